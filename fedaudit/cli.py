@@ -1,0 +1,306 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help is instant."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from fedaudit import __version__
+from fedaudit.config import Setting, parse_pairs, read_toml
+from fedaudit.errors import FedauditError, SettingError, unknown
+
+app = typer.Typer(
+    help="Privacy and evaluation audits for federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def main() -> None:
+    """Entry point: an expected error is one paragraph and exit code 2, never a traceback."""
+    try:
+        app()
+    except FedauditError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; --resume goes on from the last whole round", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has left
+        sys.stderr.close()
+        sys.exit(141)
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"fedaudit {__version__}")
+        raise typer.Exit
+
+
+# --- list ------------------------------------------------------------------------------------------------------
+
+LISTS = ("methods", "attacks", "datasets", "models", "partitions")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help=" | ".join(LISTS))],
+    as_json: Json = False,
+    data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
+) -> None:
+    """What there is: methods, attacks, datasets, models or partitions."""
+    if what not in LISTS:
+        raise SettingError(unknown("list", what, LISTS))
+    from fedaudit.listing import listing
+
+    rows = listing(what, data_dir)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        _table(rows, what)
+
+
+# --- run -------------------------------------------------------------------------------------------------------
+
+_SHORT = {"set", "privacy"}  # given by repeated options of their own
+
+
+def run(
+    file: Path | None,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    set_: list[str],
+    privacy: list[str],
+    **options: Any,
+) -> None:
+    """Run one method on one data set, and leave record, transcript and models in a folder.
+
+    Options can also come from a TOML file; the command line wins over the file, the file over the defaults.
+    """
+    values: dict[str, Any] = {}
+    if resume and out is not None and file is None and (out / "setting.json").exists():
+        values = json.loads((out / "setting.json").read_text())
+    if file is not None:
+        values |= read_toml(file)
+    values |= {key: value for key, value in options.items() if value is not None}
+    values["set"] = {**values.get("set", {}), **parse_pairs(set_)}
+    if privacy:
+        from fedaudit.privacy.policy import parse_policy
+
+        values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
+    setting = Setting.make(**values)
+    from fedaudit.runner import default_folder
+    from fedaudit.runner import run as run_setting
+
+    folder = out or default_folder(setting)
+    with _progress(f"{setting.method} on {setting.dataset}") as watch:
+        record = run_setting(setting, out=folder, resume=resume, watch=watch)
+    if as_json:
+        print(record.model_dump_json(indent=1))
+    else:
+        _show(record)
+        print(f"Everything is in {folder}")
+
+
+def _run_signature() -> inspect.Signature:
+    """One option per field of `Setting`, with the field's own description: written once, there."""
+
+    def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+    setting_file = typer.Argument(metavar="[SETTING.toml]", help="A file with settings.", show_default=False)
+    set_option = typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter of the method; repeatable.")
+    privacy_option = typer.Option(
+        "--privacy", metavar="KIND:...", help="A privacy policy, such as embeddings:eps=1,clip=1; repeatable."
+    )
+    parameters = [
+        keyword("file", Annotated[Path | None, setting_file], None),
+        keyword("out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None),
+        keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
+        keyword("as_json", Json, False),
+        keyword("set_", Annotated[list[str], set_option], []),
+        keyword("privacy", Annotated[list[str], privacy_option], []),
+    ]
+    for name, field in Setting.model_fields.items():
+        if name in _SHORT:
+            continue
+        kind: Any = field.annotation
+        if get_origin(kind) is Literal:
+            kind = str
+        elif type(None) in get_args(kind):
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        shown = "" if field.default is None else f" [default: {field.default}]"
+        option = typer.Option(help=f"{field.description}{shown}", show_default=False)
+        parameters.append(keyword(name, Annotated[kind | None, option], None))
+    return inspect.Signature(parameters)
+
+
+run.__signature__ = _run_signature()  # type: ignore[attr-defined]
+run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+app.command("run")(run)
+
+
+# --- show, transcript ------------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(run: RunArgument, as_json: Json = False) -> None:
+    """What a run reached and cost."""
+    from fedaudit.record import read_record
+
+    record = read_record(run)
+    if as_json:
+        print(record.model_dump_json(indent=1))
+    else:
+        _show(record)
+
+
+@app.command()
+def transcript(
+    run: RunArgument,
+    by: Annotated[str, typer.Option(help="message | field | client | round | entry")] = "field",
+    threat: Annotated[str, typer.Option(help="server, peer:k or outsider: show what that one sees.")] = "server",
+    as_json: Json = False,
+) -> None:
+    """What crossed the wire: who sent how much of what."""
+    from fedaudit.listing import traffic_table
+    from fedaudit.transcript import Transcript
+
+    rows = traffic_table(Transcript(run / "transcript").view(threat), by)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        _table(rows, f"{run}, by {by}", total=("messages", "payload", "wire") if by != "entry" else ())
+
+
+# --- attack, audit, report -------------------------------------------------------------------------------------
+
+
+@app.command()
+def attack(
+    run: RunArgument,
+    attack: Annotated[list[str] | None, typer.Option(help="An attack's name; repeatable. Default: all.")] = None,
+    threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
+    client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
+    as_json: Json = False,
+) -> None:
+    """Attack what crossed the wire in a run, and score it with intervals."""
+    from fedaudit.attack import attack_run
+
+    if client != "all" and not client.isdigit():
+        raise SettingError(f"--client {client!r}: write all, or a client's number.")
+    clients = None if client == "all" else [int(client)]
+    with _progress("attacks") as watch:
+        results = attack_run(run, attacks=attack, threat=threat, clients=clients, watch=watch)
+    if as_json:
+        print(json.dumps(results, indent=1))
+    else:
+        _table([_attack_row(r) for r in results], f"attacks on {run}")
+
+
+def _attack_row(result: dict[str, Any]) -> dict[str, Any]:
+    flat = {**result, **result.get("pooled", {})}
+    return {key: flat.get(key) for key in ("attack", "threat", "auc", "auc_low", "auc_high", "members", "reason")}
+
+
+@app.command()
+def audit(
+    suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
+) -> None:
+    """Run a whole suite, attack it, and report. Finished runs are not repeated."""
+    from fedaudit.reports.summary import summarise
+    from fedaudit.suite import audit as audit_suite
+    from fedaudit.suite import read_suite
+
+    with _progress("audit") as watch:
+        outcomes = audit_suite(read_suite(suite), out, watch)
+    errors = {str(o.folder): o.error for o in outcomes if o.error}
+    pages = summarise(out, errors)
+    for folder, error in errors.items():
+        print(f"failed: {folder}: {error}", file=sys.stderr)
+    print(f"The report is in {pages[0]}")
+    if errors:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) -> None:
+    """Set the runs below a folder side by side, on one page."""
+    from fedaudit.reports.summary import summarise
+
+    for path in summarise(folder):
+        print(path)
+
+
+# --- output ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A progress bar on a terminal; nothing where the output goes to a file or a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+
+        def watch(done: int, total: int, what: str) -> None:
+            progress.update(task, completed=done, total=total, description=f"{title}: {what}")
+
+        yield watch
+
+
+def _table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedaudit.units import bytes_text
+
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title, title_justify="left", show_footer=bool(total))
+    for column in columns:
+        number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
+        summed = sum(row.get(column) or 0 for row in rows) if column in total else ""
+        footer = bytes_text(summed) if column in ("payload", "wire") and total else str(summed)
+        table.add_column(column, justify="right" if number else "left", footer=footer, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column), column) for column in columns))
+    Console(emoji=False, markup=False, highlight=False).print(table)
+
+
+def _cell(value: Any, column: str) -> str:
+    from fedaudit.units import bytes_text
+
+    if value is None:
+        return ""
+    if column in ("payload", "wire", "bytes", "buffers") and isinstance(value, int):
+        return bytes_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _show(record: Any) -> None:
+    from fedaudit.listing import summary
+
+    for line in summary(record):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Settings: one flat, frozen description of a run. Command line over file over defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedaudit.errors import SettingError, did_you_mean
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Setting(Frozen):
+    """Everything that a run depends on. Two runs of one setting on one machine give the same bits."""
+
+    method: str = Field("fedavg", description="a name from `fedaudit list methods`, or package.module:Class")
+    set: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
+
+    dataset: str = Field("digits", description="a name from `fedaudit list datasets`, folder:PATH or npz:PATH")
+    data_dir: str = Field(".data", description="where data sets lie")
+    image_size: int | None = Field(None, ge=4, description="resize images to this side length")
+    clients: int = Field(5, ge=1, description="number of clients, K")
+    partition: str = Field("dirichlet:0.5", description="how records are spread: see `fedaudit list partitions`")
+    minimum: int = Field(10, ge=2, description="records that each client gets at least")
+    holdout: float = Field(0.25, ge=0, lt=1, description="share of a client's records held out as non-members")
+    validation: float = Field(0.1, ge=0, lt=1, description="share of a client's records that choose the round")
+    aux: float = Field(0.1, ge=0, lt=1, description="share of all records that no client holds: the attackers'")
+    public: float = Field(0.0, ge=0, lt=1, description="share of all records that everybody holds: a transfer set")
+
+    model: str = Field("cnn", description="a model, a group such as HtFE-5, or resnet18:3,resnet34:2")
+    server_model: str | None = Field(None, description="the server's model, where clients differ in theirs")
+
+    rounds: int = Field(10, ge=0, description="communication rounds, T")
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients asked in a round")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of a round's clients without which it cannot go on")
+    privacy: dict[str, Any] = Field(default_factory=dict, description="a policy per kind of release")
+
+    seed: int = Field(0, ge=0, description="everything random follows from it")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    deterministic: bool = Field(True, description="refuse operations that give other bits each time")
+    threads: int = Field(1, ge=1, description="threads of one party's computation, the same on every engine")
+    engine: Literal["serial", "ray"] = Field("serial", description="where clients' tasks run")
+    workers: int | None = Field(None, ge=1, description="ray: tasks at a time (default: one per core)")
+    gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
+    ray_address: str | None = Field(None, description="ray: an existing cluster")
+
+    eval_every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
+    eval_clients: bool = Field(True, description="also evaluate what each client would deploy")
+    keep_weights: int = Field(10, ge=0, description="rounds for which the transcript keeps model states")
+    flops: bool = Field(False, description="count floating-point operations (slower)")
+
+    @classmethod
+    def make(cls, **values: Any) -> Setting:
+        return validated(cls, values, "setting")
+
+
+# What says where or how a run is carried out, not what comes out of it.
+EXECUTION = ("data_dir", "engine", "workers", "gpu_fraction", "ray_address")
+
+
+def validated(cls: type, values: dict[str, Any], what: str) -> Any:
+    """Build a pydantic model; its errors become one `SettingError` that names each key, cause and remedy."""
+    try:
+        return cls(**values)
+    except ValidationError as e:
+        known = cls.model_fields  # type: ignore[attr-defined]
+        lines = []
+        for error in e.errors():
+            key = ".".join(str(part) for part in error["loc"])
+            if error["type"] == "extra_forbidden":
+                lines.append(f"Unknown {what} {key!r}.{did_you_mean(key, known)}")
+            else:
+                lines.append(f"{what} {key} = {error.get('input')!r}: {error['msg'].lower()}.")
+        raise SettingError("\n".join(lines)) from None
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise SettingError(f"There is no file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise SettingError(f"{path} is not valid TOML: {e}.") from None
+
+
+def parse_value(text: str) -> Any:
+    """A value as TOML would read it; anything else is a string, so that quotes are not needed on a command line."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_pairs(pairs: list[str]) -> dict[str, Any]:
+    """`["E=5", "eta=0.1"]` as a dict."""
+    values = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise SettingError(f"--set {pair!r}: write NAME=VALUE, for example --set E=5.")
+        values[key.strip()] = parse_value(text.strip())
+    return values

@@ -1,0 +1,74 @@
+"""The contract that every method keeps, as checks that anybody can run on an own method.
+
+`check_declarations` is rule 8 of the privacy rules: swap a client's records after its training, and nothing that was
+declared `public`, or `via="model"`, may change by a bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedaudit.config import Setting
+from fedaudit.errors import ContractError
+from fedaudit.records import Up, decode, encode_tree, read_header
+from fedaudit.runner import run
+from fedaudit.task import Done, Task, run_task
+
+
+class SwapEngine:
+    """Runs each task twice: as it is, and with other records after the last private fit. Compares the replies."""
+
+    def __init__(self) -> None:
+        self.compared: set[str] = set()  # fields that had to stay, and did
+        self.changed: set[str] = set()  # fields declared via="data" that did change
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        for task in tasks:
+            done = run_task(task)
+            if done.reply is not None:
+                swapped = run_task(dataclasses.replace(task, swap=done.private_fits))
+                self._compare(task, done, swapped)
+            yield done
+
+    def close(self) -> None:
+        pass
+
+    def _compare(self, task: Task, done: Done, swapped: Done) -> None:
+        if done.reply is None or swapped.reply is None:
+            raise ContractError(f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.")
+        before, after = decode(done.reply, Up), decode(swapped.reply, Up)
+        for name, declared in before.declared().items():
+            where = f"{type(before).__name__}.{name}"
+            same = _bits(getattr(before, name)) == _bits(getattr(after, name))
+            if declared is not None and (declared.role == "public" or declared.via == "model"):
+                if not same:
+                    said = "public()" if declared.role == "public" else 'via="model"'
+                    raise ContractError(
+                        f"{where} is declared {said}, but it changes with the records that client {task.k} holds after "
+                        f'training: {task.fn} reads them again. Declare it private(..., via="data").'
+                    )
+                self.compared.add(where)
+            elif not same:
+                self.changed.add(where)
+
+
+def _bits(value: object) -> str:
+    return read_header(encode_tree({"v": value})).digest if not isinstance(value, Tensor) else _tensor_bits(value)
+
+
+def _tensor_bits(t: Tensor) -> str:
+    return read_header(encode_tree(torch.atleast_1d(t).contiguous().view(torch.uint8))).digest
+
+
+def check_declarations(setting: Setting) -> SwapEngine:
+    """Hold a method's declarations against what it does. Returns which fields stayed and which moved."""
+    engine = SwapEngine()
+    with tempfile.TemporaryDirectory() as folder:
+        run(setting, out=Path(folder) / "run", engine=engine)
+    return engine

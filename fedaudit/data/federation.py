@@ -1,0 +1,138 @@
+"""The audit split: who holds which record, and which records nobody holds.
+
+The membership audit asks an attacker to tell members from non-members of one client. Its null hypothesis, "the
+attacker guesses", is exact only if the two are exchangeable: within a client every record is a member with the same
+probability, independent of its label, its content and its place in the file. So the split is uniform, not stratified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaudit.data.datasets import Dataset, to_float
+from fedaudit.data.partitions import partition as partition_records
+from fedaudit.errors import DataError, SettingError
+from fedaudit.rng import seed_of
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The records of one client, as sorted indices into `dataset.x`."""
+
+    members: np.ndarray  # trained on
+    nonmembers: np.ndarray  # held out, of the same distribution; also the client's local test set
+    validation: np.ndarray  # to choose rounds and thresholds on
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    dataset: Dataset
+    shards: tuple[Shard, ...]
+    aux: np.ndarray  # held by no client: the attackers' auxiliary set
+    public: np.ndarray  # held by no client: a public transfer set, empty unless asked for
+
+    def rows(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Images in [-1, 1] and labels."""
+        at = torch.from_numpy(np.asarray(index, dtype=np.int64))
+        return to_float(self.dataset.x[at]), self.dataset.y[at]
+
+    def members(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.rows(self.shards[k].members)
+
+    def nonmembers(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.rows(self.shards[k].nonmembers)
+
+    def validation(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.rows(self.shards[k].validation)
+
+    def auxiliary(self) -> tuple[Tensor, Tensor]:
+        return self.rows(self.aux)
+
+    def public_set(self) -> tuple[Tensor, Tensor]:
+        return self.rows(self.public)
+
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The data set's own test records."""
+        return to_float(self.dataset.test_x), self.dataset.test_y
+
+    def counts(self) -> np.ndarray:
+        """Members by client (rows) and class (columns)."""
+        y = self.dataset.y.numpy()
+        return np.stack([np.bincount(y[shard.members], minlength=self.dataset.classes) for shard in self.shards])
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    clients: int,
+    partition: str,
+    seed: int,
+    minimum: int = 10,
+    holdout: float = 0.25,
+    validation: float = 0.1,
+    aux: float = 0.1,
+    public: float = 0.0,
+) -> Federation:
+    """Set `aux` and `public` aside, share out the rest by `partition`, then split each client's records.
+
+    `aux` and `public` are fractions of all training records, `holdout` and `validation` of each client's. A client
+    gets at least `minimum` records before its own split. Each step has a generator of its own, so that one setting
+    does not stir what another one decides: with more `public` the auxiliary set is the same.
+    """
+    for pair in ({"aux": aux, "public": public}, {"holdout": holdout, "validation": validation}):
+        for name, fraction in pair.items():
+            if not 0.0 <= fraction < 1.0:
+                raise SettingError(f"Federation: {name} is {fraction:g}; it has to be a fraction from 0 to below 1.")
+        if sum(pair.values()) >= 1.0:
+            both = " and ".join(f"{name} {fraction:g}" for name, fraction in pair.items())
+            raise SettingError(f"Federation: {both} leave no records to train on; their sum has to be below 1.")
+    total = len(dataset.y)
+    aside = _rng(seed, "aux").permutation(total)[: _part(aux, total)]
+    taken = np.zeros(total, dtype=bool)
+    taken[aside] = True
+    order = _rng(seed, "public").permutation(total)
+    shared = order[~taken[order]][: _part(public, total)]
+    taken[shared] = True
+    rest = np.flatnonzero(~taken)
+    held = partition_records(
+        partition,
+        dataset.y.numpy()[rest],
+        clients,
+        _rng(seed, "partition"),
+        classes=dataset.classes,
+        minimum=minimum,
+        domain=None if dataset.domain is None else dataset.domain.numpy()[rest],
+    )
+    shards = tuple(
+        _shard(k, rest[index], holdout, validation, _rng(seed, f"split/{k}")) for k, index in enumerate(held)
+    )
+    return Federation(dataset, shards, np.sort(aside), np.sort(shared))
+
+
+def _rng(seed: int, purpose: str) -> np.random.Generator:
+    return np.random.default_rng(seed_of(seed, "data", purpose))
+
+
+def _part(fraction: float, total: int) -> int:
+    """Rounded, but never to nothing when something was asked for."""
+    return max(int(fraction * total + 0.5), 1) if fraction > 0 else 0
+
+
+def _shard(k: int, records: np.ndarray, holdout: float, validation: float, rng: np.random.Generator) -> Shard:
+    total = len(records)
+    out, val = _part(holdout, total), _part(validation, total)
+    while (
+        total - out - val < 2 and max(out, val) > 1
+    ):  # two to train on come first, then one of each that was asked for
+        out, val = (out - 1, val) if out >= val else (out, val - 1)
+    if total - out - val < 2:
+        raise DataError(
+            f"Federation: client {k} has {total} records, too few for 2 to train on, holdout {holdout:g} and "
+            f"validation {validation:g}. Raise the minimum, take fewer clients, or drop one of the two."
+        )
+    nonmembers, chosen, members = np.split(rng.permutation(records), [out, out + val])
+    return Shard(np.sort(members), np.sort(nonmembers), np.sort(chosen))

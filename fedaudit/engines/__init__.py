@@ -1,0 +1,27 @@
+"""Where clients' tasks run. An engine maps `run_task` over tasks and knows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from fedaudit.config import Setting
+from fedaudit.task import Done, Task
+
+
+class Engine(Protocol):
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        """Results in the order of the tasks. Tasks are drawn lazily: at most a few states are in memory."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_engine(setting: Setting) -> Engine:
+    if setting.engine == "ray":
+        from fedaudit.engines.ray import RayEngine
+
+        return RayEngine(setting)
+    from fedaudit.engines.serial import SerialEngine
+
+    return SerialEngine()

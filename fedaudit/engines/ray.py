@@ -1,0 +1,72 @@
+"""The same tasks on Ray: a pool of workers on this machine, or on an existing cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fedaudit.config import Setting
+from fedaudit.errors import SettingError
+from fedaudit.task import Done, Task
+
+
+class RayEngine:
+    def __init__(self, setting: Setting):
+        try:
+            import ray
+        except ImportError:
+            raise SettingError('The engine "ray" needs Ray: pip install "fedaudit[ray]".') from None
+        self._ray = ray
+        self._owns = not ray.is_initialized()
+        if self._owns:
+            path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
+            try:
+                ray.init(
+                    address=setting.ray_address,
+                    num_cpus=None if setting.ray_address else max(setting.workers or 0, os.cpu_count() or 1),
+                    runtime_env={"env_vars": {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
+            except ConnectionError as e:
+                raise SettingError(f"No Ray cluster answers at {setting.ray_address!r}: {e}.") from e
+        workers = setting.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // setting.threads)
+        worker = ray.remote(
+            num_cpus=0 if setting.workers else setting.threads, num_gpus=setting.gpu_fraction, max_restarts=-1
+        )(_Worker)
+        self._workers = [worker.remote() for _ in range(workers)]
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        """Each worker has one task in hand and one waiting; results are handed out in the order of the tasks."""
+        pending: deque[Any] = deque()
+        for i, task in enumerate(tasks):
+            pending.append((task.k, self._workers[i % len(self._workers)].run.remote(task)))
+            if len(pending) >= 2 * len(self._workers):
+                yield self._result(*pending.popleft())
+        while pending:
+            yield self._result(*pending.popleft())
+
+    def _result(self, k: int, reference: Any) -> Done:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as e:  # the worker died: memory, a signal, a lost machine
+            return Done(k, error=f"its worker failed: {e}".splitlines()[0])
+
+    def close(self) -> None:
+        for worker in self._workers:
+            self._ray.kill(worker)
+        if self._owns:
+            self._ray.shutdown()
+
+
+class _Worker:
+    """Holds caches only: the world of the last settings it saw."""
+
+    def run(self, task: Task) -> Done:
+        from fedaudit.task import run_task
+
+        return run_task(task)

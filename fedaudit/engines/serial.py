@@ -1,0 +1,15 @@
+"""One task after another, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fedaudit.task import Done, Task, run_task
+
+
+class SerialEngine:
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        return map(run_task, tasks)
+
+    def close(self) -> None:
+        pass

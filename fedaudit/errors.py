@@ -1,0 +1,58 @@
+"""What goes wrong, in words for the person who has to mend it.
+
+Every message names the object, the cause and the remedy. The command line prints a
+`FedauditError` as one paragraph and exits with 2; anything else is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedauditError(Exception):
+    """Base of all errors that fedaudit raises on purpose."""
+
+
+class SettingError(FedauditError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class DataError(FedauditError):
+    """A data set is missing, malformed or too small for what was asked of it."""
+
+
+class WireError(FedauditError):
+    """Something cannot cross the wire, or what arrived is not what was sent."""
+
+
+class TranscriptError(FedauditError):
+    """A transcript is missing, damaged, or asked for what it does not keep."""
+
+
+class ThreatError(FedauditError):
+    """An attack asked for something that its threat model does not show it."""
+
+
+class PrivacyError(FedauditError):
+    """A privacy policy is malformed, or cannot be applied to what it names."""
+
+
+class ContractError(FedauditError):
+    """A method breaks the contract that the harness relies on."""
+
+
+class RunError(FedauditError):
+    """A run could not go on."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence that proposes the nearest known name, then lists what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} There is: {', '.join(known) if known else 'nothing'}."
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    return f"Unknown {what} {name!r}.{did_you_mean(name, known)}"

@@ -1,0 +1,96 @@
+"""Utility: accuracy of the global model and of what each client would deploy, on copies, out of band."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.errors import ContractError
+from fedaudit.method import Client
+from fedaudit.stats import mean_std, wilson
+from fedaudit.world import World
+
+
+@torch.no_grad()
+def hits(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1024) -> int:
+    """How many rows the model classifies right."""
+    right = torch.zeros((), dtype=torch.int64, device=y.device)
+    for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
+        right += (model(xs).argmax(1) == ys).sum()
+    return int(right)
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+    right = hits(model, x, y)
+    low, high = wilson(right, len(y))
+    return {"accuracy": right / max(len(y), 1), "low": low, "high": high, "n": len(y)}
+
+
+def evaluate(world: World, predictor: nn.Module | None, open_client: Callable[[int], Client] | None) -> dict[str, Any]:
+    """One round's utility. `open_client(k)` gives client k in a copy of its committed state."""
+    utility: dict[str, Any] = {"global": None, "clients": None}
+    if predictor is not None:
+        model = _frozen(predictor, "predictor")
+        right = total = 0
+        for k in range(world.setting.clients):
+            x, y = world.validation(k)
+            right, total = right + hits(model, x, y), total + len(y)
+        utility["global"] = {
+            "test": accuracy(model, *world.test),
+            "validation": right / total if total else None,
+        }
+    if open_client is not None:
+        rows: dict[str, list[float]] = {"global_test": [], "local_test": [], "validation": []}
+        for k in range(world.setting.clients):
+            model = _frozen(world.method.personal(open_client(k)), "personal")
+            for name, (x, y) in (
+                ("global_test", world.test),
+                ("local_test", world.nonmembers(k)),
+                ("validation", world.validation(k)),
+            ):
+                if len(y):
+                    rows[name].append(hits(model, x, y) / len(y))
+        utility["clients"] = {}
+        for name, values in rows.items():
+            mean, std = mean_std(values)
+            utility["clients"][name] = {"mean": mean, "std": std, "each": values} if values else None
+    return utility
+
+
+def _frozen(model: nn.Module, what: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ContractError(f"Method.{what} returned a {type(model).__name__}, not a module.")
+    return copy.deepcopy(model).eval()
+
+
+def validation_score(utility: dict[str, Any]) -> float | None:
+    """What chooses the round: the global model's validation accuracy, or the clients' mean where there is none."""
+    if utility["global"] is not None:
+        return utility["global"]["validation"]
+    clients = utility["clients"]
+    return clients["validation"]["mean"] if clients and clients["validation"] else None
+
+
+def test_score(utility: dict[str, Any]) -> float | None:
+    if utility["global"] is not None:
+        return utility["global"]["test"]["accuracy"]
+    return utility["clients"]["global_test"]["mean"] if utility["clients"] else None
+
+
+def results(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last round and the one chosen on validation data; the best test round only under that name."""
+    evaluated = [(row["round"], row["utility"]) for row in rounds if row["utility"] is not None]
+    if not evaluated:
+        return {"last": None, "chosen": None, "best_test_round": None}
+    scored = [(validation_score(u), t, u) for t, u in evaluated]
+    chosen = max((s for s in scored if s[0] is not None), key=lambda s: (s[0], -s[1]), default=None)
+    best = max(evaluated, key=lambda e: (test_score(e[1]) or 0.0, -e[0]))
+    return {
+        "last": {"round": evaluated[-1][0], **evaluated[-1][1]},
+        "chosen": {"round": chosen[1], **chosen[2]} if chosen else None,
+        "best_test_round": {"round": best[0], "accuracy": test_score(best[1])},
+    }

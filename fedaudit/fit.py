@@ -1,0 +1,175 @@
+"""The training loop: methods write losses, the loop lives here once.
+
+A loss is `loss(f, *rows, **given)` and returns one value per row; the loop reduces. It closes over no tensor and
+no module and reads nothing but its arguments. That contract is what lets the loop be metered, turned into DP-SGD,
+compiled, and stacked over clients, without touching a method.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.errors import ContractError
+
+Loss = Callable[..., Tensor]
+Until = Callable[..., bool]
+
+
+@dataclass(frozen=True)
+class Opt:
+    """An optimiser to be: its class and its options. The state is made anew in each fit."""
+
+    make: type[torch.optim.Optimizer]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        return self.make(parameters, **self.options)
+
+
+def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Opt:
+    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    return Opt(torch.optim.SGD, options)
+
+
+def adam(lr: float = 1e-3, *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0) -> Opt:
+    return Opt(torch.optim.Adam, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+
+class Live:
+    """The `f` of a loss in ordinary training: the module itself, seen through the names that a loss may use."""
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self._model.encode(x)  # type: ignore[operator]
+
+    def classify(self, e: Tensor) -> Tensor:
+        return self._model.classify(e)  # type: ignore[operator]
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        return dict(self._model.named_parameters())
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit did. `loss` is the mean over the rows of the last epoch."""
+
+    epochs: int
+    steps: int
+    loss: float
+
+
+def batches(n: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """One epoch of shuffled index batches. A last batch of one row joins the one before: batch norm needs two."""
+    order = torch.randperm(n, generator=rng, device=rng.device)
+    sizes = [size] * (n // size) + ([n % size] if n % size else [])
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    yield from order.split(sizes)
+
+
+def fit(
+    model: nn.Module,
+    loss: Loss,
+    rows: Sequence[Tensor],
+    *,
+    opt: Opt,
+    batch: int,
+    epochs: int | None = None,
+    steps: int | None = None,
+    rng: torch.Generator,
+    given: Mapping[str, Any] | None = None,
+    until: Until | None = None,
+    separable: bool = True,
+) -> Fitted:
+    """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or `until(f, *rows)` after an epoch."""
+    n = check_rows(rows)
+    check_pure(loss)
+    if (epochs is None) == (steps is None):
+        raise ContractError("fit: say either epochs or steps.")
+    given = dict(given or {})
+    f = Live(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimiser = opt.build(parameters)
+    was_training = model.training
+    model.train()
+    done_epochs = done_steps = 0
+    total = torch.zeros((), device=rows[0].device)
+    seen = n
+    stop = False
+    while not stop and (done_epochs < epochs if epochs is not None else done_steps < (steps or 0)):
+        total.zero_()
+        seen = 0
+        for index in batches(n, batch, rng):
+            value = loss(f, *(row[index] for row in rows), **given)
+            check_value(value, len(index), loss, separable)
+            optimiser.zero_grad(set_to_none=True)
+            value.mean().backward()
+            optimiser.step()
+            total += value.detach().sum() if separable else value.detach().mean() * len(index)
+            seen += len(index)
+            done_steps += 1
+            if done_steps == steps:
+                break
+        done_epochs += 1
+        if until is not None:
+            model.eval()
+            with torch.no_grad():
+                stop = bool(until(f, *rows))
+            model.train()
+    model.train(was_training)
+    return Fitted(done_epochs, done_steps, float(total) / max(seen, 1))
+
+
+def check_rows(rows: Sequence[Tensor]) -> int:
+    if not rows or not all(isinstance(row, Tensor) and row.dim() > 0 for row in rows):
+        raise ContractError("fit: data is a tuple of tensors with the rows on dimension 0.")
+    sizes = {len(row) for row in rows}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ContractError(f"fit: the tensors of data must have one common, positive number of rows, not {sizes}.")
+    return sizes.pop()
+
+
+def check_value(value: Tensor, n: int, loss: Loss, separable: bool) -> None:
+    if separable and value.shape != (n,):
+        raise ContractError(
+            f"The loss {_name(loss)} returned the shape {tuple(value.shape)} for {n} rows; it must give one value per "
+            'row (reduction="none"). If it does not separate over rows, call fit(..., separable=False).'
+        )
+
+
+def check_pure(loss: Loss) -> None:
+    """Refuse a loss that brings tensors or modules of its own: they would be neither metered nor protected."""
+    inner = loss
+    carried: list[Any] = []
+    while isinstance(inner, functools.partial):
+        carried += [*inner.args, *inner.keywords.values()]
+        inner = inner.func
+    carried += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
+    carried += list(getattr(inner, "__defaults__", None) or ())
+    carried.append(getattr(inner, "__self__", None))
+    for value in carried:
+        if isinstance(value, Tensor | nn.Module) or (
+            isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values())
+        ):
+            raise ContractError(
+                f"The loss {_name(loss)} carries a {type(value).__name__} of its own. Give rows through data=..., "
+                "other tensors through given={'name': tensor}."
+            )
+
+
+def _name(loss: Loss) -> str:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return getattr(loss, "__qualname__", type(loss).__name__)

@@ -1,0 +1,136 @@
+"""What the command line prints: lists of what there is, and summaries of what was run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from fedaudit.errors import SettingError, unknown
+from fedaudit.record import RunRecord
+from fedaudit.units import bytes_text
+
+if TYPE_CHECKING:
+    from fedaudit.transcript import TranscriptView
+
+
+def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
+    if what in ("methods", "attacks"):
+        from fedaudit import registry
+
+        return [_class_row(name, registry.find(name, what)) for name in registry.names(what)]  # type: ignore[arg-type]
+    if what == "datasets":
+        from fedaudit.data import datasets
+
+        return [_dataset_row(name, data_dir) for name in datasets.names()]
+    if what == "models":
+        from fedaudit import models
+
+        rows = [{"name": name, **models.describe(name, (3, 32, 32), 10)} for name in models.names()]
+        return rows + [{"name": group, "clients get in turn": ", ".join(of)} for group, of in models.GROUPS.items()]
+    from fedaudit.data import partitions
+
+    return [{"name": name, "what it does": text} for name, text in partitions.names().items()]
+
+
+def _class_row(name: str, cls: type) -> dict[str, Any]:
+    doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
+    options = ", ".join(f"{key}={field.default!r}" for key, field in cls.model_fields.items())  # type: ignore[attr-defined]
+    return {"name": name, "what it is": doc.split("\n\n")[0].replace("\n", " "), "settings": options}
+
+
+def _dataset_row(name: str, data_dir: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from fedaudit.data import datasets
+
+    facts = asdict(datasets.describe(name))
+    facts.pop("name", None)
+    return {"name": name, "here": datasets.available(name, data_dir), **{k: str(v) for k, v in facts.items()}}
+
+
+def summary(record: RunRecord) -> list[str]:
+    """A run in a dozen lines."""
+    setting = record.setting
+    lines = [
+        f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
+        f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status})"
+    ]
+    for name, title in (("last", "last round"), ("chosen", "round chosen on validation data")):
+        utility = record.result.get(name)
+        if not utility:
+            continue
+        lines.append(f"  {title} ({utility['round']}):")
+        if utility["global"]:
+            test = utility["global"]["test"]
+            lines.append(
+                f"    global model, common test set   {_percent(test['accuracy'])}  "
+                f"[{_percent(test['low'])}, {_percent(test['high'])}], n = {test['n']}"
+            )
+        if utility["clients"]:
+            for key, label in (("global_test", "common test set"), ("local_test", "own held-out set")):
+                if row := utility["clients"][key]:
+                    lines.append(
+                        f"    client models, {label:<17} {_percent(row['mean'])} ± {_percent(row['std'])} over clients"
+                    )
+    if best := record.result.get("best_test_round"):
+        lines.append(f"  best test round ({best['round']}), as papers report it: {_percent(best['accuracy'])}")
+    for direction in ("up", "down"):
+        payload, wire = record.bytes(direction), record.bytes(direction, "wire")
+        lines.append(f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds")
+    absent = sum(len(row.absent) for row in record.rounds)
+    if absent:
+        lines.append(f"  {absent} answers missing: clients failed or dropped out")
+    open_releases = [r.field for r in record.releases if r.role == "private" and not r.protection]
+    if open_releases:
+        lines.append(f"  sent as it is, epsilon = infinity: {', '.join(open_releases)}")
+    for attack in record.attacks:
+        if attack["ran"]:
+            p = attack["pooled"]
+            lines.append(
+                f"  attack {attack['attack']} by the {attack['threat']}: AUC {p['auc']:.3f} [{p['auc_low']:.3f}, {p['auc_high']:.3f}]"
+            )
+        else:
+            lines.append(f"  attack {attack['attack']} by the {attack['threat']} did not run: {attack['reason']}")
+    seconds = sum(row.wall_s for row in record.rounds)
+    lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
+    return lines + [f"  note: {note}" for note in record.notes]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
+    """Messages and bytes, grouped by message, field, client or round; `entry` lists them one by one."""
+    keys = ("message", "field", "client", "round", "entry")
+    if by not in keys:
+        raise SettingError(unknown("--by", by, keys))
+    rows: dict[Any, dict[str, Any]] = {}
+    for entry in view.entries():
+        if by == "entry" or not entry.readable:
+            rows[entry.seq] = {
+                "seq": entry.seq,
+                "round": entry.round,
+                "from": entry.sender,
+                "to": entry.receiver,
+                **({"message": entry.message} if entry.readable else {}),
+                "bytes": entry.bytes,
+            }
+            continue
+        for name, field in [*entry.fields.items(), ("(frame)", {"wire": entry.row["frame"]})]:
+            label: Any = {
+                "message": entry.message,
+                "field": f"{entry.message}.{name}",
+                "client": entry.client,
+                "round": entry.round,
+            }[by]
+            row = rows.setdefault(
+                (entry.direction, label),
+                {"direction": entry.direction, by: label, "messages": 0, "payload": 0, "buffers": 0, "wire": 0},
+            )
+            if by == "field":
+                row |= {"kind": field.get("kind"), "protection": field.get("protection")}
+            row["messages"] += 1 if by == "field" or name == "(frame)" else 0
+            for size in ("payload", "buffers", "wire"):
+                row[size] += field.get(size, 0)
+    return [rows[key] for key in sorted(rows)]

@@ -1,0 +1,344 @@
+"""Models by name. Every one is an encoder and a classifier: `classify(encode(x))`.
+
+The papers leave open, and we chose:
+
+- The embedding is the input of the last linear layer. Hidden layers and dropout that torchvision puts into its
+  `classifier` (the MobileNets, EfficientNet, GoogLeNet) therefore belong to the encoder.
+- `convnet` (FedAF): three times convolution 3x3 of width 128 with bias, batch norm, ReLU, 2x2 average pooling. This is
+  the structure with the paper's 381,450 parameters; it has them at 3x64x64 (at 3x32x32 there are 320,010).
+- `fedfree_cnn` (FedFree, Table A1, Model_1 and global model): "2 Conv layers, 3 FC layers, about 3.2M" and no widths.
+  5x5 convolutions of width 32 and 64, as in the CNN of FedAvg, and linear layers of width 704 and 384 come to 3.21 M
+  at 3x32x32.
+- `vit_tiny` (DFFKE): width 192, 12 layers, 3 heads, as ViT-Tiny everywhere. The patch is the largest power of two up to
+  16 with at least seven patches along the shorter side: 1 at 8x8, 4 at 28x28 and 32x32, 8 at 64x64, 16 at 224x224.
+- `efficientnet_v2_s` stands for DFFKE's "EfficientNetV2": the smallest that torchvision has.
+- HtFE-2 and HtFE-5 (DFFKE): the paper names the members of HtFE-1 and HtFE-10 only. We take the first 2 and 5 of its
+  ten. HtFLlib, from which the names come, has other members: a small CNN and ResNet18 in the group of two;
+  GoogLeNet, MobileNetV2 and ResNet18/34/50 in the group of five. Write those as `resnet18:2,googlenet:2,...`.
+- `_cifar`: the ResNet with a 3x3 stride-1 stem and no max-pooling; without the suffix the stem is the stock one.
+
+`name@ratio` is the family at a fraction of its hidden widths (rounded up); input channels and classes stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit._torchvision import torchvision
+from fedaudit.errors import SettingError, unknown
+
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+class Net(nn.Module):
+    """An encoder into `width` numbers and a classifier on top of them."""
+
+    def __init__(self, encoder: nn.Module, classifier: nn.Module, *, width: int, arch: str) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = classifier
+        self.width = width
+        self.arch = arch
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.encoder(x)
+
+    def classify(self, e: Tensor) -> Tensor:
+        return self.classifier(e)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.encode(x))
+
+
+# --- the plain networks ---------------------------------------------------------------------------------------------
+
+
+def _scaled(width: int, ratio: Fraction) -> int:
+    return max(1, math.ceil(width * ratio))  # exact: 0.07 of 200 is 14, and not 14.000000000000002, hence 15
+
+
+def _plain(
+    shape: Shape,
+    ratio: Fraction,
+    *,
+    convs: Sequence[int] = (),
+    linears: Sequence[int] = (),
+    kernel: int = 3,
+    norm: bool = False,
+    pool: Callable[[int], nn.Module] = nn.MaxPool2d,
+) -> tuple[nn.Module, int]:
+    """Convolutions that keep the size, each followed by a halving, then linear layers; and the embedding's width."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels, h, w = shape
+    for i, full in enumerate(convs, 1):
+        width = _scaled(full, ratio)
+        layers[f"conv{i}"] = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
+        if norm:
+            layers[f"bn{i}"] = nn.BatchNorm2d(width)
+        layers[f"relu{i}"] = nn.ReLU()
+        if min(h, w) >= 2:  # images under 8x8 run out of pixels to pool
+            layers[f"pool{i}"] = pool(2)
+            h, w = h // 2, w // 2
+        channels = width
+    layers["flatten"] = nn.Flatten()
+    features = channels * h * w
+    for i, full in enumerate(linears, 1):
+        width = _scaled(full, ratio)
+        layers[f"fc{i}"] = nn.Linear(features, width)
+        layers[f"fc{i}_relu"] = nn.ReLU()
+        features = width
+    return nn.Sequential(layers), features
+
+
+_PLAIN: dict[str, Callable[[Shape, Fraction], tuple[nn.Module, int]]] = {
+    "cnn": partial(_plain, convs=(16, 32), linears=(64,)),
+    "cnn_bn": partial(_plain, convs=(16, 32), linears=(64,), norm=True),
+    "mlp": partial(_plain, linears=(128,)),
+    "convnet": partial(_plain, convs=(128, 128, 128), norm=True, pool=nn.AvgPool2d),
+    "fedfree_cnn": partial(_plain, convs=(32, 64), linears=(704, 384), kernel=5),
+}
+
+
+# --- the vision transformer -----------------------------------------------------------------------------------------
+
+
+class _Block(nn.Module):
+    """Pre-norm attention and MLP.
+
+    torch's own attention layers use fused kernels, which have no second derivative (gradient inversion needs it) and
+    whose products torch's FLOP counter misses on CPU. At some sixty patches the plain product costs nothing.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))  # batch, patch, 3, head, width of a head
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attention = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        x = x + self.proj((attention @ v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class _ViT(nn.Module):
+    """Dosovitskiy et al., ICLR 2021; the embedding is the class token after the last norm."""
+
+    def __init__(self, shape: Shape, *, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        channels, h, w = shape
+        patch = next((p for p in (16, 8, 4, 2) if min(h, w) >= 7 * p), 1)
+        self.pad = nn.ZeroPad2d((0, -w % patch, 0, -h % patch))  # else a remainder would never be looked at
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        count = math.ceil(h / patch) * math.ceil(w / patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1 + count, width), std=0.02))
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patches(self.pad(x)).flatten(2).mT
+        x = torch.cat((self.token.expand(len(x), -1, -1), patches), 1) + self.position
+        return self.norm(self.blocks(x))[:, 0]
+
+
+# --- torchvision's networks -----------------------------------------------------------------------------------------
+
+_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_CIFAR = tuple(f"{name}_cifar" for name in _RESNETS)
+_MOBILE = ("mobilenet_v3_small", "mobilenet_v3_large", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0")
+_STOCK = (*_RESNETS, *_CIFAR, "googlenet", "efficientnet_v2_s", "mobilenet_v2", *_MOBILE)
+
+
+def _stock(name: str, shape: Shape, classes: int) -> tuple[nn.Module, nn.Linear]:
+    """torchvision's network with its own random initialisation, cut before the last linear layer."""
+    settings: dict[str, Any] = {"weights": None, "num_classes": classes}
+    if name == "googlenet":
+        settings |= {"aux_logits": False, "transform_input": False, "init_weights": True}
+    net: nn.Module = torchvision().models.get_model(name.removesuffix("_cifar"), **settings)
+
+    path, classifier = [(path, m) for path, m in net.named_modules() if isinstance(m, nn.Linear)][-1]
+    net.set_submodule(path, nn.Identity())
+
+    for path in [path for path, m in net.named_modules() if isinstance(m, nn.Hardsigmoid)]:  # MobileNet v3
+        net.set_submodule(path, _Hardsigmoid())
+
+    channels, h, w = shape
+    path, stem = next((path, m) for path, m in net.named_modules() if isinstance(m, nn.Conv2d))
+    if name.endswith("_cifar"):
+        net.set_submodule(path, _stem(channels, stem.out_channels, kernel_size=3, padding=1))
+        net.set_submodule("maxpool", nn.Identity())
+    elif channels != stem.in_channels:
+        like = {"kernel_size": stem.kernel_size, "stride": stem.stride, "padding": stem.padding}
+        net.set_submodule(path, _stem(channels, stem.out_channels, **like))
+
+    if name == "googlenet":
+        # The only one whose pooling has no padding. What arrives with a single row or column is left as it is
+        # (the third pooling under 15x15 pixels); larger images see the stock network.
+        side = (min(h, w) + 1) // 2
+        for pool in ("maxpool1", "maxpool2", "maxpool3"):
+            if side < 2:
+                net.set_submodule(pool, nn.Identity())
+            side //= 2
+    return net, classifier
+
+
+class _Hardsigmoid(nn.Module):
+    """nn.Hardsigmoid in a form that has a second derivative, which gradient inversion needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu6(x + 3) / 6
+
+
+def _stem(channels: int, width: int, **settings: Any) -> nn.Conv2d:
+    conv = nn.Conv2d(channels, width, bias=False, **settings)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNets
+    return conv
+
+
+def _narrow(encoder: nn.Module, classifier: nn.Linear, shape: Shape, ratio: Fraction) -> None:
+    """Cut every layer to its scaled width, in place.
+
+    One forward pass visits the layers in the order of execution, so each finds out from what arrives how many inputs
+    its already narrowed predecessors left it: residuals, concatenations and channel splits need no special care.
+    Weights are the leading slices of the full network's, because torchvision initialises in its constructors only.
+    """
+
+    def cut(module: nn.Module, name: str, *sizes: int) -> None:
+        full = getattr(module, name)
+        if full is not None:  # a convolution without bias
+            part = full.detach()[tuple(map(slice, sizes))].clone()
+            setattr(module, name, nn.Parameter(part) if isinstance(full, nn.Parameter) else part)
+
+    def fit(module: nn.Module, arrived: tuple[Tensor]) -> None:
+        inputs = arrived[0].shape[1]
+        if isinstance(module, nn.BatchNorm2d):
+            module.num_features = inputs
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                cut(module, name, inputs)
+        elif isinstance(module, nn.Conv2d):
+            depthwise = module.groups > 1  # the only groups there are in these families
+            outputs = inputs if depthwise else _scaled(module.out_channels, ratio)
+            module.in_channels, module.out_channels = inputs, outputs
+            module.groups = inputs if depthwise else 1
+            cut(module, "weight", outputs, inputs // module.groups)
+            cut(module, "bias", outputs)
+        elif isinstance(module, nn.Linear):
+            module.in_features, module.out_features = inputs, _scaled(module.out_features, ratio)
+            cut(module, "weight", module.out_features, inputs)
+            cut(module, "bias", module.out_features)
+
+    handles = [m.register_forward_pre_hook(fit) for m in encoder.modules()]
+    encoder.eval()  # no batch statistics, no dropout: the probe leaves no trace and draws no random number
+    with torch.no_grad():
+        width = encoder(torch.zeros(2, *shape, device=classifier.weight.device)).shape[1]
+    encoder.train()
+    for handle in handles:
+        handle.remove()
+    classifier.in_features = width
+    cut(classifier, "weight", classifier.out_features, width)
+
+
+# --- by name --------------------------------------------------------------------------------------------------------
+
+_TEN = (*_RESNETS[:3], "googlenet", "efficientnet_v2_s", *_MOBILE, "vit_tiny")
+GROUPS: dict[str, tuple[str, ...]] = {
+    **{f"HtFE-{n}": _TEN[:n] for n in (1, 2, 5, 10)},
+    "fedfree-8": ("fedfree_cnn", *_RESNETS, "googlenet", "mobilenet_v2"),
+    "digits-3": ("cnn", "cnn_bn", "mlp"),
+}
+
+
+def names() -> list[str]:
+    return [*_PLAIN, "vit_tiny", *_STOCK]
+
+
+def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
+    """A fresh network for images of `shape` (channels, height, width), drawn from the global generator."""
+    name, ratio = _parse(arch)
+    if len(shape) != 3 or min(shape) < 1 or classes < 1:
+        raise SettingError(
+            f"Model {arch!r} cannot be built for shape {tuple(shape)} and {classes} classes. "
+            "Give three positive sizes (channels, height, width) and at least one class."
+        )
+    channels, h, w = shape
+    if name in _PLAIN:
+        encoder, width = _PLAIN[name]((channels, h, w), ratio)
+        classifier = nn.Linear(width, classes)
+    elif name == "vit_tiny":
+        encoder = _ViT((channels, h, w), width=192, depth=12, heads=3)
+        classifier = nn.Linear(192, classes)
+    else:
+        encoder, classifier = _stock(name, (channels, h, w), classes)
+        if ratio < 1:
+            _narrow(encoder, classifier, (channels, h, w), ratio)
+    return Net(encoder, classifier, width=classifier.in_features, arch=arch)
+
+
+def assign(spec: str, clients: int) -> list[str]:
+    """Which client gets which model: `cnn` for all, a group's members in turn, or blocks `resnet18:3,resnet34:7`."""
+    if spec in GROUPS:
+        return [GROUPS[spec][i % len(GROUPS[spec])] for i in range(clients)]
+    if ":" not in spec and "," not in spec:
+        _parse(spec, GROUPS)
+        return [spec] * clients
+    given: list[str] = []
+    for block in spec.split(","):
+        arch, _, count = (part.strip() for part in block.partition(":"))
+        _parse(arch)
+        if not (count.isdecimal() and int(count)):
+            raise SettingError(
+                f"Models {spec!r}: {block.strip()!r} says no number of clients. Write for example {arch}:3."
+            )
+        given += [arch] * int(count)
+    if len(given) != clients:
+        raise SettingError(
+            f"Models {spec!r} are for {len(given)} clients, but there are {clients}. Make the counts sum to {clients}."
+        )
+    return given
+
+
+def describe(arch: str, shape: Sequence[int], classes: int) -> dict[str, Any]:
+    """Sizes of a model, found without allocating it."""
+    with torch.device("meta"):
+        net = build(arch, shape=shape, classes=classes)
+    buffers = sum(b.numel() for b in net.buffers())
+    return {"arch": arch, "parameters": count(net), "buffers": buffers, "width": net.width}
+
+
+def count(model: nn.Module) -> int:
+    """Number of parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction]:
+    name, at, text = arch.partition("@")
+    if name not in names():
+        raise SettingError(unknown("model", name, [*names(), *groups]))
+    if not at:
+        return name, Fraction(1)
+    if name == "vit_tiny":
+        raise SettingError(
+            f"Model {arch!r}: a transformer's width is tied to its attention heads, so it has no scaled variants. "
+            "Use 'vit_tiny', or scale one of the others."
+        )
+    try:
+        ratio = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        ratio = Fraction(0)
+    if not 0 < ratio <= 1:
+        raise SettingError(f"Model {arch!r}: the ratio {text!r} is no number in (0, 1]. Write for example {name}@0.5.")
+    return name, ratio

@@ -1,0 +1,60 @@
+"""FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, Algorithm 1.
+
+Left open by the paper: what becomes of batch-norm statistics. They travel and are averaged like the parameters
+(counters rounded), which is what most implementations do.
+"""
+
+from __future__ import annotations
+
+from torch.nn.functional import cross_entropy
+
+from fedaudit import NUMBER, Down, Method, Record, State, Up, load, private, register, sgd, state_of, weighted_mean
+
+
+class Global(Down):
+    w: State
+
+
+class Local(Up):
+    w: State = private("weights", via="model", unit="client")
+    n: int = private("count", via="data", unit="client")
+
+
+class Averaged(Record):
+    w: State
+
+
+def ce(f, x, y):  # one value per row
+    return cross_entropy(f(x), y, reduction="none")
+
+
+@register("fedavg")
+class FedAvg(Method):
+    E: int = 1  # local epochs
+    B: int = 64  # local batch size
+    eta: float = 0.01  # local learning rate
+
+    def init(self, server):
+        return Averaged(state_of(server.model()))  # w_0
+
+    def round(self, s, server, cohort):  # on the server
+        replies = cohort.ask(self.client_update, Global(s.w))  # k in S_t, in parallel
+        return Averaged(
+            weighted_mean({k: r.w for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
+        )  # w_{t+1} = sum_k n_k / n w^k_{t+1}
+
+    def client_update(self, client, msg):  # on client k
+        load(client.model, msg.w)
+        client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))  # w <- w - eta grad l(w; b)
+        return Local(state_of(client.model), len(client))
+
+    def predictor(self, s, server):
+        return load(server.model(), s.w)
+
+    def traffic(self, plan):
+        return {
+            ("down", "Global.w"): plan.state() * len(plan.asked(0)),
+            ("up", "Local.w"): plan.state() * len(plan.replied(0)),
+            ("up", "Local.n"): NUMBER * len(plan.replied(0)),
+        }

@@ -1,0 +1,187 @@
+"""Composition against the closed form, opacus as it is, and dp-accounting's privacy loss distributions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import subprocess
+import sys
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy import accounting as acc
+from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.calibration import gaussian_epsilon
+
+
+def test_reference_values() -> None:
+    c = compose([Event(5.0, count=50)], 1e-5)
+    assert c.accountant == "gaussian-closed-form"
+    assert c.epsilon_of_record == c.by_accountant["gaussian-closed-form"] == pytest.approx(6.57297006703, abs=1e-11)
+    assert c.by_accountant["rdp"] == pytest.approx(7.07739, abs=5e-6)
+    assert c.epsilon_of_record < c.by_accountant["prv"] < c.epsilon_of_record + 2 * acc.EPS_ERROR
+    assert c.reason == ""
+
+
+@given(st.lists(st.tuples(st.floats(0.3, 100), st.integers(1, 100)), min_size=1, max_size=5), st.floats(-12, -1))
+@settings(max_examples=60, deadline=None)
+def test_gaussians_agree_with_dp_accounting(parts: list[tuple[float, int]], log_delta: float) -> None:
+    events = [Event(sigma, count=n) for sigma, n in parts]
+    together = 1 / math.sqrt(sum(n / sigma**2 for sigma, n in parts))
+    c = compose(events, 10**log_delta, compare=False)
+    assert list(c.by_accountant) == ["gaussian-closed-form"]
+    expected = dp_accounting.get_epsilon_gaussian(together, 10**log_delta)
+    assert c.epsilon_of_record == pytest.approx(expected, abs=1e-6)
+
+
+@functools.cache
+def _pld(sigma: float, q: float, n: int) -> pld.PrivacyLossDistribution:
+    """dp-accounting's upper estimate (connect the dots), both directions of add-or-remove."""
+    one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
+    return one.self_compose(n)
+
+
+GRID = [*itertools.product([1.5, 5.0], [0.004, 0.05], [1, 1500]), (0.9, 0.01, 60), (5.0, 0.4, 1), (20.0, 0.1, 100)]
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-9])
+@pytest.mark.parametrize(("sigma", "q", "n"), GRID)
+def test_subsampled_is_never_below_dp_accounting(sigma: float, q: float, n: int, delta: float) -> None:
+    """Its estimate is itself an upper bound, but within about 1e-4; the PRV's upper end lies 0.01 above the truth."""
+    c = compose([Event(sigma, q, n)], delta)
+    theirs = _pld(sigma, q, n).get_epsilon_for_delta(delta)
+    assert c.accountant == "prv"
+    assert c.reason == ""
+    assert theirs <= c.epsilon_of_record <= theirs + 2 * acc.EPS_ERROR
+    assert theirs <= c.by_accountant["rdp"]
+
+
+def test_mixed_events_are_never_below_dp_accounting() -> None:
+    c = compose([Event(1.5, 0.01, 500), Event(3.0, 0.05, 100), Event(9.0, count=6), Event(9.0, count=4)], 1e-5)
+    theirs = _pld(1.5, 0.01, 500).compose(_pld(3.0, 0.05, 100)).compose(_pld(9.0, 1.0, 10)).get_epsilon_for_delta(1e-5)
+    assert c.accountant == "prv"
+    assert theirs <= c.epsilon_of_record <= theirs + 2 * acc.EPS_ERROR
+
+
+def test_merging_changes_nothing() -> None:
+    whole = compose([Event(2.0, 0.01, 300), Event(5.0, 0.1, 20)], 1e-5)
+    split = compose([Event(2.0, 0.01, 100), Event(5.0, 0.1, 20), Event(2.0, 0.01, 200)], 1e-5)
+    assert whole == split
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rounding_errors_do_not_pass_for_privacy() -> None:
+    """opacus' PRV at delta = 1e-14 answers less than the truth; we see it coming and take RDP."""
+    from opacus.accountants import PRVAccountant
+
+    truth = gaussian_epsilon(math.sqrt(2000) / 50, 1e-14)
+    plain = PRVAccountant()
+    plain.history = [(50.0, 1.0, 2000)]
+    assert plain.get_epsilon(1e-14) < truth - 0.1  # should this fail, opacus has mended it
+    c = compose([Event(50.0, 0.999999, 2000)], 1e-14)
+    assert c.accountant == "rdp"
+    assert "rounding" in c.reason
+    assert "prv" not in c.by_accountant
+    assert c.epsilon_of_record > truth
+
+
+@pytest.mark.parametrize(
+    ("events", "delta", "why"),
+    [
+        ([Event(0.02, 0.1, 3)], 1e-5, "overflow"),
+        ([Event(1.0, 0.01, 10**6)], 1e-5, "grid"),
+    ],
+)
+def test_falls_back_to_rdp_and_says_why(events: list[Event], delta: float, why: str) -> None:
+    c = compose(events, delta)
+    assert c.accountant == "rdp"
+    assert why in c.reason
+    assert 0 < c.epsilon_of_record < math.inf
+
+
+def test_prv_failure_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, *args: object, **kwargs: object) -> float:
+        raise RuntimeError("Discrete mean differs significantly from continuous mean.")
+
+    monkeypatch.setattr("opacus.accountants.PRVAccountant.get_epsilon", fail)
+    c = compose([Event(1.2345, 0.05, 7)], 1e-5)
+    assert c.accountant == "rdp"
+    assert "Discrete mean" in c.reason
+    assert c.epsilon_of_record == c.by_accountant["rdp"]
+
+
+def test_both_failing_leaves_the_bound_without_amplification(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(history: object, delta: float) -> float:
+        raise acc._Numerical("out of luck")
+
+    monkeypatch.setattr(acc, "_prv", fail)
+    monkeypatch.setattr(acc, "_rdp", fail)
+    c = compose([Event(2.0, 0.1, 10)], 1e-5)
+    assert c.epsilon_of_record == pytest.approx(gaussian_epsilon(math.sqrt(10) / 2, 1e-5))
+    assert "upper bound" in c.reason
+
+
+def test_no_amplification_is_an_upper_bound() -> None:
+    for q in (0.9, 0.9999):
+        assert compose([Event(1.0, q, 3)], 1e-5).epsilon_of_record < gaussian_epsilon(math.sqrt(3), 1e-5) + 0.02
+
+
+def test_more_steps_rate_or_less_noise_cost_more() -> None:
+    def epsilon(sigma: float, q: float, n: int) -> float:
+        return compose([Event(sigma, q, n)], 1e-6, compare=False).epsilon_of_record
+
+    base = epsilon(1.0, 0.02, 100)
+    assert epsilon(1.0, 0.02, 200) > base
+    assert epsilon(1.0, 0.03, 100) > base
+    assert epsilon(0.9, 0.02, 100) > base
+
+
+@pytest.mark.parametrize("q", [1.0, 0.1])
+def test_nothing_and_everything(q: float) -> None:
+    for free in ([], [Event(math.inf, q, 9)], [Event(1.0, q, 0)], [Event(0.0, 0.0, 3)]):
+        assert compose(free, 1e-5).epsilon_of_record == 0
+        assert set(compose(free, 1e-5).by_accountant.values()) == {0.0}
+    c = compose([Event(5.0, q, 50), Event(0.0, q)], 1e-5)
+    assert c.epsilon_of_record == math.inf
+    assert set(c.by_accountant.values()) == {math.inf}
+    assert "without noise" in c.reason
+
+
+def test_without_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    c = compose([Event(5.0, count=50)], 1e-5)
+    assert list(c.by_accountant) == ["gaussian-closed-form"]
+    assert "pip install fedaudit[dp]" in c.reason
+    with pytest.raises(PrivacyError, match=r"pip install fedaudit\[dp\]"):
+        compose([Event(5.0, 0.123, 50)], 1e-5)
+
+
+def test_import_leaves_opacus_alone() -> None:
+    code = "import sys, fedaudit.privacy.accounting, fedaudit.privacy.calibration; sys.exit('opacus' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        *(({"noise_multiplier": v}, "noise_multiplier") for v in (-1.0, math.nan, "1", True)),
+        *(({"noise_multiplier": 1.0, "sample_rate": v}, "sample_rate") for v in (-0.1, 1.1, math.nan, None)),
+        *(({"noise_multiplier": 1.0, "count": v}, "count") for v in (-1, 1.5, True)),
+    ],
+)
+def test_bad_events(settings: dict, name: str) -> None:
+    with pytest.raises(PrivacyError, match=rf"^{name} = .*: give"):
+        Event(**settings)
+
+
+@pytest.mark.parametrize("delta", [0, 1, -1, math.nan, "1e-5"])
+def test_bad_delta(delta: float) -> None:
+    with pytest.raises(PrivacyError, match="^delta = "):
+        compose([Event(1.0)], delta)
