@@ -212,7 +212,7 @@ class _Run:
             number = len(wire.traffic.asks)
             tasks = (
                 Task(self.json, path, k, t, number, self.store.client(k), blob, drop=self._drops(k, t, number))
-                for k, blob in wire.down(messages, path)
+                for k, blob in wire.down(messages)
             )
             replies: dict[int, Up] = {}
             first_error = ""
@@ -220,14 +220,13 @@ class _Run:
                 self.timings.add(done.spans, done.rss, done.gpu)
                 if done.fatal is not None:
                     raise done.fatal
-                if done.reply is None or done.state is None:
-                    reason = done.error or "no answer"
-                    first_error = first_error or f"client {done.k}: {reason}"
-                    wire.absent(done.k, path, reason)
-                    absent.append(Absence(client=done.k, ask=number, reason=reason))
+                reply = wire.back(done, path, self.world.device)
+                if reply is None or done.state is None:
+                    first_error = first_error or f"client {done.k}: {done.error}"
+                    absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
                     cohort.ids.remove(done.k)
                     continue
-                replies[done.k] = wire.up(done.k, done.reply, path, done.protection, self.world.device)
+                replies[done.k] = reply
                 self.store.put_client(done.k, t, number, done.state)
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
             if len(cohort.ids) < quorum:

@@ -137,6 +137,10 @@ class TranscriptWriter:
         self._packs: dict[str, Any] = {}
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
 
+    def clock(self) -> float:
+        """Seconds since this writer began: what an outsider can time."""
+        return round(time.time() - self.started, 4)
+
     def begin_round(self, t: int) -> None:
         self._t = t
 
@@ -196,7 +200,7 @@ class TranscriptWriter:
     def _append(self, row: dict[str, Any]) -> None:
         for file in self._packs.values():
             file.flush()
-        row = {"seq": self.seq, "at": round(time.time() - self.started, 4), **row}
+        row = {"seq": self.seq, "at": self.clock(), **row}
         text = json.dumps(row, separators=(",", ":"), sort_keys=True).encode()
         self._index.write(xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n")
         self._index.flush()

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedaudit.errors import ContractError
 from fedaudit.records import _classes, Down, Header, Size, Up, decode, encode, read_header
+from fedaudit.task import Done
 from fedaudit.traffic import Key
 from fedaudit.transcript import SERVER, TranscriptWriter, choices, fields_of, measure, party
 
@@ -47,10 +48,10 @@ class Wire:
     def __init__(self, transcript: TranscriptWriter, t: int):
         self.transcript, self.t = transcript, t
         self.traffic = RoundTraffic()
+        self._sent: dict[int, tuple[bytes, Header, float]] = {}  # on its way: bounded by what an engine has in hand
 
-    def down(self, messages: Mapping[int, Down], fn: str) -> Iterator[tuple[int, bytes]]:
+    def down(self, messages: Mapping[int, Down]) -> Iterator[tuple[int, bytes]]:
         """Bytes for each client, by ascending client. One message object sent to many is encoded once."""
-        ask = len(self.traffic.asks)
         self.traffic.asks.append((sorted(messages), []))
         encoded: dict[int, tuple[bytes, Header]] = {}
         for k in sorted(messages):
@@ -62,23 +63,35 @@ class Wire:
                 blob = encode(message)
                 encoded[id(message)] = blob, read_header(blob)
             blob, head = encoded[id(message)]
-            self._record(blob, head, "down", k, ask, fn, {})
+            self._sent[k] = blob, head, self.transcript.clock()
             yield k, blob
 
-    def up(self, k: int, blob: bytes, fn: str, protection: Mapping[str, Any], device: Any) -> Up:
-        """Record what client k sent, and decode the server's own copy of it."""
-        ask = len(self.traffic.asks) - 1
-        self._record(blob, read_header(blob), "up", k, ask, fn, protection)
-        reply = decode(blob, Up, device=device)
+    def back(self, done: Done, fn: str, device: Any) -> Up | None:
+        """Client k is through: record what it was sent and what it answered, and decode the server's own copy.
+
+        Both rows are written here, so that their order does not depend on which clients ran at the same time.
+        """
+        k, ask = done.k, len(self.traffic.asks) - 1
+        blob, head, sent = self._sent.pop(k)
+        self._record(blob, head, "down", k, ask, fn, {}, at=sent)
+        if done.reply is None:
+            self.transcript.event(event="absent", round=self.t, ask=ask, fn=fn, client=k, reason=done.error)
+            return None
+        reply = decode(done.reply, Up, device=device)
+        self._record(done.reply, read_header(done.reply), "up", k, ask, fn, done.protection, at=self.transcript.clock())
         self.traffic.asks[-1][1].append(k)
         return reply
 
-    def absent(self, k: int, fn: str, reason: str) -> None:
-        ask = len(self.traffic.asks) - 1
-        self.transcript.event(event="absent", round=self.t, ask=ask, fn=fn, client=k, reason=reason)
-
     def _record(
-        self, blob: bytes, head: Header, direction: str, k: int, ask: int, fn: str, protection: Mapping[str, Any]
+        self,
+        blob: bytes,
+        head: Header,
+        direction: str,
+        k: int,
+        ask: int,
+        fn: str,
+        protection: Mapping[str, Any],
+        at: float,
     ) -> None:
         class_id = head.tree["r"][0]
         message = class_id.rsplit(".", 1)[-1]
@@ -99,6 +112,7 @@ class Wire:
             blob,
             head,
             **{"from": ends[0], "to": ends[1]},
+            at=at,
             round=self.t,
             ask=ask,
             fn=fn,

@@ -183,5 +183,5 @@ def test_bad_events(settings: dict, name: str) -> None:
 
 @pytest.mark.parametrize("delta", [0, 1, -1, math.nan, "1e-5"])
 def test_bad_delta(delta: float) -> None:
-    with pytest.raises(PrivacyError, match="^delta = "):
+    with pytest.raises(PrivacyError, match=r"^delta = "):
         compose([Event(1.0)], delta)

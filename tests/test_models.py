@@ -94,6 +94,13 @@ def test_the_convnet_is_the_one_of_fedaf() -> None:
     assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.AvgPool2d] * 3 + [nn.Flatten]
 
 
+def test_the_cifar_stem_keeps_the_resolution() -> None:
+    x = torch.empty(1, 3, 32, 32, device="meta")
+    for arch, side in (("resnet18", 8), ("resnet18_cifar", 32)):
+        encoder = meta(arch).encoder
+        assert encoder.get_submodule("maxpool")(encoder.get_submodule("conv1")(x)).shape == (1, 64, side, side)
+
+
 def test_only_the_normalised_small_cnn_has_batch_norm() -> None:
     assert not list(meta("cnn").buffers())
     assert len(list(meta("cnn_bn").buffers())) == 6
@@ -199,6 +206,7 @@ def test_mending_the_hard_sigmoid_changes_nothing() -> None:
 @pytest.mark.parametrize("arch", SCALABLE)
 def test_scaled_variant_works_and_is_a_prefix_of_the_full_one(arch: str) -> None:
     full, net = meta(arch), seeded(f"{arch}@0.3", (3, 32, 32))
+    assert all(m.training for m in net.modules())
     y = net(torch.randn(2, 3, 32, 32))
     y.square().sum().backward()
     assert y.shape == (2, 10)

@@ -45,11 +45,19 @@ class Functional:
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
         self._caller = _Caller(model)
-        self._replaced = {f"model.{name}": p for name, p in params.items()}
         self.params: dict[str, Tensor] = {n: params.get(n, p) for n, p in model.named_parameters()}
+        # A shared parameter has one name here and several places in the model. functional_call can tie them itself, but
+        # with a layer that is used under two names it leaves the replaced tensor behind in the model.
+        name_of = {p: name for name, p in model.named_parameters() if name in params}
+        self._replaced = {
+            place: params[name_of[p]]
+            for prefix, layer in self._caller.named_modules()
+            for place, p in layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
+            if p in name_of
+        }
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self._caller, self._replaced, (method, *args), kwargs)
+        return functional_call(self._caller, self._replaced, (method, *args), kwargs, tie_weights=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("__call__", *args, **kwargs)
@@ -104,7 +112,8 @@ def clip_and_sum(row_grads: Mapping[str, Tensor], C: float) -> tuple[dict[str, T
         raise PrivacyError(f"The clipping norm C = {C!r} bounds nothing: give a finite number above 0.")
     if not row_grads:
         raise PrivacyError("There are no gradients to clip: the model has no trainable parameter (requires_grad).")
-    norms = torch.stack([g.flatten(1).norm(2, dim=1) for g in row_grads.values()], dim=1).norm(2, dim=1)
+    flat = [g.reshape(len(g), math.prod(g.shape[1:])) for g in row_grads.values()]
+    norms = torch.stack([g.norm(2, dim=1) for g in flat], dim=1).norm(2, dim=1)
     if not bool(torch.isfinite(norms).all()):
         bad = [name for name, g in row_grads.items() if not bool(torch.isfinite(g).all())]
         raise PrivacyError(
@@ -156,7 +165,7 @@ def validate(model: nn.Module) -> None:
 
 
 def repair(model: nn.Module) -> nn.Module:
-    """A copy of the model that DP-SGD can train, by opacus: batch norm becomes GroupNorm of gcd(32, channels) groups."""
+    """A copy that DP-SGD can train, by opacus: batch norm becomes GroupNorm of gcd(32, channels) groups."""
     fixed: nn.Module = _validator().fix(model)
     for name, layer in list(fixed.named_modules()):
         if isinstance(layer, _BatchNorm):  # opacus passes over those without trainable parameters

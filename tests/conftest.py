@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # `outside:Class` is found as a user's own module would be
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny():
+    """A setting that runs in about a second."""
+    from fedaudit.config import Setting
+
+    def make(method="fedavg", **values):
+        from fedaudit.registry import find
+
+        quick = dict(find(method).quick)
+        defaults = {"rounds": 2, "clients": 3, "public": 0.1, "set": quick, "aux": 0.1}
+        return Setting.make(**{"method": method, **defaults, **values})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def ray_engine():
+    """One pool of two workers for the whole session: starting them costs more than the tests."""
+    pytest.importorskip("ray", reason="the engine ray needs Ray")
+    from fedaudit.config import Setting
+    from fedaudit.engines.ray import RayEngine
+
+    engine = RayEngine(Setting.make(engine="ray", workers=2))
+    yield engine
+    engine.close()

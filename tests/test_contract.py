@@ -1,0 +1,188 @@
+"""The contract suite: what every method keeps, on every engine. A new method is covered by being registered."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedaudit import registry
+from fedaudit.contract import check_declarations
+from fedaudit.engines.serial import SerialEngine
+from fedaudit.errors import ContractError, RunError
+from fedaudit.runner import run
+from fedaudit.transcript import Transcript
+
+METHODS = [*registry.names("methods"), "outside:Exchange"]
+
+
+def models(folder):
+    return {path.name: load_file(path) for path in sorted((folder / "models").iterdir())}
+
+
+def same_models(a, b):
+    a, b = models(a), models(b)
+    return a.keys() == b.keys() and all(torch.equal(a[f][n], b[f][n]) for f in a for n in a[f])
+
+
+def facts(record):
+    """Everything that a repeated run must repeat: all but clocks."""
+    rounds = [row.model_dump(exclude={"wall_s"}) for row in record.rounds]
+    return rounds, record.result, record.traffic, record.transcript_digest, record.releases, record.ledger
+
+
+def rows(folder):
+    """The transcript without its clock."""
+    return [{k: v for k, v in row.items() if k != "at"} for row in Transcript(folder / "transcript").rows()]
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return request.param
+
+
+def test_same_seed_same_bits(method, tiny, tmp_path):
+    a, b = (run(tiny(method), out=tmp_path / name) for name in "ab")
+    assert facts(a) == facts(b)
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert same_models(tmp_path / "a", tmp_path / "b")
+    other = run(tiny(method, seed=1), out=tmp_path / "c")
+    assert facts(a)[0] != facts(other)[0]
+
+
+def test_serial_equals_ray(method, tiny, tmp_path, ray_engine):
+    a = run(tiny(method), out=tmp_path / "a")
+    b = run(tiny(method), out=tmp_path / "b", engine=ray_engine)
+    assert facts(a) == facts(b)
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert same_models(tmp_path / "a", tmp_path / "b")
+
+
+class Killed(Exception):
+    pass
+
+
+class KillEngine(SerialEngine):
+    """Dies before the task number `after`, as a process does: in the middle of a round."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def map(self, tasks):
+        for done in super().map(tasks):
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+            yield done
+
+
+def test_resumed_equals_uninterrupted(method, tiny, tmp_path):
+    whole = run(tiny(method, rounds=3), out=tmp_path / "whole")
+    for number, after in enumerate((0, 4, 7)):
+        folder = tmp_path / f"cut{number}"
+        with pytest.raises(Killed):
+            run(tiny(method, rounds=3), out=folder, engine=KillEngine(after))
+        cut = run(tiny(method, rounds=3), out=folder, resume=True)
+        assert facts(cut) == facts(whole)
+        assert rows(folder) == rows(tmp_path / "whole")
+        assert same_models(folder, tmp_path / "whole")
+
+
+def test_partial_participation_and_drop_outs(method, tiny, tmp_path):
+    record = run(
+        tiny(method, rounds=4, clients=5, participation=0.8, dropout=0.15, quorum=0.25), out=tmp_path / "a"
+    )
+    assert all(len(row.participants) == 4 for row in record.rounds)
+    assert len({tuple(row.participants) for row in record.rounds}) > 1
+    absent = [absence for row in record.rounds for absence in row.absent]
+    assert absent, "the seed was chosen so that somebody drops out"
+    assert all(absence.reason == "dropped out" for absence in absent)
+    events = [e for e in Transcript(tmp_path / "a" / "transcript").events() if e["event"] == "absent"]
+    assert [(e["client"], e["ask"]) for e in events] == [(a.client, a.ask) for a in absent]
+
+
+def test_traffic_is_declared_and_right(method, tiny, tmp_path):
+    """The run itself compares each round's declared and measured bytes and fails on any difference."""
+    record = run(tiny(method), out=tmp_path / "a")
+    assert record.traffic_declared
+    assert sum(row.up_wire for row in record.rounds) == record.bytes("up", "wire")
+    assert record.bytes("up", "wire") + record.bytes("down", "wire") == sum(
+        entry.bytes for entry in Transcript(tmp_path / "a" / "transcript").entries()
+    )
+
+
+def test_declarations_hold(method, tiny):
+    """Privacy rule 8: other records after training change nothing that was declared public or via="model"."""
+    engine = check_declarations(tiny(method))
+    for name in engine.changed:
+        assert name not in engine.compared
+
+
+# --- the checks themselves can fail ------------------------------------------------------------------------------
+
+
+def test_a_false_declaration_is_found(tiny):
+    with pytest.raises(ContractError, match=r'Weights\.w is declared via="model", but it changes'):
+        check_declarations(tiny("outside:Liar"))
+
+
+def test_what_reads_the_records_is_seen_to_change(tiny):
+    engine = check_declarations(tiny("outside:Exchange"))
+    assert engine.changed == {"Shared.e", "Shared.y"}
+    assert engine.compared == {"Shared.w", "Shared.t", "Answer.z"}
+
+
+def test_a_false_traffic_declaration_is_found(tiny, tmp_path):
+    with pytest.raises(RunError, match=r"Weights\.w +declared +17 B +measured +1[0-9]{2},[0-9]{3} B"):
+        run(tiny("outside:Spendthrift"), out=tmp_path / "a")
+
+
+def test_closures_are_refused(tiny, tmp_path):
+    with pytest.raises(ContractError, match="a download that nobody bills"):
+        run(tiny("outside:Smuggler"), out=tmp_path / "a")
+
+
+def test_nobody_shares_memory(tiny, tmp_path):
+    """Each client overwrites the message it received and its own model; all of them must have received the original."""
+    run(tiny("outside:Vandal", rounds=2), out=tmp_path / "a")
+    entries = list(Transcript(tmp_path / "a" / "transcript").entries())
+    first = next(e for e in entries if e.direction == "down")["w"]
+    for entry in entries:
+        if entry.direction == "up" and entry.round == 1:
+            assert all(torch.equal(entry["w"][name], first[name]) for name in first)
+
+
+def test_a_failing_client_is_left_out_and_its_state_unchanged(tiny, tmp_path):
+    record = run(tiny("outside:Fragile", rounds=2), out=tmp_path / "a")
+    assert [[a.client for a in row.absent] for row in record.rounds] == [[1], [1]]
+    assert "out of memory" in record.rounds[0].absent[0].reason
+    assert not list((tmp_path / "a" / "checkpoint").glob("client-000001*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("Broken", RunError, r"0 clients are left, the quorum is 2.*ZeroDivisionError"),
+        ("Diverged", RunError, r"Weights\.w\['.*'\] holds NaN"),
+        ("NoState", ContractError, "round returned a NoneType"),
+    ],
+)
+def test_what_breaks_says_why(name, error, words, tiny, tmp_path):
+    with pytest.raises(error, match=words):
+        run(tiny(f"outside:{name}"), out=tmp_path / "a")
+
+
+def test_tasks_hold_names_and_bytes_only(tiny, tmp_path):
+    seen = []
+
+    class Spy(SerialEngine):
+        def map(self, tasks):
+            tasks = list(tasks)
+            seen.extend(tasks)
+            return super().map(tasks)
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a", engine=Spy())
+    for task in seen:
+        assert {type(v) for v in dataclasses.asdict(task).values()} <= {str, int, bool, bytes, type(None)}
