@@ -30,7 +30,7 @@ _HOME = {
     "private": "records", "public": "records", "relay": "records", "state_of": "records",
     "register": "registry", "register_attack": "registry", "run": "runner", "NUMBER": "traffic", "Plan": "traffic",
 }  # fmt: skip
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:

@@ -119,7 +119,9 @@ def attack_run(
             if watch:
                 watch(number, len(chosen), name)
             results.append(_one(attack, name, run, world, parsed, clients))
-    known = {(r["attack"], r["threat"]): r for r in run.record.attacks} | {(r["attack"], r["threat"]): r for r in results}
+    known = {(r["attack"], r["threat"]): r for r in run.record.attacks} | {
+        (r["attack"], r["threat"]): r for r in results
+    }
     run.record.attacks = [known[key] for key in sorted(known)]
     run.record.save(run.folder)
     return results
@@ -173,9 +175,7 @@ def membership_scores(scores: np.ndarray, member: np.ndarray, seed: int, resampl
         raise ContractError("An attack gave a score that is not finite.")
     inside, outside = scores[member], scores[~member]
     rng = np.random.default_rng(seed)
-    draws = [
-        _auc(rng.choice(inside, len(inside)), rng.choice(outside, len(outside))) for _ in range(resamples)
-    ]
+    draws = [_auc(rng.choice(inside, len(inside)), rng.choice(outside, len(outside))) for _ in range(resamples)]
     low, high = np.quantile(draws, [0.025, 0.975])
     return {
         "auc": _auc(inside, outside),

@@ -127,7 +127,9 @@ def _run_signature() -> inspect.Signature:
     )
     parameters = [
         keyword("file", Annotated[Path | None, setting_file], None),
-        keyword("out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None),
+        keyword(
+            "out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None
+        ),
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
         keyword("as_json", Json, False),
         keyword("set_", Annotated[list[str], set_option], []),
@@ -271,14 +273,11 @@ def _table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) 
     from rich.console import Console
     from rich.table import Table
 
-    from fedaudit.units import bytes_text
-
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title, title_justify="left", show_footer=bool(total))
     for column in columns:
         number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
-        summed = sum(row.get(column) or 0 for row in rows) if column in total else ""
-        footer = bytes_text(summed) if column in ("payload", "wire") and total else str(summed)
+        footer = _cell(sum(row.get(column) or 0 for row in rows), column) if column in total else ""
         table.add_column(column, justify="right" if number else "left", footer=footer, overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column), column) for column in columns))

@@ -76,7 +76,9 @@ def summary(record: RunRecord) -> list[str]:
         lines.append(f"  best test round ({best['round']}), as papers report it: {_percent(best['accuracy'])}")
     for direction in ("up", "down"):
         payload, wire = record.bytes(direction), record.bytes(direction, "wire")
-        lines.append(f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds")
+        lines.append(
+            f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds"
+        )
     absent = sum(len(row.absent) for row in record.rounds)
     if absent:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
@@ -86,9 +88,8 @@ def summary(record: RunRecord) -> list[str]:
     for attack in record.attacks:
         if attack["ran"]:
             p = attack["pooled"]
-            lines.append(
-                f"  attack {attack['attack']} by the {attack['threat']}: AUC {p['auc']:.3f} [{p['auc_low']:.3f}, {p['auc_high']:.3f}]"
-            )
+            auc = f"AUC {p['auc']:.3f} [{p['auc_low']:.3f}, {p['auc_high']:.3f}]"
+            lines.append(f"  attack {attack['attack']} by the {attack['threat']}: {auc}")
         else:
             lines.append(f"  attack {attack['attack']} by the {attack['threat']} did not run: {attack['reason']}")
     seconds = sum(row.wall_s for row in record.rounds)

@@ -131,9 +131,7 @@ class Server(Party):
 class Client(Party):
     """Client k with its records, its model and what it remembers, for the length of one task."""
 
-    def __init__(
-        self, world: World, k: int, t: int, ask: int, meter: Meter, model: models.Net, memory: dict[str, Any]
-    ):
+    def __init__(self, world: World, k: int, t: int, ask: int, meter: Meter, model: models.Net, memory: dict[str, Any]):
         super().__init__(world, f"client {k}", t, ask, meter)
         self.id = k
         self.model = model

@@ -15,7 +15,9 @@ The papers leave open, and we chose:
 - HtFE-2 and HtFE-5 (DFFKE): the paper names the members of HtFE-1 and HtFE-10 only. We take the first 2 and 5 of its
   ten. HtFLlib, from which the names come, has other members: a small CNN and ResNet18 in the group of two;
   GoogLeNet, MobileNetV2 and ResNet18/34/50 in the group of five. Write those as `resnet18:2,googlenet:2,...`.
-- `_cifar`: the ResNet with a 3x3 stride-1 stem and no max-pooling; without the suffix the stem is the stock one.
+- `_cifar`: the ResNet with a 3x3 stride-1 stem and no max-pooling; without the suffix the stem is the stock one,
+  which leaves a single pixel of an 8x8 image: batch norm then sees one value per record, and in mini-batches of two the
+  gradients of the deep ResNets overflow. Use `_cifar`, or larger batches, for small images.
 
 `name@ratio` is the family at a fraction of its hidden widths (rounded up); input channels and classes stay.
 """

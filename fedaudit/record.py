@@ -65,7 +65,7 @@ class Release(Part):
 
 
 class RunRecord(Part):
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[1] = 1
     status: Literal["running", "done"] = "running"
     setting: Setting
     versions: dict[str, str]
@@ -102,7 +102,9 @@ def read_record(folder: Path | str) -> RunRecord:
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RunError(f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one.") from None
+        raise RunError(
+            f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one."
+        ) from None
     except (ValueError, OSError) as e:
         raise RunError(f"{path} cannot be read: {e}.") from e
     if isinstance(raw, dict) and raw.get("schema_version") != SCHEMA:

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, WireError, unknown
 
 FORMAT = 1
-KINDS = frozenset(
-    "weights gradients layers statistics embeddings labels logits soft_labels "
-    "prototypes label_counts count synthetic_images".split()
-)
+KINDS = frozenset({
+    "weights", "gradients", "layers", "statistics", "embeddings", "labels", "logits", "soft_labels", "prototypes",
+    "label_counts", "count", "synthetic_images",
+})  # fmt: skip
 STRING_LIMIT = 4096  # characters: a longer text is data, and data travels as a tensor
 BLOB_LIMIT = 1 << 36  # bytes
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
@@ -111,21 +111,17 @@ def private(
         raise ContractError(f'private({kind!r}): via is "data" or "model", unit is "record" or "client".')
     if dtype is not None and dtype not in _DTYPES:
         raise ContractError(unknown(f"dtype of private({kind!r})", dtype, _DTYPES))
-    return dataclasses.field(
-        metadata={"declared": Declared("private", _kind(kind), via, unit, dtype, finite)}  # type: ignore[dict-item]
-    )
+    return dataclasses.field(metadata={"declared": Declared("private", _kind(kind), via, unit, dtype, finite)})
 
 
 def public(*, finite: bool = True) -> Any:
     """Not computed from private data: a bit-for-bit test holds every method to it."""
-    return dataclasses.field(metadata={"declared": Declared("public", finite=finite)})  # type: ignore[dict-item]
+    return dataclasses.field(metadata={"declared": Declared("public", finite=finite)})
 
 
 def relay(kind: str, *, dtype: Dtype | None = None, finite: bool = True) -> Any:
     """In a `Down` message: another client's release, passed on. It costs no more, but more parties see it."""
-    return dataclasses.field(
-        metadata={"declared": Declared("relay", _kind(kind), dtype=dtype, finite=finite)}  # type: ignore[dict-item]
-    )
+    return dataclasses.field(metadata={"declared": Declared("relay", _kind(kind), dtype=dtype, finite=finite)})
 
 
 _classes: dict[str, type[Record]] = {}
@@ -176,7 +172,9 @@ class Down(Record):
     def _check_declarations(cls) -> None:
         for name, declared in cls.declared().items():
             if declared is not None and declared.role == "private":
-                raise ContractError(f"{cls.__name__}.{name}: the server has no private data. Use relay(kind) or nothing.")
+                raise ContractError(
+                    f"{cls.__name__}.{name}: the server has no private data. Use relay(kind) or nothing."
+                )
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------
@@ -246,13 +244,13 @@ class _Encoder:
             raise WireError(f"{where} is a {t.layout} tensor on {t.device}: only dense tensors with content travel.")
         if t.is_complex():
             raise WireError(f"{where} is complex. Send its real and imaginary part (torch.view_as_real).")
-        if finite and t.is_floating_point() and t.numel() and not torch.isfinite(t.detach().sum()):
-            # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
-            if not bool(torch.isfinite(t).all()):
-                raise WireError(
-                    f"{where} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
-                    "such values are meant, declare the field with finite=False."
-                )
+        # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
+        suspect = finite and t.is_floating_point() and t.numel() and not torch.isfinite(t.detach().sum())
+        if suspect and not bool(torch.isfinite(t).all()):
+            raise WireError(
+                f"{where} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
+                "such values are meant, declare the field with finite=False."
+            )
         t = t.detach().to("cpu").contiguous()
         storage = t.untyped_storage().data_ptr()
         if storage in self._storages or (t.numel() and t.untyped_storage().nbytes() != t.numel() * t.element_size()):

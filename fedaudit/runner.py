@@ -82,12 +82,14 @@ class _locked:
         self.folder = folder
 
     def __enter__(self) -> None:
-        self.file = open(self.folder / ".lock", "w")  # noqa: SIM115 (held for the length of the run)
+        self.file = open(self.folder / ".lock", "w")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.file.close()
-            raise RunError(f"Another process is running in {self.folder}. Wait for it, or choose another --out.") from None
+            raise RunError(
+                f"Another process is running in {self.folder}. Wait for it, or choose another --out."
+            ) from None
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
@@ -332,7 +334,9 @@ class _Run:
 
     def _check_same(self, before: Setting) -> None:
         old, new = before.model_dump(), self.setting.model_dump()
-        other = [key for key in old if old[key] != new[key] and key not in (*EXECUTION, "rounds", "keep_weights")]
+        other = [
+            key for key in old if old[key] != new[key] and key not in (*EXECUTION, "rounds", "keep_weights", "quorum")
+        ]
         if other:
             raise SettingError(
                 f"{self.folder} was begun with another setting: "

@@ -49,9 +49,7 @@ class Outcome:
     attacks: list[dict[str, Any]] = field(default_factory=list)
 
 
-def audit(
-    suite: Suite, out: Path, watch: Callable[[int, int, str], None] | None = None
-) -> list[Outcome]:
+def audit(suite: Suite, out: Path, watch: Callable[[int, int, str], None] | None = None) -> list[Outcome]:
     """Run all cells and attacks. A finished cell is not run again; a failing one does not stop the rest."""
     from fedaudit.attack import attack_run
     from fedaudit.record import read_record

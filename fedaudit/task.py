@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -59,9 +59,7 @@ class Plan:
         return self.choices.get(field_name, {}).get(k, default)
 
 
-def compare(
-    declared: Mapping[Key, Size | int] | None, measured: Mapping[Key, Size], *, method: str, t: int
-) -> None:
+def compare(declared: Mapping[Key, Size | int] | None, measured: Mapping[Key, Size], *, method: str, t: int) -> None:
     """Raise with a table of both where they differ. Fields of size zero need no declaration."""
     if declared is None:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedaudit.errors import ContractError
-from fedaudit.records import _classes, Down, Header, Size, Up, decode, encode, read_header
+from fedaudit.records import Down, Header, Size, Up, _classes, decode, encode, read_header
 from fedaudit.task import Done
 from fedaudit.traffic import Key
 from fedaudit.transcript import SERVER, TranscriptWriter, choices, fields_of, measure, party

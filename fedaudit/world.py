@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,7 +108,7 @@ class World:
         return rows[0].to(self.device), rows[1].to(self.device)
 
     @functools.cached_property
-    def model_size(self):  # type: ignore[no-untyped-def]
+    def model_size(self) -> Callable[[str], Size]:
         """Bytes of a model by its name, as parameters and buffers; measured once on the meta device."""
 
         @functools.cache
@@ -115,7 +117,7 @@ class World:
 
         return size
 
-    def plan(self, t: int, participants: list[int], **facts) -> Plan:  # type: ignore[no-untyped-def]
+    def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
         server_arch = self.setting.server_model or self.archs[0]
         return Plan(
             t=t,

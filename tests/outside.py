@@ -9,7 +9,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedaudit import (
-    NUMBER, Down, Method, Record, State, Up, load, private, public, relay, sgd, state_of, weighted_mean,
+    NUMBER,
+    Down,
+    Method,
+    Record,
+    State,
+    Up,
+    load,
+    private,
+    public,
+    relay,
+    sgd,
+    state_of,
+    weighted_mean,
 )  # fmt: skip
 from fedaudit.attack import Attack, Claims
 

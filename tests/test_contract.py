@@ -91,9 +91,7 @@ def test_resumed_equals_uninterrupted(method, tiny, tmp_path):
 
 
 def test_partial_participation_and_drop_outs(method, tiny, tmp_path):
-    record = run(
-        tiny(method, rounds=4, clients=5, participation=0.8, dropout=0.15, quorum=0.25), out=tmp_path / "a"
-    )
+    record = run(tiny(method, rounds=4, clients=5, participation=0.8, dropout=0.15, quorum=0.25), out=tmp_path / "a")
     assert all(len(row.participants) == 4 for row in record.rounds)
     assert len({tuple(row.participants) for row in record.rounds}) > 1
     absent = [absence for row in record.rounds for absence in row.absent]

@@ -137,8 +137,10 @@ def test_googlenet_gives_up_only_the_pooling_that_does_not_fit(side: int, kept: 
 def test_forward_backward_and_split(arch: str, shape: tuple[int, int, int]) -> None:
     net = seeded(arch, shape)
     assert net.training
-    x = torch.randn(2, *shape)
-    cross_entropy(net(x), torch.tensor([1, 2])).backward()
+    assert net(torch.randn(2, *shape)).isfinite().all()
+    # Sixteen: from 8x8 pixels a stock ResNet101 keeps one, and batch norm over two values lets its gradient overflow.
+    x = torch.randn(16 if shape == (1, 8, 8) else 2, *shape)
+    cross_entropy(net(x), torch.arange(len(x)) % 10).backward()
     for name, p in net.named_parameters():
         assert name.startswith(("encoder.", "classifier."))
         assert p.grad is not None, name
@@ -147,8 +149,8 @@ def test_forward_backward_and_split(arch: str, shape: tuple[int, int, int]) -> N
     with torch.no_grad():
         e = net.encode(x)
         y = net(x)
-        assert e.shape == (2, net.width)
-        assert y.shape == (2, 10)
+        assert e.shape == (len(x), net.width)
+        assert y.shape == (len(x), 10)
         assert y.isfinite().all()
         assert torch.equal(y, net.classify(e))
         torch.testing.assert_close(y, e @ net.classifier.weight.T + net.classifier.bias)

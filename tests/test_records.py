@@ -15,7 +15,16 @@ from fedaudit import Down, Record, Size, State, Up, load, private, public, relay
 from fedaudit.errors import ContractError, WireError
 from fedaudit.records import decode, decode_tree, encode, encode_tree, read_header, size_of
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 class Everything(Down):
@@ -59,8 +68,8 @@ class Half(Up):
 
 def everything(**changes):
     values = {
-        "x": torch.randn(2, 3), "w": State({"a": torch.randn(4), "b": torch.tensor(7)}, buffers=["b"]), "n": 3, "r": 0.1,
-        "s": "täxt", "flag": True, "maybe": None, "several": {5: torch.ones(2), 1: torch.zeros(0, 3)},
+        "x": torch.randn(2, 3), "w": State({"a": torch.randn(4), "b": torch.tensor(7)}, buffers=["b"]), "n": 3,
+        "r": 0.1, "s": "täxt", "flag": True, "maybe": None, "several": {5: torch.ones(2), 1: torch.zeros(0, 3)},
         "names": ["u", "v"], "pair": (1, "z"),
     }  # fmt: skip
     return Everything(**{**values, **changes})
@@ -70,7 +79,9 @@ def same(a, b):
     if isinstance(a, Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and bytes(_raw(a)) == bytes(_raw(b))
     if isinstance(a, State):
-        return isinstance(b, State) and a.buffers == b.buffers and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return (
+            isinstance(b, State) and a.buffers == b.buffers and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        )
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
@@ -90,13 +101,22 @@ tensors = st.builds(
     st.sampled_from(DTYPES),
     st.integers(0, 2**31),
 )
-leaves = tensors | st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20)
+leaves = (
+    tensors
+    | st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+)
 states = st.dictionaries(st.text(max_size=8), tensors, max_size=4).map(lambda d: State(d, buffers=list(d)[::2]))
 trees = st.recursive(
     leaves | states,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.integers(-9, 9) | st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers(-9, 9) | st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -149,7 +169,21 @@ def test_appended_bytes_are_a_wire_error(tail):
         decode_tree(BLOB + tail)
 
 
-@given(trees.map(lambda t: json.dumps(str(t))) | st.sampled_from(["[]", "{}", '{"r":["os.system",{}]}', '{"t":99}', '{"m":[0,["a"],[3]]}', '{"d":[[[1],2]]}', "1e999", "[" * 5000]))
+@given(
+    trees.map(lambda t: json.dumps(str(t)))
+    | st.sampled_from(
+        [
+            "[]",
+            "{}",
+            '{"r":["os.system",{}]}',
+            '{"t":99}',
+            '{"m":[0,["a"],[3]]}',
+            '{"d":[[[1],2]]}',
+            "1e999",
+            "[" * 5000,
+        ]
+    )
+)
 @settings(max_examples=100, deadline=None)
 def test_hostile_trees_with_a_right_checksum_are_wire_errors(text):
     from fedaudit.records import _digest

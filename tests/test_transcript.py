@@ -18,9 +18,7 @@ from fedaudit.wire import Wire
 
 def shared(k, t=1):
     g = torch.Generator().manual_seed(100 * t + k)
-    return Shared(
-        torch.randn(4, 3, generator=g), torch.arange(4), State({"w": torch.randn(5, generator=g)}), t
-    )
+    return Shared(torch.randn(4, 3, generator=g), torch.arange(4), State({"w": torch.randn(5, generator=g)}), t)
 
 
 def write(folder, rounds=1, clients=2, keep_weights=10):
@@ -50,7 +48,8 @@ def test_everything_is_there_in_order(tmp_path):
     assert torch.equal(first["w"]["w"], shared(0).w["w"])
     assert first["t"] == 1
     assert first.fields["e"] | {"wire": 0} == {
-        "payload": 48, "buffers": 0, "wire": 0, "role": "private", "kind": "embeddings", "via": "data", "unit": "record",
+        "payload": 48, "buffers": 0, "wire": 0,
+        "role": "private", "kind": "embeddings", "via": "data", "unit": "record",
     }  # fmt: skip
     with pytest.raises(TranscriptError, match=r"no field 'z'; it has e, t, w, y"):
         first["z"]

@@ -1,0 +1,38 @@
+# `make audit` and `make test` work on a fresh machine: they create .venv, install, and run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OUT ?= audit
+
+.PHONY: audit test test-all bench lint format clean
+
+audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
+	$(BIN)/fedaudit audit --out $(OUT)
+
+test: $(STAMP)  ## the test suite, without what takes minutes
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)  ## everything
+	$(BIN)/python -m pytest -m ""
+
+bench: $(STAMP)  ## benchmarks: they report times, and gate ratios measured in one run
+	$(BIN)/python -m pytest benchmarks -m "" --benchmark-columns=min,median,max,rounds --benchmark-autosave
+
+bench-quick: $(STAMP)
+	$(BIN)/python -m pytest benchmarks --benchmark-columns=min,median,max,rounds
+
+lint: $(STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp,ray,test]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .benchmarks

@@ -1,0 +1,235 @@
+"""The commands, as a shell sees them: output, exit codes, and no traceback for anything a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from fedaudit import cli
+
+
+@pytest.fixture
+def fedaudit(capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+
+    def call(*words):
+        before = sys.argv
+        sys.argv = ["fedaudit", *map(str, words)]
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as e:
+            code = e.code or 0
+        finally:
+            sys.argv = before
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    from fedaudit import run
+
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    run(method="fedavg", rounds=2, clients=3, out=folder)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["", "run", "list", "show", "transcript", "attack", "audit", "report"])
+def test_help_answers_in_under_a_second(command):
+    """The best of three: the machine may be busy with something else."""
+    words = [sys.executable, "-m", "fedaudit.cli", *command.split(), "--help"]
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+        assert "Usage" in done.stdout
+        if times[-1] < 1:
+            break
+    assert min(times) < 1
+
+
+def test_torch_is_not_imported_for_help():
+    code = "import sys, fedaudit.cli; assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("methods", "fedavg"),
+        ("attacks", "loss"),
+        ("datasets", "digits"),
+        ("models", "resnet18"),
+        ("partitions", "iid"),
+    ],
+)
+def test_lists(fedaudit, what, name):
+    code, out, _ = fedaudit("list", what, "--json")
+    assert code == 0
+    assert name in [row["name"] for row in json.loads(out)]
+    code, out, _ = fedaudit("list", what)
+    assert code == 0
+    assert name in out
+
+
+def test_list_of_nothing(fedaudit):
+    code, _, err = fedaudit("list", "method")
+    assert code == 2
+    assert "Did you mean 'methods'?" in err
+
+
+def test_command_line_over_file_over_defaults(fedaudit, tmp_path):
+    (tmp_path / "s.toml").write_text('method = "fedavg"\nclients = 3\nrounds = 5\nseed = 4\n[set]\nE = 2\nB = 8\n')
+    code, out, err = fedaudit(
+        "run", tmp_path / "s.toml", "--rounds", 1, "--set", "B=32", "--out", tmp_path / "a", "--json"
+    )
+    assert code == 0, err
+    setting = json.loads(out)["setting"]
+    assert (setting["clients"], setting["rounds"], setting["seed"]) == (3, 1, 4)
+    assert setting["set"] == {"E": 2, "B": 32}
+    assert setting["participation"] == 1.0
+
+
+def test_a_run_leaves_record_transcript_and_models(fedaudit, tmp_path):
+    words = ["run", "--method", "fedavg", "--dataset", "digits", "--clients", 5, "--partition", "dirichlet:0.1"]
+    words += ["--rounds", 3, "--seed", 0, "--out"]
+    code, out, _ = fedaudit(*words, tmp_path / "a")
+    assert code == 0
+    assert "global model, common test set" in out
+    assert f"Everything is in {tmp_path / 'a'}" in out
+    for part in ("record.json", "transcript/index.jsonl", "models/global.safetensors"):
+        assert (tmp_path / "a" / part).exists()
+
+
+def test_resume_needs_no_other_option(fedaudit, tmp_path):
+    assert fedaudit("run", "--clients", 3, "--rounds", 1, "--out", tmp_path / "a")[0] == 0
+    code, out, err = fedaudit("run", "--out", tmp_path / "a", "--resume", "--rounds", 2, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["rounds"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "fedavgg"], "Did you mean 'fedavg'?"),
+        (["--set", "E"], "write NAME=VALUE"),
+        (["--set", "epochs=3"], "Unknown hyper-parameter of fedavg 'epochs'"),
+        (["missing.toml"], "There is no file missing.toml"),
+        (["--engine", "spark"], "engine"),
+        (["--dataset", "npz:nowhere.npz"], "nowhere.npz"),
+        (["--clients", "100000"], "records"),
+    ],
+)
+def test_errors_are_one_paragraph(fedaudit, words, message, tmp_path):
+    code, _, err = fedaudit("run", *words, "--out", tmp_path / "a")
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_malformed_toml(fedaudit, tmp_path):
+    (tmp_path / "s.toml").write_text("rounds = = 3")
+    code, _, err = fedaudit("run", tmp_path / "s.toml")
+    assert code == 2
+    assert "is not valid TOML" in err
+    (tmp_path / "s.toml").write_text("runds = 3")
+    code, _, err = fedaudit("run", tmp_path / "s.toml")
+    assert code == 2
+    assert "Did you mean 'rounds'?" in err
+
+
+def test_show(fedaudit, a_run):
+    code, out, _ = fedaudit("show", a_run)
+    assert code == 0
+    assert "sent as it is, epsilon = infinity: Local.n, Local.w" in out
+    code, out, _ = fedaudit("show", a_run, "--json")
+    assert json.loads(out)["schema_version"] == 1
+
+
+@pytest.mark.parametrize("by", ["message", "field", "client", "round"])
+def test_transcript_tables_add_up(fedaudit, a_run, by):
+    from fedaudit import read_record
+
+    code, out, _ = fedaudit("transcript", a_run, "--by", by, "--json")
+    assert code == 0
+    rows = json.loads(out)
+    record = read_record(a_run)
+    for direction in ("up", "down"):
+        assert sum(r["payload"] for r in rows if r["direction"] == direction) == record.bytes(direction)
+        assert sum(r["wire"] for r in rows if r["direction"] == direction) == record.bytes(direction, "wire")
+    if by != "field":
+        assert sum(r["messages"] for r in rows) == 2 * 3 * 2
+    assert fedaudit("transcript", a_run, "--by", by)[0] == 0
+
+
+def test_transcript_of_an_outsider_shows_sizes_only(fedaudit, a_run):
+    _, out, _ = fedaudit("transcript", a_run, "--threat", "outsider", "--json")
+    assert set(json.loads(out)[0]) == {"seq", "round", "from", "to", "bytes"}
+
+
+def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tmp_path):
+    code, _, err = fedaudit(
+        "run", "--method", "outside:Averages", "--clients", 3, "--rounds", 2, "--out", tmp_path / "a"
+    )
+    assert code == 0, err
+    code, out, err = fedaudit("attack", tmp_path / "a", "--attack", "outside:Margin", "--attack", "loss", "--json")
+    assert code == 0, err
+    own, built_in = json.loads(out)
+    assert own["ran"]
+    assert own["pooled"]["members"] == built_in["pooled"]["members"] > 0
+    assert own["pooled"]["auc_low"] <= own["pooled"]["auc"] <= own["pooled"]["auc_high"]
+    code, out, _ = fedaudit("show", tmp_path / "a")
+    assert "attack outside:Margin by the server: AUC" in out
+    _, out, _ = fedaudit("attack", tmp_path / "a", "--attack", "outside:Margin", "--threat", "outsider", "--json")
+    assert json.loads(out)[0] == {
+        "attack": "outside:Margin", "threat": "outsider", "ran": False, "reason": "the outsider sees no weights",
+    }  # fmt: skip
+
+
+def test_audit_runs_reports_and_does_not_repeat(fedaudit, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        'attacks = ["loss"]\n[base]\nclients = 3\nrounds = 1\n[grid]\nseed = [0, 1]\n'
+        '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n[[methods]]\nmethod = "outside:Broken"\n'
+    )
+    code, out, err = fedaudit("audit", tmp_path / "s.toml", "--out", tmp_path / "out")
+    assert code == 1, "a failed cell is told by the exit code"
+    assert "ZeroDivisionError" in err
+    assert f"The report is in {tmp_path / 'out' / 'report.html'}" in out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<b>fedavg</b>" in page
+    assert "ZeroDivisionError" in page
+    records = sorted((tmp_path / "out").glob("runs/*/record.json"))
+    before = [path.stat().st_mtime_ns for path in records]
+    fedaudit("audit", tmp_path / "s.toml", "--out", tmp_path / "out")
+    done = [i for i, path in enumerate(records) if '"status": "done"' in path.read_text()]
+    assert len(done) == 4
+    assert [records[i].stat().st_mtime_ns for i in done] == [before[i] for i in done]
+
+
+def test_the_quickstart_suite_is_well_formed():
+    from fedaudit.suite import read_suite
+
+    cells = read_suite(None).cells()
+    assert {cell.method for cell in cells} >= {"local", "fedavg"}
+    assert len({cell.seed for cell in cells}) >= 2
+
+
+def test_report_of_an_empty_folder(fedaudit, tmp_path):
+    code, _, err = fedaudit("report", tmp_path)
+    assert code == 2
+    assert "There is no run below" in err
+
+
+def test_version():
+    from fedaudit import __version__
+
+    assert __version__ in CliRunner().invoke(cli.app, ["--version"]).stdout

@@ -1,0 +1,105 @@
+"""What is shipped: every module in the wheel, one copy of every class, nothing heavy imported unasked."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("methods", "attacks", "reports")
+
+
+def sources():
+    """Every module and data file that an installed fedaudit needs, as its path in the wheel."""
+    files = [
+        p for p in (ROOT / "fedaudit").rglob("*") if not any(part in FOLDERS for part in p.relative_to(ROOT).parts)
+    ]
+    found = {p.relative_to(ROOT).as_posix() for p in files}
+    for folder in FOLDERS:
+        found |= {f"fedaudit/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / folder).rglob("*")}
+    return {name for name in found if name.endswith((".py", ".toml", ".html", ".md", ".typed", ".css", ".js"))}
+
+
+def test_the_wheel_holds_every_module(tmp_path):
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert sources() <= inside, sources() - inside
+    assert not [name for name in inside if name.startswith(("methods/", "attacks/", "reports/", "tests/"))]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_second_copy_of_a_package_is_refused(folder):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert f"Write `import fedaudit.{folder}`" in done.stderr
+
+
+def test_runs_from_a_bare_checkout_without_opacus_and_ray(tmp_path):
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('opacus', 'ray', 'torchvision'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import fedaudit\n"
+        f"fedaudit.run(method='fedavg', rounds=1, clients=2, out={str(tmp_path / 'a')!r})\n"
+        "try: fedaudit.run(method='fedavg', rounds=1, clients=2, engine='ray', out='b')\n"
+        "except fedaudit.FedauditError as e: assert 'fedaudit[ray]' in str(e)\n"
+        "else: raise SystemExit('ray was found')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_harness_knows_no_method_attack_or_report_by_name():
+    names = {p.stem for folder in ("methods", "attacks") for p in (ROOT / folder).glob("*.py")} - {
+        "__init__",
+        "local",
+        "loss",
+    }
+    for path in (ROOT / "fedaudit").rglob("*.py"):
+        if any(part in FOLDERS for part in path.relative_to(ROOT).parts) or path.name in ("cli.py", "config.py"):
+            continue
+        text = path.read_text()
+        assert not re.search(r"(from|import) fedaudit\.(methods|attacks|reports)", text), path
+        for name in names:
+            assert not re.search(rf"[\"']{name}[\"']", text), f"{path} names {name}"
+
+
+def test_nothing_pickles():
+    for path in [*ROOT.glob("fedaudit/**/*.py"), *(p for f in FOLDERS for p in (ROOT / f).glob("**/*.py"))]:
+        assert not re.search(
+            r"^\s*(import|from) (pickle|cloudpickle|dill|joblib|marshal|shelve)|torch\.(load|save)\(",
+            path.read_text(),
+            re.M,
+        ), path
+
+
+def test_versions_agree():
+    from fedaudit import __version__
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("tool", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])
+def test_lint_and_types(tool):
+    done = subprocess.run(
+        [sys.executable, "-m", *tool, *([] if tool[0] == "mypy" else ["."])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
