@@ -16,7 +16,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from fedaudit import models
 from fedaudit.config import Frozen, Setting, validated
 from fedaudit.errors import ContractError, ThreatError
 from fedaudit.records import load
@@ -59,8 +58,7 @@ class Scene:
     def model(self, arch: str, state: dict[str, Tensor]) -> nn.Module:
         """A model of a known architecture with weights that the view contained."""
         with seeded("attack"):
-            blank = models.build(arch, shape=self.shape, classes=self.classes)
-        return load(blank, state).to(self.device).eval()
+            return load(self._world.build(arch), state)
 
     def released(self, kind: str) -> list[tuple[Entry, str]]:
         """The target's uploads of one kind that the view shows and the transcript kept, as (message, field)."""

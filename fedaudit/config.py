@@ -35,6 +35,8 @@ class Setting(Frozen):
     model: str = Field("cnn", description="a model, a group such as HtFE-5, or resnet18:3,resnet34:2")
     server_model: str | None = Field(None, description="the server's model, where clients differ in theirs")
 
+    norm: Literal["keep", "group"] = Field("keep", description="group: GroupNorm instead of batch norm, for DP-SGD")
+
     rounds: int = Field(10, ge=0, description="communication rounds, T")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients asked in a round")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")

@@ -32,7 +32,7 @@ class SwapEngine:
         for task in tasks:
             done = run_task(task)
             if done.reply is not None:
-                swapped = run_task(dataclasses.replace(task, swap=done.private_fits))
+                swapped = run_task(dataclasses.replace(task, swap=done.private_fits, replay=done.released))
                 self._compare(task, done, swapped)
             yield done
 
@@ -46,9 +46,9 @@ class SwapEngine:
         for name, declared in before.declared().items():
             where = f"{type(before).__name__}.{name}"
             same = _bits(getattr(before, name)) == _bits(getattr(after, name))
-            if declared is not None and (declared.role == "public" or declared.via == "model"):
+            if declared is not None and (declared.role == "public" or declared.via in ("model", "released")):
                 if not same:
-                    said = "public()" if declared.role == "public" else 'via="model"'
+                    said = "public()" if declared.role == "public" else f'via="{declared.via}"'
                     raise ContractError(
                         f"{where} is declared {said}, but it changes with the records that client {task.k} holds after "
                         f'training: {task.fn} reads them again. Declare it private(..., via="data").'

@@ -82,9 +82,7 @@ def summary(record: RunRecord) -> list[str]:
     absent = sum(len(row.absent) for row in record.rounds)
     if absent:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
-    open_releases = [r.field for r in record.releases if r.role == "private" and not r.protection]
-    if open_releases:
-        lines.append(f"  sent as it is, epsilon = infinity: {', '.join(open_releases)}")
+    lines += ledger_lines(record)
     for attack in record.attacks:
         if attack["ran"]:
             p = attack["pooled"]
@@ -95,6 +93,43 @@ def summary(record: RunRecord) -> list[str]:
     seconds = sum(row.wall_s for row in record.rounds)
     lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
     return lines + [f"  note: {note}" for note in record.notes]
+
+
+def ledger_lines(record: RunRecord) -> list[str]:
+    """What the ledger guarantees, worst client first: never less alarming than it is."""
+    if not record.ledger or not any(ledger.entries for ledger in record.ledger):
+        return ["  privacy: nothing computed from private data was released"]
+    open_fields = sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier == 0})
+    lines = []
+    if open_fields:
+        lines.append(f"  privacy: epsilon = infinity for each client; not protected: {', '.join(open_fields)}")
+    elif record.status == "done":
+        totals = [c.epsilon for c in record.ledger]
+        if None in totals:
+            lines.append("  privacy: releases under different neighbouring relations, not composed; see the record")
+        else:
+            worst = max(c for c in totals if c is not None)
+            relations = sorted({r for c in record.ledger for r, total in c.by_relation.items() if total.epsilon > 0})
+            delta = max(c.delta for c in record.ledger)
+            lines.append(
+                f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
+                + (f" ({', '.join(relations)})" if relations else "")
+            )
+    for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
+        entries = [e for c in record.ledger for e in c.entries if e.field == field]
+        first = entries[0]
+        text = f"    {field} ({first.kind}): {first.mechanism}"
+        if first.sigma is not None:
+            text += f", sigma {first.sigma:.4g}, sensitivity {first.sensitivity:.4g}, {first.relation}"
+        if first.condition:
+            text += f", {first.condition}"
+        if first.claim is not None:
+            text += f"; asked for: epsilon {first.claim:g} " + ("over the run" if first.steps > 1 else "per release")
+        cosines = [e.cosine for e in entries if e.cosine is not None]
+        if cosines:
+            text += f"; cosine to the raw values {sum(cosines) / len(cosines):.3f}"
+        lines.append(text)
+    return lines
 
 
 def _percent(share: float) -> str:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from fedaudit import models
 from fedaudit.config import Frozen, validated
-from fedaudit.errors import ContractError
+from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.fit import Fitted, Loss, Opt, Until, fit
 from fedaudit.meter import Meter
+from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
+from fedaudit.privacy.policy import TRAINING
 from fedaudit.records import Down, Record, Size, State, Up
 from fedaudit.rng import generator
 from fedaudit.traffic import Plan
@@ -101,7 +103,7 @@ class Server(Party):
         """A freshly initialised model, in evaluation mode."""
         if arch is None:
             arch = self._world.server_arch
-        return models.build(arch, shape=self.shape, classes=self.classes).to(self.device).eval()
+        return self._world.build(arch)
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
@@ -131,13 +133,30 @@ class Server(Party):
 class Client(Party):
     """Client k with its records, its model and what it remembers, for the length of one task."""
 
-    def __init__(self, world: World, k: int, t: int, ask: int, meter: Meter, model: models.Net, memory: dict[str, Any]):
+    def __init__(
+        self,
+        world: World,
+        k: int,
+        t: int,
+        ask: int,
+        meter: Meter,
+        model: models.Net,
+        memory: dict[str, Any],
+        plain_fits: int = 0,
+        attempt: int = 0,
+    ):
         super().__init__(world, f"client {k}", t, ask, meter)
         self.id = k
         self.model = model
         self.memory = memory  # plain trees of tensors, states, numbers and strings; survives the codec
         self.private_fits = 0
+        self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
+        self.entries: list[dict[str, Any]] = []  # for the ledger
+        self.released: list[Any] = []  # what client.protect gave back
+        self._attempt = attempt
+        self._replay: list[Any] | None = None
         self._swap_after: int | None = None
+        self._means: list[Tensor] = []  # keeps the ids in the context valid
 
     @property
     def x(self) -> Tensor:
@@ -161,9 +180,68 @@ class Client(Party):
     def __len__(self) -> int:
         return self._world.count(self.id)
 
-    def swap_after(self, private_fits: int | None) -> None:
-        """For the test of declarations: after so many private fits, hold other records, as many as before."""
-        self._swap_after = private_fits
+    def swap_after(self, private_fits: int | None, replay: list[Any] | None = None) -> None:
+        """For the test of declarations: after so many private fits, hold other records, as many as before.
+
+        `replay` stands in for what `protect` would give back, so that what is derived from it must not change.
+        """
+        self._swap_after, self._replay = private_fits, replay
+
+    @cached_property
+    def _context(self) -> Context:
+        return Context(
+            key=(self._world.setting.seed, self._name, self.t, self._ask, self._attempt),
+            n=len(self),
+            policies=self._world.policies,
+            releases=self._world.releases,
+            images=lambda: self.x,
+            encode=lambda x: self.model.eval().encode(x),
+            plain_fits=self.plain_fits,
+        )
+
+    def protect(self, message: type[Up], field: str, value: Any) -> Any:
+        """`value` as it will leave in `message.field`. What is computed from that is post-processing, and free."""
+        if self._replay:
+            released = self._replay.pop(0)
+            self._context.done[f"{message.__name__}.{field}"] = (released, {})
+        else:
+            released = protect_field(message, field, value, self._context)
+        self.released.append(released)
+        return released
+
+    def class_means(self, rows: Tensor, kind: str, y: Tensor | None = None) -> dict[int, Tensor]:
+        """The mean of the rows of each class present, the rows clipped first where the kind's policy clips."""
+        y = self.y if y is None else y
+        policy = self._world.policies.get(kind)
+        C = policy.clip if policy is not None and policy.mechanism == "gaussian" else None
+        if C is not None:
+            rows = clip_rows(rows, C)
+        means = {}
+        for c in y.unique().tolist():
+            of_class = rows[y == c]
+            means[c] = of_class.mean(0)
+            if C is not None:
+                self._context.means[id(means[c])] = (C, len(of_class))
+        self._means += means.values()
+        return means
+
+    def release(self, reply: Up) -> tuple[Up, dict[str, Any]]:
+        """The reply as it may leave, and the public parameters of its protection. Called by the harness."""
+        self._context.plain_fits = self.plain_fits
+        with self._meter.span("protect"):
+            reply, protection, entries = protect(reply, self._context)
+        self.entries += entries
+        return reply, protection
+
+    def optimise(self, params: Sequence[Tensor], closure: Callable[[], Tensor], *, steps: int, opt: Opt) -> None:
+        """Minimise what `closure` computes over `params`: for what is no model training, such as images."""
+        if TRAINING in self._world.policies:
+            raise PrivacyError(
+                "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
+                "reduces, and this one is free-form. Run this method without privacy.training."
+            )
+        self.plain_fits += 1
+        super().optimise(params, closure, steps=steps, opt=opt)
 
     def fit(
         self,
@@ -180,15 +258,52 @@ class Client(Party):
         model: nn.Module | None = None,
     ) -> Fitted:
         """Train this client's model on its private records, or on `data` built from received messages or noise."""
-        fitted = self._fit(
-            model or self.model, loss, self._rows if data is None else data, opt=opt, batch=batch, epochs=epochs,
-            steps=steps, given=given, until=until, separable=separable,
-        )  # fmt: skip
+        options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
+        model = model or self.model
+        if data is None and TRAINING in self._world.policies:
+            return self._fit_private(model, loss, until, separable, options)
+        rows = self._rows if data is None else data
+        fitted = self._fit(model, loss, rows, until=until, separable=separable, **options)
         if data is None:
-            self.private_fits += 1
-            if self.private_fits == self._swap_after:
-                del self._rows
+            self.plain_fits += 1
+            self._count_private_fit()
         return fitted
+
+    def _fit_private(
+        self, model: nn.Module, loss: Loss, until: Until | None, separable: bool, options: dict[str, Any]
+    ) -> Fitted:
+        from fedaudit.privacy.dpsgd import fit_private
+
+        if until is not None:
+            raise PrivacyError(
+                f"{self._world.setting.method} stops training by looking at its records (until=...), which DP-SGD does "
+                "not account for. Set its stopping rule off, so that it trains for a fixed number of epochs."
+            )
+        if not separable:
+            raise PrivacyError(
+                f"{self._world.setting.method} trains on a loss that does not separate over records (separable=False); "
+                "no clipping of single records' gradients exists for it. Run it without privacy.training."
+            )
+        self._fits = getattr(self, "_fits", 0) + 1
+        with self._meter.span("fit"):
+            fitted, entry = fit_private(
+                model,
+                loss,
+                self._rows,
+                rng=self.rng(f"fit {self._fits}"),
+                noise=generator(*self._context.key, f"dp-sgd {self._fits}", device=self.device),
+                policy=self._world.policies[TRAINING],
+                rounds=self._world.setting.rounds,
+                **options,
+            )
+        self.entries.append(entry)
+        self._count_private_fit()
+        return fitted
+
+    def _count_private_fit(self) -> None:
+        self.private_fits += 1
+        if self.private_fits == self._swap_after:
+            del self._rows
 
 
 class Cohort:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedaudit.config import Setting
 from fedaudit.errors import RunError
+from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.store import write_atomic
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SCHEMA = 1
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
 
 
 class FieldTraffic(Part):
@@ -79,7 +80,7 @@ class RunRecord(Part):
     traffic: list[FieldTraffic] = Field(default_factory=list)
     traffic_declared: bool = True
     releases: list[Release] = Field(default_factory=list)
-    ledger: list[dict[str, Any]] = Field(default_factory=list)
+    ledger: list[ClientLedger] = Field(default_factory=list)
     timings: list[dict[str, Any]] = Field(default_factory=list)
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0

@@ -37,6 +37,9 @@ BLOB_LIMIT = 1 << 36  # bytes
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
 
 Dtype = Literal["float16", "bfloat16", "uint8"]
+Via = Literal["data", "model", "released"]
+Unit = Literal["record", "client"]
+Depends = Literal["record", "all", "class", "histogram", "range"]
 
 
 class State(dict[str, Tensor]):
@@ -82,8 +85,9 @@ class Declared:
 
     role: Literal["private", "public", "relay"]
     kind: str | None = None
-    via: Literal["data", "model"] | None = None
-    unit: Literal["record", "client"] | None = None
+    via: Via | None = None
+    unit: Unit | None = None
+    depends: Depends | None = None
     dtype: Dtype | None = None
     finite: bool = True
 
@@ -97,21 +101,26 @@ def _kind(kind: str) -> str:
 def private(
     kind: str,
     *,
-    via: Literal["data", "model"],
-    unit: Literal["record", "client"],
+    via: Via,
+    unit: Unit,
+    depends: Depends | None = None,
     dtype: Dtype | None = None,
     finite: bool = True,
 ) -> Any:
-    """A release: computed from the client's private data, directly (`via="data"`) or through its model only.
+    """A release: computed from the client's private data, directly (`via="data"`) or through its model only, or from
+    what `client.protect` gave back (`via="released"`: post-processing).
 
-    `unit="record"` promises one row per record on dimension 0. `dtype` is what travels, applied after the noise;
+    `unit="record"` promises one row per record on dimension 0. `depends` says how rows depend on records where the
+    kind and unit do not tell (see fedaudit.privacy.mechanism). `dtype` is what travels, applied after the noise;
     `uint8` takes values in [-1, 1], the range of images.
     """
-    if via not in ("data", "model") or unit not in ("record", "client"):
-        raise ContractError(f'private({kind!r}): via is "data" or "model", unit is "record" or "client".')
+    if via not in get_args(Via) or unit not in get_args(Unit):
+        raise ContractError(f"private({kind!r}): via is one of {get_args(Via)}, unit one of {get_args(Unit)}.")
+    if depends is not None and depends not in get_args(Depends):
+        raise ContractError(unknown(f"depends of private({kind!r})", depends, get_args(Depends)))
     if dtype is not None and dtype not in _DTYPES:
         raise ContractError(unknown(f"dtype of private({kind!r})", dtype, _DTYPES))
-    return dataclasses.field(metadata={"declared": Declared("private", _kind(kind), via, unit, dtype, finite)})
+    return dataclasses.field(metadata={"declared": Declared("private", _kind(kind), via, unit, depends, dtype, finite)})
 
 
 def public(*, finite: bool = True) -> Any:
@@ -150,6 +159,12 @@ class Record:
     @classmethod
     def class_id(cls) -> str:
         return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def message_classes(module: str) -> list[type[Record]]:
+    """The record classes that a module defined or imported messages from, nearest first."""
+    own = [cls for cls in _classes.values() if cls.__module__ == module]
+    return own + [cls for cls in _classes.values() if cls.__module__ != module]
 
 
 class Up(Record):

@@ -23,6 +23,7 @@ from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.evaluate import evaluate, results
 from fedaudit.meter import Meter, Timings, peak_rss
 from fedaudit.method import Client, Cohort, Server, function_path
+from fedaudit.privacy.ledger import Ledger
 from fedaudit.record import (
     Absence,
     FieldTraffic,
@@ -42,6 +43,8 @@ from fedaudit.transcript import Transcript, TranscriptWriter
 from fedaudit.wire import Wire
 from fedaudit.world import World, world_of
 
+Asker = Callable[..., dict[int, Up]]
+Entries = list[tuple[int, list[dict[str, Any]]]]  # what clients enter into the ledger in one round
 Watch = Callable[[int, int, str], None]  # round, rounds, what is being done
 
 
@@ -110,8 +113,9 @@ class _Run:
         self.timings = Timings()
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
+        self.ledger = Ledger()
         self.digest = ""
-        self.started = 0
+        self.started = self.attempt = 0
         self.state: Record
         self.record: RunRecord
 
@@ -152,6 +156,8 @@ class _Run:
             self.timings = Timings(self.record.timings, self.record.peak_rss_bytes, self.record.peak_gpu_bytes)
             self.traffic = {(row.direction, row.field): row for row in self.record.traffic}
             self.releases = {release.field: release for release in self.record.releases}
+            self.ledger = Ledger(self.record.ledger)
+            self.attempt = 0 if self.setting.deterministic else head["attempt"] + 1
             self.digest = self.record.transcript_digest
             self.transcript = self._transcript(offset=head["transcript"], last_round=self.started, seq=head["seq"])
             self.state = decode(self.store.server(head["server"]), Record, device=self.world.device)
@@ -163,9 +169,10 @@ class _Run:
         participants = self._participants(t)
         wire = Wire(self.transcript, t)
         absent: list[Absence] = []
+        entries: Entries = []
         self.transcript.begin_round(t)
         meter = Meter("server", t, self.world.device, self.setting.flops)
-        cohort = Cohort(participants, self._asker(t, wire, absent, quorum=self._quorum(participants)))
+        cohort = Cohort(participants, self._asker(t, wire, absent, entries, quorum=self._quorum(participants)))
         with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
             after = self.method.round(self.state, self._server(t, meter), cohort)
         self._check_state(after, "round")
@@ -174,6 +181,7 @@ class _Run:
         offset = self.transcript.end_round(t)
         utility = self._evaluate(t, after)
         self._count(wire)
+        self._enter(t, entries, wire)
         up, down = wire.traffic.total("up"), wire.traffic.total("down")
         self.record.rounds.append(
             RoundRecord(
@@ -193,6 +201,7 @@ class _Run:
 
     def _finish(self) -> None:
         self.record.published = self._save_models()
+        self.record.ledger = self.ledger.close()
         self.record.status = "done"
         self.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.record.save(self.folder)
@@ -202,7 +211,7 @@ class _Run:
 
     # --- asking clients ---
 
-    def _asker(self, t: int, wire: Wire, absent: list[Absence], quorum: int) -> Callable[..., dict[int, Up]]:
+    def _asker(self, t: int, wire: Wire, absent: list[Absence], entries: Entries, quorum: int) -> Asker:
         def ask(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down]) -> dict[int, Up]:
             path = function_path(self.method, fn)
             messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
@@ -213,9 +222,12 @@ class _Run:
                 )
             number = len(wire.traffic.asks)
             tasks = (
-                Task(self.json, path, k, t, number, self.store.client(k), blob, drop=self._drops(k, t, number))
+                Task(
+                    self.json, path, k, t, number, self.store.client(k), blob,
+                    drop=self._drops(k, t, number), attempt=self.attempt,
+                )
                 for k, blob in wire.down(messages)
-            )
+            )  # fmt: skip
             replies: dict[int, Up] = {}
             first_error = ""
             for done in self.engine.map(tasks):
@@ -230,6 +242,7 @@ class _Run:
                     continue
                 replies[done.k] = reply
                 self.store.put_client(done.k, t, number, done.state)
+                entries.append((done.k, done.entries))
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
             if len(cohort.ids) < quorum:
                 raise RunError(
@@ -298,6 +311,15 @@ class _Run:
             self.releases[release["field"]] = Release(**release)
         self.digest = xxhash.xxh3_128_hexdigest((self.digest + "".join(wire.traffic.digests)).encode())
 
+    def _enter(self, t: int, entries: Entries, wire: Wire) -> None:
+        policies = self.world.policies.values()
+        for k, of_client in entries:
+            n = self.world.count(k)
+            delta = min((policy.delta_for(n) for policy in policies), default=1 / n)
+            self.ledger.add(k, n, delta, t, of_client)
+        for kind, to in sorted(wire.traffic.relayed):
+            self.ledger.relayed(kind, to)
+
     def _commit(self, t: int, state: Record, offset: int) -> Record:
         """Make the round a fact; the state goes on as its codec left it, so that a resumed run cannot differ."""
         blob = encode(state)
@@ -307,8 +329,14 @@ class _Run:
         record.timings = self.timings.table()
         record.peak_rss_bytes, record.peak_gpu_bytes = self.timings.peak_rss_bytes, self.timings.peak_gpu_bytes
         record.transcript_digest = self.digest
+        record.ledger = self.ledger.rows()
         record.result = results([row.model_dump() for row in record.rounds])
-        facts = {"transcript": offset, "seq": self.transcript.seq, "record": json.loads(record.model_dump_json())}
+        facts = {
+            "transcript": offset,
+            "seq": self.transcript.seq,
+            "attempt": self.attempt,
+            "record": json.loads(record.model_dump_json()),
+        }
         self.store.commit(t, blob, facts)
         record.save(self.folder)
         return decode(blob, Record, device=self.world.device)

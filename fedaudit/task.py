@@ -13,7 +13,7 @@ import torch
 from fedaudit.errors import ContractError, FedauditError, PrivacyError
 from fedaudit.meter import Meter, Span, peak_rss
 from fedaudit.method import Client, find_function
-from fedaudit.records import Down, Record, State, Up, decode, encode, load, state_of
+from fedaudit.records import Down, Record, State, Up, decode, decode_tree, encode, encode_tree, load, state_of
 from fedaudit.rng import seeded
 from fedaudit.world import World, world_of
 
@@ -23,6 +23,7 @@ class ClientState(Record):
 
     model: State
     memory: dict[str, Any]
+    plain_fits: int  # trainings on private records without DP: they make every release of the model cost
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Task:
     state: bytes | None  # None: this client was never asked before
     message: bytes
     drop: bool = False  # this client is to fail after it received the message
+    attempt: int = 0  # counts replays of a round where the bits of a replay are not promised: fresh noise
     swap: int | None = None  # for the test of declarations: other records after so many private fits
+    replay: bytes | None = None  # for the same test: what client.protect gave back the first time
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Done:
     k: int
     state: bytes | None = None
     reply: bytes | None = None
-    protection: dict[str, Any] = field(default_factory=dict)
+    protection: dict[str, Any] = field(default_factory=dict)  # public: parameters of the mechanisms
+    entries: list[dict[str, Any]] = field(default_factory=list)  # for the ledger
+    released: bytes | None = None  # what client.protect gave back, for the test of declarations
     spans: list[Span] = field(default_factory=list)
     rss: int = 0
     gpu: int | None = None
@@ -66,33 +71,46 @@ def run_task(task: Task) -> Done:
         with compute(world), seeded(world.setting.seed, f"client {task.k}", task.t, task.ask, device=world.device):
             with meter.span("decode"):
                 message = decode(task.message, Down, device=world.device)
-                client = open_client(world, task.k, task.t, task.ask, meter, task.state)
-            client.swap_after(task.swap)
+                client = open_client(world, task.k, task.t, task.ask, meter, task.state, task.attempt)
+            client.swap_after(task.swap, decode_tree(task.replay, device=world.device) if task.replay else None)
             with meter.span("task"):
                 reply = find_function(world.method, task.fn)(client, message)
             if not isinstance(reply, Up):
                 raise ContractError(
                     f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it must return an Up message."
                 )
+            reply, protection = client.release(reply)
             with meter.span("encode"):
                 blob = encode(reply)
-                state = encode(ClientState(state_of(client.model), client.memory))
+                state = encode(ClientState(state_of(client.model), client.memory, client.plain_fits))
+                released = encode_tree(client.released) if client.released else None
     except (ContractError, PrivacyError) as e:
         return Done(task.k, error=str(e), fatal=e)
     except Exception as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
         where = traceback.extract_tb(e.__traceback__)[-1]
         error = f"{type(e).__name__}: {e} ({where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         return Done(task.k, error=error, spans=meter.close(), rss=peak_rss(), gpu=meter.peak_gpu())
-    fits = client.private_fits
-    return Done(task.k, state, blob, spans=meter.close(), rss=peak_rss(), gpu=meter.peak_gpu(), private_fits=fits)
+    return Done(
+        task.k,
+        state,
+        blob,
+        protection=protection,
+        entries=client.entries,
+        released=released,
+        spans=meter.close(),
+        rss=peak_rss(),
+        gpu=meter.peak_gpu(),
+        private_fits=client.private_fits,
+    )
 
 
-def open_client(world: World, k: int, t: int, ask: int, meter: Meter, state: bytes | None) -> Client:
+def open_client(world: World, k: int, t: int, ask: int, meter: Meter, state: bytes | None, attempt: int = 0) -> Client:
     """Client k as its last committed state left it."""
     if state is None:
-        return Client(world, k, t, ask, meter, world.fresh_model(k), {})
+        return Client(world, k, t, ask, meter, world.fresh_model(k), {}, attempt=attempt)
     kept = decode(state, ClientState, device=world.device)
-    return Client(world, k, t, ask, meter, load(world.blank_model(k), kept.model), kept.memory)
+    model = load(world.blank_model(k), kept.model)
+    return Client(world, k, t, ask, meter, model, kept.memory, kept.plain_fits, attempt)
 
 
 @contextmanager

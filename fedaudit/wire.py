@@ -22,6 +22,7 @@ class RoundTraffic:
         self.asks: list[tuple[list[int], list[int]]] = []
         self.choices: dict[str, dict[int, Any]] = {}
         self.releases: dict[str, dict[str, Any]] = {}
+        self.relayed: set[tuple[str, int]] = set()  # kind, client that now sees it
         self.digests: list[str] = []
 
     def total(self, direction: str) -> tuple[int, int]:
@@ -125,6 +126,9 @@ class Wire:
         )
         self.traffic.add(direction, k, message, head, sizes)
         self.traffic.digests.append(f"{direction} {k} {head.digest}")
+        for field in fields.values():
+            if field.get("role") == "relay":
+                self.traffic.relayed.add((field["kind"], k))
         if direction == "up":
             for name, field in fields.items():
                 facts = {key: field.get(key) for key in ("role", "kind", "via", "unit", "protection")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from fedaudit.config import Setting
 from fedaudit.data import Federation, federate, load
 from fedaudit.errors import DataError, SettingError
 from fedaudit.method import Method
-from fedaudit.records import Size
+from fedaudit.privacy.policy import read_policies
+from fedaudit.records import KINDS, Size, message_classes
 from fedaudit.rng import generator, seeded
 from fedaudit.traffic import Plan
 
@@ -44,7 +45,17 @@ class World:
             aux=setting.aux,
             public=setting.public,
         )
+        self.policies = read_policies(setting.privacy, KINDS)
         self._templates: dict[str, models.Net] = {}
+
+    def build(self, arch: str) -> models.Net:
+        """A freshly initialised model on this run's device, in evaluation mode."""
+        model = models.build(arch, shape=self.shape, classes=self.classes)
+        if self.setting.norm == "group":
+            from fedaudit.privacy.persample import repair
+
+            model = cast(models.Net, repair(model))
+        return model.to(self.device).eval()
 
     @property
     def server_arch(self) -> str:
@@ -60,8 +71,7 @@ class World:
     def fresh_model(self, k: int) -> models.Net:
         """Client k's model before any training: it follows from the seed and k alone."""
         with seeded(self.setting.seed, f"client {k}", "model"):
-            model = models.build(self.archs[k], shape=self.shape, classes=self.classes)
-        return model.to(self.device).eval()
+            return self.build(self.archs[k])
 
     def blank_model(self, k: int) -> models.Net:
         """A model of client k's architecture whose weights are about to be replaced."""
@@ -109,13 +119,38 @@ class World:
 
     @functools.cached_property
     def model_size(self) -> Callable[[str], Size]:
-        """Bytes of a model by its name, as parameters and buffers; measured once on the meta device."""
+        """Bytes of a model by its name, as parameters and buffers; built once to be measured."""
 
         @functools.cache
         def size(arch: str) -> Size:
-            return model_size(arch, self.shape, self.classes)
+            with seeded("size"):
+                model = self.build(arch)
+            parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+            everything = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+            return Size(parameters, everything - parameters)
 
         return size
+
+    @functools.cached_property
+    def releases(self) -> Callable[[str], int | None]:
+        """How often a client will release a kind over the whole run, by the method's declared traffic."""
+
+        @functools.cache
+        def count(kind: str) -> int | None:
+            declared = self.method.traffic(self.plan(1, list(range(self.setting.clients))))
+            if declared is None:
+                return None
+            fields = {name for direction, name in declared if direction == "up"}
+            return self.setting.rounds * sum(kind_of(name) == kind for name in fields)
+
+        def kind_of(name: str) -> str | None:
+            message, _, field = name.partition(".")
+            for cls in message_classes(type(self.method).__module__):
+                if cls.__name__ == message and (declared := cls.declared().get(field)) is not None:
+                    return declared.kind
+            return None
+
+        return count
 
     def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
         server_arch = self.setting.server_model or self.archs[0]
@@ -132,13 +167,6 @@ class World:
             public=len(self.federation.public),
             **facts,
         )
-
-
-def model_size(arch: str, shape: tuple[int, int, int], classes: int) -> Size:
-    with seeded("size"):
-        model = models.build(arch, shape=shape, classes=classes)
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Size(parameters, sum(t.numel() * t.element_size() for t in model.state_dict().values()) - parameters)
 
 
 def resolve_device(name: str) -> torch.device:

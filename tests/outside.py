@@ -129,6 +129,80 @@ class Sent(Down):
     w: State
 
 
+class Softened(Up):
+    v: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")
+    r: dict[int, Tensor] = private("soft_labels", via="released", unit="client")
+
+
+class Resoftened(Up):
+    v: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")
+    r: dict[int, Tensor] = private("soft_labels", via="data", unit="client", depends="class")
+
+
+class SoftLabels(Averages):
+    """Class-mean logits, and soft labels that are made from the means as they were released."""
+
+    def init(self, server):
+        return Last(None, 0)
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.update, Start(server.t))
+        return Last(None, server.t)
+
+    def update(self, client, msg):
+        client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
+        with torch.no_grad():
+            v = client.protect(Softened, "v", client.class_means(client.model(client.x), "logits"))
+        return Softened(v, {c: mean.softmax(0) for c, mean in v.items()})
+
+
+class RawSoftLabels(SoftLabels):
+    """The same from the raw means: a second release of the records."""
+
+    def update(self, client, msg):
+        client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
+        with torch.no_grad():
+            v = client.class_means(client.model(client.x), "logits")
+        return Resoftened(v, {c: mean.softmax(0) for c, mean in v.items()})
+
+
+class FalseSoftLabels(SoftLabels):
+    """Says that its soft labels come from the released means, and takes the raw ones."""
+
+    def update(self, client, msg):
+        client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
+        with torch.no_grad():
+            raw = client.class_means(client.model(client.x), "logits")
+        return Softened(client.protect(Softened, "v", raw), {c: mean.softmax(0) for c, mean in raw.items()})
+
+
+class Stops(Averages):
+    """Trains until it likes what it sees."""
+
+    def update(self, client, msg):
+        client.fit(ce, epochs=2, batch=32, opt=sgd(0.1), until=lambda f, x, y: bool((f(x).argmax(1) == y).all()))
+        return Weights(state_of(client.model))
+
+
+def mean_ce(f, x, y):
+    return cross_entropy(f(x), y)
+
+
+class Inseparable(Averages):
+    def update(self, client, msg):
+        client.fit(mean_ce, epochs=1, batch=32, opt=sgd(0.1), separable=False)
+        return Weights(state_of(client.model))
+
+
+class Paints(Averages):
+    """Optimises an image."""
+
+    def update(self, client, msg):
+        x = client.x[:1].clone().requires_grad_()
+        client.optimise([x], lambda: client.model(x).sum(), steps=1, opt=sgd(0.1))
+        return Weights(state_of(client.model))
+
+
 class Vandal(Averages):
     """Overwrites what it receives, in place: nobody else may notice."""
 

@@ -24,8 +24,8 @@ from fedaudit.errors import ContractError, PrivacyError
 Loss = Callable[..., Tensor]
 
 _REMEDY = (
-    "Replace them by layers that look at one record alone, such as GroupNorm: fedaudit.privacy.persample.repair(model) "
-    "does so by opacus' ModuleValidator.fix. The comparison without privacy should then use the same repaired model."
+    "Replace them by layers that look at one record alone: --norm group puts GroupNorm in their place (by opacus' "
+    "ModuleValidator.fix). The run without privacy that you compare with should use the same --norm group."
 )
 
 

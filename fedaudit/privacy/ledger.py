@@ -1,0 +1,143 @@
+"""The ledger: what each client has spent, release by release, and what is really guaranteed.
+
+A release that nobody protected has epsilon infinity, and so has its client's total: "epsilon = 1 on the embeddings"
+beside unprotected weights is reported as exactly that. Entries of different neighbouring relations are never composed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedaudit.privacy.accounting import Event, compose
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+class Entry(Part):
+    """Releases of one field under one protection. `rounds` lists each of them."""
+
+    field: str
+    kind: str
+    mechanism: str
+    noise_multiplier: float  # 0: unprotected; infinite: free
+    relation: str
+    sample_rate: float = 1.0
+    steps: int = 1  # mechanisms in one release
+    sigma: float | None = None
+    sensitivity: float | None = None
+    clip: float | None = None
+    condition: str | None = None
+    delta: float | None = None
+    claim: float | None = None  # epsilon that the paper's way of counting would state: one release, no composition
+    rounds: list[int] = Field(default_factory=list)
+    cosine: float | None = None  # mean over releases; for the auditor
+
+    def events(self) -> Event:
+        return Event(self.noise_multiplier, self.sample_rate, self.steps * len(self.rounds))
+
+    def same_as(self, other: Entry) -> bool:
+        apart = {"rounds", "cosine"}
+        return self.model_dump(exclude=apart) == other.model_dump(exclude=apart)
+
+
+class Total(Part):
+    """Entries of one relation, composed."""
+
+    epsilon: float
+    accountant: str
+    by_accountant: dict[str, float] = Field(default_factory=dict)
+    reason: str = ""
+
+
+class ClientLedger(Part):
+    client: int
+    n: int
+    delta: float
+    entries: list[Entry] = Field(default_factory=list)
+    by_kind: dict[str, float] = Field(default_factory=dict)
+    by_relation: dict[str, Total] = Field(default_factory=dict)
+    epsilon: float | None = None  # of record; None where entries of different relations cannot be composed
+    claim: float | None = None  # the largest claim for a single release, as papers state it
+    observers: dict[str, list[str]] = Field(default_factory=dict)  # kind: who saw it
+
+    def add(self, entry: Entry, t: int) -> None:
+        for known in reversed(self.entries):
+            if known.same_as(entry):
+                if entry.cosine is not None and known.cosine is not None:
+                    known.cosine += (entry.cosine - known.cosine) / (len(known.rounds) + 1)
+                known.rounds.append(t)
+                return
+        self.entries.append(entry.model_copy(update={"rounds": [t]}))
+
+    def close(self) -> None:
+        """Compose what was entered, by kind and in total."""
+        self.by_kind = {
+            kind: max(
+                (
+                    total.epsilon
+                    for total in _by_relation([e for e in self.entries if e.kind == kind], self.delta).values()
+                ),
+                default=0.0,
+            )
+            for kind in sorted({e.kind for e in self.entries})
+        }
+        self.by_relation = _by_relation(self.entries, self.delta, compare=True)
+        epsilons = [total.epsilon for total in self.by_relation.values()]
+        finite = [e for e in epsilons if e > 0]
+        self.epsilon = math.inf if math.inf in epsilons else (max(finite, default=0.0) if len(finite) <= 1 else None)
+        self.claim = max((e.claim for e in self.entries if e.claim is not None), default=None)
+
+
+def _by_relation(entries: Iterable[Entry], delta: float, compare: bool = False) -> dict[str, Total]:
+    grouped: dict[str, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.relation, []).append(entry)
+    totals = {}
+    for relation, group in sorted(grouped.items()):
+        done = compose([e.events() for e in group], delta, compare=compare)
+        totals[relation] = Total(
+            epsilon=done.epsilon_of_record,
+            accountant=done.accountant,
+            by_accountant=done.by_accountant,
+            reason=done.reason,
+        )
+    return totals
+
+
+class Ledger:
+    """All clients' entries in one run."""
+
+    def __init__(self, clients: Iterable[ClientLedger] = ()):
+        self.clients = {ledger.client: ledger for ledger in clients}
+
+    def add(self, k: int, n: int, delta: float, t: int, entries: Iterable[dict[str, Any]]) -> None:
+        ledger = self.clients.setdefault(k, ClientLedger(client=k, n=n, delta=delta))
+        for entry in entries:
+            ledger.add(Entry(**entry), t)
+            _see(ledger, entry["kind"], "server")
+
+    def relayed(self, kind: str, to: int) -> None:
+        """Somebody else's release of this kind was passed on to client `to`: it costs nothing, but is seen."""
+        for k, ledger in self.clients.items():
+            if k != to and any(e.kind == kind for e in ledger.entries):
+                _see(ledger, kind, f"client {to}")
+
+    def close(self) -> list[ClientLedger]:
+        for ledger in self.clients.values():
+            ledger.close()
+        return self.rows()
+
+    def rows(self) -> list[ClientLedger]:
+        return [self.clients[k] for k in sorted(self.clients)]
+
+
+def _see(ledger: ClientLedger, kind: str, who: str) -> None:
+    seen = ledger.observers.setdefault(kind, [])
+    if kind != "training" and who not in seen:
+        seen.append(who)

@@ -1,0 +1,333 @@
+"""What a release goes through on the client before it becomes bytes: clipping and Gaussian noise, by policy.
+
+The order is mechanism, quantisation (in the codec), bytes. Each private field leaves an entry for the ledger, also
+where nothing protected it: then its noise multiplier is 0 and its epsilon infinite.
+
+How much one record can change a release (privacy rule 5, C the clipping norm, replace-one; zero-out halves it):
+
+    record     one row per record                  2 C          (sqrt(m) 2 C where a record has m rows)
+    all        R rows that depend on all records   sqrt(R) 2 C
+    class      class means of clipped rows         sqrt(2) 2 C / (N_c - 1), for class c: a record that changes its
+               label leaves one class (of N_c) and joins another, and both means move
+    histogram  counts                              sqrt(2)      (zero-out: 1)
+    range      pixels in [-1, 1]                   sqrt(pixels) 2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.calibration import calibrate
+from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.records import Declared, State, Up
+from fedaudit.rng import generator
+
+
+@dataclass
+class Context:
+    """What the mechanism knows of the client whose release it protects."""
+
+    key: tuple[object, ...]  # (seed, client, round, ask, attempt): the noise follows from it and the field
+    n: int
+    policies: Mapping[str, Policy]
+    releases: Callable[[str], int | None]  # planned releases of a kind over the whole run
+    images: Callable[[], Tensor]
+    encode: Callable[[Tensor], Tensor]
+    plain_fits: int = 0  # trainings on private records that were not DP, ever
+    means: dict[int, tuple[float, int]] = field(default_factory=dict)  # id of a class mean: clipping norm, N_c
+    done: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)  # field: value as released, entry
+
+
+def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any:
+    """One field's value as it will leave the client, ahead of the reply: to compute on what others will see."""
+    declared = cls.declared().get(name)
+    if declared is None or declared.role != "private":
+        raise PrivacyError(f"{cls.__name__}.{name} is no private field; there is nothing to protect.")
+    policy = context.policies.get(declared.kind or "")
+    where = f"{cls.__name__}.{name}"
+    released, entry = (
+        (value, _unprotected(where, declared, context))
+        if policy is None
+        else _release(value, where, declared, policy, context)
+    )
+    context.done[where] = (released, entry)
+    return released
+
+
+def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[str, Any]]]:
+    """The reply as it may leave the client, the public parameters of its protection, and the ledger's entries."""
+    changes: dict[str, Any] = {}
+    protection: dict[str, Any] = {}
+    entries = []
+    for name, declared in reply.declared().items():
+        if declared is None or declared.role != "private":
+            continue
+        where = f"{type(reply).__name__}.{name}"
+        policy = context.policies.get(declared.kind or "")
+        value = getattr(reply, name)
+        early = context.done.get(where)
+        if early is not None and early[0] is value:
+            entry = early[1]
+        elif early is not None:
+            raise PrivacyError(
+                f"{where} was protected once by client.protect; put that value into the reply, no other."
+            )
+        elif policy is not None:
+            changes[name], entry = _release(value, where, declared, policy, context)
+        else:
+            entry = _unprotected(where, declared, context)
+        entries.append(entry)
+        if policy is not None:
+            public = ("mechanism", "sigma", "sensitivity", "clip", "relation", "delta", "claim")
+            protection[name] = {key: entry[key] for key in public if entry.get(key) is not None}
+    return (dataclasses.replace(reply, **changes) if changes else reply), protection, entries
+
+
+def _entry(where: str, declared: Declared, **facts: Any) -> dict[str, Any]:
+    return {"field": where, "kind": declared.kind, **facts}
+
+
+def _unprotected(where: str, declared: Declared, context: Context) -> dict[str, Any]:
+    """A release without a policy: free only where it follows from what was protected, or is the same for neighbours."""
+    if declared.kind == "count":
+        return _entry(
+            where, declared, mechanism="none", noise_multiplier=math.inf, relation="any", condition="n is public"
+        )
+    if declared.via == "released":
+        condition = "derived from what was released"
+        return _entry(
+            where, declared, mechanism="post-processing", noise_multiplier=math.inf, relation="any", condition=condition
+        )
+    if declared.via == "model" and TRAINING in context.policies and not context.plain_fits:
+        return _entry(
+            where,
+            declared,
+            mechanism="post-processing of DP-SGD",
+            noise_multiplier=math.inf,
+            relation="any",
+            condition="given the privacy of training",
+        )
+    return _entry(where, declared, mechanism="none", noise_multiplier=0.0, relation="any")
+
+
+# --- the Gaussian mechanism ------------------------------------------------------------------------------------
+
+
+def _release(
+    value: Any, where: str, declared: Declared, policy: Policy, context: Context
+) -> tuple[Any, dict[str, Any]]:
+    leaves = _leaves(value, where)
+    for leaf in leaves:
+        if not leaf.is_floating_point():
+            raise PrivacyError(f"{where}: Gaussian noise needs floating-point numbers, not {leaf.dtype}.")
+        if not bool(torch.isfinite(leaf).all()):
+            raise PrivacyError(f"{where} holds NaN or infinity before any noise. Training has probably diverged.")
+    delta = policy.delta_for(context.n)
+    if policy.mechanism == "pure-noise":
+        noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
+        entry = _entry(where, declared, mechanism="pure-noise", noise_multiplier=math.inf, relation="any")
+        return _rebuild(value, iter(noisy)), {
+            **entry,
+            "cosine": _cosine(leaves, noisy),
+            "condition": "the size only",
+        }
+    clipped, sensitivities, facts = _bounded(leaves, where, declared, policy, context)
+    multiplier = _multiplier(policy, delta, declared, where, context)
+    noisy = [
+        # In place on the clipped copy: one pass of noise, one addition.
+        _noise(leaf, multiplier * s, policy, (*context.key, where, i)).add_(leaf)
+        for i, (leaf, s) in enumerate(zip(clipped, sensitivities, strict=True))
+    ]
+    guaranteed = facts.pop("guaranteed", True)
+    entry = _entry(
+        where,
+        declared,
+        mechanism="gaussian" if guaranteed else "gaussian, heuristic sensitivity",
+        noise_multiplier=multiplier if guaranteed else 0.0,
+        sigma=multiplier * max(sensitivities, default=0.0),
+        sensitivity=max(sensitivities, default=0.0),
+        delta=delta,
+        claim=policy.epsilon,
+        cosine=_cosine(leaves, noisy),
+        **facts,
+    )
+    return _rebuild(value, iter(noisy)), entry
+
+
+def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:
+    """sigma / sensitivity."""
+    if policy.noise_multiplier is not None:
+        return policy.noise_multiplier
+    assert policy.epsilon is not None  # the policy was checked when it was read
+    releases = 1
+    if policy.calibration == "total":
+        planned = policy.releases or context.releases(declared.kind or "")
+        if planned is None:
+            raise PrivacyError(
+                f"{where}: calibration = 'total' needs the number of releases, and this method does not declare its "
+                f"traffic. Say it: privacy.{declared.kind}.releases."
+            )
+        releases = planned
+    return calibrate(policy.calibration, policy.epsilon, delta, 1.0, releases)
+
+
+def _bounded(
+    leaves: list[Tensor], where: str, declared: Declared, policy: Policy, context: Context
+) -> tuple[list[Tensor], list[float], dict[str, Any]]:
+    """The leaves with their norms bounded, each one's sensitivity, and how it was bounded."""
+    depends = dependence(declared)
+    facts: dict[str, Any] = {"relation": policy.relation}
+    swing = 2.0 if policy.relation == "replace-one" else 1.0
+    if policy.sensitivity.startswith("random-pixel"):
+        if declared.kind != "embeddings" or depends != "record":
+            raise PrivacyError(
+                f"{where}: the random-pixel sensitivity is not applicable to {declared.kind}: they are no function of "
+                "one private image whose pixel could be edited. Use clip=C."
+            )
+        s = random_pixel_sensitivity(context.images(), context.encode, policy.samples, context.key)
+        facts |= {"guaranteed": False, "condition": "random-pixel edits bound no neighbouring data set"}
+        return leaves, [s] * len(leaves), facts
+    C = policy.clip or 1.0
+    if depends == "histogram":
+        return leaves, [math.sqrt(2) if policy.relation == "replace-one" else 1.0] * len(leaves), facts
+    if depends == "range":
+        pixels = sum(leaf.numel() for leaf in leaves)
+        return [leaf.clamp(-1, 1) for leaf in leaves], [swing * math.sqrt(pixels)] * len(leaves), facts
+    facts["clip"] = C
+    if depends == "class":
+        facts["condition"] = "given the class counts, which scale the noise"
+        return leaves, [_class_sensitivity(leaf, where, C, swing, context) for leaf in leaves], facts
+    clipped = [clip_rows(leaf, C) for leaf in leaves]
+    if depends == "record":
+        facts["condition"] = "given the encoder"
+        return clipped, [swing * C * math.sqrt(len(leaves))] * len(leaves), facts
+    rows = sum(_rows(leaf) for leaf in leaves)
+    return clipped, [swing * C * math.sqrt(rows)] * len(leaves), facts
+
+
+def dependence(declared: Declared) -> str:
+    """How a release depends on the records: as declared, else by its kind, else by its unit."""
+    if declared.depends is not None:
+        return declared.depends
+    by_kind = {"label_counts": "histogram", "synthetic_images": "range", "prototypes": "class"}
+    return by_kind.get(declared.kind or "", "record" if declared.unit == "record" else "all")
+
+
+def _class_sensitivity(leaf: Tensor, where: str, C: float, swing: float, context: Context) -> float:
+    made = context.means.get(id(leaf))
+    if made is None:
+        raise PrivacyError(
+            f"{where}: a mean is bounded by clipping the records that go into it, not the mean itself. Compute it with "
+            "client.class_means(rows, kind), which clips as the policy says."
+        )
+    if made[0] != C:
+        raise PrivacyError(f"{where}: its rows were clipped to {made[0]}, the policy says {C}.")
+    return math.sqrt(2) * swing * C / max(made[1] - 1, 1)
+
+
+def clip_rows(t: Tensor, C: float) -> Tensor:
+    """Each row (dimension 0) scaled down to L2 norm C where it is longer; a vector is one row. A copy."""
+    flat = t.reshape(_rows(t), -1) if t.numel() else t
+    if not t.numel():
+        return t.clone()
+    norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    return (flat * (C / norms.clamp(min=C))).reshape(t.shape)
+
+
+def _rows(t: Tensor) -> int:
+    return len(t) if t.dim() > 1 else 1
+
+
+def random_pixel_sensitivity(
+    images: Tensor, encode: Callable[[Tensor], Tensor], samples: int, key: tuple[object, ...]
+) -> float:
+    """DFFKE, Appendix G: the largest change of the output over sampled edits of one random pixel to a value from
+    U(0, 255), here U(-1, 1). It bounds the effect of such edits that were tried, and of nothing else."""
+    rng = generator(*key, "random-pixel", device=images.device)
+    n, channels, height, width = images.shape
+    largest = 0.0
+    for begin in range(0, samples, 256):
+        count = min(256, samples - begin)
+        index, row, column = (
+            torch.randint(high, (count,), generator=rng, device=images.device) for high in (n, height, width)
+        )
+        before = images[index]
+        after = before.clone()
+        value = torch.rand(count, channels, generator=rng, device=images.device) * 2 - 1
+        after[torch.arange(count, device=images.device), :, row, column] = value
+        with torch.no_grad():
+            change = (encode(after) - encode(before)).flatten(1)
+        largest = max(largest, float(torch.linalg.vector_norm(change, dim=1).max()))
+    if largest == 0:
+        raise PrivacyError(
+            "random-pixel: no sampled edit changed the output, so there is no noise to scale. Use clip=C."
+        )
+    return largest
+
+
+def _noise(like: Tensor, sigma: float, policy: Policy, key: tuple[object, ...]) -> Tensor:
+    if policy.secure:
+        return torch.from_numpy(system_normal(like.numel())).to(like).reshape(like.shape).mul_(sigma)
+    rng = generator(*key, "noise", device=like.device)
+    return torch.randn(like.shape, generator=rng, device=like.device, dtype=like.dtype).mul_(sigma)
+
+
+def system_normal(n: int, chunk: int = 1 << 20) -> np.ndarray:
+    """n standard normal numbers from the operating system's entropy, by inversion of 53-bit uniforms."""
+    from scipy.special import ndtri
+
+    out = np.empty(n)
+    for begin in range(0, n, chunk):
+        count = min(chunk, n - begin)
+        uniform = (np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)).astype(np.float64)
+        out[begin : begin + count] = ndtri((uniform + 0.5) * 2.0**-53)
+    return out
+
+
+def _cosine(raw: list[Tensor], noisy: list[Tensor]) -> float | None:
+    """Mean cosine similarity of rows before and after: C_E and C_Y of DFFKE's Table 4. For the auditor alone."""
+    both = zip(raw, noisy, strict=True)
+    pairs = [(a.reshape(_rows(a), -1), b.reshape(_rows(b), -1)) for a, b in both if a.numel()]
+    if not pairs:
+        return None
+    values = torch.cat([cosine_similarity(a, b, dim=1) for a, b in pairs])
+    return float(values.mean())
+
+
+# --- trees of tensors ------------------------------------------------------------------------------------------
+
+
+def _leaves(value: Any, where: str) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, State):  # one vector: what one record can do to it has no smaller unit
+        return [torch.cat([t.reshape(-1) for t in value.values()])] if value else []
+    if isinstance(value, Mapping):
+        return [leaf for key in value for leaf in _leaves(value[key], f"{where}[{key!r}]")]
+    if isinstance(value, list | tuple):
+        return [leaf for i, item in enumerate(value) for leaf in _leaves(item, f"{where}[{i}]")]
+    raise PrivacyError(f"{where} is a {type(value).__name__}: Gaussian noise needs a floating-point tensor.")
+
+
+def _rebuild(value: Any, leaves: Iterator[Tensor]) -> Any:
+    """The same tree with other tensors, taken in order."""
+    if isinstance(value, Tensor):
+        return next(leaves)
+    if isinstance(value, State):
+        parts = next(leaves).split([t.numel() for t in value.values()]) if value else ()
+        both = zip(value.items(), parts, strict=True)
+        return State({name: part.reshape(t.shape) for (name, t), part in both}, value.buffers)
+    if isinstance(value, Mapping):
+        return {key: _rebuild(item, leaves) for key, item in value.items()}
+    return type(value)(_rebuild(item, leaves) for item in value)
