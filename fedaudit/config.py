@@ -21,6 +21,8 @@ class Setting(Frozen):
     method: str = Field("fedavg", description="a name from `fedaudit list methods`, or package.module:Class")
     set: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
 
+    preset: str | None = Field(None, description="the method's hyper-parameters as published for a data set")
+
     dataset: str = Field("digits", description="a name from `fedaudit list datasets`, folder:PATH or npz:PATH")
     data_dir: str = Field(".data", description="where data sets lie")
     image_size: int | None = Field(None, ge=4, description="resize images to this side length")

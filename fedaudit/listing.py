@@ -35,7 +35,9 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
 def _class_row(name: str, cls: type) -> dict[str, Any]:
     doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
     options = ", ".join(f"{key}={field.default!r}" for key, field in cls.model_fields.items())  # type: ignore[attr-defined]
-    return {"name": name, "what it is": doc.split("\n\n")[0].replace("\n", " "), "settings": options}
+    row = {"name": name, "what it is": doc.split("\n\n")[0].replace("\n", " "), "settings": options}
+    presets = ", ".join(getattr(cls, "presets", {}))
+    return {**row, "presets": presets} if presets else row
 
 
 def _dataset_row(name: str, data_dir: str) -> dict[str, Any]:

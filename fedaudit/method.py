@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaudit import models
 from fedaudit.config import Frozen, validated
-from fedaudit.errors import ContractError, PrivacyError
+from fedaudit.errors import ContractError, PrivacyError, SettingError, unknown
 from fedaudit.fit import Fitted, Loss, Opt, Until, fit
 from fedaudit.meter import Meter
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
@@ -33,6 +33,16 @@ class Method(Frozen):
 
     registered_name: ClassVar[str] = ""
     quick: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a tiny run takes a second
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name
+
+    def archs(self, model: str, clients: int) -> list[str]:
+        """Which architecture each client runs, by the setting's `model`. Sub-model methods scale widths here."""
+        return models.assign(model, clients)
+
+    def server_arch(self, model: str) -> str | None:
+        """The server's own architecture; None: the clients' common one, or the setting's `server_model`."""
+        return None
 
     def init(self, server: Server) -> Record:
         """The state before round 1."""
@@ -55,8 +65,13 @@ class Method(Frozen):
         return None
 
     @classmethod
-    def make(cls, values: Mapping[str, Any]) -> Method:
-        return validated(cls, dict(values), f"hyper-parameter of {cls.registered_name or cls.__name__}")
+    def make(cls, values: Mapping[str, Any], preset: str | None = None) -> Method:
+        """The method with `values` over the preset over its defaults."""
+        name = cls.registered_name or cls.__name__
+        if preset is not None and preset not in cls.presets:
+            raise SettingError(unknown(f"preset of {name}", preset, cls.presets))
+        merged = {**(cls.presets[preset] if preset is not None else {}), **values}
+        return validated(cls, merged, f"hyper-parameter of {name}")
 
 
 class Party:

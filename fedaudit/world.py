@@ -30,8 +30,8 @@ class World:
     def __init__(self, setting: Setting):
         self.setting = setting
         self.device = resolve_device(setting.device)
-        self.method: Method = registry.find(setting.method).make(setting.set)  # type: ignore[attr-defined]
-        self.archs = models.assign(setting.model, setting.clients)
+        self.method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+        self.archs = self.method.archs(setting.model, setting.clients)
         dataset = load(setting.dataset, setting.data_dir, size=setting.image_size)
         self.shape, self.classes = dataset.shape, dataset.classes
         self.federation: Federation = federate(
@@ -59,8 +59,9 @@ class World:
 
     @property
     def server_arch(self) -> str:
-        if self.setting.server_model is not None:
-            return self.setting.server_model
+        chosen = self.setting.server_model or self.method.server_arch(self.setting.model)
+        if chosen is not None:
+            return chosen
         if len(set(self.archs)) > 1:
             raise SettingError(
                 f"{self.setting.method} asks for one server model, but the clients have several "
@@ -153,7 +154,7 @@ class World:
         return count
 
     def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
-        server_arch = self.setting.server_model or self.archs[0]
+        server_arch = self.setting.server_model or self.method.server_arch(self.setting.model) or self.archs[0]
         return Plan(
             t=t,
             participants=participants,

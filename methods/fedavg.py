@@ -7,9 +7,7 @@ Left open by the paper: what becomes of batch-norm statistics. They travel and a
 
 from __future__ import annotations
 
-from torch.nn.functional import cross_entropy
-
-from fedaudit import NUMBER, Down, Method, Record, State, Up, load, private, register, sgd, state_of, weighted_mean
+from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, load, private, register, sgd, state_of, weighted_mean
 
 
 class Global(Down):
@@ -23,10 +21,6 @@ class Local(Up):
 
 class Averaged(Record):
     w: State
-
-
-def ce(f, x, y):  # one value per row
-    return cross_entropy(f(x), y, reduction="none")
 
 
 @register("fedavg")

@@ -196,14 +196,6 @@ def _rdp(history: History, delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def rdp(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Epsilon by RDP alone, infinite where it has no answer: a quick upper bound."""
-    try:
-        return _rdp(((noise_multiplier, sample_rate, steps),), delta)
-    except _Numerical:
-        return math.inf
-
-
 def _prv(history: History, delta: float) -> float:
     """The upper end of the PRV accountant's interval, and only where double precision carries it.
 
