@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fedaudit.traffic import NUMBER, Plan
 
 _HOME = {
-    "Setting": "config", "FedauditError": "errors", "Opt": "fit", "adam": "fit", "sgd": "fit", "ce": "losses", "kl": "losses",
+    "Setting": "config", "FedauditError": "errors", "Opt": "fit", "adam": "fit", "sgd": "fit",
+    "ce": "losses", "kl": "losses",
     "Client": "method", "Cohort": "method", "Method": "method", "Server": "method", "weighted_mean": "method",
     "RunRecord": "record", "read_record": "record",
     "Down": "records", "Record": "records", "Size": "records", "State": "records", "Up": "records", "load": "records",
