@@ -247,6 +247,67 @@ def report(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) ->
         print(path)
 
 
+# --- communication ---------------------------------------------------------------------------------------------
+
+
+@app.command()
+def comm(
+    method: Annotated[str, typer.Argument(help="A method's name, or package.module:Class.")],
+    dataset: Annotated[str, typer.Option(help="A data set's name; its files are not needed.")] = "cifar10",
+    model: Annotated[str, typer.Option(help="A model, a group, or resnet18:3,resnet34:3,resnet50:4.")] = "resnet18",
+    server_model: Annotated[str | None, typer.Option(help="The server's model, where clients differ.")] = None,
+    clients: Annotated[int, typer.Option(help="K.")] = 10,
+    rounds: Annotated[int, typer.Option(help="T.")] = 100,
+    participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
+    public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
+    image_size: Annotated[int | None, typer.Option(help="Side length of the images.")] = None,
+    preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
+    convention: Annotated[
+        str, typer.Option(help="payload (as papers count) | wire (headers and buffers too)")
+    ] = "payload",
+    as_json: Json = False,
+) -> None:
+    """Plan the traffic of a full-size experiment to the byte: no training, no data."""
+    from fedaudit.comm import plan_traffic
+
+    setting = Setting.make(
+        method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
+        participation=participation, public=public, image_size=image_size, preset=preset, set=parse_pairs(set_),
+    )  # fmt: skip
+    planned = plan_traffic(setting, convention)
+    if as_json:
+        print(json.dumps(planned, indent=1))
+        return
+    _table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention})")
+    for name in ("up", "down", "total"):
+        part = planned[name]
+        print(f"{name:<6} {part['bytes']:>20,} B over {rounds} rounds = {part['GB']:.2f} GB = {part['GiB']:.2f} GiB")
+
+
+@app.command()
+def check(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    budget: Annotated[Path, typer.Option(help="A TOML file of ceilings and floors.")],
+    format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
+) -> None:
+    """Hold runs against budgets: exit code 0 if all are kept, 1 if not, 2 for a budget that makes no sense."""
+    from fedaudit.gate import FORMATS, check_runs
+
+    if format not in FORMATS:
+        raise SettingError(unknown("format", format, FORMATS))
+    outcomes = check_runs(runs, budget)
+    if format == "table":
+        _table([outcome.row() for outcome in outcomes], f"{budget}")
+        for outcome in outcomes:
+            if not outcome.kept:
+                print(outcome.message())
+    else:
+        print(FORMATS[format](outcomes))
+    if not all(outcome.kept for outcome in outcomes):
+        raise typer.Exit(1)
+
+
 # --- privacy ---------------------------------------------------------------------------------------------------
 
 privacy_app = typer.Typer(help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)

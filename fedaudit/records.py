@@ -197,21 +197,38 @@ class Down(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Bytes of a field. `payload`: elements x element size without buffers, as papers count; `buffers` beside it."""
+    """Bytes of a field. `payload`: elements x element size without buffers, as papers count; `buffers` beside it.
+
+    `header` is what names and shapes cost on the wire: an estimate for planning, never compared.
+    """
 
     payload: int = 0
     buffers: int = 0
+    header: int = dataclasses.field(default=0, compare=False)
 
     def __add__(self, other: Size | int) -> Size:
         other = as_size(other)
-        return Size(self.payload + other.payload, self.buffers + other.buffers)
+        return Size(self.payload + other.payload, self.buffers + other.buffers, self.header + other.header)
 
     __radd__ = __add__  # sum() starts from 0
 
     def __mul__(self, times: int) -> Size:
-        return Size(self.payload * times, self.buffers * times)
+        return Size(self.payload * times, self.buffers * times, self.header * times)
 
     __rmul__ = __mul__
+
+
+FRAME = 160  # bytes of a message around its fields, about
+TENSOR_HEADER = 70  # bytes that describe one tensor, about
+
+
+def model_size(model: nn.Module) -> Size:
+    """A whole model as `state_of` sends it. Works on the meta device."""
+    tensors = model.state_dict()
+    bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
+    payload = sum(bytes_of[name] for name, _ in model.named_parameters())
+    header = sum(TENSOR_HEADER + len(name) + 5 for name in tensors)
+    return Size(payload, sum(bytes_of.values()) - payload, header)
 
 
 def as_size(size: Size | int) -> Size:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedaudit.errors import RunError
-from fedaudit.records import Size, as_size
+from fedaudit.records import TENSOR_HEADER, Size, as_size
 
 Key = tuple[str, str]  # ("up" or "down", "Message.field")
 NUMBER = 8  # bytes of an int or float field
@@ -52,7 +52,7 @@ class Plan:
         return self.model_size(arch or self.server_arch)
 
     def tensor(self, *shape: int, size: int = 4) -> Size:
-        return Size(math.prod(shape) * size)
+        return Size(math.prod(shape) * size, header=TENSOR_HEADER)
 
     def choice(self, field_name: str, k: int, default: Any = None) -> Any:
         """What client k's "Message.field" held besides tensors; `default` when planning."""

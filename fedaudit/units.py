@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
+from fedaudit.errors import SettingError
+
+UNITS = {
+    **{unit: 1000**i for i, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
+    **{unit: 1024**i for i, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))},
+}
+
+
+def parse_bytes(text: str) -> float:
+    """`"12 MiB"` as a number of bytes."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
+    unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise SettingError(f"{text!r} is no size in bytes: write a number and one of {', '.join(UNITS)}.")
+    return float(match[1]) * unit
+
 
 def bytes_text(n: float, *, binary: bool = False) -> str:
     base, units = (1024, ("B", "KiB", "MiB", "GiB", "TiB")) if binary else (1000, ("B", "kB", "MB", "GB", "TB"))

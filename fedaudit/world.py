@@ -19,7 +19,7 @@ from fedaudit.data import Federation, federate, load
 from fedaudit.errors import DataError, SettingError
 from fedaudit.method import Method
 from fedaudit.privacy.policy import read_policies
-from fedaudit.records import KINDS, Size, message_classes
+from fedaudit.records import KINDS, Size, message_classes, model_size
 from fedaudit.rng import generator, seeded
 from fedaudit.traffic import Plan
 
@@ -125,10 +125,7 @@ class World:
         @functools.cache
         def size(arch: str) -> Size:
             with seeded("size"):
-                model = self.build(arch)
-            parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-            everything = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-            return Size(parameters, everything - parameters)
+                return model_size(self.build(arch))
 
         return size
 

@@ -283,3 +283,17 @@ class Margin(Attack):
         model = scene.model(scene.arch(scene.target), message[field])
         with torch.no_grad():
             return Claims(model(scene.x).softmax(1).gather(1, scene.y[:, None])[:, 0])
+
+
+class Extra(Up):
+    w: State = private("weights", via="model", unit="client")
+    x: Tensor = public()
+
+
+class Fat(Averages):
+    """FedAvg's traffic, and a tensor that nobody needs."""
+
+    extra: int = 1
+
+    def update(self, client, msg):
+        return Extra(super().update(client, msg).w, torch.zeros(self.extra))

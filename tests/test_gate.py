@@ -1,0 +1,162 @@
+"""Budgets: kept, broken, against a baseline, malformed, about nothing; and the plugin in somebody else's suite."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from test_cli import fedaudit  # noqa: F401 (a fixture)
+
+from fedaudit import run
+from fedaudit.errors import SettingError
+from fedaudit.gate import check_runs
+from fedaudit.units import bytes_text, parse_bytes
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """FedAvg on digits: the model is 4 x 13,706 = 54,824 bytes up and down, and 8 for the count."""
+    folder = tmp_path_factory.mktemp("gate") / "a"
+    run(method="fedavg", rounds=2, clients=3, out=folder)
+    return folder
+
+
+def budgets(tmp_path, text):
+    path = tmp_path / "budgets.toml"
+    path.write_text(text)
+    return path
+
+
+def one(tmp_path, a_run, text):
+    (outcome,) = check_runs([a_run], budgets(tmp_path, "[[budget]]\n" + text))
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "kept"),
+    [
+        ('direction = "up"\nmax = "54832 B"', 54832, True),
+        ('direction = "up"\nmax = "54831 B"', 54832, False),
+        ('direction = "down"\nmax = 54824', 54824, True),
+        ('max = "1 MiB"', 54824 + 54832, True),
+        ('field = "Local.n"\nmax = "8 B"', 8, True),
+        ('message = "Local"\nper = "round"\nmax = "1 B"', 3 * 54832, False),
+        ('message = "Local"\nper = "run"\nmax = "1 GB"', 6 * 54832, True),
+        ('metric = "accuracy"\nmin = 0.01', None, True),
+        ('metric = "accuracy"\nmin = 0.999', None, False),
+        ('metric = "peak_memory"\nmax = "1 MiB"', None, False),
+    ],
+)
+def test_ceilings_and_floors(tmp_path, a_run, text, value, kept):
+    outcome = one(tmp_path, a_run, text)
+    assert outcome.kept == kept
+    if value is not None:
+        assert outcome.value == value
+
+
+def test_wire_bytes_are_more_than_payload(tmp_path, a_run):
+    text = 'direction = "up"\nmax = "1 MiB"\n'
+    payload, wire = (one(tmp_path, a_run, text + f'convention = "{c}"').value for c in ("payload", "wire"))
+    assert payload < wire < 1.03 * payload
+
+
+def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
+    """4 kB more in 110 kB: beyond the 1 % of growth that is allowed, and the field that grew is named."""
+    run(method="outside:Fat", rounds=2, clients=3, out=tmp_path / "main")
+    shutil.copy(tmp_path / "main" / "record.json", tmp_path / "main.json")
+    path = budgets(tmp_path, '[[budget]]\nbaseline = "main.json"\nmax_growth = "1 %"\n')
+    run(method="outside:Fat", rounds=2, clients=3, set={"extra": 200}, out=tmp_path / "same")
+    assert check_runs([tmp_path / "same"], path)[0].kept
+    run(method="outside:Fat", rounds=2, clients=3, set={"extra": 1000}, out=tmp_path / "fat")
+    (outcome,) = check_runs([tmp_path / "fat"], path)
+    assert not outcome.kept
+    assert "up Extra.x grew most, by 3.90 KiB" in outcome.message()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"write one or more tables \[\[budget\]\]"),
+        ("[[budgets]]\nmax = 1", "Did you mean 'budget'"),
+        ('[[budget]]\nmaximum = "1 B"', "Unknown key of a budget"),
+        ("[[budget]]\n", "needs one of max, min and baseline"),
+        ('[[budget]]\nmax = "1 B"\nmin = 2.0', "needs one of max, min and baseline"),
+        ('[[budget]]\nmax = "12 elephants"', "is no size in bytes"),
+        ('[[budget]]\nbaseline = "b.json"', "baseline and max_growth belong together"),
+        ('[[budget]]\nbaseline = "b.json"\nmax_growth = "much"', "write a share"),
+        ('[[budget]]\nbaseline = "b.json"\nmax_growth = "1 %"', "The baseline .*b.json is missing"),
+        ('[[budget]]\nmetric = "accuracy"\nmax = 1', "accuracy takes a floor"),
+        ('[[budget]]\nmethod = "fedsomething"\nmax = "1 B"', "matches none of the 1 runs"),
+        ('[[budget]]\nfield = "Local.weights"\nmax = "1 B"', "matches nothing that fedavg sends"),
+        ('[[budget]]\nmetric = "flops"\nmax = 1', "needs a run that counted them"),
+        ("rounds = = 3", "is not valid TOML"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_an_error_not_a_pass(tmp_path, a_run, text, words):
+    with pytest.raises(SettingError, match=words):
+        check_runs([a_run], budgets(tmp_path, text))
+
+
+def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):  # noqa: F811
+    good = budgets(tmp_path, '[[budget]]\nmax = "1 MiB"\n')
+    assert fedaudit("check", a_run, "--budget", good)[0] == 0
+    bad = budgets(tmp_path, '[[budget]]\ndirection = "up"\nmax = "50 kB"\n[[budget]]\nmax = "1 MiB"\n')
+    code, out, _ = fedaudit("check", a_run, "--budget", bad)
+    assert code == 1
+    assert "the largest field is up Local.w" in out
+    code, out, _ = fedaudit("check", a_run, "--budget", bad, "--format", "github")
+    assert code == 1
+    assert out.startswith("::error title=fedaudit budget::")
+    assert out.count("::error") == 1
+    code, out, _ = fedaudit("check", a_run, "--budget", bad, "--format", "junit")
+    suite = ElementTree.fromstring(out)
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert fedaudit("check", a_run, "--budget", budgets(tmp_path, "[[budget]]\n"))[0] == 2
+    assert fedaudit("check", a_run, "--budget", good, "--format", "yaml")[0] == 2
+    assert fedaudit("check", tmp_path / "nothing", "--budget", good)[0] == 2
+
+
+def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
+    pytester.makepyfile(
+        mine="""
+        from outside import Averages
+
+        class Mine(Averages):
+            pass
+        """,
+        test_mine="""
+        import pytest
+
+        @pytest.mark.comm_budget(uplink="60 kB", downlink="60 kB")
+        def test_small(federated_run):
+            assert federated_run(method="mine:Mine", rounds=1, clients=2).status == "done"
+
+        @pytest.mark.comm_budget(uplink="10 kB")
+        def test_too_large(federated_run):
+            federated_run(method="mine:Mine", rounds=1, clients=2)
+
+        def test_by_hand(federated_run, comm_budget):
+            record = federated_run(method="mine:Mine", rounds=1, clients=2)
+            comm_budget(record, downlink="1 kB", per="run")
+        """,
+    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    result = pytester.runpytest_subprocess("-q", "--strict-markers")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*mine:Mine: up traffic is *the largest field is up Weights.w*"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("12 MiB", 12 * 2**20), ("1.5kB", 1500), ("7 b", 7), ("2 GiB", 2**31)])
+def test_sizes_in_words(text, value):
+    assert parse_bytes(text) == value
+
+
+def test_decimal_and_binary_units_are_told_apart():
+    assert bytes_text(1_500_000) == "1.50 MB"
+    assert bytes_text(1.5 * 2**20, binary=True) == "1.50 MiB"
+    assert bytes_text(999) == "999 B"
+    assert bytes_text(5e15) == "5000.00 TB"
