@@ -221,14 +221,21 @@ def _attack_row(result: dict[str, Any]) -> dict[str, Any]:
 def audit(
     suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and run nothing.")] = False,
 ) -> None:
     """Run a whole suite, attack it, and report. Finished runs are not repeated."""
     from fedaudit.reports.summary import summarise
     from fedaudit.suite import audit as audit_suite
     from fedaudit.suite import read_suite
 
+    what = read_suite(suite)
+    if dry_run:
+        varied = ("method", "set", "privacy", "partition", "model", "seed")
+        _table([{key: getattr(cell, key) for key in varied} for cell in what.cells()], f"{len(what.cells())} cells")
+        return
     with _progress("audit") as watch:
-        outcomes = audit_suite(read_suite(suite), out, watch)
+        outcomes = audit_suite(what, out, watch, jobs)
     errors = {str(o.folder): o.error for o in outcomes if o.error}
     pages = summarise(out, errors)
     for folder, error in errors.items():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from fedaudit.config import Frozen, Setting, read_toml, validated
 from fedaudit.errors import FedauditError, RunError, SettingError
 
 QUICKSTART = Path(__file__).parent / "suites" / "quickstart.toml"
+Watch = Callable[[int, int, str], None]
 
 
 class Suite(Frozen):
@@ -22,16 +27,18 @@ class Suite(Frozen):
     base: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     methods: list[dict[str, Any]] = Field(default_factory=list)
-    attacks: list[str] | None = None
+    attacks: list[str] | None = None  # None: all there are; []: none
     threats: list[str] = Field(default_factory=lambda: ["server"])
 
     def cells(self) -> list[Setting]:
-        """Every setting of the grid, methods outermost."""
+        """Every setting, methods outermost. A method's own keys win over the grid, the grid's over the base."""
         axes = [[(key, value) for value in values] for key, values in self.grid.items()]
         cells = []
         for method in self.methods or [{}]:
             for point in itertools.product(*axes):
-                cells.append(Setting.make(**{**self.base, **method, **dict(point)}))
+                setting = Setting.make(**{**self.base, **dict(point), **method})
+                if setting not in cells:  # where a method fixes a key of the grid, its points coincide
+                    cells.append(setting)
         if not cells:
             raise SettingError("The suite has no cell: a list in [grid] is empty.")
         return cells
@@ -46,36 +53,76 @@ class Outcome:
     folder: Path
     setting: Setting
     error: str | None = None
-    attacks: list[dict[str, Any]] = field(default_factory=list)
 
 
-def audit(suite: Suite, out: Path, watch: Callable[[int, int, str], None] | None = None) -> list[Outcome]:
+def audit(suite: Suite, out: Path, watch: Watch | None = None, jobs: int = 1) -> list[Outcome]:
     """Run all cells and attacks. A finished cell is not run again; a failing one does not stop the rest."""
-    from fedaudit.attack import attack_run
-    from fedaudit.record import read_record
-    from fedaudit.runner import run, setting_key
+    from fedaudit.runner import setting_key
 
-    outcomes = []
-    cells = suite.cells()
-    for number, setting in enumerate(cells):
-        name = f"{setting.method.replace(':', '_')}-{setting_key(setting)[:12]}"
-        outcome = Outcome(out / "runs" / name, setting)
-        outcomes.append(outcome)
-
-        def tell(t: int, rounds: int, what: str, number: int = number, setting: Setting = setting) -> None:
-            if watch:
-                done = number * 1000 + round(1000 * t / max(rounds, 1))
-                watch(done, len(cells) * 1000, f"{setting.method}, seed {setting.seed}: {what}")
-
-        try:
-            run(setting, out=outcome.folder, resume=True, watch=tell)
-            for threat in suite.threats:
-                done = {(a["attack"], a["threat"]) for a in read_record(outcome.folder).attacks}
-                wanted = [a for a in suite.attacks or [] if (a, threat) not in done] if suite.attacks else None
-                if wanted != []:
-                    outcome.attacks += attack_run(outcome.folder, attacks=wanted, threat=threat)
-        except FedauditError as e:
-            outcome.error = str(e)
+    outcomes = [Outcome(out / "runs" / f"{s.method.replace(':', '_')}-{setting_key(s)[:12]}", s) for s in suite.cells()]
+    tell = watch or (lambda *_: None)
+    if jobs == 1:
+        for number, outcome in enumerate(outcomes):
+            _here(outcome, suite, _share(tell, number, outcomes))
+    else:
+        done = itertools.count(1)
+        with ThreadPoolExecutor(jobs) as pool:
+            for outcome in pool.map(lambda outcome: _elsewhere(outcome, suite), outcomes):
+                tell(next(done), len(outcomes), outcome.setting.method)
     if all(outcome.error for outcome in outcomes):
         raise RunError(f"Every run of the suite failed. The first: {outcomes[0].error}")
     return outcomes
+
+
+def _share(tell: Watch, number: int, outcomes: list[Outcome]) -> Watch:
+    """One cell's progress as a part of the suite's."""
+    setting = outcomes[number].setting
+
+    def watch(t: int, rounds: int, what: str) -> None:
+        tell(number * 1000 + round(1000 * t / max(rounds, 1)), len(outcomes) * 1000, f"{setting.method}: {what}")
+
+    return watch
+
+
+def _here(outcome: Outcome, suite: Suite, watch: Watch | None = None) -> None:
+    from fedaudit.attack import attack_run
+    from fedaudit.record import read_record
+    from fedaudit.registry import names
+    from fedaudit.runner import run
+
+    try:
+        run(outcome.setting, out=outcome.folder, resume=True, watch=watch)
+        for threat in suite.threats:
+            known = {(a["attack"], a["threat"]) for a in read_record(outcome.folder).attacks}
+            wanted = names("attacks") if suite.attacks is None else suite.attacks
+            if todo := [name for name in wanted if (name, threat) not in known]:
+                attack_run(outcome.folder, attacks=todo, threat=threat)
+    except FedauditError as e:
+        outcome.error = str(e)
+
+
+def _elsewhere(outcome: Outcome, suite: Suite) -> Outcome:
+    """The cell in a process of its own."""
+    cell = {
+        "folder": str(outcome.folder),
+        "setting": outcome.setting.model_dump(),
+        "suite": suite.model_dump(include={"attacks", "threats"}),
+    }
+    command = [sys.executable, "-m", "fedaudit.suite"]
+    done = subprocess.run(command, input=json.dumps(cell), capture_output=True, text=True, check=False)
+    if done.returncode:
+        outcome.error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return outcome
+
+
+def _cell() -> None:
+    """Entry point of such a process: a cell as JSON on standard input."""
+    cell = json.load(sys.stdin)
+    outcome = Outcome(Path(cell["folder"]), Setting.make(**cell["setting"]))
+    _here(outcome, Suite(**cell["suite"]))
+    if outcome.error:
+        sys.exit(outcome.error.replace("\n", " "))
+
+
+if __name__ == "__main__":
+    _cell()

@@ -1,0 +1,43 @@
+"""What protection costs: clipping and noise on a large release, against drawing that many random numbers at all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import Tensor
+
+from fedaudit import Up, private
+from fedaudit.privacy.mechanism import Context, protect
+from fedaudit.privacy.policy import Policy
+
+ROWS, WIDTH, PAIRS, BOUND = 50_000, 512, 5, 3.0
+
+
+class Release(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+
+
+def test_clip_and_noise_cost_at_most_three_times_the_random_numbers(benchmark):
+    torch.set_num_threads(1)
+    reply = Release(torch.randn(ROWS, WIDTH))
+    context = Context(
+        key=(0,),
+        n=ROWS,
+        policies={"embeddings": Policy(epsilon=1.0)},
+        releases=lambda kind: 1,
+        images=lambda: torch.empty(0),
+        encode=lambda x: x,
+    )
+    ratios = []
+    protect(reply, context), torch.randn(ROWS, WIDTH)  # warm up
+    for _ in range(PAIRS):
+        start = time.perf_counter()
+        torch.randn(ROWS, WIDTH)
+        middle = time.perf_counter()
+        protect(reply, context)
+        ratios.append((time.perf_counter() - middle) / (middle - start))
+    benchmark.pedantic(protect, args=(reply, context), rounds=1)
+    benchmark.extra_info["ratio"] = statistics.median(ratios)
+    assert statistics.median(ratios) <= BOUND, ratios
