@@ -46,7 +46,7 @@ def a_run(tmp_path_factory):
     "command", ["", "run", "list", "show", "transcript", "attack", "audit", "report", "comm", "check", "privacy"]
 )
 def test_help_answers_in_under_a_second(command):
-    """Measured as processor time, which is the wall time on a machine that has nothing else to do. The best of three."""
+    """Measured as processor time, which is the wall time where nothing else runs. The best of three."""
     words = [sys.executable, "-m", "fedaudit.cli", *command.split(), "--help"]
     times = []
     for _ in range(3):
