@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from fedaudit.config import Frozen, Setting, validated
-from fedaudit.errors import ContractError, ThreatError
+from fedaudit.config import Frozen, validated
+from fedaudit.errors import ContractError, DataError, ThreatError
+from fedaudit.record import save_attacks
 from fedaudit.records import load
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runner import RunFolder
+from fedaudit.scoring import by_group
 from fedaudit.task import compute
 from fedaudit.transcript import Entry, Threat, TranscriptView
 from fedaudit.world import World
@@ -41,11 +42,12 @@ class Scene:
         self._world = world = run.world
         self._models_dir, self._published = run.folder / "models", run.record.published
         self.view, self.target, self.x, self.y = view, target, x, y
-        self.setting: Setting = world.setting  # public knowledge
+        # Public knowledge. The seed is not: the noise and the split of members follow from it.
+        self.setting: dict[str, Any] = world.setting.model_dump(exclude={"seed"})
         self.shape, self.classes, self.device = world.shape, world.classes, world.device
 
     def rng(self, purpose: str) -> torch.Generator:
-        return generator(self.setting.seed, "attack", self.target, purpose, device=self.device)
+        return generator("attack", self.target, purpose, device=self.device)
 
     @property
     def auxiliary(self) -> tuple[Tensor, Tensor]:
@@ -91,8 +93,8 @@ class Attack(Frozen):
 
     def cannot(self, scene: Scene) -> str | None:
         """Why this attack cannot run on this scene; None if it can."""
-        missing = self.needs - scene.view.kinds
-        return f"the {scene.view.threat} sees no {', '.join(sorted(missing))}" if missing else None
+        missing = [kind for kind in sorted(self.needs) if not scene.released(kind)]
+        return f"the {scene.view.threat} sees no {', '.join(missing)} of client {scene.target}" if missing else None
 
 
 def attack_run(
@@ -107,8 +109,9 @@ def attack_run(
     run = RunFolder(folder)
     world = run.world
     parsed = Threat.parse(threat)
-    if parsed.peer is not None and parsed.peer >= world.setting.clients:
-        raise ThreatError(f"There is no client {parsed.peer}; the run has {world.setting.clients}.")
+    for k in [*(clients or []), *([] if parsed.peer is None else [parsed.peer])]:
+        if not 0 <= k < world.setting.clients:
+            raise ThreatError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
     chosen = attacks or names("attacks")
     results = []
     with compute(world):
@@ -117,11 +120,8 @@ def attack_run(
             if watch:
                 watch(number, len(chosen), name)
             results.append(_one(attack, name, run, world, parsed, clients))
-    known = {(r["attack"], r["threat"]): r for r in run.record.attacks} | {
-        (r["attack"], r["threat"]): r for r in results
-    }
-    run.record.attacks = [known[key] for key in sorted(known)]
-    run.record.save(run.folder)
+    known = {(r["attack"], r["threat"]): r for r in [*run.record.attacks, *results]}
+    save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
     return results
 
 
@@ -132,25 +132,37 @@ def _one(
     targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
     scores: list[Tensor] = []
     truth: list[Tensor] = []
+    labels: list[Tensor] = []
+    attacked: list[int] = []
     begun = time.perf_counter()
+    reasons: list[str] = []
     for k in targets:
         x, y, member = _candidates(world, k)
         scene = Scene(run, view, k, x, y)
         if reason := attack.cannot(scene):
-            return {"attack": name, "threat": str(threat), "ran": False, "reason": reason}
-        with seeded(world.setting.seed, "attack", name, k, device=world.device):
+            reasons.append(reason)
+            continue
+        with seeded("attack", name, k, device=world.device):
             claims = attack.run(scene)
         if claims.scores.shape != (len(y),):
             raise ContractError(f"{name} gave scores of shape {tuple(claims.scores.shape)} for {len(y)} candidates.")
         scores.append(claims.scores.detach().double().cpu())
         truth.append(member)
-    seed = seed_of(world.setting.seed, "attack", name, "bootstrap")
+        labels.append(y.cpu())
+        attacked.append(k)
+    if not scores:
+        reason = reasons[0] if reasons else f"{threat} has nobody to attack but itself"
+        return {"attack": name, "threat": str(threat), "ran": False, "reason": reason}
+    owners = torch.cat([torch.full((len(of),), k) for k, of in zip(attacked, truth, strict=True)])
+    groups = {"client": owners.numpy(), "class": torch.cat(labels).numpy()}
+    seed = seed_of("attack", name, "scorer") % 2**32
     return {
         "attack": name,
         "threat": str(threat),
         "ran": True,
-        "clients": targets,
-        "pooled": membership_scores(torch.cat(scores).numpy(), torch.cat(truth).numpy(), seed),
+        "clients": attacked,
+        "left_out": reasons,
+        **by_group(torch.cat(scores).numpy(), torch.cat(truth).numpy(), groups, seed=seed),
         "wall_s": round(time.perf_counter() - begun, 3),
     }
 
@@ -159,35 +171,11 @@ def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """As many members as non-members of client k, in random order; the third tensor is the scorer's secret."""
     (xm, ym), (xn, yn) = world.members(k), world.nonmembers(k)
     n = min(len(ym), len(yn))
+    if n == 0:
+        raise DataError(f"Client {k} has no held-out records to tell members from: set --holdout above 0.")
     rng = generator(world.setting.seed, "scorer", k)
-    pick = torch.randperm(len(ym), generator=rng)[:n].to(xm.device)
-    x, y = torch.cat([xm[pick], xn[:n]]), torch.cat([ym[pick], yn[:n]])
+    members, others = (torch.randperm(len(y), generator=rng)[:n].to(y.device) for y in (ym, yn))
+    x, y = torch.cat([xm[members], xn[others]]), torch.cat([ym[members], yn[others]])
     member = torch.arange(2 * n) < n
     order = torch.randperm(2 * n, generator=rng)
     return x[order.to(x.device)], y[order.to(x.device)], member[order]
-
-
-def membership_scores(scores: np.ndarray, member: np.ndarray, seed: int, resamples: int = 1000) -> dict[str, Any]:
-    """AUC with a 95 % bootstrap interval over members and non-members."""
-    if not np.isfinite(scores).all():
-        raise ContractError("An attack gave a score that is not finite.")
-    inside, outside = scores[member], scores[~member]
-    rng = np.random.default_rng(seed)
-    draws = [_auc(rng.choice(inside, len(inside)), rng.choice(outside, len(outside))) for _ in range(resamples)]
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return {
-        "auc": _auc(inside, outside),
-        "auc_low": float(low),
-        "auc_high": float(high),
-        "interval": f"95 % percentile bootstrap, {resamples} resamples",
-        "members": len(inside),
-        "nonmembers": len(outside),
-    }
-
-
-def _auc(inside: np.ndarray, outside: np.ndarray) -> float:
-    """P(member's score > non-member's) + P(equal) / 2."""
-    ordered = np.sort(outside)
-    below = np.searchsorted(ordered, inside, "left")
-    upto = np.searchsorted(ordered, inside, "right")
-    return float((below + upto).sum() / (2 * len(inside) * len(outside)))

@@ -39,6 +39,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
         sys.exit(141)
+    except OSError as e:  # a folder where a file should be, no permission, a full disk
+        print(f"error: {e}.", file=sys.stderr)
+        sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
@@ -91,10 +94,16 @@ def run(
     """
     values: dict[str, Any] = {}
     if resume and out is not None and file is None and (out / "setting.json").exists():
-        values = json.loads((out / "setting.json").read_text())
+        try:
+            values = json.loads((out / "setting.json").read_text())
+        except ValueError as e:
+            raise SettingError(f"{out / 'setting.json'} is damaged ({e}). Name the settings again.") from None
     if file is not None:
         values |= read_toml(file)
     values |= {key: value for key, value in options.items() if value is not None}
+    for key in ("set", "privacy"):
+        if not isinstance(values.get(key, {}), dict):
+            raise SettingError(f"{key} = {values[key]!r}: it is a table, [{key}] in the file.")
     values["set"] = {**values.get("set", {}), **parse_pairs(set_)}
     if privacy:
         from fedaudit.privacy.policy import parse_policy
@@ -213,8 +222,18 @@ def attack(
 
 
 def _attack_row(result: dict[str, Any]) -> dict[str, Any]:
-    flat = {**result, **result.get("pooled", {})}
-    return {key: flat.get(key) for key in ("attack", "threat", "auc", "auc_low", "auc_high", "members", "reason")}
+    if not result["ran"]:
+        return {key: result[key] for key in ("attack", "threat", "reason")}
+    pooled = result["pooled"]
+    row = {"attack": result["attack"], "threat": result["threat"], "AUC": _interval(pooled["auc"])}
+    row |= {f"TPR at {t['fpr']:.1%} FPR": _interval(t) for t in pooled["tpr_at_fpr"]}
+    return {**row, "members": pooled["members"], "non-members": pooled["nonmembers"]}
+
+
+def _interval(value: dict[str, Any]) -> str:
+    if value["value"] is None:
+        return value["reason"]
+    return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 @app.command()
@@ -399,6 +418,8 @@ def _progress(title: str) -> Iterator[Callable[[int, int, str], None] | None]:
         task = progress.add_task(title, total=None)
 
         def watch(done: int, total: int, what: str) -> None:
+            if what.startswith("ready"):
+                progress.console.print(f"{title}: {what}", highlight=False)
             progress.update(task, completed=done, total=total, description=f"{title}: {what}")
 
         yield watch

@@ -22,39 +22,57 @@ from fedaudit.task import Done, Task, run_task
 
 
 class SwapEngine:
-    """Runs each task twice: as it is, and with other records after the last private fit. Compares the replies."""
+    """Runs each task three times: as it is; with other records after the last private fit, where nothing declared
+    `via="model"` or `public()` may change; and with other records from the start, where nothing `public()` may.
+
+    The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
+    """
+
+    in_process = True
 
     def __init__(self) -> None:
         self.compared: set[str] = set()  # fields that had to stay, and did
         self.changed: set[str] = set()  # fields declared via="data" that did change
+        self._states: dict[tuple[str, int], bytes | None] = {}  # of the clients with other records
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         for task in tasks:
             done = run_task(task)
             if done.reply is not None:
-                swapped = run_task(dataclasses.replace(task, swap=done.private_fits, replay=done.released))
-                self._compare(task, done, swapped)
+                self._again(task, done, "late", done.private_fits, ("model", "released"))
+                self._again(task, done, "early", 0, ())
             yield done
 
     def close(self) -> None:
         pass
 
-    def _compare(self, task: Task, done: Done, swapped: Done) -> None:
+    def _again(self, task: Task, done: Done, way: str, swap: int, must_stay: tuple[str, ...]) -> None:
+        state = self._states.get((way, task.k), task.state)
+        replay = done.released if way == "late" else None
+        swapped = run_task(dataclasses.replace(task, state=state, swap=swap, replay=replay))
+        if swapped.reply is None and way == "early":  # a client with other classes may not fit into this run at all
+            self._states.pop((way, task.k), None)
+            return
         if done.reply is None or swapped.reply is None:
             raise ContractError(f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.")
+        self._states[way, task.k] = swapped.state
         before, after = decode(done.reply, Up), decode(swapped.reply, Up)
         for name, declared in before.declared().items():
+            if declared is None:
+                continue
             where = f"{type(before).__name__}.{name}"
             same = _bits(getattr(before, name)) == _bits(getattr(after, name))
-            if declared is not None and (declared.role == "public" or declared.via in ("model", "released")):
+            if declared.role == "public" or declared.via in must_stay:
                 if not same:
                     said = "public()" if declared.role == "public" else f'via="{declared.via}"'
                     raise ContractError(
-                        f"{where} is declared {said}, but it changes with the records that client {task.k} holds after "
-                        f'training: {task.fn} reads them again. Declare it private(..., via="data").'
+                        f"{where} is declared {said}, but it changes with the records that client {task.k} holds"
+                        + (f" after training: {task.fn} reads them again." if way == "late" else ".")
+                        + ' Declare it private(..., via="data")'
+                        + (', or via="model".' if way == "early" else ".")
                     )
                 self.compared.add(where)
-            elif not same:
+            elif way == "late" and not same:
                 self.changed.add(where)
 
 

@@ -30,8 +30,18 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     return {"accuracy": right / max(len(y), 1), "low": low, "high": high, "n": len(y)}
 
 
-def evaluate(world: World, predictor: nn.Module | None, open_client: Callable[[int], Client] | None) -> dict[str, Any]:
-    """One round's utility. `open_client(k)` gives client k in a copy of its committed state."""
+def evaluate(
+    world: World,
+    predictor: nn.Module | None,
+    open_client: Callable[[int], Client] | None,
+    version: Callable[[int], object] = lambda k: None,
+    known: dict[object, dict[str, float]] | None = None,
+) -> dict[str, Any]:
+    """One round's utility. `open_client(k)` gives client k in a copy of its committed state.
+
+    A client whose state is of a `version` that is in `known` is not evaluated again.
+    """
+    known = {} if known is None else known
     utility: dict[str, Any] = {"global": None, "clients": None}
     if predictor is not None:
         model = _frozen(predictor, "predictor")
@@ -46,19 +56,24 @@ def evaluate(world: World, predictor: nn.Module | None, open_client: Callable[[i
     if open_client is not None:
         rows: dict[str, list[float]] = {"global_test": [], "local_test": [], "validation": []}
         for k in range(world.setting.clients):
-            model = _frozen(world.method.personal(open_client(k)), "personal")
-            for name, (x, y) in (
-                ("global_test", world.test),
-                ("local_test", world.nonmembers(k)),
-                ("validation", world.validation(k)),
-            ):
-                if len(y):
-                    rows[name].append(hits(model, x, y) / len(y))
+            key = (k, version(k))
+            if key not in known:
+                for old in [other for other in known if isinstance(other, tuple) and other[0] == k]:
+                    del known[old]
+                known[key] = _client_scores(world, k, open_client)
+            for name, value in known[key].items():
+                rows[name].append(value)
         utility["clients"] = {}
         for name, values in rows.items():
             mean, std = mean_std(values)
             utility["clients"][name] = {"mean": mean, "std": std, "each": values} if values else None
     return utility
+
+
+def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -> dict[str, float]:
+    model = _frozen(world.method.personal(open_client(k)), "personal")
+    sets = {"global_test": world.test, "local_test": world.nonmembers(k), "validation": world.validation(k)}
+    return {name: hits(model, x, y) / len(y) for name, (x, y) in sets.items() if len(y)}
 
 
 def _frozen(model: nn.Module, what: str) -> nn.Module:

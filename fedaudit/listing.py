@@ -88,7 +88,7 @@ def summary(record: RunRecord) -> list[str]:
     for attack in record.attacks:
         if attack["ran"]:
             p = attack["pooled"]
-            auc = f"AUC {p['auc']:.3f} [{p['auc_low']:.3f}, {p['auc_high']:.3f}]"
+            auc = f"AUC {p['auc']['value']:.3f} [{p['auc']['low']:.3f}, {p['auc']['high']:.3f}]"
             lines.append(f"  attack {attack['attack']} by the {attack['threat']}: {auc}")
         else:
             lines.append(f"  attack {attack['attack']} by the {attack['threat']} did not run: {attack['reason']}")

@@ -27,6 +27,7 @@ class Span:
     wall_s: float
     gpu_s: float | None = None
     flops: int | None = None
+    peak_bytes: int | None = None  # of the outermost phases: on the GPU where there is one, else of the process
 
 
 def peak_rss() -> int:
@@ -40,6 +41,7 @@ class Meter:
         self.party, self.t, self.cuda, self.flops = party, t, device.type == "cuda", flops
         self.device = device
         self._spans: list[tuple[Span, Any]] = []
+        self.elsewhere = Span(party, t, "elsewhere", 0.0, 0.0, 0)  # what others did inside this one's phases
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -53,14 +55,14 @@ class Meter:
             counter = FlopCounterMode(display=False)
             counter.__enter__()
         if events:
-            events[0].record()
+            events[0].record(torch.cuda.current_stream(self.device))
         start = time.perf_counter()
         try:
             yield
         finally:
             span = Span(self.party, self.t, phase, time.perf_counter() - start)
             if events:
-                events[1].record()
+                events[1].record(torch.cuda.current_stream(self.device))
             if counter is not None:
                 counter.__exit__(None, None, None)
                 span.flops = counter.get_total_flops()
@@ -73,14 +75,30 @@ class Meter:
         for span, events in self._spans:
             if events:
                 span.gpu_s = events[0].elapsed_time(events[1]) / 1000
+            if span.phase in ("task", "round"):
+                span.peak_bytes = self.peak_gpu() if self.cuda else peak_rss()
+            if span.phase == "round":
+                span.wall_s = max(0.0, span.wall_s - self.elsewhere.wall_s)
+                if span.gpu_s is not None:
+                    span.gpu_s = max(0.0, span.gpu_s - (self.elsewhere.gpu_s or 0.0))
+                if span.flops is not None:
+                    span.flops -= self.elsewhere.flops or 0
         return [span for span, _ in self._spans]
+
+    def exclude(self, wall_s: float, spans: list[Span], in_process: bool) -> None:
+        """Time that a round spent waiting for clients is theirs; so is their work, where it ran in this process."""
+        self.elsewhere.wall_s += wall_s
+        for span in spans if in_process else ():
+            if span.phase in ("decode", "task", "protect", "encode"):
+                self.elsewhere.gpu_s = (self.elsewhere.gpu_s or 0.0) + (span.gpu_s or 0.0)
+                self.elsewhere.flops = (self.elsewhere.flops or 0) + (span.flops or 0)
 
     def peak_gpu(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else None
 
 
 class Timings:
-    """Spans of a whole run, summed by side (server or client) and phase, and by round."""
+    """Spans of a whole run, summed by party and phase."""
 
     def __init__(self, rows: list[dict[str, Any]] | None = None, peak_rss_bytes: int = 0, peak_gpu_bytes: int = 0):
         self.rows: dict[tuple[str, str], dict[str, Any]] = {(r["party"], r["phase"]): dict(r) for r in rows or []}
@@ -91,12 +109,22 @@ class Timings:
             values = asdict(span)
             row = self.rows.setdefault(
                 (span.party, span.phase),
-                {"party": span.party, "phase": span.phase, "calls": 0, "wall_s": 0.0, "gpu_s": None, "flops": None},
+                {
+                    "party": span.party,
+                    "phase": span.phase,
+                    "calls": 0,
+                    "wall_s": 0.0,
+                    "gpu_s": None,
+                    "flops": None,
+                    "peak_bytes": None,
+                },
             )
             row["calls"] += 1
             for key in ("wall_s", "gpu_s", "flops"):
                 if values[key] is not None:
                     row[key] = (row[key] or 0) + values[key]
+            if span.peak_bytes is not None:
+                row["peak_bytes"] = max(row["peak_bytes"] or 0, span.peak_bytes)
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
         self.peak_gpu_bytes = max(self.peak_gpu_bytes, gpu or 0)
 

@@ -6,6 +6,7 @@ A method is a frozen set of hyper-parameters. Its state lives in the record that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -122,8 +123,9 @@ class Server(Party):
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """The public transfer set, which everybody holds."""
-        return self._world.public()
+        """The public transfer set, of which everybody holds a copy."""
+        x, y = self._world.public()
+        return x.clone(), y.clone()
 
     def fit(
         self,
@@ -158,6 +160,7 @@ class Client(Party):
         model: models.Net,
         memory: dict[str, Any],
         plain_fits: int = 0,
+        spent: dict[str, int] | None = None,
         attempt: int = 0,
     ):
         super().__init__(world, f"client {k}", t, ask, meter)
@@ -166,6 +169,8 @@ class Client(Party):
         self.memory = memory  # plain trees of tensors, states, numbers and strings; survives the codec
         self.private_fits = 0
         self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
+        self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
+        self.looked = False  # whether this task read records other than through fit
         self.entries: list[dict[str, Any]] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
         self._attempt = attempt
@@ -176,10 +181,12 @@ class Client(Party):
     @property
     def x(self) -> Tensor:
         """The private records (members), in [-1, 1]."""
+        self.looked = True
         return self._rows[0]
 
     @property
     def y(self) -> Tensor:
+        self.looked = True
         return self._rows[1]
 
     @cached_property
@@ -189,11 +196,17 @@ class Client(Party):
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """The public transfer set, which everybody holds."""
-        return self._world.public()
+        """The public transfer set, of which everybody holds a copy."""
+        x, y = self._world.public()
+        return x.clone(), y.clone()
 
     def __len__(self) -> int:
         return self._world.count(self.id)
+
+    @property
+    def private_training(self) -> bool:
+        """Whether training on the records is DP-SGD in this run."""
+        return TRAINING in self._world.policies
 
     def swap_after(self, private_fits: int | None, replay: list[Any] | None = None) -> None:
         """For the test of declarations: after so many private fits, hold other records, as many as before.
@@ -212,13 +225,14 @@ class Client(Party):
             images=lambda: self.x,
             encode=lambda x: self.model.eval().encode(x),
             plain_fits=self.plain_fits,
+            spent=self.spent,
         )
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         """`value` as it will leave in `message.field`. What is computed from that is post-processing, and free."""
         if self._replay:
             released = self._replay.pop(0)
-            self._context.done[f"{message.__name__}.{field}"] = (released, {})
+            self._context.done[f"{message.__name__}.{field}"] = (released, [])
         else:
             released = protect_field(message, field, value, self._context)
         self.released.append(released)
@@ -255,8 +269,9 @@ class Client(Party):
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
-        self.plain_fits += 1
         super().optimise(params, closure, steps=steps, opt=opt)
+        self.plain_fits += 1
+        self._count_private_fit()
 
     def fit(
         self,
@@ -282,6 +297,8 @@ class Client(Party):
         if data is None:
             self.plain_fits += 1
             self._count_private_fit()
+        elif self.looked:
+            self.plain_fits += 1  # the data may have been built from the records that this task looked at
         return fitted
 
     def _fit_private(
@@ -299,19 +316,30 @@ class Client(Party):
                 f"{self._world.setting.method} trains on a loss that does not separate over records (separable=False); "
                 "no clipping of single records' gradients exists for it. Run it without privacy.training."
             )
+        policy = self._world.policies[TRAINING]
         self._fits = getattr(self, "_fits", 0) + 1
+        self.spent[TRAINING] = self.spent.get(TRAINING, 0) + 1
+        planned = policy.releases or self._world.setting.rounds
+        if policy.epsilon is not None and self.spent[TRAINING] > planned:
+            raise PrivacyError(
+                f"privacy.training planned {planned} trainings of client {self.id}, and this is number "
+                f"{self.spent[TRAINING]}. Say how many there will be over the run: privacy.training.releases."
+            )
+        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
         with self._meter.span("fit"):
             fitted, entry = fit_private(
                 model,
                 loss,
                 self._rows,
-                rng=self.rng(f"fit {self._fits}"),
-                noise=generator(*self._context.key, f"dp-sgd {self._fits}", device=self.device),
-                policy=self._world.policies[TRAINING],
-                rounds=self._world.setting.rounds,
+                rng=generator(*key, f"sample {self._fits}", device=self.device),
+                noise=generator(*key, f"dp-sgd {self._fits}", device=self.device),
+                policy=policy,
+                fits=planned,
                 **options,
             )
         self.entries.append(entry)
+        if self.looked and options["given"]:
+            self.plain_fits += 1  # what the loss was given may have been built from the records
         self._count_private_fit()
         return fitted
 

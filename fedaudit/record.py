@@ -90,7 +90,8 @@ class RunRecord(Part):
     notes: list[str] = Field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        write_atomic(folder / "record.json", self.model_dump_json(indent=1).encode())
+        """Write record.json. Attacks are kept beside it: a run that goes on must not lose or repeat them."""
+        write_atomic(folder / "record.json", self.model_dump_json(indent=1, exclude={"attacks"}).encode())
 
     def bytes(self, direction: str, convention: Literal["payload", "wire"] = "payload") -> int:
         return sum(getattr(row, convention) for row in self.traffic if row.direction == direction)
@@ -114,11 +115,29 @@ def read_record(folder: Path | str) -> RunRecord:
             "Use the version that wrote it, or run again."
         )
     try:
-        return RunRecord.model_validate(raw)
+        record = RunRecord.model_validate(raw)
+        record.attacks = _read_attacks(path.with_name("attacks.json"), record.transcript_digest)
+        return record
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path} is no valid run record: {where}: {first['msg']}.") from None
+
+
+def save_attacks(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+    saved = {"transcript_digest": transcript_digest, "attacks": results}
+    write_atomic(folder / "attacks.json", json.dumps(saved, indent=1).encode())
+
+
+def _read_attacks(path: Path, transcript_digest: str) -> list[dict[str, Any]]:
+    """The attacks on this very transcript; those on an earlier state of it no longer count."""
+    try:
+        saved = json.loads(path.read_text())
+        return saved["attacks"] if saved["transcript_digest"] == transcript_digest else []
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, OSError) as e:
+        raise RunError(f"{path} cannot be read: {e}. Remove it, and attack again.") from e
 
 
 def versions() -> dict[str, str]:

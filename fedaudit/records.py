@@ -319,8 +319,12 @@ class _Encoder:
                 names = list(value)
                 first = len(self.tensors)
                 for name in names:
-                    self.tensor(value[name], f"{where}[{name!r}]", finite)
-                return {"m": [first, names, [i for i, name in enumerate(names) if name in value.buffers]]}
+                    t, place = value[name], f"{where}[{name!r}]"
+                    if dtype is not None and t.is_floating_point():
+                        t = _quantise(t, dtype, place)
+                    self.tensor(t, place, finite)
+                node = {"m": [first, names, [i for i, name in enumerate(names) if name in value.buffers]]}
+                return node if dtype is None else {**node, "as": dtype}
             case Record():
                 return {"r": [value.class_id(), self.fields(value, where)]}
             case Mapping():
@@ -355,6 +359,8 @@ class _Encoder:
 def _quantise(t: Tensor, dtype: str, where: str) -> Tensor:
     if dtype != "uint8":
         return t.to(_DTYPES[dtype])
+    if not bool(torch.isfinite(t).all()):
+        raise WireError(f"{where} holds NaN or infinity, which no uint8 can carry. Training has probably diverged.")
     if t.numel() and float(t.abs().max()) > 1 + 1e-6:
         raise WireError(f"{where} leaves [-1, 1], the range that travels as uint8. Clamp it before sending.")
     return ((t.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
@@ -441,8 +447,11 @@ class _Decoder:
                 return self.tensors[i]
             case {"q": int(i), "as": str(dtype), **rest} if not rest and dtype in _DTYPES:
                 return _dequantise(self.tensors[i], dtype)
-            case {"m": [int(first), list(names), list(buffers)], **rest} if not rest:
+            case {"m": [int(first), list(names), list(buffers)], **rest} if rest.keys() <= {"as"}:
                 tensors = self.tensors[first : first + len(names)]
+                if "as" in rest:
+                    sent_as = str(rest["as"])
+                    tensors = [_dequantise(t, sent_as) if t.dtype == _DTYPES[sent_as] else t for t in tensors]
                 return State(zip(names, tensors, strict=True), buffers=[names[i] for i in buffers])
             case {"d": list(items), **rest} if not rest:
                 return {self._key(key): self.value(item) for key, item in items}

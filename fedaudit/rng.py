@@ -30,12 +30,14 @@ def seeded(*parts: object, device: torch.device | str = "cpu") -> Iterator[None]
     """Run a block inside a seeded fork of the global generators: layer initialisation and dropout know no other."""
     seed = seed_of(*parts)
     device = torch.device(device)
-    devices = [device.index or 0] if device.type == "cuda" else []
+    devices = (
+        [device.index if device.index is not None else torch.cuda.current_device()] if device.type == "cuda" else []
+    )
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import xxhash
+from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.config import EXECUTION, Setting
@@ -34,12 +35,13 @@ from fedaudit.record import (
     read_record,
     versions,
 )
-from fedaudit.records import Down, Record, Up, decode, encode, state_of
+from fedaudit.records import Down, Record, Up, as_size, decode, encode, state_of
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.store import Store, write_atomic
 from fedaudit.task import Task, compute, open_client
 from fedaudit.traffic import compare
 from fedaudit.transcript import Transcript, TranscriptWriter
+from fedaudit.units import bytes_text
 from fedaudit.wire import Wire
 from fedaudit.world import World, world_of
 
@@ -114,6 +116,7 @@ class _Run:
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
         self.ledger = Ledger()
+        self.scores: dict[object, dict[str, float]] = {}
         self.digest = ""
         self.started = self.attempt = 0
         self.state: Record
@@ -126,7 +129,7 @@ class _Run:
             self._open()
             if self.record.status == "done" and self.started >= self.setting.rounds:
                 self.transcript.close()
-                return self.record
+                return read_record(self.folder)
             self.engine = self.given_engine or make_engine(self.setting)
             try:
                 for t in range(self.started + 1, self.setting.rounds + 1):
@@ -149,7 +152,7 @@ class _Run:
             self._check_state(first, "init")
             self.state = self._commit(0, first, self.transcript.end_round(0))
         else:
-            self.record = RunRecord.model_validate(head["record"])
+            self.record = self._read_head(head)
             self._check_same(self.record.setting)
             self.record.setting = self.setting
             self.started = head["round"]
@@ -157,11 +160,36 @@ class _Run:
             self.traffic = {(row.direction, row.field): row for row in self.record.traffic}
             self.releases = {release.field: release for release in self.record.releases}
             self.ledger = Ledger(self.record.ledger)
-            self.attempt = 0 if self.setting.deterministic else head["attempt"] + 1
             self.digest = self.record.transcript_digest
-            self.transcript = self._transcript(offset=head["transcript"], last_round=self.started, seq=head["seq"])
+            self.transcript = self._transcript(
+                offset=head["transcript"], last_round=self.started, seq=head["seq"], clock=head["clock"]
+            )
             self.state = decode(self.store.server(head["server"]), Record, device=self.world.device)
-        self.watch(self.started, self.setting.rounds, "ready")
+            if self.started < self.setting.rounds:
+                self._go_on(head)
+        self.watch(self.started, self.setting.rounds, f"ready; the transcript takes {self._expected_size()}")
+
+    def _go_on(self, head: dict[str, Any]) -> None:
+        """An unfinished or a longer run: what was said of its end no longer holds."""
+        same = (self.record.versions, self.record.device) == (versions(), device_name(self.world.device))
+        if not same:
+            self.record.notes.append(
+                "resumed under other versions or on another device: the bits may differ from there"
+            )
+        # Where a replayed round may come out otherwise, equal noise on unequal values would give both away.
+        self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
+        self.store.amend(attempt=self.attempt)
+        self.record.status, self.record.finished, self.record.published = "running", None, []
+        for client in self.record.ledger:
+            client.reopen()
+
+    def _expected_size(self) -> str:
+        """What one round adds to the transcript at most: a broadcast is stored once, old model states are dropped."""
+        declared = self.method.traffic(self.world.plan(1, self._participants(1)))
+        if declared is None:
+            return "what the method sends, which it does not declare"
+        sizes = [as_size(size) for size in declared.values()]
+        return f"up to {bytes_text(sum(s.payload + s.buffers for s in sizes))} a round"
 
     def _round(self, t: int) -> None:
         begun = time.perf_counter()
@@ -172,7 +200,7 @@ class _Run:
         entries: Entries = []
         self.transcript.begin_round(t)
         meter = Meter("server", t, self.world.device, self.setting.flops)
-        cohort = Cohort(participants, self._asker(t, wire, absent, entries, quorum=self._quorum(participants)))
+        cohort = Cohort(participants, self._asker(t, wire, meter, absent, entries, self._quorum(participants)))
         with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
             after = self.method.round(self.state, self._server(t, meter), cohort)
         self._check_state(after, "round")
@@ -202,16 +230,22 @@ class _Run:
     def _finish(self) -> None:
         self.record.published = self._save_models()
         self.record.ledger = self.ledger.close()
+        self._note_idle_policies()
         self.record.status = "done"
         self.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.record.save(self.folder)
-        head = json.loads((self.store.folder / "HEAD.json").read_text())
-        head["record"] = json.loads(self.record.model_dump_json())
-        write_atomic(self.store.folder / "HEAD.json", json.dumps(head).encode())
+        self.store.amend(record=json.loads(self.record.model_dump_json(exclude={"attacks"})))
+
+    def _note_idle_policies(self) -> None:
+        used = {entry.kind for client in self.record.ledger for entry in client.entries}
+        for kind in sorted(self.world.policies.keys() - used):
+            note = f"the policy on {kind} applied to nothing: {self.setting.method} released none"
+            if note not in self.record.notes:
+                self.record.notes.append(note)
 
     # --- asking clients ---
 
-    def _asker(self, t: int, wire: Wire, absent: list[Absence], entries: Entries, quorum: int) -> Asker:
+    def _asker(self, t: int, wire: Wire, meter: Meter, absent: list[Absence], entries: Entries, quorum: int) -> Asker:
         def ask(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down]) -> dict[int, Up]:
             path = function_path(self.method, fn)
             messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
@@ -230,11 +264,14 @@ class _Run:
             )  # fmt: skip
             replies: dict[int, Up] = {}
             first_error = ""
+            waiting = time.perf_counter()
             for done in self.engine.map(tasks):
+                meter.exclude(time.perf_counter() - waiting, done.spans, self.engine.in_process)
                 self.timings.add(done.spans, done.rss, done.gpu)
                 if done.fatal is not None:
                     raise done.fatal
                 reply = wire.back(done, path, self.world.device)
+                waiting = time.perf_counter()
                 if reply is None or done.state is None:
                     first_error = first_error or f"client {done.k}: {done.error}"
                     absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
@@ -244,6 +281,7 @@ class _Run:
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
+                waiting = time.perf_counter()
             if len(cohort.ids) < quorum:
                 raise RunError(
                     f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "
@@ -291,7 +329,13 @@ class _Run:
         meter = Meter("evaluation", t, self.world.device)
         with meter.span("evaluate"), seeded(self.setting.seed, "evaluation", t, device=self.world.device):
             predictor = self.method.predictor(state, self._server(t))
-            utility = evaluate(self.world, predictor, self._client if self.setting.eval_clients else None)
+            utility = evaluate(
+                self.world,
+                predictor,
+                self._client if self.setting.eval_clients else None,
+                version=self.store.clients.get,
+                known=self.scores,
+            )
         self.timings.add(meter.close())
         return utility
 
@@ -335,7 +379,8 @@ class _Run:
             "transcript": offset,
             "seq": self.transcript.seq,
             "attempt": self.attempt,
-            "record": json.loads(record.model_dump_json()),
+            "clock": self.transcript.clock(),
+            "record": json.loads(record.model_dump_json(exclude={"attacks"})),
         }
         self.store.commit(t, blob, facts)
         record.save(self.folder)
@@ -357,14 +402,22 @@ class _Run:
 
     # --- opening ---
 
-    def _transcript(self, **where: int) -> TranscriptWriter:
+    def _read_head(self, head: dict[str, Any]) -> RunRecord:
+        try:
+            return RunRecord.model_validate(head["record"])
+        except ValidationError as e:
+            raise RunError(
+                f"{self.folder} was begun by another version of fedaudit ({e.error_count()} fields differ). Finish it "
+                "with that version, or start anew in another folder."
+            ) from None
+
+    def _transcript(self, **where: Any) -> TranscriptWriter:
         return TranscriptWriter(self.folder / "transcript", keep_weights=self.setting.keep_weights, **where)
 
     def _check_same(self, before: Setting) -> None:
         old, new = before.model_dump(), self.setting.model_dump()
-        other = [
-            key for key in old if old[key] != new[key] and key not in (*EXECUTION, "rounds", "keep_weights", "quorum")
-        ]
+        free = [*EXECUTION, "keep_weights", "quorum", "dropout", *([] if self._planned_for_rounds() else ["rounds"])]
+        other = [key for key in old if old[key] != new[key] and key not in free]
         if other:
             raise SettingError(
                 f"{self.folder} was begun with another setting: "
@@ -373,6 +426,13 @@ class _Run:
             )
         if self.setting.rounds < self.record.rounds[-1].round if self.record.rounds else False:
             raise SettingError(f"{self.folder} has {len(self.record.rounds)} rounds; --rounds asks for fewer.")
+
+    def _planned_for_rounds(self) -> bool:
+        """Whether some noise was calibrated so that all rounds together meet an epsilon: their number is then fixed."""
+        return any(
+            policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
+            for policy in self.world.policies.values()
+        )
 
     def _new_record(self) -> RunRecord:
         world, federation = self.world, self.world.federation

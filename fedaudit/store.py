@@ -68,6 +68,11 @@ class Store:
         write_atomic(self._head, json.dumps(head).encode())
         self._sweep(name)
 
+    def amend(self, **facts: Any) -> None:
+        """Change facts of the last whole round, and leave the round as it is."""
+        head = json.loads(self._head.read_text())
+        write_atomic(self._head, json.dumps({**head, **facts}).encode())
+
     def _read(self, name: str) -> bytes:
         try:
             return (self.folder / name).read_bytes()

@@ -99,6 +99,8 @@ def _here(outcome: Outcome, suite: Suite, watch: Watch | None = None) -> None:
                 attack_run(outcome.folder, attacks=todo, threat=threat)
     except FedauditError as e:
         outcome.error = str(e)
+    except Exception as e:  # noqa: BLE001 (a bug in somebody's attack must not stop the other cells; it is listed)
+        outcome.error = f"{type(e).__name__}: {e}"
 
 
 def _elsewhere(outcome: Outcome, suite: Suite) -> Outcome:

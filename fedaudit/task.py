@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,19 @@ import torch
 from fedaudit.errors import ContractError, FedauditError, PrivacyError
 from fedaudit.meter import Meter, Span, peak_rss
 from fedaudit.method import Client, find_function
-from fedaudit.records import Down, Record, State, Up, decode, decode_tree, encode, encode_tree, load, state_of
+from fedaudit.records import (
+    Down,
+    Record,
+    State,
+    Up,
+    decode,
+    decode_tree,
+    encode,
+    encode_tree,
+    load,
+    read_header,
+    state_of,
+)
 from fedaudit.rng import seeded
 from fedaudit.world import World, world_of
 
@@ -24,6 +36,7 @@ class ClientState(Record):
     model: State
     memory: dict[str, Any]
     plain_fits: int  # trainings on private records without DP: they make every release of the model cost
+    spent: dict[str, int]  # releases and trainings so far, where a budget was planned for so many
 
 
 @dataclass(frozen=True)
@@ -63,10 +76,13 @@ class Done:
 
 def run_task(task: Task) -> Done:
     """Decode, run the method's function with this client's data, model and memory, protect, encode."""
-    world = world_of(task.setting)
-    meter = Meter(f"client {task.k}", task.t, world.device, world.setting.flops)
     if task.drop:
         return Done(task.k, error="dropped out")
+    try:
+        world = world_of(task.setting)
+    except FedauditError as e:  # the data or the setting, as this worker sees them
+        return Done(task.k, error=str(e), fatal=e)
+    meter = Meter(f"client {task.k}", task.t, world.device, world.setting.flops)
     try:
         with compute(world), seeded(world.setting.seed, f"client {task.k}", task.t, task.ask, device=world.device):
             with meter.span("decode"):
@@ -79,10 +95,11 @@ def run_task(task: Task) -> Done:
                 raise ContractError(
                     f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it must return an Up message."
                 )
+            _watch_memory(client, task.state)
             reply, protection = client.release(reply)
             with meter.span("encode"):
                 blob = encode(reply)
-                state = encode(ClientState(state_of(client.model), client.memory, client.plain_fits))
+                state = encode(ClientState(state_of(client.model), client.memory, client.plain_fits, client.spent))
                 released = encode_tree(client.released) if client.released else None
     except (ContractError, PrivacyError) as e:
         return Done(task.k, error=str(e), fatal=e)
@@ -104,13 +121,34 @@ def run_task(task: Task) -> Done:
     )
 
 
+def _watch_memory(client: Client, before: bytes | None) -> None:
+    """Under DP-SGD, a memory that was written by a task which looked at the records is no longer free of them.
+
+    Whole numbers and names (rounds, layers) are let pass: bookkeeping is made of them, and records are not.
+    """
+    if not client.private_training or not client.looked:
+        return
+    old = decode(before, ClientState).memory if before is not None else {}
+    if _content(old) != _content(client.memory):
+        client.plain_fits += 1
+
+
+def _content(memory: Any) -> list[str]:
+    """Digests of the tensors and fractions in a tree."""
+    if isinstance(memory, Mapping):
+        return [digest for value in memory.values() for digest in _content(value)]
+    if isinstance(memory, list | tuple):
+        return [digest for value in memory for digest in _content(value)]
+    return [read_header(encode_tree(memory)).digest] if isinstance(memory, torch.Tensor | float) else []
+
+
 def open_client(world: World, k: int, t: int, ask: int, meter: Meter, state: bytes | None, attempt: int = 0) -> Client:
     """Client k as its last committed state left it."""
     if state is None:
         return Client(world, k, t, ask, meter, world.fresh_model(k), {}, attempt=attempt)
     kept = decode(state, ClientState, device=world.device)
     model = load(world.blank_model(k), kept.model)
-    return Client(world, k, t, ask, meter, model, kept.memory, kept.plain_fits, attempt)
+    return Client(world, k, t, ask, meter, model, kept.memory, kept.plain_fits, kept.spent, attempt)
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from fedaudit.records import Header, _Decoder
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
 }  # fmt: skip
 SERVER = "server"
 
@@ -121,12 +122,18 @@ def choices(tree: Any) -> Any:
 class TranscriptWriter:
     """Appends messages and events. One writer per run."""
 
-    def __init__(self, folder: Path, *, keep_weights: int, offset: int = 0, last_round: int = 0, seq: int = 0):
+    def __init__(
+        self, folder: Path, *, keep_weights: int, offset: int = 0, last_round: int = 0, seq: int = 0, clock: float = 0.0
+    ):
         """Open, going on after `offset` bytes of index and `last_round`; what lies beyond is an unfinished round."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.keep_weights = folder, keep_weights
-        self.started = time.time()
+        self.started = time.time() - clock
         index = folder / "index.jsonl"
+        if offset > (index.stat().st_size if index.exists() else 0):
+            raise TranscriptError(
+                f"{index} is missing or cut off: the run cannot go on. Start it anew in another folder."
+            )
         self._index = open(index, "r+b" if index.exists() else "w+b")  # noqa: SIM115 (closed by close())
         self._index.truncate(offset)
         self._index.seek(offset)
@@ -138,7 +145,7 @@ class TranscriptWriter:
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
 
     def clock(self) -> float:
-        """Seconds since this writer began: what an outsider can time."""
+        """Seconds since the run began, resumptions joined: what an outsider can time."""
         return round(time.time() - self.started, 4)
 
     def begin_round(self, t: int) -> None:
@@ -369,17 +376,29 @@ class TranscriptView:
     def __init__(self, transcript: Transcript, threat: Threat):
         self._transcript, self.threat = transcript, threat
 
+    @cached_property
+    def _entries(self) -> list[Entry]:
+        """Read once: an attack on each of many clients looks through them again and again."""
+        entries = (e for e in self._transcript.entries() if self.threat.peer in (None, e.client))
+        if self.threat.name != "outsider":
+            return list(entries)
+        seen = ("seq", "at", "round", "from", "to", "client", "direction", "bytes")
+        return [Entry({key: e.row[key] for key in seen}, Path(), readable=False) for e in entries]
+
+    @cached_property
+    def _by_client(self) -> dict[int, list[Entry]]:
+        by: dict[int, list[Entry]] = {}
+        for entry in self._entries:
+            by.setdefault(entry.client, []).append(entry)
+        return by
+
     def entries(
         self, *, direction: str | None = None, kind: str | None = None, client: int | None = None, t: int | None = None
     ) -> Iterator[Entry]:
-        for entry in self._transcript.entries():
-            if self.threat.peer is not None and entry.client != self.threat.peer:
-                continue
-            if self.threat.name == "outsider":
-                entry = Entry(entry.row, entry.folder, readable=False)
+        for entry in self._entries if client is None else self._by_client.get(client, ()):
             if direction is not None and entry.direction != direction:
                 continue
-            if (client is not None and entry.client != client) or (t is not None and entry.round != t):
+            if t is not None and entry.round != t:
                 continue
             if kind is not None and (not entry.readable or kind not in entry.kinds()):
                 continue

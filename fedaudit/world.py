@@ -174,6 +174,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise SettingError(f"Unknown device {name!r}. There is: auto, cpu, cuda, cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError(f"The device {name!r} is not supported. There is: auto, cpu, cuda, cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"The device {name!r} was asked for, but torch sees no GPU here. Use --device cpu.")
     return device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ COLUMNS = {
     "local": "Clients' own models on their own held-out records, mean over clients and seeds.",
     "up": "Bytes that one client sends in one round, papers' convention (elements x size).",
     "down": "Bytes that one client receives in one round.",
+    "epsilon": "What the ledger guarantees for the worst-off client, all rounds together: the smaller, the less one "
+    "record can show. ∞: something computed from private data was sent unprotected.",
     "attack": "Best membership attack: probability that it ranks a trained-on record above one that was not. "
     "0.5 is a coin flip. In brackets: 95 % interval of the first seed.",
     "seconds": "Wall time of all clients' tasks and the server's rounds together.",
@@ -74,7 +77,7 @@ def _row(group: list[RunRecord]) -> dict[str, Any]:
     local = mean_std([u["clients"]["local_test"]["mean"] for u in last if u["clients"] and u["clients"]["local_test"]])
     asked = sum(len(row.participants) for row in first.rounds) or 1
     ran = [a for a in first.attacks if a["ran"]]
-    best = max(ran, key=lambda a: a["pooled"]["auc"], default=None)
+    best = max(ran, key=lambda a: a["pooled"]["auc"]["value"], default=None)
     return {
         "method": first.setting.method,
         "privacy": ", ".join(sorted(first.setting.privacy)) or "none",
@@ -83,17 +86,27 @@ def _row(group: list[RunRecord]) -> dict[str, Any]:
         "local": f"{100 * local[0]:.1f} %",
         "up": bytes_text(first.bytes("up") / asked),
         "down": bytes_text(first.bytes("down") / asked),
+        "epsilon": _epsilon_text(group),
         "attack": _attack_text(best),
         "seconds": f"{sum(row.wall_s for r in group for row in r.rounds) / len(group):.1f} s",
         "releases": [r for r in first.releases if r.role == "private"],
     }
 
 
+def _epsilon_text(group: list[RunRecord]) -> str:
+    """The worst client of the worst seed, by the ledger."""
+    clients = [client for record in group for client in record.ledger]
+    if any(client.epsilon is None and client.by_relation for client in clients):
+        return "not composable"
+    worst = max((client.epsilon or 0.0 for client in clients), default=0.0)
+    return "∞" if worst == math.inf else f"{worst:.3g}"
+
+
 def _attack_text(best: dict[str, Any] | None) -> str:
     if best is None:
         return "none ran"
-    pooled = best["pooled"]
-    return f"{pooled['auc']:.2f} [{pooled['auc_low']:.2f}, {pooled['auc_high']:.2f}] {best['attack']}, {best['threat']}"
+    auc = best["pooled"]["auc"]
+    return f"{auc['value']:.2f} [{auc['low']:.2f}, {auc['high']:.2f}] {best['attack']}, {best['threat']}"
 
 
 def _counts(record: RunRecord) -> Any:

@@ -297,3 +297,62 @@ class Fat(Averages):
 
     def update(self, client, msg):
         return Extra(super().update(client, msg).w, torch.zeros(self.extra))
+
+
+class Trained(Up):
+    loss: float = public()
+
+
+class FalsePublic(SoftLabels):
+    """Calls the loss that it trained to public."""
+
+    def update(self, client, msg):
+        return Trained(client.fit(ce, epochs=1, batch=32, opt=sgd(0.1)).loss)
+
+
+class Hoarder(SoftLabels):
+    """Keeps the records in memory, and sends them in a later ask as if they came from the model."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.hoard, Start(server.t))
+        cohort.ask(self.leak, Start(server.t))
+        return Last(None, server.t)
+
+    def hoard(self, client, msg):
+        client.memory["x"] = client.x
+        return Trained(0.0)
+
+    def leak(self, client, msg):
+        return Weights(State({"x": client.memory["x"]}))
+
+
+class Summed(Up):
+    s: float = public()
+
+
+class Scribbler(SoftLabels):
+    """Writes into the public set."""
+
+    def update(self, client, msg):
+        total = float(client.public[0].sum())
+        client.public[0].add_(1.0)
+        return Summed(total)
+
+
+class Unbilled(Averages):
+    """Trains on the records past DP-SGD, by calling them data."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, (client.x, client.y), epochs=1, batch=32, opt=sgd(0.1))
+        return Weights(state_of(client.model))
+
+
+class TwiceTrained(Averages):
+    """Two trainings a round."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
+        client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
+        return Weights(state_of(client.model))

@@ -189,12 +189,15 @@ def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tm
     own, built_in = json.loads(out)
     assert own["ran"]
     assert own["pooled"]["members"] == built_in["pooled"]["members"] > 0
-    assert own["pooled"]["auc_low"] <= own["pooled"]["auc"] <= own["pooled"]["auc_high"]
+    auc = own["pooled"]["auc"]
+    assert auc["low"] <= auc["value"] <= auc["high"]
+    assert set(own["client"]) == {"0", "1", "2"}
     code, out, _ = fedaudit("show", tmp_path / "a")
     assert "attack outside:Margin by the server: AUC" in out
     _, out, _ = fedaudit("attack", tmp_path / "a", "--attack", "outside:Margin", "--threat", "outsider", "--json")
     assert json.loads(out)[0] == {
-        "attack": "outside:Margin", "threat": "outsider", "ran": False, "reason": "the outsider sees no weights",
+        "attack": "outside:Margin", "threat": "outsider", "ran": False,
+        "reason": "the outsider sees no weights of client 0",
     }  # fmt: skip
 
 
@@ -258,3 +261,55 @@ def test_version():
     from fedaudit import __version__
 
     assert __version__ in CliRunner().invoke(cli.app, ["--version"]).stdout
+
+
+def test_privacy_commands(fedaudit):
+    code, out, _ = fedaudit(
+        "privacy", "calibrate", "--epsilon", 1, "--delta", 1e-5, "--calibration", "analytic", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["sigma"] == pytest.approx(3.7306316348, abs=1e-9)
+    code, out, _ = fedaudit(
+        "privacy", "calibrate", "--epsilon", 1, "--delta", 1e-5, "--calibration", "total", "--releases", 50, "--json"
+    )
+    assert json.loads(out)["sigma"] == pytest.approx(26.3795493, abs=1e-6)
+    code, out, _ = fedaudit("privacy", "compose", "--noise-multiplier", 5, "--releases", 50, "--delta", 1e-5, "--json")
+    composed = json.loads(out)
+    assert composed["epsilon_of_record"] == pytest.approx(6.57297006703, abs=1e-10)
+    assert composed["epsilon"]["rdp"] == pytest.approx(7.07739, abs=1e-5)
+    for words, message in (
+        (["calibrate", "--epsilon", 0, "--delta", 1e-5], "epsilon"),
+        (["calibrate", "--epsilon", 1, "--delta", 2], "delta"),
+        (["calibrate", "--epsilon", 2, "--delta", 1e-5, "--calibration", "classical"], "epsilon <= 1"),
+        (["calibrate", "--epsilon", 1, "--delta", 1e-5, "--releases", 5], "--calibration total"),
+        (["calibrate", "--epsilon", 1, "--delta", 1e-5, "--calibration", "guess"], "Unknown calibration"),
+    ):
+        code, _, err = fedaudit("privacy", *words)
+        assert code == 2
+        assert message in err
+
+
+def test_comm_plans_without_data(fedaudit):
+    """McMahan's FedAvg on ResNet-18: 2 x 10 x 100 x 11,181,642 x 4 bytes, and 8 for each count."""
+    words = ["comm", "fedavg", "--dataset", "cifar10", "--model", "resnet18", "--clients", 10, "--rounds", 100]
+    code, out, _ = fedaudit(*words, "--json")
+    assert code == 0
+    planned = json.loads(out)
+    assert planned["total"]["bytes"] == 2 * 10 * 100 * 11_181_642 * 4 + 10 * 100 * 8
+    assert round(planned["total"]["GiB"], 2) == 83.31
+    code, out, _ = fedaudit(*words, "--convention", "wire", "--json")
+    assert 1 < json.loads(out)["total"]["bytes"] / planned["total"]["bytes"] < 1.01
+    assert fedaudit("comm", "outside:Averages")[0] == 2
+    assert fedaudit("comm", "fedavg", "--dataset", "npz:x.npz")[0] == 2
+    assert fedaudit(*words)[0] == 0
+
+
+def test_the_planned_wire_bytes_are_near_the_measured_ones(tmp_path):
+    from fedaudit import run
+    from fedaudit.comm import plan_traffic
+
+    record = run(method="fedavg", rounds=1, clients=3, model="convnet", eval_clients=False, out=tmp_path / "a")
+    planned = plan_traffic(record.setting, "wire")
+    assert planned["total"]["bytes"] == pytest.approx(
+        record.bytes("up", "wire") + record.bytes("down", "wire"), rel=0.005
+    )

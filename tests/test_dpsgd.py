@@ -28,7 +28,7 @@ def one_step(policy, n=40, seed=0, lr=1.0, **options):
     model = models.build("mlp", shape=(1, 4, 4), classes=3)
     x, y = torch.randn(n, 1, 4, 4), torch.randint(3, (n,))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    values = {"opt": sgd(lr), "batch": n, "epochs": 1, "steps": None, "given": None, "rounds": 1} | options
+    values = {"opt": sgd(lr), "batch": n, "epochs": 1, "steps": None, "given": None, "fits": 1} | options
     fitted, entry = fit_private(
         model,
         ce,
@@ -137,3 +137,49 @@ def test_the_repaired_model_trains_with_and_without_privacy(tiny, tmp_path):
     private = run(tiny("fedavg", privacy=training("noise=1,clip=1"), **options), out=tmp_path / "b")
     assert plain.models == private.models
     assert plain.bytes("up") == private.bytes("up")
+
+
+def test_training_past_dp_sgd_is_not_free(tiny, tmp_path):
+    record = run(tiny("outside:Unbilled", rounds=1, privacy=training("noise=1,clip=1")), out=tmp_path / "a")
+    assert record.ledger[0].epsilon == math.inf
+
+
+def test_more_trainings_than_planned_are_refused(tiny, tmp_path):
+    with pytest.raises(PrivacyError, match=r"planned 1 trainings of client 0, and this is number 2.*releases"):
+        run(tiny("outside:TwiceTrained", rounds=1, privacy=training("eps=2,clip=1")), out=tmp_path / "a")
+    record = run(
+        tiny("outside:TwiceTrained", rounds=1, clients=2, privacy=training("eps=2,clip=1,releases=2")),
+        out=tmp_path / "b",
+    )
+    assert all(1.5 < client.epsilon <= 2 for client in record.ledger)
+
+
+def test_secure_training_does_not_repeat(tiny, tmp_path):
+    setting = tiny("fedavg", rounds=1, clients=2, privacy=training("noise=1,clip=1,secure"))
+    assert len({run(setting, out=tmp_path / name).transcript_digest for name in "ab"}) == 2
+
+
+def test_memory_is_that_of_a_chunk():
+    """130 rows in chunks of 64: the step is the same as with all gradients at once."""
+    from fedaudit.privacy import dpsgd
+
+    whole = []
+    for chunk in (64, 1000):
+        before, dpsgd.CHUNK = dpsgd.CHUNK, chunk
+        try:
+            model, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9), n=130)
+        finally:
+            dpsgd.CHUNK = before
+        whole.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(whole[0], whole[1], atol=1e-6)
+
+
+def test_clients_of_nearly_the_same_size_share_a_calibration():
+    from fedaudit.privacy.dpsgd import multiplier_for
+
+    calibrated.cache_clear()
+    found = {multiplier_for(2.0, 1 / n, 32 / n, 3 * math.ceil(n / 32)) for n in (700, 701, 702)}
+    assert calibrated.cache_info().misses == 1
+    (multiplier,) = found
+    for n in (700, 701, 702):
+        assert compose([Event(multiplier, 32 / n, 3 * math.ceil(n / 32))], 1 / n, compare=False).epsilon_of_record <= 2

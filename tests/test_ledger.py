@@ -10,7 +10,7 @@ from test_contract import Killed, KillEngine
 
 from fedaudit import read_record, run
 from fedaudit.contract import check_declarations
-from fedaudit.errors import ContractError
+from fedaudit.errors import ContractError, SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import ClientLedger, Entry
 from fedaudit.privacy.policy import parse_policy
@@ -109,7 +109,35 @@ def test_where_bits_are_not_promised_a_replayed_round_draws_anew(tiny, tmp_path)
     whole = run(setting, out=tmp_path / "whole")
     with pytest.raises(Killed):
         run(setting, out=tmp_path / "cut", engine=KillEngine(7))
+    with pytest.raises(Killed):
+        run(setting, out=tmp_path / "cut", resume=True, engine=KillEngine(1))
+    head = json.loads((tmp_path / "cut" / "checkpoint" / "HEAD.json").read_text())
+    assert head["attempt"] == 1
     assert run(setting, out=tmp_path / "cut", resume=True).transcript_digest != whole.transcript_digest
+    assert json.loads((tmp_path / "cut" / "checkpoint" / "HEAD.json").read_text())["attempt"] == 2
+
+
+def test_an_extended_run_does_not_keep_its_old_totals(tiny, tmp_path):
+    policy = privacy("embeddings:eps=1,clip=1")
+    run(tiny("outside:Exchange", rounds=1, privacy=policy), out=tmp_path / "a")
+    with pytest.raises(Killed):
+        run(tiny("outside:Exchange", rounds=4, privacy=policy), out=tmp_path / "a", resume=True, engine=KillEngine(8))
+    record = read_record(tmp_path / "a")
+    assert record.status == "running"
+    assert record.ledger[0].by_kind == {}
+    assert record.ledger[0].epsilon is None
+
+
+def test_rounds_are_fixed_where_noise_was_planned_for_them(tiny, tmp_path):
+    policy = privacy("embeddings:eps=1,clip=1,total")
+    run(tiny("outside:Exchange", rounds=1, privacy=policy), out=tmp_path / "a")
+    with pytest.raises(SettingError, match="rounds = 1, now 2"):
+        run(tiny("outside:Exchange", rounds=2, privacy=policy), out=tmp_path / "a", resume=True)
+
+
+def test_a_policy_that_applied_to_nothing_is_noted(tiny, tmp_path):
+    record = run(tiny("fedavg", rounds=1, privacy=privacy("embeddings:eps=1,clip=1")), out=tmp_path / "a")
+    assert "the policy on embeddings applied to nothing: fedavg released none" in record.notes
 
 
 def test_noise_changes_what_crosses_the_wire_and_nothing_else(tiny, tmp_path):
@@ -132,7 +160,8 @@ def test_soft_labels_of_released_means_are_free_and_of_raw_means_are_not(tiny, t
     policy = privacy("logits:eps=1,clip=1")
     derived = run(tiny("outside:SoftLabels", privacy=policy), out=tmp_path / "a").ledger[0]
     assert derived.by_kind["soft_labels"] == 0
-    assert derived.epsilon == derived.by_kind["logits"] < math.inf
+    assert 0 < derived.by_kind["logits"] < math.inf
+    assert derived.by_kind["label_counts"] == derived.epsilon == math.inf, "which classes there are went out as it is"
     second = run(tiny("outside:RawSoftLabels", privacy=policy), out=tmp_path / "b").ledger[0]
     assert second.by_kind["soft_labels"] == second.epsilon == math.inf
 

@@ -15,8 +15,16 @@ from torch import Tensor
 from fedaudit import State, Up, private, public
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.calibration import analytic
-from fedaudit.privacy.mechanism import Context, clip_rows, protect, random_pixel_sensitivity, system_normal
+from fedaudit.privacy.mechanism import (
+    Context,
+    clip_rows,
+    protect,
+    protect_field,
+    random_pixel_sensitivity,
+    system_normal,
+)
 from fedaudit.privacy.policy import Policy
+from fedaudit.records import decode, encode
 
 
 class Rows(Up):
@@ -53,7 +61,7 @@ class Labels(Up):
     e: Tensor = private("embeddings", via="data", unit="record")
 
 
-def context(key=(0, "client 0", 1, 0, 0), n=100, **policies):
+def context(key=(0, "client 0", 1, 0, 0), n=1000, **policies):
     return Context(
         key=key,
         n=n,
@@ -130,19 +138,28 @@ def entry(reply, **policies):
 
 @pytest.mark.parametrize(("relation", "swing"), [("replace-one", 2.0), ("zero-out", 1.0)])
 def test_joint_sensitivities(relation, swing):
-    """Rule 5, C = 3. A row of one record: swing C. R = 8 rows of all records: sqrt(8) swing C. A whole state is one
-    vector: swing C. A histogram under replace-one moves one count down and one up: sqrt(2). 12 pixels: sqrt(12) swing.
+    """Rule 5, C = 3. A row of one record: swing C. R = 8 rows of all records: sqrt(8) 2 C under both relations, since a
+    zeroed record can move such a row anywhere in its ball; a whole state is one such row, 12 pixels are 12 of them with
+    C = 1. A histogram under replace-one moves one count down and one up: sqrt(2).
     """
     p = {"epsilon": 1.0, "sensitivity": "clip:3", "relation": relation}
     assert entry(Rows(torch.randn(8, 5), 1), embeddings=p)["sensitivity"] == pytest.approx(swing * 3)
     many = Many({1: torch.randn(5, 4), 2: torch.randn(3, 4)})
-    assert entry(many, logits=p)["sensitivity"] == pytest.approx(math.sqrt(8) * swing * 3)
+    assert entry(many, logits=p)["sensitivity"] == pytest.approx(math.sqrt(8) * 2 * 3)
     state = Gradients(State({"a": torch.randn(3, 2), "b": torch.randn(4)}))
-    assert entry(state, gradients=p)["sensitivity"] == pytest.approx(swing * 3)
+    assert entry(state, gradients=p)["sensitivity"] == pytest.approx(2 * 3)
     expected = math.sqrt(2) if relation == "replace-one" else 1
     assert entry(Counts(torch.tensor([3.0, 4.0])), label_counts=p)["sensitivity"] == pytest.approx(expected)
     images = Images(torch.rand(3, 1, 2, 2))
-    assert entry(images, synthetic_images=p)["sensitivity"] == pytest.approx(math.sqrt(12) * swing)
+    assert entry(images, synthetic_images=p)["sensitivity"] == pytest.approx(math.sqrt(12) * 2)
+
+
+def test_what_depends_on_all_records_moves_across_its_ball_also_under_zero_out():
+    """A release that is +v with the record and -v without it: the distance is 2 C, and so must the sensitivity be."""
+    quiet = {"noise_multiplier": 1e-12, "sensitivity": "clip:1", "relation": "zero-out"}
+    moved = [protect(Many({0: s * torch.tensor([[9.0, 0.0]])}), context(logits=quiet)) for s in (1, -1)]
+    distance = float((moved[0][0].z[0] - moved[1][0].z[0]).norm())
+    assert distance == pytest.approx(moved[0][2][0]["sensitivity"])
 
 
 def test_neighbours_differ_by_no_more_than_the_sensitivity():
@@ -219,7 +236,7 @@ def test_random_pixel_is_the_largest_change_of_sampled_edits():
     assert e["noise_multiplier"] == 0.0, "a heuristic guarantees nothing"
     assert "heuristic" in e["mechanism"]
     assert e["claim"] == 1.0
-    assert protection["e"]["sigma"] == pytest.approx(analytic(1.0, 0.01, 1.0) * e["sensitivity"])
+    assert protection["e"]["sigma"] == pytest.approx(analytic(1.0, 0.001, 1.0) * e["sensitivity"])
     assert float(reply.e.std()) == pytest.approx(e["sigma"], rel=0.4)
 
 
@@ -271,3 +288,65 @@ def test_parameters_are_public_and_the_cosine_is_not():
     _, protection, (e,) = protect(Rows(torch.randn(4, 2), 1), context(embeddings=ONE))
     assert set(protection["e"]) == {"mechanism", "sigma", "sensitivity", "clip", "relation", "delta", "claim"}
     assert e["cosine"] is not None
+
+
+def test_more_rows_than_records_are_no_rows_of_records():
+    with pytest.raises(PrivacyError, match="more rows than the client has records"):
+        protect(Rows(torch.randn(101, 2), 1), context(n=100, embeddings=ONE))
+
+
+def test_a_field_is_protected_once():
+    """Twice the same noise would cancel in a difference."""
+    made = context(embeddings=ONE)
+    protect_field(Rows, "e", torch.randn(4, 2), made)
+    with pytest.raises(PrivacyError, match="protected before in this task"):
+        protect_field(Rows, "e", torch.randn(4, 2), made)
+
+
+def test_what_was_protected_is_entered_also_where_it_is_not_sent():
+    made = context(embeddings=ONE)
+    protect_field(Rows, "e", torch.randn(4, 2), made)
+    _, _, entries = protect(Counts(torch.ones(2)), made)
+    assert [e["field"] for e in entries] == ["Rows.e", "Counts.n"]
+
+
+def test_another_value_than_the_protected_one_is_refused():
+    made = context(embeddings=ONE)
+    protect_field(Rows, "e", torch.randn(4, 2), made)
+    with pytest.raises(PrivacyError, match="was protected once by"):
+        protect(Rows(torch.randn(4, 2), 1), made)
+
+
+class Number(Up):
+    n: int = private("count", via="data", unit="client")
+
+
+def test_only_the_number_of_records_is_free():
+    assert protect(Number(100), context(n=100))[2][0]["noise_multiplier"] == math.inf
+    assert protect(Number(7), context(n=100))[2][0]["noise_multiplier"] == 0.0
+
+
+class Picture(Up):
+    x: Tensor = private("synthetic_images", via="data", unit="client", dtype="uint8")
+
+
+def test_noised_images_still_travel_as_bytes():
+    reply, _, _ = protect(Picture(torch.zeros(2, 1, 4, 4)), context(synthetic_images=ONE))
+    assert float(reply.x.abs().max()) <= 1
+    assert decode(encode(reply), Picture).x.shape == (2, 1, 4, 4)
+
+
+def test_more_releases_than_planned_are_refused():
+    made = context(embeddings={**ONE, "calibration": "total", "releases": 2})
+    for _ in range(2):
+        protect(Rows(torch.randn(4, 2), 1), made)
+    with pytest.raises(PrivacyError, match="planned 2 releases of embeddings, and this is number 3"):
+        protect(Rows(torch.randn(4, 2), 1), made)
+
+
+def test_classes_and_counts_are_a_release_of_their_own():
+    made = context(prototypes=ONE)
+    mean = torch.ones(3)
+    made.means[id(mean)] = (1.0, 11)
+    _, _, entries = protect(Means({0: mean}), made)
+    assert [(e["kind"], e["noise_multiplier"] > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]

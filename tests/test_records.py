@@ -349,3 +349,22 @@ def test_state_of_copies_and_load_refuses_a_foreign_state():
     assert state["0.weight"].abs().sum() > 0
     with pytest.raises(ContractError, match="does not fit the model"):
         load(nn.Linear(3, 3), state)
+
+
+class HalfState(Up):
+    w: State = private("weights", via="model", unit="client", dtype="float16")
+
+
+def test_a_state_travels_in_its_declared_precision():
+    state = State({"a": torch.randn(100), "n": torch.tensor(5)}, buffers=["n"])
+    blob = encode(HalfState(state))
+    assert sum(end - begin for _, _, begin, end in read_header(blob).tensors.values()) == 200 + 8
+    arrived = decode(blob, HalfState).w
+    assert torch.equal(arrived["a"], state["a"].half().float())
+    assert arrived["n"] == 5
+    assert arrived.buffers == {"n"}
+
+
+def test_nan_does_not_become_a_pixel():
+    with pytest.raises(WireError, match=r"Image\.x holds NaN"):
+        encode(Image(torch.full((2, 2), torch.nan)))

@@ -139,7 +139,7 @@ def test_old_client_states_do_not_pile_up(tiny, tmp_path):
 def test_progress_is_told(tiny, tmp_path):
     told = []
     run(tiny("local"), out=tmp_path / "a", watch=lambda *what: told.append(what))
-    assert told[0] == (0, 2, "ready")
+    assert told[0] == (0, 2, "ready; the transcript takes up to 0 B a round")
     assert told[-1] == (2, 2, "round 2")
 
 
@@ -217,6 +217,94 @@ def test_generators_are_derived_and_forks_leave_no_trace():
 def test_timings_and_flops(tiny, tmp_path):
     record = run(tiny("fedavg", rounds=1, flops=True), out=tmp_path / "a")
     by = {(row["party"], row["phase"]): row for row in record.timings}
-    assert by["client 0", "fit"]["wall_s"] <= by["client 0", "task"]["wall_s"] <= by["server", "round"]["wall_s"]
+    assert by["client 0", "fit"]["wall_s"] <= by["client 0", "task"]["wall_s"]
     assert by["client 0", "task"]["flops"] > 1e6
+    assert by["server", "round"]["flops"] == 0, "averaging is no work that the counter knows; the clients' is theirs"
+    assert by["server", "round"]["wall_s"] < by["client 0", "task"]["wall_s"]
+    assert by["client 0", "task"]["peak_bytes"] > 1e7
     assert record.peak_rss_bytes > 1e7
+
+
+def test_attacks_survive_what_happens_to_the_run(tiny, tmp_path):
+    from fedaudit.attack import attack_run
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    attack_run(tmp_path / "a", attacks=["loss"])
+    assert len(run(tiny("fedavg", rounds=1), out=tmp_path / "a", resume=True).attacks) == 1
+    run(tiny("fedavg", rounds=2), out=tmp_path / "a", resume=True)
+    assert read_record(tmp_path / "a").attacks == [], "they were on another transcript"
+
+
+def test_an_attacker_does_not_get_the_seed(tiny, tmp_path):
+    from fedaudit.attack import Scene
+    from fedaudit.runner import RunFolder
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    folder = RunFolder(tmp_path / "a")
+    scene = Scene(folder, folder.transcript.view("server"), 0, torch.empty(0), torch.empty(0))
+    assert "seed" not in scene.setting
+
+
+def test_candidates_are_exchangeable(tmp_path):
+    """Records sorted by class, more non-members than members: the labels alone must tell nothing."""
+    import numpy as np
+
+    from fedaudit.attack import _candidates
+    from fedaudit.world import World
+
+    x = np.random.default_rng(0).integers(0, 255, (2000, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(2000) // 200)
+    world = World(
+        Setting.make(method="local", dataset=f"npz:{tmp_path / 'd.npz'}", clients=2, partition="iid", holdout=0.6)
+    )
+    for k in range(2):
+        _, y, member = _candidates(world, k)
+        inside, outside = y[member].float(), y[~member].float()
+        error = float((inside.var() / len(inside) + outside.var() / len(outside)).sqrt())
+        assert abs(float(inside.mean() - outside.mean())) < 4 * error
+
+
+def test_a_client_that_did_not_change_is_not_evaluated_again(tiny, tmp_path, monkeypatch):
+    from fedaudit import evaluate
+
+    calls = []
+    real = evaluate._client_scores
+    monkeypatch.setattr(evaluate, "_client_scores", lambda world, k, f: calls.append(k) or real(world, k, f))
+    run(tiny("fedavg", rounds=3, clients=6, participation=0.34), out=tmp_path / "a")
+    assert len(calls) == 6 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "{folder}"], "directory"),
+        (["run", "--out", "{file}"], "exists"),
+        (["run", "--device", "mps", "--out", "{new}"], "not supported"),
+        (["run", "{badset}", "--out", "{new}"], "it is a table"),
+        (["attack", "{run}", "--client", "99"], "There is no client 99"),
+    ],
+)
+def test_plausible_mistakes_are_no_tracebacks(words, message, tiny, tmp_path):
+    places = {
+        "folder": tmp_path,
+        "file": tmp_path / "f",
+        "new": tmp_path / "n",
+        "run": tmp_path / "r",
+        "badset": tmp_path / "s.toml",
+    }
+    places["file"].write_text("x")
+    places["badset"].write_text("set = 5")
+    run(tiny("fedavg", rounds=1), out=places["run"])
+    command = [sys.executable, "-m", "fedaudit.cli", *(word.format(**places) for word in words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
+    from fedaudit.attack import attack_run
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    (result,) = attack_run(tmp_path / "a", attacks=["loss"], threat="peer:0", clients=[0])
+    assert not result["ran"]

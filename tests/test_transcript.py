@@ -169,3 +169,22 @@ def test_index_rows_are_plain_json(tmp_path):
     write(tmp_path)
     line = (tmp_path / "index.jsonl").read_text().splitlines()[0]
     assert json.loads(line.partition(" ")[2])["message"] == "Sent"
+
+
+def test_an_outsiders_entries_hold_nothing_else(tmp_path):
+    write(tmp_path)
+    for entry in Transcript(tmp_path).view("outsider").entries():
+        assert set(entry.row) == {"seq", "at", "round", "from", "to", "client", "direction", "bytes"}
+
+
+def test_going_on_without_the_transcript_is_an_error(tmp_path):
+    offsets = write(tmp_path)
+    (tmp_path / "index.jsonl").unlink()
+    with pytest.raises(TranscriptError, match="missing or cut off"):
+        TranscriptWriter(tmp_path, keep_weights=1, offset=offsets[0], last_round=1)
+
+
+def test_the_clock_goes_on(tmp_path):
+    writer = TranscriptWriter(tmp_path, keep_weights=1, clock=100.0)
+    assert writer.clock() >= 100
+    writer.close()

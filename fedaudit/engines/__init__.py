@@ -10,6 +10,8 @@ from fedaudit.task import Done, Task
 
 
 class Engine(Protocol):
+    in_process: bool  # whether tasks run inside this process, and so inside what is timed here
+
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Results in the order of the tasks. Tasks are drawn lazily: at most a few states are in memory."""
         ...

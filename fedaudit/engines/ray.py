@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,8 @@ from fedaudit.task import Done, Task
 
 
 class RayEngine:
+    in_process = False
+
     def __init__(self, setting: Setting):
         try:
             import ray
@@ -41,20 +42,40 @@ class RayEngine:
         self._workers = [worker.remote() for _ in range(workers)]
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Each worker has one task in hand and one waiting; results are handed out in the order of the tasks."""
-        pending: deque[Any] = deque()
-        for i, task in enumerate(tasks):
-            pending.append((task.k, self._workers[i % len(self._workers)].run.remote(task)))
-            if len(pending) >= 2 * len(self._workers):
-                yield self._result(*pending.popleft())
-        while pending:
-            yield self._result(*pending.popleft())
+        """Every task goes to a free worker; results are handed out in the order of the tasks."""
+        free = list(self._workers)
+        running: dict[Any, tuple[int, int, Any]] = {}  # reference: number, client, worker
+        finished: dict[int, Done] = {}
+        handed_out = 0
+
+        def collect() -> None:
+            (reference,), _ = self._ray.wait(list(running), num_returns=1)
+            number, k, worker = running.pop(reference)
+            finished[number] = self._result(k, reference)
+            free.append(worker)
+
+        for number, task in enumerate(tasks):
+            while not free:
+                collect()
+            worker = free.pop()
+            running[worker.run.remote(task)] = (number, task.k, worker)
+            while handed_out in finished:
+                yield finished.pop(handed_out)
+                handed_out += 1
+        while running or finished:
+            while handed_out in finished:
+                yield finished.pop(handed_out)
+                handed_out += 1
+            if running:
+                collect()
 
     def _result(self, k: int, reference: Any) -> Done:
         try:
             return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as e:
+            return Done(k, error=f"{type(e.cause).__name__}: {e.cause}")
         except self._ray.exceptions.RayError as e:  # the worker died: memory, a signal, a lost machine
-            return Done(k, error=f"its worker failed: {e}".splitlines()[0])
+            return Done(k, error=f"its worker failed: {type(e).__name__}: {e}".splitlines()[0])
 
     def close(self) -> None:
         for worker in self._workers:

@@ -8,6 +8,8 @@ from fedaudit.task import Done, Task, run_task
 
 
 class SerialEngine:
+    in_process = True
+
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         return map(run_task, tasks)
 

@@ -18,7 +18,7 @@ from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.fit import Fitted, Loss, Opt, check_pure, check_rows
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.persample import row_gradients, validate
+from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
 
 CHUNK = 64  # rows whose gradients are held at a time
@@ -37,11 +37,12 @@ def fit_private(
     noise: torch.Generator,
     given: Mapping[str, Any] | None,
     policy: Policy,
-    rounds: int,
+    fits: int,
 ) -> tuple[Fitted, dict[str, Any]]:
     """Train on private rows; returns what was done and the entry for the ledger.
 
-    One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size.
+    One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
+    trainings like this one together meet the policy's epsilon.
     """
     optimizer_class = _dp_optimizer()
     n = check_rows(rows)
@@ -52,7 +53,7 @@ def fit_private(
     q = min(1.0, batch / n)
     count = steps if steps is not None else (epochs or 0) * math.ceil(n / batch)
     delta, C = policy.delta_for(n), policy.clip or 1.0
-    multiplier = policy.noise_multiplier or calibrated(policy.epsilon or 0.0, delta, q, max(count * rounds, 1))
+    multiplier = policy.noise_multiplier or multiplier_for(policy.epsilon or 0.0, delta, q, max(count * fits, 1))
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_class(
         optimizer=opt.build(list(parameters.values())),
@@ -60,16 +61,22 @@ def fit_private(
         max_grad_norm=C,
         expected_batch_size=max(1, round(q * n)),
         generator=noise,
-        secure_mode=False,
     )
     was_training = model.training
     model.train()
     for _ in range(count):
         index = (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
         optimizer.zero_grad()
-        for name, gradient in row_gradients(model, loss, [row[index] for row in rows], given, chunk_size=CHUNK).items():
-            parameters[name].grad_sample = gradient  # type: ignore[attr-defined]
-        optimizer.step()
+        for p in parameters.values():
+            p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
+            p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
+        for part in index.split(CHUNK):  # clipped and summed chunk by chunk: memory is that of CHUNK copies
+            gradients = row_gradients(model, loss, [row[part] for row in rows], given)
+            for name, total in clip_and_sum(gradients, C)[0].items():
+                parameters[name].summed_grad += total  # type: ignore[attr-defined]
+        optimizer.add_noise()
+        optimizer.scale_grad()
+        optimizer.original_optimizer.step()
     optimizer.zero_grad()
     for p in parameters.values():
         for trace in ("grad_sample", "summed_grad"):
@@ -92,6 +99,22 @@ def fit_private(
         "claim": policy.epsilon,
     }
     return Fitted(0 if epochs is None else epochs, count, math.nan), entry
+
+
+def multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:
+    """A noise multiplier that meets epsilon. Rates and steps are rounded up and delta down, to two digits:
+    clients of nearly the same size then share one search, and none of them gets too little noise."""
+    return calibrated(epsilon, _down(delta, 2), min(1.0, _up(q, 2)), math.ceil(_up(steps, 2)))
+
+
+def _up(value: float, digits: int) -> float:
+    scale = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return math.ceil(value / scale - 1e-9) * scale
+
+
+def _down(value: float, digits: int) -> float:
+    scale = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return math.floor(value / scale + 1e-9) * scale
 
 
 @lru_cache(maxsize=4096)

@@ -75,6 +75,10 @@ class ClientLedger(Part):
                 return
         self.entries.append(entry.model_copy(update={"rounds": [t]}))
 
+    def reopen(self) -> None:
+        """More rounds are to come: totals of the rounds so far are no longer the run's."""
+        self.by_kind, self.by_relation, self.epsilon = {}, {}, None
+
     def close(self) -> None:
         """Compose what was entered, by kind and in total."""
         self.by_kind = {

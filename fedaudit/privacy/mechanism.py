@@ -3,14 +3,16 @@
 The order is mechanism, quantisation (in the codec), bytes. Each private field leaves an entry for the ledger, also
 where nothing protected it: then its noise multiplier is 0 and its epsilon infinite.
 
-How much one record can change a release (privacy rule 5, C the clipping norm, replace-one; zero-out halves it):
+How much one record can change a release (privacy rule 5, C the clipping norm), under replace-one and zero-out:
 
-    record     one row per record                  2 C          (sqrt(m) 2 C where a record has m rows)
-    all        R rows that depend on all records   sqrt(R) 2 C
-    class      class means of clipped rows         sqrt(2) 2 C / (N_c - 1), for class c: a record that changes its
-               label leaves one class (of N_c) and joins another, and both means move
-    histogram  counts                              sqrt(2)      (zero-out: 1)
-    range      pixels in [-1, 1]                   sqrt(pixels) 2
+    record     one row per record                  2 C and C    (sqrt(m) times it where a record has m rows)
+    all        R rows that depend on all records   sqrt(R) 2 C  (both: a record that is zeroed can move such a row
+               anywhere in its ball)
+    class      class means of clipped rows         sqrt(2) 2 C / (N_c - 1), for class c, and half of it: a record that
+               changes its label leaves one class (of N_c) and joins another, and both means move. Which classes there
+               are, and N_c, which scales the noise, are a release of their own that no noise on the means protects
+    histogram  counts                              sqrt(2) and 1
+    range      pixels in [-1, 1]                   sqrt(pixels) 2 (both)
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Context:
     encode: Callable[[Tensor], Tensor]
     plain_fits: int = 0  # trainings on private records that were not DP, ever
     means: dict[int, tuple[float, int]] = field(default_factory=dict)  # id of a class mean: clipping norm, N_c
-    done: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)  # field: value as released, entry
+    done: dict[str, tuple[Any, list[dict[str, Any]]]] = field(default_factory=dict)  # field: value as released, entries
+    spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
 
 
 def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any:
@@ -56,12 +59,14 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
         raise PrivacyError(f"{cls.__name__}.{name} is no private field; there is nothing to protect.")
     policy = context.policies.get(declared.kind or "")
     where = f"{cls.__name__}.{name}"
-    released, entry = (
-        (value, _unprotected(where, declared, context))
+    if where in context.done:
+        raise PrivacyError(f"{where} was protected before in this task: the same noise on two values hides neither.")
+    released, entries = (
+        (value, [_unprotected(value, where, declared, context)])
         if policy is None
         else _release(value, where, declared, policy, context)
     )
-    context.done[where] = (released, entry)
+    context.done[where] = (released, entries)
     return released
 
 
@@ -69,7 +74,11 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[
     """The reply as it may leave the client, the public parameters of its protection, and the ledger's entries."""
     changes: dict[str, Any] = {}
     protection: dict[str, Any] = {}
-    entries = []
+    entries: list[dict[str, Any]] = []
+    sent = {f"{type(reply).__name__}.{name}" for name in reply.declared()}
+    for where, (_, of_field) in context.done.items():
+        if where not in sent:  # what was computed from it may be in the reply all the same
+            entries += of_field
     for name, declared in reply.declared().items():
         if declared is None or declared.role != "private":
             continue
@@ -78,19 +87,19 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[
         value = getattr(reply, name)
         early = context.done.get(where)
         if early is not None and early[0] is value:
-            entry = early[1]
+            of_field = early[1]
         elif early is not None:
             raise PrivacyError(
                 f"{where} was protected once by client.protect; put that value into the reply, no other."
             )
         elif policy is not None:
-            changes[name], entry = _release(value, where, declared, policy, context)
+            changes[name], of_field = _release(value, where, declared, policy, context)
         else:
-            entry = _unprotected(where, declared, context)
-        entries.append(entry)
-        if policy is not None:
+            of_field = [_unprotected(value, where, declared, context)]
+        entries += of_field
+        if policy is not None and of_field:
             public = ("mechanism", "sigma", "sensitivity", "clip", "relation", "delta", "claim")
-            protection[name] = {key: entry[key] for key in public if entry.get(key) is not None}
+            protection[name] = {key: of_field[0][key] for key in public if of_field[0].get(key) is not None}
     return (dataclasses.replace(reply, **changes) if changes else reply), protection, entries
 
 
@@ -98,12 +107,12 @@ def _entry(where: str, declared: Declared, **facts: Any) -> dict[str, Any]:
     return {"field": where, "kind": declared.kind, **facts}
 
 
-def _unprotected(where: str, declared: Declared, context: Context) -> dict[str, Any]:
+def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> dict[str, Any]:
     """A release without a policy: free only where it follows from what was protected, or is the same for neighbours."""
-    if declared.kind == "count":
-        return _entry(
-            where, declared, mechanism="none", noise_multiplier=math.inf, relation="any", condition="n is public"
-        )
+    if declared.kind == "count" and value == context.n:
+        # The same for all neighbours under replace-one and zero-out; under add-or-remove it is taken as known.
+        condition = "n is public"
+        return _entry(where, declared, mechanism="none", noise_multiplier=math.inf, relation="any", condition=condition)
     if declared.via == "released":
         condition = "derived from what was released"
         return _entry(
@@ -126,7 +135,7 @@ def _unprotected(where: str, declared: Declared, context: Context) -> dict[str, 
 
 def _release(
     value: Any, where: str, declared: Declared, policy: Policy, context: Context
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, list[dict[str, Any]]]:
     leaves = _leaves(value, where)
     for leaf in leaves:
         if not leaf.is_floating_point():
@@ -137,11 +146,10 @@ def _release(
     if policy.mechanism == "pure-noise":
         noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
         entry = _entry(where, declared, mechanism="pure-noise", noise_multiplier=math.inf, relation="any")
-        return _rebuild(value, iter(noisy)), {
-            **entry,
-            "cosine": _cosine(leaves, noisy),
-            "condition": "the size only",
-        }
+        entry |= {"cosine": _cosine(leaves, noisy), "condition": "the size only"}
+        return _rebuild(value, iter(noisy)), [entry]
+    if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
+        raise PrivacyError(f"{where} has more rows than the client has records ({context.n}): no row per record.")
     clipped, sensitivities, facts = _bounded(leaves, where, declared, policy, context)
     multiplier = _multiplier(policy, delta, declared, where, context)
     noisy = [
@@ -149,6 +157,8 @@ def _release(
         _noise(leaf, multiplier * s, policy, (*context.key, where, i)).add_(leaf)
         for i, (leaf, s) in enumerate(zip(clipped, sensitivities, strict=True))
     ]
+    if declared.dtype == "uint8":
+        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
     guaranteed = facts.pop("guaranteed", True)
     entry = _entry(
         where,
@@ -162,7 +172,13 @@ def _release(
         cosine=_cosine(leaves, noisy),
         **facts,
     )
-    return _rebuild(value, iter(noisy)), entry
+    entries = [entry]
+    if dependence(declared) == "class":
+        counts = dataclasses.replace(declared, kind="label_counts")
+        condition = "which classes there are, and the noise scaled by their counts"
+        unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
+        entries.append(_entry(f"{where} (classes)", counts, **unprotected))
+    return _rebuild(value, iter(noisy)), entries
 
 
 def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:
@@ -179,6 +195,13 @@ def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, co
                 f"traffic. Say it: privacy.{declared.kind}.releases."
             )
         releases = planned
+        kind = declared.kind or ""
+        context.spent[kind] = context.spent.get(kind, 0) + 1
+        if context.spent[kind] > releases:
+            raise PrivacyError(
+                f"{where}: calibration = 'total' planned {releases} releases of {kind}, and this is number "
+                f"{context.spent[kind]}. Say how many there will be: privacy.{kind}.releases."
+            )
     return calibrate(policy.calibration, policy.epsilon, delta, 1.0, releases)
 
 
@@ -203,17 +226,17 @@ def _bounded(
         return leaves, [math.sqrt(2) if policy.relation == "replace-one" else 1.0] * len(leaves), facts
     if depends == "range":
         pixels = sum(leaf.numel() for leaf in leaves)
-        return [leaf.clamp(-1, 1) for leaf in leaves], [swing * math.sqrt(pixels)] * len(leaves), facts
+        return [leaf.clamp(-1, 1) for leaf in leaves], [2.0 * math.sqrt(pixels)] * len(leaves), facts
     facts["clip"] = C
     if depends == "class":
-        facts["condition"] = "given the class counts, which scale the noise"
+        facts["condition"] = "given the classes and their counts"
         return leaves, [_class_sensitivity(leaf, where, C, swing, context) for leaf in leaves], facts
     clipped = [clip_rows(leaf, C) for leaf in leaves]
     if depends == "record":
         facts["condition"] = "given the encoder"
         return clipped, [swing * C * math.sqrt(len(leaves))] * len(leaves), facts
     rows = sum(_rows(leaf) for leaf in leaves)
-    return clipped, [swing * C * math.sqrt(rows)] * len(leaves), facts
+    return clipped, [2.0 * C * math.sqrt(rows)] * len(leaves), facts
 
 
 def dependence(declared: Declared) -> str:

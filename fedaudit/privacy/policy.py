@@ -44,7 +44,8 @@ class Policy(Frozen):
     sensitivity: str = "clip:1.0"  # clip:C, random-pixel or random-pixel:SAMPLES
     relation: Relation = "replace-one"
     noise_multiplier: float | None = None  # instead of epsilon
-    releases: int | None = None  # for calibration = "total", where the harness cannot count them beforehand
+    releases: int | None = None  # over the run: for calibration = "total", and trainings for DP-SGD, where the harness
+    # cannot count them beforehand
     secure: bool = False  # draw the noise from the operating system's entropy; a replay then draws anew
 
     @property
@@ -118,8 +119,16 @@ def _check(name: str, policy: Policy) -> None:
         raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; the number behind the colon is above 0.")
     if policy.releases is not None and policy.releases < 1:
         raise PrivacyError(f"{where}: releases = {policy.releases}; at least one.")
-    if kind == "random-pixel" and policy.mechanism == "dp-sgd":
-        raise PrivacyError(f"{where}: DP-SGD clips gradients; random-pixel is about images. Use clip=C.")
+    if kind == "random-pixel" and not value.is_integer():
+        raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; the number of edits is a whole number.")
+    if policy.mechanism == "dp-sgd":
+        if kind == "random-pixel":
+            raise PrivacyError(f"{where}: DP-SGD clips gradients; random-pixel is about images. Use clip=C.")
+        if policy.relation != "replace-one" or policy.calibration != "analytic":
+            raise PrivacyError(
+                f"{where}: DP-SGD is accounted under add-or-remove, for all steps of the run together; it takes no "
+                "relation and no calibration."
+            )
 
 
 _SHORT = {"eps": "epsilon", "noise": "noise_multiplier"}

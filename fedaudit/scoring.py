@@ -1,0 +1,279 @@
+"""What an attack's scores are worth: membership scores against the truth, every number with its interval.
+
+`score` is higher for "was trained on". Nothing depends on the order of the rows: the scores of each class are sorted
+before anything else happens, the seeded split included, so two orders give the same bits.
+
+Choices that papers leave open:
+- Ties: equal scores are called alike. In the AUC a tied pair counts one half.
+- TPR at an FPR: the rule is "score > t" with t the (k+1)-th largest non-member score, k = floor(FPR * non-members): the
+  best rule with at most k false positives, no interpolation. t depends on the non-members alone, so that the members
+  above it are binomial and Clopper-Pearson is exact. With k = 0 there is no number, only the reason.
+- Balanced accuracy and advantage (TPR - FPR): a threshold chosen as the best one on the very records that it is scored
+  on is optimistic. Ours is chosen on a random half and evaluated on the other; the maximum is `advantage_best`.
+
+Intervals take the rows for independent draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainccinv, betaincinv, expit, logit, ndtri
+
+from fedaudit.errors import ContractError, SettingError
+
+FPRS = (0.1, 0.01, 0.001)
+ROC_POINTS = 200
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+# -- validation ---------------------------------------------------------------------------------------------------
+
+
+def check_confidence(confidence: float) -> float:
+    if not 0 < confidence < 1:  # NaN too
+        raise SettingError(f"confidence = {confidence} is no confidence: give a number strictly between 0 and 1.")
+    return float(confidence)
+
+
+def _array(values: ArrayLike, what: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ContractError(f"The {what} are no array ({error}): give one value per candidate.") from error
+    if array.ndim != 1:
+        raise ContractError(f"The {what} have shape {array.shape}: give one value per candidate.")
+    return array
+
+
+def checked(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
+    """Scores as finite floats and membership as booleans, of one length."""
+    s, m = _array(scores, "scores"), _array(member, "member flags")
+    if len(s) != len(m):
+        raise ContractError(f"There are {len(s)} scores but {len(m)} member flags: give one of each per candidate.")
+    if s.dtype.kind not in "biuf":
+        raise ContractError(f"The scores are of type {s.dtype}: give numbers, higher for members.")
+    if m.dtype.kind not in "biuf" or not np.isin(m, (0, 1)).all():
+        raise ContractError("The member flags must be 0 or 1 (false or true), and something else is among them.")
+    s = s.astype(np.float64)
+    if bad := int((~np.isfinite(s)).sum()):
+        raise ContractError(
+            f"{bad} of {len(s)} scores are NaN or infinite, which no threshold can rank: mend the attack, or clip them."
+        )
+    return s, m.astype(bool)
+
+
+def split_classes(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, Floats]:
+    """The scores of members and of non-members, each in ascending order."""
+    s, m = checked(scores, member)
+    inside, outside = np.sort(s[m]), np.sort(s[~m])
+    if reason := _missing(len(inside), len(outside)):
+        raise ContractError(f"Membership cannot be scored: {reason}. Give candidates of both classes.")
+    return inside, outside
+
+
+def _missing(members: int, nonmembers: int) -> str | None:
+    missing = [name for name, n in (("members", members), ("non-members", nonmembers)) if n == 0]
+    return f"there are no {' and no '.join(missing)} among the candidates" if missing else None
+
+
+# -- proportions --------------------------------------------------------------------------------------------------
+
+
+def cp_lower(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """The one-sided lower limit of Clopper and Pearson (1934): P[Bin(n, p) >= k] = alpha. Elementwise."""
+    k, n = np.asarray(k), np.asarray(n)
+    return np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alpha), 0.0)
+
+
+def cp_upper(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """The one-sided upper limit: P[Bin(n, p) <= k] = alpha. Elementwise."""
+    k, n = np.asarray(k), np.asarray(n)
+    return np.where(k < n, betainccinv(k + 1, np.maximum(n - k, 1), alpha), 1.0)
+
+
+def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The two-sided interval for k of n; everything where n is 0."""
+    if n == 0:
+        return 0.0, 1.0
+    tail = (1 - check_confidence(confidence)) / 2
+    return float(cp_lower(k, n, tail)), float(cp_upper(k, n, tail))
+
+
+def _estimate(value: float, low: float, high: float, interval: str, **more: Any) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "interval": interval, **more}
+
+
+# -- the scores ---------------------------------------------------------------------------------------------------
+
+
+def _auc(inside: Floats, outside: Floats, confidence: float) -> dict[str, Any]:
+    """P(member's score > non-member's) + P(equal) / 2, with the interval of DeLong, DeLong and Clarke-Pearson (1988).
+
+    Their variance is taken to the logit scale, which keeps the interval inside (0, 1). It is 0 exactly if all pairs
+    compare alike (perfect separation, or all scores equal), and nothing is that certain: then the n = min(n1, n0)
+    disjoint pairs are n independent trials without exception, and exceptions are rarer than u = 1 - (alpha/2)^(1/n).
+    """
+    n1, n0 = len(inside), len(outside)
+    wins = np.searchsorted(outside, inside, "left") + np.searchsorted(outside, inside, "right")  # twice the wins
+    losses = np.searchsorted(inside, outside, "left") + np.searchsorted(inside, outside, "right")
+    value = int(wins.sum()) / (2 * n1 * n0)
+    tail = (1 - confidence) / 2
+    if np.ptp(wins) == 0 and np.ptp(losses) == 0:
+        u = 1 - tail ** (1 / min(n1, n0))
+        return _estimate(value, value * (1 - u), value + u * (1 - value), "Clopper-Pearson on disjoint pairs")
+    if min(n1, n0) < 2:
+        return _estimate(value, 0.0, 1.0, "none: one record of a class has no variance")
+    variance = np.var(wins / (2 * n0), ddof=1) / n1 + np.var(losses / (2 * n1), ddof=1) / n0
+    half = -float(ndtri(tail)) * math.sqrt(variance) / (value * (1 - value))
+    low, high = expit(logit(value) - half), expit(logit(value) + half)
+    return _estimate(value, float(low), float(high), "DeLong, logit scale")
+
+
+def auc(scores: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> dict[str, Any]:
+    return _auc(*split_classes(scores, member), check_confidence(confidence))
+
+
+def above(sorted_scores: Floats, t: ArrayLike) -> Counts:
+    """How many scores are strictly above each t."""
+    return len(sorted_scores) - np.searchsorted(sorted_scores, t, "right")
+
+
+def parted(sorted_scores: Floats, rng: np.random.Generator, share: float) -> tuple[Floats, Floats]:
+    """A random share of the scores (at least one) and the rest, both in ascending order."""
+    order = rng.permutation(len(sorted_scores))
+    cut = max(1, int(share * len(sorted_scores)))
+    return sorted_scores[np.sort(order[:cut])], sorted_scores[np.sort(order[cut:])]
+
+
+def _best_threshold(inside: Floats, outside: Floats) -> tuple[float, float]:
+    """The t for which "score >= t" has the largest TPR - FPR, and that maximum (Youden's J)."""
+    t = np.unique(np.concatenate([inside, outside]))
+    gap = np.searchsorted(outside, t, "left") / len(outside) - np.searchsorted(inside, t, "left") / len(inside)
+    best = int(np.argmax(gap))
+    return float(t[best]), float(gap[best])
+
+
+def _held_out(inside: Floats, outside: Floats, seed: int, confidence: float) -> dict[str, dict[str, Any]]:
+    """Balanced accuracy and advantage on the half that did not choose the threshold."""
+    how = f"threshold chosen on a random half of each class (seed {seed}), evaluated on the other"
+    if min(len(inside), len(outside)) < 2:
+        none = {"value": None, "reason": "a held-out threshold needs at least 2 members and 2 non-members"}
+        return {"balanced_accuracy": none, "advantage": dict(none)}
+    rng = np.random.default_rng(seed)
+    (choose1, use1), (choose0, use0) = parted(inside, rng, 0.5), parted(outside, rng, 0.5)
+    t, _ = _best_threshold(choose1, choose0)
+    tp, tn = len(use1) - int(np.searchsorted(use1, t, "left")), int(np.searchsorted(use0, t, "left"))
+    value = (tp / len(use1) + tn / len(use0)) / 2
+    each = (1 + confidence) / 2  # two intervals, so that both hold together
+    low, high = (
+        (a + b) / 2
+        for a, b in zip(clopper_pearson(tp, len(use1), each), clopper_pearson(tn, len(use0), each), strict=True)
+    )
+    name = f"Clopper-Pearson for TPR and TNR at {each:.2%} each, added"
+    more = {"threshold": t, "rule": "score >= threshold", "how": how}
+    return {
+        "balanced_accuracy": _estimate(value, low, high, name, **more),
+        "advantage": _estimate(2 * value - 1, 2 * low - 1, 2 * high - 1, name, **more),
+    }
+
+
+def _advantage_best(inside: Floats, outside: Floats, confidence: float) -> dict[str, Any]:
+    """The largest TPR - FPR over all thresholds (the Kolmogorov-Smirnov distance, one-sided).
+
+    Its interval holds for the supremum over all thresholds: the band of Dvoretzky, Kiefer and Wolfowitz with Massart's
+    constant (1990), half of the failure probability for each class.
+    """
+    _, value = _best_threshold(inside, outside)
+    band = sum(math.sqrt(math.log(4 / (1 - confidence)) / (2 * n)) for n in (len(inside), len(outside)))
+    name = "Dvoretzky-Kiefer-Wolfowitz band, both classes"
+    how = "maximum over thresholds on the same records: optimistic"
+    return _estimate(value, max(0.0, value - band), min(1.0, value + band), name, how=how)
+
+
+def _tpr_at(inside: Floats, outside: Floats, fpr: float, confidence: float) -> dict[str, Any]:
+    n1, n0 = len(inside), len(outside)
+    k = min(math.floor(fpr * n0 + 1e-9), n0 - 1)  # 1e-9: 0.29 * 100 is 28.999...
+    if k < 1:
+        need = math.ceil(1 / fpr - 1e-9)
+        return {"fpr": fpr, "value": None, "reason": f"an FPR of {fpr:g} takes {need} non-members, and there are {n0}"}
+    t = float(outside[n0 - 1 - k])
+    tp, fp = int(above(inside, t)), int(above(outside, t))
+    low, high = clopper_pearson(tp, n1, confidence)
+    rule = "score > threshold"
+    return _estimate(tp / n1, low, high, "Clopper-Pearson", fpr=fpr, fpr_measured=fp / n0, threshold=t, rule=rule)
+
+
+def _roc(inside: Floats, outside: Floats, points: int = ROC_POINTS) -> dict[str, Any]:
+    """The best TPR at each FPR, at most `points` of them, evenly spread over log FPR; (0, TPR) is the first."""
+    n1, n0 = len(inside), len(outside)
+    k = np.unique(np.concatenate([[0], np.geomspace(1, n0, points - 1).round().astype(np.int64)]))
+    t = outside[np.maximum(n0 - 1 - k, 0)]
+    fp, tp = np.where(k < n0, above(outside, t), n0), np.where(k < n0, above(inside, t), n1)
+    keep = np.concatenate([[True], np.diff(fp) > 0])  # ties make several k one point
+    return {"fpr": (fp[keep] / n0).tolist(), "tpr": (tp[keep] / n1).tolist(), "drawn": "steps, flat to the right"}
+
+
+def membership_scores(
+    scores: ArrayLike,
+    member: ArrayLike,
+    *,
+    seed: int = 0,
+    confidence: float = 0.95,
+    fprs: Sequence[float] = FPRS,
+    roc: bool = True,
+) -> dict[str, Any]:
+    """AUC, balanced accuracy, advantage, TPR at low FPR and ROC points, ready for JSON."""
+    confidence = check_confidence(confidence)
+    for fpr in fprs:
+        if not 0 < fpr < 1:
+            raise SettingError(f"fpr = {fpr} is no false-positive rate: give numbers strictly between 0 and 1.")
+    inside, outside = split_classes(scores, member)
+    result = {
+        "members": len(inside),
+        "nonmembers": len(outside),
+        "confidence": confidence,
+        "auc": _auc(inside, outside, confidence),
+        **_held_out(inside, outside, seed, confidence),
+        "advantage_best": _advantage_best(inside, outside, confidence),
+        "tpr_at_fpr": [_tpr_at(inside, outside, fpr, confidence) for fpr in fprs],
+    }
+    return result | {"roc": _roc(inside, outside)} if roc else result
+
+
+def by_group(
+    scores: ArrayLike, member: ArrayLike, groups: Mapping[str, ArrayLike], **options: Any
+) -> dict[str, dict[str, Any]]:
+    """`membership_scores` pooled and per group: `groups={"client": ids, "class": labels}` gives
+    {"pooled": ..., "client": {"0": ..., ...}, "class": {...}}.
+
+    A group that lacks members or non-members says so in its "reason". ROC points are kept for the pool only. Pooling
+    compares scores across groups: an attack whose scores mean something else for each client loses by it.
+    """
+    s, m = checked(scores, member)
+    result: dict[str, dict[str, Any]] = {"pooled": membership_scores(s, m, **options)}
+    for name, values in groups.items():
+        labels = _array(values, f"labels of group {name!r}")
+        if len(labels) != len(s) or name == "pooled":
+            raise ContractError(
+                f"Group {name!r} has {len(labels)} labels for {len(s)} candidates: give one label per candidate, under "
+                "a name other than 'pooled'."
+            )
+        result[name] = {}
+        for label in np.unique(labels):
+            rows = labels == label
+            n1 = int(m[rows].sum())
+            n0 = int(rows.sum()) - n1
+            reason = _missing(n1, n0)
+            result[name][str(label)] = (
+                {"members": n1, "nonmembers": n0, "reason": reason}
+                if reason
+                else membership_scores(s[rows], m[rows], **(options | {"roc": False}))
+            )
+    return result
