@@ -1,0 +1,69 @@
+"""What FedZGE, MHAT and DS-FL share: outputs of many models made into one teacher, and learning from a teacher.
+
+Equation numbers are those of Ma, Wang and Zhang, AAAI 2025 (see fedzge.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaudit import kl
+from fedaudit.errors import ContractError
+
+
+@contextmanager
+def single_precision() -> Iterator[None]:
+    """Convolutions without TF32, which cuDNN uses by default and which keeps 11 bits of an image: 1 + 0.001 u, FedZGE's
+    query, would lose most of u."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@torch.no_grad()
+def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
+    """f(x) in evaluation mode, each row by itself; in pieces, because a query batch can be thousands of images."""
+    model.eval()
+    with single_precision():
+        return torch.cat([model(part) for part in x.split(batch)])
+
+
+def ensemble(outputs: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
+    """sum_k (N_k / N) f_k over the clients that answered, N the sum of theirs; by ascending client."""
+    if not outputs:
+        raise ContractError("ensemble: no client answered. Lower --dropout, or raise --quorum so that the run stops.")
+    total = sum(N[k] for k in outputs)
+    return torch.stack([outputs[k] * (N[k] / total) for k in sorted(outputs)]).sum(0)
+
+
+def distil(f, x: Tensor, e: Tensor, tau: float) -> Tensor:
+    """KL(sigma(e; tau) || sigma(f(x); tau)), the teacher's output e first (Eqs. 2, 4, 20). No factor tau^2 there."""
+    return kl(e, f(x), tau)
+
+
+def distil_labelled(f, x: Tensor, e: Tensor, y: Tensor, tau: float, lam: float) -> Tensor:
+    """`distil`, and cross-entropy against the labels of the auxiliary set with weight lam."""
+    out = f(x)
+    return kl(e, out, tau) + lam * F.cross_entropy(out, y, reduction="none")
+
+
+def imitate(f, x: Tensor, p: Tensor) -> Tensor:
+    """Cross-entropy of softmax(f(x)) against the soft labels p: their KL divergence, but for p's own entropy."""
+    return -(p * F.log_softmax(f(x), dim=-1)).sum(-1)
+
+
+def auxiliary(order: Tensor, t: int, B: int) -> Tensor:
+    """Which B rows of the auxiliary set round t uses: the set in a fixed random order, from its start again at its end.
+
+    500 rows a round for 100 rounds are the 50,000 of the paper's auxiliary set, each seen once (Appendix C).
+    """
+    first = (t - 1) * B
+    return order[torch.arange(first, first + B, device=order.device) % len(order)]

@@ -1,0 +1,107 @@
+"""DS-FL. Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
+Collaborative Training With Non-IID Private Data", IEEE TMC 2021, as the baseline of FedZGE (Ma et al., AAAI 2025).
+
+Outputs on an unlabelled auxiliary set travel instead of models. Left open or contradicted, and chosen:
+
+- FedZGE sends x_p in every round and bills it (Table 8); in DS-FL itself everybody holds the open set beforehand. It
+  travels here. Beyond Table 8 there travels N_k, 8 bytes a client.
+- FedZGE weighs clients by N_k / N (Table 8), DS-FL alike (`weights = "equal"`, then no N_k travels).
+- What is averaged are soft labels, as DS-FL's entropy reduction aggregation (ERA) needs; FedZGE writes f_k(x_p), which
+  has the same size. `aggregate = "sa"` is the plain average.
+- FedZGE gives no settings for its baselines; they get FedZGE's own (E_k, E'_k, E, batch sizes, Adam), so that the
+  methods differ in nothing else. T = 0.1 is DS-FL's. Optimisers start anew in each round.
+- FedZGE's auxiliary set is another data set (CIFAR-100 for CIFAR-10). Here it is the setting's `public` share of the
+  same data, its labels unread: an easier task.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedaudit import NUMBER, Down, Method, Record, State, Up, adam, ce, load, private, register, state_of
+from fedaudit.methods._ensemble import auxiliary, ensemble, imitate, predict
+
+
+class OpenBatch(Down):
+    x_p: Tensor
+
+
+class SoftLabels(Up):
+    p: Tensor = private("soft_labels", via="model", unit="client", depends="all")
+    N: int | None = private("count", via="data", unit="client")
+
+
+class GlobalLabels(Down):
+    p: Tensor  # made from all clients' releases; nobody's own
+
+
+class Distilled(Up):
+    pass
+
+
+class Learned(Record):
+    theta: State
+    order: Tensor  # in which the auxiliary set is walked through
+
+
+@register("dsfl")
+class DSFL(Method):
+    E_k: int = 10  # local training epochs
+    B_k: int = 256  # local batch size
+    E_prime: int = 10  # E'_k, local distillation epochs
+    E: int = 10  # global distillation epochs, each one step on the whole batch x_p
+    B: int = 500  # auxiliary rows a round
+    eta_k: float = 0.01
+    eta: float = 0.01
+    T: float = 0.1  # temperature of ERA: below 1 sharpens
+    aggregate: Literal["era", "sa"] = "era"
+    weights: Literal["samples", "equal"] = "samples"
+
+    quick: ClassVar = {"E_k": 1, "B_k": 32, "E_prime": 1, "E": 2, "B": 32}
+    presets: ClassVar = {name: {"B": 500, "E_k": 10, "E_prime": 10, "E": 10} for name in ("cifar10", "cifar100")}
+
+    def init(self, server):
+        n = len(server.public[0])
+        return Learned(state_of(server.model()), torch.randperm(n, generator=server.rng("order"), device=server.device))
+
+    def round(self, s, server, cohort):
+        x_p = server.public[0][auxiliary(s.order, server.t, min(self.B, len(s.order)))]
+        replies = cohort.ask(self.update_and_predict, OpenBatch(x_p))
+        p = self.era({k: r.p for k, r in replies.items()}, {k: r.N or 1 for k, r in replies.items()})
+        f = load(server.model(), s.theta)
+        server.fit(f, imitate, (x_p, p), epochs=self.E, batch=len(x_p), opt=adam(self.eta))
+        cohort.ask(self.distillation, GlobalLabels(p))
+        return Learned(state_of(f), s.order)
+
+    def era(self, p, N):
+        """softmax(mean_k p_k / T): lower entropy than the mean itself where T is small enough."""
+        mean = ensemble(p, N)
+        return (mean / self.T).softmax(-1) if self.aggregate == "era" else mean
+
+    def update_and_predict(self, client, msg):  # on client k
+        client.fit(ce, epochs=self.E_k, batch=self.B_k, opt=adam(self.eta_k))  # FedZGE, Eq. 1
+        client.memory["x_p"] = msg.x_p
+        N = len(client) if self.weights == "samples" else None
+        return SoftLabels(predict(client.model, msg.x_p).softmax(-1), N)
+
+    def distillation(self, client, msg):  # on client k, in the same round
+        x_p = client.memory.pop("x_p")
+        client.fit(imitate, (x_p, msg.p), epochs=self.E_prime, batch=self.B_k, opt=adam(self.eta_k))
+        return Distilled()
+
+    def predictor(self, s, server):
+        return load(server.model(), s.theta)
+
+    def traffic(self, plan):  # FedZGE, Table 8
+        rows = min(self.B, plan.public) if plan.public else self.B
+        p = plan.tensor(rows, plan.classes)
+        numbers = NUMBER if self.weights == "samples" else 0
+        return {
+            ("down", "OpenBatch.x_p"): plan.tensor(rows, *plan.shape) * len(plan.asked(0)),
+            ("up", "SoftLabels.p"): p * len(plan.replied(0)),
+            ("up", "SoftLabels.N"): numbers * len(plan.replied(0)),
+            ("down", "GlobalLabels.p"): p * len(plan.asked(1)),
+        }
