@@ -1,0 +1,225 @@
+"""FedAF. Wang et al., "An Aggregation-Free Federated Learning for Tackling Data Heterogeneity", CVPR 2024, Section 4.
+
+Two asks a round: mean logits up and averaged down (Eqs. 5-9), then condensation and training (Eqs. 10-17).
+
+Left open by the paper, or contradicted in it, and chosen here:
+
+- Eqs. 8 and 12 divide by K, but a client has no v_{k,c} of a class it does not hold: the mean is over those who do.
+  Appendix C calls V the means of all *other* clients; the equation, which has them all, is followed.
+- Eq. 17 read as a recursion would erase w within a few steps: each step interpolates the *received* w with a fresh w~.
+  "Randomly sampled" w~ is PyTorch's default initialisation; batch-norm statistics stay those received. u is taken at
+  the interpolated weights, v at the received ones.
+- u_c and v_c are single vectors. F is the sliced Wasserstein-1 distance of two point masses, the mean |theta . (u - v)|
+  over random unit vectors theta (`swd="points"`). `"entries"` takes each vector's entries as samples of a distribution
+  on the line, which no longer knows what class an entry belongs to. The number of projections L is not given.
+- Eq. 11 makes r_{k,c} from v_{k,c}, which has left the client already: R_k is made from V_k as it was released, and
+  costs no more privacy (`soft="released"`). Appendix C's "class-wise mean soft labels", read as means of the records'
+  own soft labels, are a second release of the records (`soft="records"`). The temperature tau is not given.
+- Eq. 13 takes t_c over all condensed images of a class, in every step (`T_over="all"`); `"batch"` takes those in the
+  mini-batch. D_KL of the matrices in Eq. 15 is the sum over the classes, as in Eqs. 4 and 10.
+- Eq. 3 takes all records of a class, Section 5.1 a local batch of 256: B records of each class in a step, all where
+  there are no more.
+- Of how many records a starting image is the average is not said (`averaged`), nor whether S_k starts anew in each
+  round (`restart`). The start is itself a privacy decision: `start="single"` begins at the records themselves, and so
+  does the "average" of a class with one record.
+- Table 7's uploads are those of clients that condense classes of about IPC records or more; no text says so. `least`
+  is the fewest records that make a class held: 1, every class present.
+- How batch norm behaves while condensing is not said. It is frozen, as received (`_condense.py` says why); an untrained
+  network's statistics are 0 and 1, so that in round 1 features are small and images hardly leave their start.
+- Images are put back into [-1, 1] after each step, since they travel with 8 bits a channel (Appendix C).
+
+`lambda_loc = 0` is Table 4's "w/o CDC", `lambda_glob = 0` its "w/o LGKM"; what an ablation does not need is not sent.
+Which classes a client holds is to be seen in every message of it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, kl, load, private, register, relay, sgd, state_of
+from fedaudit.methods._condense import Records, Sampled, Start, closure, dm, gathered, in_chunks
+
+
+class Global(Down):
+    w: State
+
+
+class MeanLogits(Up):
+    V: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")  # V_k, by class
+
+
+class Peers(Down):
+    V: dict[int, Tensor] = relay("logits")
+
+
+class Condensed(Up):
+    S: dict[int, Tensor] = private("synthetic_images", via="data", unit="client", dtype="uint8")  # S_k, by class
+    R: dict[int, Tensor] = private("soft_labels", via="released", unit="client")  # R_k, made from the V_k that left
+
+
+class CondensedAnew(Up):
+    S: dict[int, Tensor] = private("synthetic_images", via="data", unit="client", dtype="uint8")
+    R: dict[int, Tensor] = private("soft_labels", via="data", unit="client", depends="class")  # R_k, from the records
+
+
+class Trained(Record):
+    w: State
+
+
+def swd_points(u: Tensor, v: Tensor, L: int) -> Tensor:
+    """Sliced W_1 of point masses at u_c and v_c, for each row c: the mean |theta . (u - v)| over directions theta."""
+    theta = normalize(torch.randn(L, u.shape[1], device=u.device, dtype=u.dtype), dim=1)
+    return ((u - v) @ theta.T).abs().mean(1)
+
+
+def swd_entries(u: Tensor, v: Tensor) -> Tensor:
+    """W_1 of the entries of u_c and v_c as samples on the line, for each row c."""
+    return (u.sort(1).values - v.sort(1).values).abs().mean(1)
+
+
+def mean_by_class(sent: dict[int, dict[int, Tensor]]) -> dict[int, Tensor]:
+    """Eqs. 8 and 12 over the clients that hold the class."""
+    held = sorted({c for of_client in sent.values() for c in of_client})
+    return {c: torch.stack([sent[k][c] for k in sorted(sent) if c in sent[k]]).mean(0) for c in held}
+
+
+def lgkm(z: Tensor, y: Tensor, r: Tensor, held: Tensor, tau: float) -> Tensor:
+    """Eqs. 13 and 15 from the logits z of condensed images of classes y. Classes without r_c or image count nothing."""
+    member = (y[:, None] == torch.arange(len(r), device=y.device)).to(z.dtype)
+    n = member.sum(0)
+    t = member.T @ z / n.clamp(min=1)[:, None] / tau  # Eq. 13, before the softmax
+    both = kl(r.log(), t) + kl(t, r.log())
+    return 0.5 * (both * (held * (n > 0))).sum()  # Eq. 15
+
+
+def l_glob(f, x, y, *, S, r, held, tau, lambda_glob):
+    """Eq. 14. The LGKM term is one number, the same on every row."""
+    z = f(x)
+    matched = lgkm(z, y, r, held, tau) if S is None else lgkm(f(S[0]), S[1], r, held, tau)
+    return cross_entropy(z, y, reduction="none") + lambda_glob * matched
+
+
+@register("fedaf")
+class FedAF(Method):
+    IPC: int = 50  # condensed images per class
+    steps: int = 1000  # of condensation, a round
+    B: int = 256  # records of each class in a step
+    eta_S: float = 1.0  # image learning rate
+    lambda_loc: float = 1e-4  # weight of CDC; 0 leaves it out
+    gamma: float = 0.9  # re-sampling: share of the received model
+    swd: Literal["points", "entries"] = "points"
+    L: int = 50  # projections
+    start: Start = "average"
+    averaged: int = 10  # records in a starting average
+    restart: bool = True  # S_k starts anew in each round, or else where the last one ended
+    least: int = 1  # fewest records that make a class held
+    E: int = 500  # epochs on the server
+    B_w: int = 256  # batch size on the server
+    eta_w: float = 0.001  # learning rate on the server
+    lambda_glob: float = 0.01  # weight of LGKM; 0 leaves it out
+    tau: float = 2.0  # temperature
+    soft: Literal["released", "records"] = "released"
+    T_over: Literal["all", "batch"] = "all"
+    momentum: float = 0.9  # of both optimisers
+
+    quick: ClassVar = {"IPC": 2, "steps": 2, "B": 16, "E": 2, "B_w": 16, "eta_w": 0.05}
+    presets: ClassVar = {  # Section 5.1 and Appendix A
+        "fashion-mnist": {"eta_S": 0.2, "lambda_loc": 0.001, "lambda_glob": 2.0},
+        "cifar10": {"eta_S": 1.0, "lambda_loc": 0.0001, "lambda_glob": 0.01},
+        "cifar100": {"eta_S": 0.1, "lambda_loc": 0.0001, "lambda_glob": 0.01},
+        "domainnet": {"eta_S": 1.0, "lambda_loc": 0.01, "lambda_glob": 0.1, "IPC": 20},
+    }
+
+    def init(self, server):
+        return Trained(state_of(server.model()))
+
+    def round(self, s, server, cohort):  # on the server
+        logits = cohort.ask(self.share, Global(s.w))
+        V = mean_by_class({k: a.V for k, a in logits.items()}) if self.lambda_loc else {}  # Eqs. 8, 9
+        sent = cohort.ask(self.condense, Peers(V))
+        S = gathered({k: a.S for k, a in sent.items()})
+        w = load(server.model(), s.w)
+        options = {"epochs": self.E, "batch": self.B_w, "opt": sgd(self.eta_w, momentum=self.momentum)}
+        if not self.lambda_glob:
+            server.fit(w, ce, S, **options)
+            return Trained(state_of(w))
+        r = torch.full((server.classes, server.classes), 1 / server.classes, device=server.device)
+        held = torch.zeros(server.classes, device=server.device)
+        for c, r_c in mean_by_class({k: a.R for k, a in sent.items()}).items():  # Eq. 12
+            r[c] = r_c.clamp(min=1e-8) / r_c.clamp(min=1e-8).sum()  # a probability, also after noise or underflow
+            held[c] = 1
+        given = {"r": r, "held": held, "tau": self.tau, "lambda_glob": self.lambda_glob}
+        given["S"] = S if self.T_over == "all" else None
+        server.fit(w, l_glob, S, given=given, separable=False, **options)  # Eqs. 13-16
+        return Trained(state_of(w))
+
+    def share(self, client, msg):  # on client k: V_k
+        load(client.model, msg.w)
+        if not self.lambda_loc and not self.lambda_glob:
+            return MeanLogits({})
+        D = Records(client.x, client.y, self.B, self.least)
+        V = client.class_means(in_chunks(client.model.eval(), D.x), "logits", D.y)  # Eq. 5
+        client.memory["V"] = client.protect(MeanLogits, "V", V)
+        return MeanLogits(client.memory["V"])
+
+    def condense(self, client, msg):  # on client k: S_k and R_k
+        D = Records(client.x, client.y, self.B, self.least)
+        S = self.condensed(client, D, msg.V) if D.classes else {}
+        R = self.soft_labels(client, D) if self.lambda_glob else {}
+        return (CondensedAnew if self.lambda_glob and self.soft == "records" else Condensed)(S, R)
+
+    def soft_labels(self, client, D):
+        if self.soft == "released":
+            return {c: (v / self.tau).softmax(0) for c, v in client.memory["V"].items()}  # Eq. 11
+        z = in_chunks(client.model.eval(), D.x)
+        return client.class_means((z / self.tau).softmax(1), "soft_labels", D.y)
+
+    def condensed(self, client, D, V):
+        S = D.start(self.start, self.IPC, self.averaged)
+        if not self.restart and "S" in client.memory:
+            S = client.memory["S"]
+        S.requires_grad_()
+        w = Sampled(client.model)
+        v = torch.stack([V[c] for c in D.classes]) if V else None
+
+        def l_loc(S):
+            f = w.interpolate(self.gamma)  # Eq. 17
+            mu_real = D.mean(in_chunks(f.encode, D.draw()))  # Eq. 3
+            h = f.encode(S.flatten(0, 1))
+            loss = dm(mu_real, h.unflatten(0, S.shape[:2]).mean(1))  # Eqs. 3, 4
+            if v is None:
+                return loss
+            u = f.classify(h).unflatten(0, S.shape[:2]).mean(1)  # Eq. 6
+            F = swd_points(u, v, self.L) if self.swd == "points" else swd_entries(u, v)
+            return loss + self.lambda_loc * F.sum()  # Eq. 10
+
+        client.optimise([S], closure(l_loc, S), steps=self.steps, opt=sgd(self.eta_S, momentum=self.momentum))
+        S = S.detach().clamp(-1, 1)
+        if not self.restart:
+            client.memory["S"] = S
+        return dict(zip(D.classes, S, strict=True))
+
+    def predictor(self, s, server):
+        return load(server.model(), s.w)
+
+    def traffic(self, plan):
+        every = dict.fromkeys(range(plan.classes))
+        up = "CondensedAnew" if self.lambda_glob and self.soft == "records" else "Condensed"
+        vector = plan.tensor(plan.classes) + NUMBER  # and the class it belongs to
+        images = plan.tensor(self.IPC, *plan.shape, size=1) + NUMBER
+
+        def classes(field, k, sent):
+            return len(plan.choice(field, k, every)) if sent else 0
+
+        V, R = self.lambda_loc or self.lambda_glob, self.lambda_glob
+        return {
+            ("down", "Global.w"): plan.state() * len(plan.asked(0)),
+            ("up", "MeanLogits.V"): sum(vector * classes("MeanLogits.V", k, V) for k in plan.replied(0)),
+            ("down", "Peers.V"): sum(vector * classes("Peers.V", k, self.lambda_loc) for k in plan.asked(1)),
+            ("up", f"{up}.S"): sum(images * classes(f"{up}.S", k, True) for k in plan.replied(1)),
+            ("up", f"{up}.R"): sum(vector * classes(f"{up}.R", k, R) for k in plan.replied(1)),
+        }
