@@ -1,0 +1,46 @@
+"""The constant predictor: each client answers with the most frequent class among its own records, whatever the image.
+
+Nothing crosses the wire. It is the floor that personalised accuracy on skewed local test sets has to be read against:
+with one class per client a constant is perfect.
+
+The constant is deployed as the client's own network with the weights of its last layer 0 and the bias 1 for that
+class, so that it can be saved, published and attacked like any other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedaudit import Down, Method, Record, Up, register
+
+
+class Go(Down):
+    pass
+
+
+class Counted(Up):
+    pass
+
+
+class Nothing(Record):
+    pass
+
+
+@register("constant")
+class Constant(Method):
+    def init(self, server):
+        return Nothing()
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.count, Go())
+        return s
+
+    @torch.no_grad()
+    def count(self, client, msg):
+        majority = client.y.bincount(minlength=client.classes).argmax()
+        client.model.classifier.weight.zero_()
+        client.model.classifier.bias.zero_()[majority] = 1
+        return Counted()
+
+    def traffic(self, plan):
+        return {}
