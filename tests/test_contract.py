@@ -16,7 +16,13 @@ from fedaudit.errors import ContractError, RunError
 from fedaudit.runner import run
 from fedaudit.transcript import Transcript
 
-METHODS = [*registry.names("methods"), "outside:Exchange"]
+
+def named():
+    """Every registered method. Of the compositions (`host+method`), all but the first run with the slow tests."""
+    names = registry.names("methods")
+    composed = [name for name in names if "+" in name]
+    marks = dict.fromkeys(composed[1:], pytest.mark.slow)
+    return [pytest.param(name, marks=marks.get(name, ())) for name in [*names, "outside:Exchange"]]
 
 
 def models(folder):
@@ -39,26 +45,38 @@ def rows(folder):
     return [{k: v for k, v in row.items() if k != "at"} for row in Transcript(folder / "transcript").rows()]
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=named())
 def method(request):
     return request.param
 
 
-def test_same_seed_same_bits(method, tiny, tmp_path):
-    a, b = (run(tiny(method), out=tmp_path / name) for name in "ab")
-    assert facts(a) == facts(b)
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
-    assert same_models(tmp_path / "a", tmp_path / "b")
-    other = run(tiny(method, seed=1), out=tmp_path / "c")
-    assert facts(a)[0] != facts(other)[0]
+_whole = {}
 
 
-def test_serial_equals_ray(method, tiny, tmp_path, ray_engine):
-    a = run(tiny(method), out=tmp_path / "a")
-    b = run(tiny(method), out=tmp_path / "b", engine=ray_engine)
-    assert facts(a) == facts(b)
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
-    assert same_models(tmp_path / "a", tmp_path / "b")
+@pytest.fixture
+def whole(method, tiny, tmp_path_factory):
+    """An undisturbed run of three rounds, made once per method: (record, folder)."""
+    if method not in _whole:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        _whole[method] = run(tiny(method, rounds=3), out=folder), folder
+    return _whole[method]
+
+
+def same(whole, record, folder):
+    return facts(whole[0]) == facts(record) and rows(whole[1]) == rows(folder) and same_models(whole[1], folder)
+
+
+def test_same_seed_same_bits(method, whole, tiny, tmp_path):
+    assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a"), tmp_path / "a")
+
+
+def test_another_seed_is_another_run(method, whole, tiny, tmp_path):
+    other = run(tiny(method, rounds=1, seed=1), out=tmp_path / "a")
+    assert facts(whole[0])[0][0] != facts(other)[0][0]
+
+
+def test_serial_equals_ray(method, whole, tiny, tmp_path, ray_engine):
+    assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
 
 
 class Killed(Exception):
@@ -79,16 +97,11 @@ class KillEngine(SerialEngine):
             yield done
 
 
-def test_resumed_equals_uninterrupted(method, tiny, tmp_path):
-    whole = run(tiny(method, rounds=3), out=tmp_path / "whole")
-    for number, after in enumerate((0, 4, 7)):
-        folder = tmp_path / f"cut{number}"
-        with pytest.raises(Killed):
-            run(tiny(method, rounds=3), out=folder, engine=KillEngine(after))
-        cut = run(tiny(method, rounds=3), out=folder, resume=True)
-        assert facts(cut) == facts(whole)
-        assert rows(folder) == rows(tmp_path / "whole")
-        assert same_models(folder, tmp_path / "whole")
+@pytest.mark.parametrize("after", [4, pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
+def test_resumed_equals_uninterrupted(method, whole, tiny, tmp_path, after):
+    with pytest.raises(Killed):
+        run(tiny(method, rounds=3), out=tmp_path / "a", engine=KillEngine(after))
+    assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", resume=True), tmp_path / "a")
 
 
 def test_partial_participation_and_drop_outs(method, tiny, tmp_path):
@@ -102,13 +115,13 @@ def test_partial_participation_and_drop_outs(method, tiny, tmp_path):
     assert [(e["client"], e["ask"]) for e in events] == [(a.client, a.ask) for a in absent]
 
 
-def test_traffic_is_declared_and_right(method, tiny, tmp_path):
+def test_traffic_is_declared_and_right(whole):
     """The run itself compares each round's declared and measured bytes and fails on any difference."""
-    record = run(tiny(method), out=tmp_path / "a")
+    record, folder = whole
     assert record.traffic_declared
     assert sum(row.up_wire for row in record.rounds) == record.bytes("up", "wire")
     assert record.bytes("up", "wire") + record.bytes("down", "wire") == sum(
-        entry.bytes for entry in Transcript(tmp_path / "a" / "transcript").entries()
+        entry.bytes for entry in Transcript(folder / "transcript").entries()
     )
 
 

@@ -1,0 +1,44 @@
+"""What DFFKE's memory buffers take at the end of a run, against the paper's R (|Dec| + N h b) (Section 4.3).
+
+python docs/results/dffke_buffer.py RUN
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from fedaudit.methods._buffer import buffer_bytes, formula_bytes, held
+from fedaudit.methods._decoder import decoder_size
+from fedaudit.records import decode
+from fedaudit.runner import RunFolder
+from fedaudit.task import ClientState
+
+
+def buffers(run: Path) -> list[dict[str, int]]:
+    """One row per client: rounds held, rows N of a round on average, bytes as they are and by the formula."""
+    world = RunFolder(run).world
+    Dec = decoder_size(world.method.h, world.shape, world.method.w_Dec)
+    table = []
+    # The file names of the last whole round's states; Store.head would also sweep, and this only reads.
+    names = json.loads((run / "checkpoint" / "HEAD.json").read_text())["clients"]
+    for k, name in sorted(names.items(), key=lambda item: int(item[0])):
+        memory = decode((run / "checkpoint" / name).read_bytes(), ClientState).memory
+        rows = [sum(len(e) for e in past["E"].values()) for past in held(memory).values()]
+        N = sum(rows) / max(len(rows), 1)
+        formula = formula_bytes(len(rows), Dec.payload + Dec.buffers, round(N), world.method.h)
+        table.append(
+            {"client": int(k), "R": len(rows), "N": round(N), "bytes": buffer_bytes(memory), "formula": formula}
+        )
+    return table
+
+
+def main() -> None:
+    print("client   rounds   rows a round            bytes   R(|Dec| + N h b)")
+    for row in buffers(Path(sys.argv[1])):
+        print(f"{row['client']:>6}{row['R']:>9}{row['N']:>15}{row['bytes']:>17,}{row['formula']:>19,}")
+
+
+if __name__ == "__main__":
+    main()

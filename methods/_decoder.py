@@ -1,0 +1,86 @@
+"""The embedding decoder of DFFKE, Dec: R^h -> R^d (Sections 3.2 and 4.1), "3-layer, 4.4M-parameter".
+
+The paper gives that, a source (the generator of Fang et al., "Contrastive Model Inversion", IJCAI 2021) and a size on
+disk, 16.89 MB. The structure below is the one with these numbers: a linear layer h -> 128 x H/4 x W/4, batch norm, two
+times (up-sampling x 2, convolution 3x3 without bias, batch norm, leaky ReLU 0.2) of widths 128 and 64, and an output
+convolution 3x3 with bias. At h = 512 and 3x32x32 it has 4,426,051 parameters, and with the batch norms' buffers
+17,706,788 bytes = 16.89 MiB (without them 16.88).
+
+Left open by the paper, and chosen here:
+
+- The output's range: tanh, because images live in [-1, 1] here.
+- The size of the images: they are 128 x 128 in the experiments, where a decoder of H/4 x W/4 would have 67.5 M
+  parameters. The 4.4 M are those of 32 x 32, so larger images are decoded at 32 x 32 and resized (bilinear); smaller
+  ones are decoded at their own size, rounded up to a multiple of four and resized back.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaudit.records import Size, State, load
+
+LARGEST = 32  # pixels along a side that the decoder itself makes
+
+
+class Decoder(nn.Module):
+    def __init__(self, h: int, shape: tuple[int, int, int], width: int = 64) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        self.size = (height, breadth)
+        self.seed = tuple(math.ceil(min(side, LARGEST) / 4) for side in self.size)  # before two up-samplings
+        self.width = width
+        self.linear = nn.Linear(h, 2 * width * math.prod(self.seed))
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(2 * width),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, channels, 3, padding=1),
+            nn.Tanh(),
+        )
+
+    def forward(self, e: Tensor) -> Tensor:
+        return resize(self.layers(self.linear(e).unflatten(1, (2 * self.width, *self.seed))), self.size)
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, as one matrix product per side: torch's own has no fast gradient on CUDA that repeats its bits."""
+    for dim, side in zip((-2, -1), size, strict=True):
+        if x.shape[dim] != side:
+            x = (x.transpose(dim, -1) @ _linear_weights(x.shape[dim], side, x.device)).transpose(dim, -1)
+    return x
+
+
+@functools.cache
+def _linear_weights(old: int, new: int, device: torch.device) -> Tensor:
+    """The old x new matrix of linear interpolation: what becomes of each unit vector."""
+    return F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0].to(device)
+
+
+@torch.no_grad()
+def decode(Dec: State, e: Tensor, shape: tuple[int, int, int], batch: int = 1000) -> Tensor:
+    """D^ = Dec(E~): the synthetic images of translated embeddings, by a decoder's checkpoint."""
+    with torch.device("meta"):  # no initialisation: the checkpoint replaces it
+        blank = Decoder(e.shape[1], shape, width=len(Dec["layers.6.weight"]))
+    model = load(blank.to_empty(device=e.device), Dec).eval()
+    return torch.cat([model(part) for part in e.split(batch)])
+
+
+@functools.cache
+def decoder_size(h: int, shape: tuple[int, int, int], width: int = 64) -> Size:
+    """|Dec| in bytes, parameters and buffers, found without allocating it."""
+    with torch.device("meta"):
+        model = Decoder(h, shape, width)
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Size(parameters, sum(b.numel() * b.element_size() for b in model.buffers()))
