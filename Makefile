@@ -4,17 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= audit
+PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all bench lint format clean
+.PHONY: audit test test-all bench bench-quick lint format clean
 
 audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
-	$(BIN)/fedaudit audit --out $(OUT)
+	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
 
 test: $(STAMP)  ## the test suite, without what takes minutes
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: $(STAMP)  ## everything
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 bench: $(STAMP)  ## benchmarks: they report times, and gate ratios measured in one run
 	$(BIN)/python -m pytest benchmarks -m "" --benchmark-columns=min,median,max,rounds --benchmark-autosave

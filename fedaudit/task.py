@@ -155,15 +155,16 @@ def open_client(world: World, k: int, t: int, ask: int, meter: Meter, state: byt
 def compute(world: World) -> Iterator[None]:
     """The conditions under which equal inputs give equal bits: thread count and deterministic algorithms."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    tf32, benchmark = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    benchmark, fill = torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory
     if threads != world.setting.threads:
         torch.set_num_threads(world.setting.threads)
     torch.use_deterministic_algorithms(world.setting.deterministic)
     torch.backends.cudnn.benchmark = not world.setting.deterministic
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
     try:
         yield
     finally:
         if threads != world.setting.threads:
             torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = tf32, benchmark
+        torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory = benchmark, fill
