@@ -154,17 +154,18 @@ def open_client(world: World, k: int, t: int, ask: int, meter: Meter, state: byt
 @contextmanager
 def compute(world: World) -> Iterator[None]:
     """The conditions under which equal inputs give equal bits: thread count and deterministic algorithms."""
+    debugging: Any = torch.utils.deterministic
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    benchmark, fill = torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory
+    benchmark, fill = torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory
     if threads != world.setting.threads:
         torch.set_num_threads(world.setting.threads)
     torch.use_deterministic_algorithms(world.setting.deterministic)
     torch.backends.cudnn.benchmark = not world.setting.deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
+    debugging.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
     try:
         yield
     finally:
         if threads != world.setting.threads:
             torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
-        torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory = benchmark, fill
+        torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory = benchmark, fill
