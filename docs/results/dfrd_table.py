@@ -1,0 +1,97 @@
+"""The runs of dfrd*.toml as a table: G.acc and L.acc as DFRD defines them, mean and deviation over seeds.
+
+python docs/results/dfrd_table.py OUT
+
+G.acc: the global model on the test set, at the last round, at the round chosen on validation data, and at the best test
+round (what the paper reports). L.acc: the test set is dealt to the clients at random and evenly, and each client's
+final model is tested on its share. "L, all" tests each on the whole test set: the same in expectation, with less noise.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from fedaudit import load, models
+from fedaudit.evaluate import hits
+from fedaudit.runner import RunFolder
+
+PUBLISHED = {  # Table 1, Fashion-MNIST
+    ("fedavg", "dirichlet:1.0"): "89.71", ("fedavg", "dirichlet:0.1"): "83.24", ("fedavg", "dirichlet:0.01"): "60.89",
+    ("fedavg+dense", "dirichlet:1.0"): "90.13", ("fedavg+dense", "dirichlet:0.1"): "84.10",
+    ("fedavg+dense", "dirichlet:0.01"): "63.36", ("fedavg+fedftg", "dirichlet:1.0"): "91.15",
+    ("fedavg+fedftg", "dirichlet:0.1"): "84.93", ("fedavg+fedftg", "dirichlet:0.01"): "64.80",
+    ("fedavg+dfrd", "dirichlet:1.0"): "91.65", ("fedavg+dfrd", "dirichlet:0.1"): "85.66",
+    ("fedavg+dfrd", "dirichlet:0.01"): "65.23",
+}  # fmt: skip
+
+
+def local_accuracy(run: RunFolder) -> float | None:
+    """L.acc: each client's final model on its own random, equal share of the test set."""
+    x, y = run.world.federation.test()
+    N = run.record.setting.clients
+    shares = torch.randperm(len(y), generator=torch.Generator().manual_seed(run.record.setting.seed)).chunk(N)
+    each = []
+    for k, share in enumerate(shares):
+        path = run.folder / "models" / f"client-{k:06d}.safetensors"
+        if not path.exists():
+            return None  # never took part
+        with safe_open(path, "pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            arch = file.metadata()["arch"]
+        net = load(models.build(arch, shape=run.world.shape, classes=run.world.classes), state).eval()
+        each.append(hits(net, x[share], y[share]) / len(share))
+    return 100 * statistics.fmean(each)
+
+
+def spread(values: Sequence[float | None]) -> str:
+    known = [v for v in values if v is not None]
+    if not known:
+        return ""
+    return f"{statistics.fmean(known):.2f}" + (f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else "")
+
+
+def row(runs: list[RunFolder]) -> list[str]:
+    results = [run.record.result for run in runs]
+
+    def G(when: str) -> list[float | None]:
+        return [100 * r[when]["global"]["test"]["accuracy"] if r[when] and r[when]["global"] else None for r in results]
+
+    best = [100 * r["best_test_round"]["accuracy"] if r["last"]["global"] else None for r in results]
+    whole = [100 * r["last"]["clients"]["global_test"]["mean"] if r["last"]["clients"] else None for r in results]
+    rounds = [row for run in runs for row in run.record.rounds]
+    bytes_ = statistics.fmean(row.up_payload + row.down_payload for row in rounds) / 1e6
+    seconds = statistics.fmean(row.wall_s for row in rounds)
+    cells = [G("last"), G("chosen"), best, [local_accuracy(run) for run in runs], whole]
+    return [str(len(runs)), *map(spread, cells), f"{bytes_:.2f}", f"{seconds:.1f}"]
+
+
+def table(folder: Path) -> list[str]:
+    runs = [RunFolder(path.parent) for path in sorted(folder.glob("**/record.json"))]
+    groups: dict[Any, list[RunFolder]] = {}
+    for run in runs:
+        s = run.record.setting
+        if run.record.status == "done":
+            key = s.method, s.partition, json.dumps(s.set, sort_keys=True), json.dumps(s.privacy, sort_keys=True)
+            groups.setdefault(key, []).append(run)
+    heads = ["method", "partition", "settings", "seeds", "G.acc, last", "chosen", "best", "published"]
+    heads += ["L.acc", "L, all", "MB a round", "s a round"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for (method, partition, values, privacy), of in groups.items():
+        fmnist = of[0].record.setting.dataset == "fashion-mnist"
+        published = PUBLISHED.get((method, partition), "") if fmnist else ""
+        said = values + (f" privacy {privacy}" if privacy != "{}" else "")
+        cells = row(of)
+        lines.append(f"| {' | '.join([method, partition, said, *cells[:4], published, *cells[4:]])} |")
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(table(Path(sys.argv[1]))))

@@ -1,0 +1,28 @@
+"""FedRolex. Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
+NeurIPS 2022; as DFRD's rolling scheme (Luo et al., NeurIPS 2023, Section 2).
+
+The window of a layer of width n begins at unit (t - 1) mod n in round t and wraps around, so over any n rounds a client
+of any width trains every unit. It follows from the round's number: nothing about it travels.
+
+Left open by DFRD, and chosen (see also fedaudit/methods/_submodel.py):
+
+- All layers and all clients roll by one unit a round, as in FedRolex; a narrow client's window is the beginning of a
+  wide one's.
+- FedRolex averages without weights; Eq. 1 of DFRD weights by p_i (`weighted`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedaudit import register
+from fedaudit.methods._submodel import Part, SubModels, choose
+
+
+@register("fedrolex")
+class FedRolex(SubModels):
+    def units(self, plan, R, server, k):
+        def rolling(width, m):
+            return ((torch.arange(m) + server.t - 1) % width).sort().values
+
+        return choose(plan, R, rolling), Part

@@ -1,0 +1,176 @@
+"""HeteroFL. Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients", ICLR 2021; as DFRD's static scheme (Luo et al., NeurIPS 2023, Section 2).
+
+A client of width R trains the first ceil(R n) units of each layer. Three things go with it:
+
+- Scaler: in local training what a hidden layer puts out is divided by R, as in inverted dropout; the global model is
+  used as it is. The paper does not say how a sub-model is used by itself: here with its scaler, as it was trained
+  (`personal`, and as a teacher in a distillation), folded into the weights.
+- Masked cross-entropy: the logits of classes that a client does not hold are set to 0. A record's loss then depends on
+  the labels of all others, and DP-SGD refuses it: set `masked = false` there.
+- Static batch norm: while training, batches are normalised by their own statistics, and none travel. Afterwards the
+  clients are asked for the statistics of the *global* model on their records: a release of kind `statistics`.
+
+Left open, and chosen (see also fedaudit/methods/_submodel.py):
+
+- The paper queries once, after all rounds, one client after the other. A run is evaluated in each round, so we query
+  at the end of each, and average the clients' cumulative means by n: the same numbers, since batches normalise
+  themselves. Each client has to run the full model for it, whatever its budget. `sbn = false`: as the other two
+  methods.
+- The paper averages classifier rows over the clients that hold the class, which tells the server who holds what. Under
+  the mask the other rows do not move; here they enter Eq. 1 as they were sent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedaudit import (
+    NUMBER,
+    Down,
+    Size,
+    State,
+    Up,
+    ce,
+    load,
+    models,
+    private,
+    register,
+    sgd,
+    state_of,
+    weighted_mean,
+)  # fmt: skip
+from fedaudit.fit import batches
+from fedaudit.methods._submodel import Part, SubModels, TrainedPart, Whole, choose, family_of, ratio_of
+
+
+class Query(Down):
+    w: State  # the global model
+
+
+class Statistics(Up):
+    s: State = private("statistics", via="data", unit="client")  # running means and variances
+    n: int = private("count", via="data", unit="client")
+
+
+def masked_ce(f, x: Tensor, y: Tensor, held: Tensor) -> Tensor:
+    """Cross-entropy with the logits of classes that are not held set to 0."""
+    return cross_entropy(f(x) * held, y, reduction="none")
+
+
+def hidden_layers(net: models.Net) -> list[nn.Module]:
+    return [m for m in net.encoder.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+
+
+@contextmanager
+def scaler(net: models.Net, R: float) -> Iterator[None]:
+    """What hidden layers put out, divided by R."""
+    handles = [m.register_forward_hook(lambda m, i, out: out / R) for m in hidden_layers(net)] if R < 1 else []
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def folded(net: models.Net, R: float) -> models.Net:
+    """The network with the scaler inside its weights, in place."""
+    with torch.no_grad():
+        for p in (p for m in hidden_layers(net) for p in m.parameters()):
+            p.div_(R)
+    return net
+
+
+def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm2d]:
+    return {name: m for name, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
+
+
+@lru_cache
+def statistics_size(arch: str, shape: tuple[int, int, int], classes: int) -> int:
+    """Bytes of all running means and variances."""
+    with torch.device("meta"):
+        net = models.build(arch, shape=shape, classes=classes)
+    return sum(2 * 4 * m.num_features for m in batch_norms(net).values())
+
+
+@register("heterofl")
+class HeteroFL(SubModels):
+    scaled: bool = True  # the scaler
+    masked: bool = True  # masked cross-entropy
+    sbn: bool = True  # static batch norm
+
+    def units(self, plan, R, server, k):
+        def static(width, m):
+            return torch.arange(m)
+
+        return choose(plan, R, static), Part
+
+    def travels(self, w):
+        return State(w.parameters) if self.sbn else w
+
+    def client_update(self, client, msg):
+        load(client.model, {**state_of(client.model), **msg.w})
+        options = {"epochs": self.E, "batch": self.B, "opt": sgd(self.eta)}
+        with scaler(client.model, self.R(client.model)):
+            if self.masked:
+                held = torch.zeros(client.classes, device=client.device)
+                held[client.y] = 1
+                client.fit(masked_ce, given={"held": held}, separable=False, **options)
+            else:
+                client.fit(ce, **options)
+        return TrainedPart(self.travels(state_of(client.model)), len(client))
+
+    def settle(self, s, server, cohort):
+        if not (self.sbn and s.w.buffers):
+            return s
+        replies = cohort.ask(self.statistics, Query(State(s.w.parameters)))
+        means = weighted_mean({k: r.s for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
+        fresh = {name: t.clamp_min(0) if name.endswith("running_var") else t for name, t in means.items()}
+        return Whole(State({**s.w, **fresh}, s.w.buffers))  # clamped: noise could have made a variance negative
+
+    def statistics(self, client, msg):
+        net = models.build(family_of(client.model.arch), shape=client.shape, classes=client.classes).to(client.device)
+        load(net, {**state_of(net), **msg.w}).eval()
+        for m in batch_norms(net).values():
+            m.train()
+            m.momentum = None  # a cumulative mean over batches
+        with torch.no_grad():
+            for index in batches(len(client), self.B, client.rng("statistics")):
+                net(client.x[index])
+        after = state_of(net)
+        names = (f"{m}.{part}" for m in batch_norms(net) for part in ("running_mean", "running_var"))
+        return Statistics(State({name: after[name] for name in names}), len(client))
+
+    def R(self, net: models.Net) -> float:
+        return float(ratio_of(net.arch)) if self.scaled else 1.0
+
+    def personal(self, client):
+        return folded(copy.deepcopy(client.model), self.R(client.model))
+
+    def teacher(self, server, k, w):
+        net = server.model(server.arch(k))
+        load(net, {**state_of(net), **w})
+        if self.sbn:  # no statistics came along: batches normalise themselves, as in training
+            for m in batch_norms(net).values():
+                m.track_running_stats, m.running_mean, m.running_var = False, None, None
+        return folded(net, self.R(net))
+
+    def traffic(self, plan):
+        declared = super().traffic(plan)
+        if not (self.sbn and plan.state().buffers):
+            return declared
+        count = len(plan.replied(1))
+        return declared | {
+            ("down", "Part.w"): Size(sum(plan.state(k).payload for k in plan.asked(0))),
+            ("up", "TrainedPart.w"): Size(sum(plan.state(k).payload for k in plan.replied(0))),
+            ("down", "Query.w"): Size(plan.state().payload) * len(plan.asked(1)),
+            ("up", "Statistics.s"): statistics_size(plan.server_arch, plan.shape, plan.classes) * count,
+            ("up", "Statistics.n"): NUMBER * count,
+        }
