@@ -10,15 +10,15 @@ the host's average in each round. Hosts and their hyper-parameters: see fedaudit
 
 Left open or contradictory (the appendices are not in our copy), and chosen:
 
-- Eq. 3 is KL(teacher, student), Eq. 7 KL(student, teacher). Both as written;
-  `md = "teacher-student"` turns Eq. 7 round.
+- Eq. 3 is KL(teacher, student), Eq. 7 KL(student, teacher). Both are as written; `md = "teacher-student"` turns Eq. 7
+  round. No temperature is given: 1.
 - Eq. 4 has plain norms, so with as few as 64 pixels the exponential is 0 in float32, and so is its gradient, unless G
   has nearly collapsed. As written; `metric = "mean"` takes mean absolute differences, which do not grow with pixels.
 - Eq. 6 does not say what w~ is before round 1. The average begins with the first trained generator, w~^1 = w^1; from
   zero it would be half of it. It changes once a round, after the last step, so in round t Eq. 7 uses w~^{t-1}: the
   knowledge of earlier rounds, none in round 1.
 - Steps: I times I_g of the generator, then I_d of the global model, with fresh z and y in each. The numbers, optimisers
-  (Adam for G, SGD for f), rates, d and the batch size are ours, near FedFTG's. Optimiser state lasts one round.
+  (Adam for G, SGD with momentum for f), rates, d and the batch size are ours. Optimiser state lasts one round.
 - ncat concatenates "y" itself: as one-hot.
 - Batch norm in f: its own statistics while the generator trains, those of the batch in Eq. 7, where the running ones
   follow the synthetic data, unless `keep_statistics`: then the host's are put back afterwards.
