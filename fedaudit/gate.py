@@ -1,7 +1,7 @@
 """Budgets: ceilings on what a run may send and use, floors on what it must reach. For continuous integration.
 
 [[budget]]
-method = "fedavg"             # which runs; leave out for all
+method = "my.module:Method"             # which runs; leave out for all
 direction = "up"              # up or down; leave out for both
 field = "Local.w"             # or message = "Local"; leave out for everything
 max = "12 MiB"

@@ -56,10 +56,15 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    engine: Engine | None = None,
+    engine: Engine | str | None = None,
     **values: Any,
 ) -> RunRecord:
-    """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`."""
+    """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
+
+    `engine` is the setting of that name, or an engine that is already running.
+    """
+    if isinstance(engine, str):
+        values["engine"], engine = engine, None
     if setting is not None and values:
         setting = Setting.make(**{**setting.model_dump(), **values})
     setting = setting or Setting.make(**values)

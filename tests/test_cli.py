@@ -153,7 +153,7 @@ def test_malformed_toml(fedaudit, tmp_path):
 def test_show(fedaudit, a_run):
     code, out, _ = fedaudit("show", a_run)
     assert code == 0
-    assert "sent as it is, epsilon = infinity: Local.n, Local.w" in out
+    assert "privacy: epsilon = infinity for each client; not protected: Local.w" in out
     code, out, _ = fedaudit("show", a_run, "--json")
     assert json.loads(out)["schema_version"] == 1
 
