@@ -54,7 +54,7 @@ def test_runs_from_a_bare_checkout_without_opacus_and_ray(tmp_path):
         "sys.meta_path.insert(0, Absent())\n"
         "import fedaudit\n"
         f"fedaudit.run(method='fedavg', rounds=1, clients=2, out={str(tmp_path / 'a')!r})\n"
-        "try: fedaudit.run(method='fedavg', rounds=1, clients=2, engine='ray', out='b')\n"
+        f"try: fedaudit.run(method='fedavg', rounds=1, clients=2, engine='ray', out={str(tmp_path / 'b')!r})\n"
         "except fedaudit.FedauditError as e: assert 'fedaudit[ray]' in str(e)\n"
         "else: raise SystemExit('ray was found')\n"
     )
