@@ -70,17 +70,18 @@ def paired(benchmark):
         pairs: int,
         between: Callable[[], object] = lambda: None,
     ) -> Pairs:
-        found, wall = Pairs(), Pairs()
+        found, wall, cpu = Pairs(), Pairs(), Pairs()
 
-        def one(work: Callable[[], object], seconds: list[float], on_the_wall: list[float]) -> None:
-            begun, since = time.perf_counter(), clock()
+        def one(work: Callable[[], object], side: str) -> None:
+            clocks = ((found, clock), (wall, time.perf_counter), (cpu, time.process_time))
+            since = [read() for _, read in clocks]
             work()
-            seconds.append(clock() - since)
-            on_the_wall.append(time.perf_counter() - begun)
+            for (pairs, read), begun in zip(clocks, since, strict=True):
+                getattr(pairs, side).append(read() - begun)
 
         def other() -> None:
             gc.collect()  # what one side left behind is not on the other's bill
-            one(theirs, found.theirs, wall.theirs)
+            one(theirs, "theirs")
             between()
 
         def before() -> None:
@@ -99,7 +100,7 @@ def paired(benchmark):
         gc.collect()
         gc.freeze()  # else each collection walks through all of torch, which takes longer than some of the work
         try:
-            benchmark.pedantic(one, (ours, found.ours, wall.ours), setup=before, teardown=after, rounds=pairs)
+            benchmark.pedantic(one, (ours, "ours"), setup=before, teardown=after, rounds=pairs)
         finally:
             gc.unfreeze()
         if benchmark.disabled:
@@ -107,6 +108,7 @@ def paired(benchmark):
         benchmark.extra_info |= {
             "ratio": round(found.ratio, 4),
             "on_the_wall": round(wall.ratio, 4),
+            "cpu_ratio": round(cpu.ratio, 4),
             "pairs": len(found.ratios),
             "ratios": [round(r, 4) for r in found.ratios],
             "ours_median_s": round(statistics.median(found.ours), 5),
