@@ -7,7 +7,7 @@ auxiliary set that no client holds. It never learns who is a member; it is score
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,17 +22,12 @@ from fedaudit.records import load
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runner import RunFolder
-from fedaudit.scoring import by_group
+from fedaudit.scorer import Attacked, Claims, Histogram, Reconstructions, score
 from fedaudit.task import compute
 from fedaudit.transcript import Entry, Threat, TranscriptView
 from fedaudit.world import World
 
-
-@dataclass(frozen=True)
-class Claims:
-    """What an attack asserts: one score per candidate, higher for "was trained on"."""
-
-    scores: Tensor
+__all__ = ["Attack", "Claims", "Histogram", "Reconstructions", "Scene", "attack_run"]
 
 
 class Scene:
@@ -87,9 +82,10 @@ class Attack(Frozen):
 
     registered_name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release; the harness checks that the view has them
+    blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
 
-    def run(self, scene: Scene) -> Claims:
-        raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims.")
+    def run(self, scene: Scene) -> Claims | Reconstructions | Histogram:
+        raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
 
     def cannot(self, scene: Scene) -> str | None:
         """Why this attack cannot run on this scene; None if it can."""
@@ -100,23 +96,25 @@ class Attack(Frozen):
 def attack_run(
     folder: Path | str,
     *,
-    attacks: list[str] | None = None,
+    attacks: Sequence[str | Mapping[str, Any]] | None = None,
     threat: str = "server",
     clients: list[int] | None = None,
     watch: Any = None,
 ) -> list[dict[str, Any]]:
-    """Run attacks on a run folder, score them, and add the results to its record."""
+    """Run attacks on a run folder, score them, and add the results to its record.
+
+    An attack is named, or given with its settings: `{"attack": "loss", ...}`.
+    """
     run = RunFolder(folder)
     world = run.world
     parsed = Threat.parse(threat)
     for k in [*(clients or []), *([] if parsed.peer is None else [parsed.peer])]:
         if not 0 <= k < world.setting.clients:
             raise ThreatError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
-    chosen = attacks or names("attacks")
+    chosen = [made(spec) for spec in (names("attacks") if attacks is None else attacks)]
     results = []
     with compute(world):
-        for number, name in enumerate(chosen):
-            attack = validated(find(name, "attacks"), {}, f"setting of {name}")
+        for number, (name, attack) in enumerate(chosen):
             if watch:
                 watch(number, len(chosen), name)
             results.append(_one(attack, name, run, world, parsed, clients))
@@ -125,15 +123,22 @@ def attack_run(
     return results
 
 
+def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
+    """An attack by its name, or by a table with its name and settings."""
+    settings = {} if isinstance(spec, str) else dict(spec)
+    name = spec if isinstance(spec, str) else settings.pop("attack", None)
+    if not isinstance(name, str):
+        raise ContractError(f"{spec!r} names no attack: write a name, or {{attack = NAME, SETTING = VALUE}}.")
+    return name, validated(find(name, "attacks"), settings, f"setting of {name}")
+
+
 def _one(
     attack: Attack, name: str, run: RunFolder, world: World, threat: Threat, clients: list[int] | None
 ) -> dict[str, Any]:
     view = TranscriptView(run.transcript, threat)
     targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
-    scores: list[Tensor] = []
-    truth: list[Tensor] = []
-    labels: list[Tensor] = []
-    attacked: list[int] = []
+    result = {"attack": name, "threat": str(threat), "settings": attack.model_dump(mode="json"), "blind": attack.blind}
+    parts: list[Attacked] = []
     begun = time.perf_counter()
     reasons: list[str] = []
     for k in targets:
@@ -143,26 +148,17 @@ def _one(
             reasons.append(reason)
             continue
         with seeded("attack", name, k, device=world.device):
-            claims = attack.run(scene)
-        if claims.scores.shape != (len(y),):
-            raise ContractError(f"{name} gave scores of shape {tuple(claims.scores.shape)} for {len(y)} candidates.")
-        scores.append(claims.scores.detach().double().cpu())
-        truth.append(member)
-        labels.append(y.cpu())
-        attacked.append(k)
-    if not scores:
+            parts.append(Attacked(k, attack.run(scene), x, y, member))
+    if not parts:
         reason = reasons[0] if reasons else f"{threat} has nobody to attack but itself"
-        return {"attack": name, "threat": str(threat), "ran": False, "reason": reason}
-    owners = torch.cat([torch.full((len(of),), k) for k, of in zip(attacked, truth, strict=True)])
-    groups = {"client": owners.numpy(), "class": torch.cat(labels).numpy()}
+        return {**result, "ran": False, "reason": reason}
     seed = seed_of("attack", name, "scorer") % 2**32
     return {
-        "attack": name,
-        "threat": str(threat),
+        **result,
         "ran": True,
-        "clients": attacked,
+        "clients": [part.client for part in parts],
         "left_out": reasons,
-        **by_group(torch.cat(scores).numpy(), torch.cat(truth).numpy(), groups, seed=seed),
+        **score(parts, world, run.folder / "pictures", name, seed),
         "wall_s": round(time.perf_counter() - begun, 3),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -25,3 +26,17 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
         return math.nan, math.nan
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
+
+
+def student_t(values: Sequence[float], confidence: float = 0.95) -> dict[str, Any]:
+    """The mean with Student's interval, which takes the values for independent draws; one value has none."""
+    from scipy.stats import t
+
+    if not values:
+        return {"value": None, "reason": "there are no values"}
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n == 1:
+        return {"value": mean, "low": None, "high": None, "interval": "none: one value has no spread", "n": 1}
+    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    half = float(t.ppf(0.5 + confidence / 2, n - 1)) * spread
+    return {"value": mean, "low": mean - half, "high": mean + half, "interval": "Student's t", "n": n}
