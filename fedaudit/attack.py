@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from fedaudit.config import Frozen, validated
 from fedaudit.errors import ContractError, DataError, ThreatError
 from fedaudit.record import save_attacks
-from fedaudit.records import load
+from fedaudit.records import decode, load
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runner import RunFolder
 from fedaudit.scorer import Attacked, Claims, Histogram, Reconstructions, score
-from fedaudit.task import compute
+from fedaudit.task import ClientState, compute
 from fedaudit.transcript import Entry, Threat, TranscriptView
 from fedaudit.world import World
 
@@ -35,7 +35,7 @@ class Scene:
 
     def __init__(self, run: RunFolder, view: TranscriptView, target: int, x: Tensor, y: Tensor):
         self._world = world = run.world
-        self._models_dir, self._published = run.folder / "models", run.record.published
+        self._run, self._models_dir, self._published = run, run.folder / "models", run.record.published
         self.view, self.target, self.x, self.y = view, target, x, y
         # Public knowledge. The seed is not: the noise and the split of members follow from it.
         self.setting: dict[str, Any] = world.setting.model_dump(exclude={"seed"})
@@ -48,6 +48,15 @@ class Scene:
     def auxiliary(self) -> tuple[Tensor, Tensor]:
         """Records of the same distribution that no client holds."""
         return self._world._to_device(self._world.federation.auxiliary())
+
+    @property
+    def own(self) -> tuple[Tensor, Tensor, ClientState | None]:
+        """What a peer knows anyway: its own records, and its state after the last round (None: never asked)."""
+        if self.view.threat.peer is None:
+            raise ThreatError(f"The {self.view.threat} holds no records of its own; a peer does.")
+        k = self.view.threat.peer
+        state = self._run.client_state(k)
+        return (*self._world.members(k), None if state is None else decode(state, ClientState, device=self.device))
 
     def arch(self, k: int) -> str:
         return self._world.archs[k]
