@@ -1,0 +1,77 @@
+"""What DFFKE's memory buffer is worth by age: images of each round that a client still holds, looked at by others.
+
+python docs/results/dffke_ages.py RUN
+
+The run must have kept its buffers whole (R = "unlimited"). For the last client, per round s in its buffer, over the images
+of all clients:
+- label: the share that a reference (trained on the records of all clients together) recognises as the record's class;
+- target: the share whose target logits (by the latest model of the image's owner, which is the teacher) say that class;
+- moved: how far an image lies from the same row's image of the newest round, in units of the distance between two
+  random images of the newest round: 0 is a copy, 1 another image.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedaudit.methods._buffer import held
+from fedaudit.methods.dffke import decode as images_of
+from fedaudit.records import decode
+from fedaudit.rng import seeded
+from fedaudit.runner import RunFolder
+from fedaudit.task import ClientState
+
+
+def reference(world):
+    x, y = (torch.cat(parts) for parts in zip(*(world.members(k) for k in range(world.setting.clients)), strict=True))
+    with seeded("reference"):
+        model = world.fresh_model(0)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        for _ in range(30):
+            for rows in torch.randperm(len(y)).split(64):
+                optimizer.zero_grad()
+                cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def ages(folder: Path) -> list[dict[str, float]]:
+    world = RunFolder(folder).world
+    with torch.enable_grad():
+        judge = reference(world)
+    names = json.loads((folder / "checkpoint" / "HEAD.json").read_text())["clients"]
+    states = {int(k): decode((folder / "checkpoint" / name).read_bytes(), ClientState) for k, name in names.items()}
+    models = {}
+    for k, state in states.items():
+        models[k] = world.blank_model(k)
+        models[k].load_state_dict(state.model)
+        models[k].eval()
+    past = held(states[max(states)].memory)
+    labels = {i: world.members(i)[1] for i in states}
+    made = {s: {i: images_of(p["Dec"], e, world.shape) for i, e in p["E"].items()} for s, p in past.items()}
+    newest = made[max(made)]
+    table = []
+    for s, by_client in made.items():
+        label = torch.cat([judge(x).argmax(1) == labels[i] for i, x in by_client.items()])
+        target = torch.cat([models[i](x).argmax(1) == labels[i] for i, x in by_client.items()])
+        moved = torch.cat([(x - newest[i]).flatten(1).norm(dim=1) for i, x in by_client.items()]).mean()
+        apart = torch.cat([(x - x.roll(1, 0)).flatten(1).norm(dim=1) for x in newest.values()]).mean()
+        shares = {"label": label.float().mean(), "target": target.float().mean(), "moved": moved / apart}
+        table.append({"round": s, **{name: float(value) for name, value in shares.items()}})
+    return table
+
+
+def main() -> None:
+    print("| round | reference sees the class, % | target says the class, % | moved |\n|---|---|---|---|")
+    for row in ages(Path(sys.argv[1])):
+        print(f"| {row['round']} | {100 * row['label']:.1f} | {100 * row['target']:.1f} | {row['moved']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
