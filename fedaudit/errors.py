@@ -38,6 +38,10 @@ class PrivacyError(FedauditError):
     """A privacy policy is malformed, or cannot be applied to what it names."""
 
 
+class NotApplicable(PrivacyError):
+    """A privacy policy is well-formed, but nothing that it could protect exists in this method."""
+
+
 class ContractError(FedauditError):
     """A method breaks the contract that the harness relies on."""
 

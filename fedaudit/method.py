@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedaudit import models
 from fedaudit.config import Frozen, validated
-from fedaudit.errors import ContractError, PrivacyError, SettingError, unknown
+from fedaudit.errors import ContractError, NotApplicable, PrivacyError, SettingError, unknown
 from fedaudit.fit import Fitted, Loss, Opt, Until, fit
 from fedaudit.meter import Meter
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
@@ -71,7 +71,10 @@ class Method(Frozen):
         name = cls.registered_name or cls.__name__
         if preset is not None and preset not in cls.presets:
             raise SettingError(unknown(f"preset of {name}", preset, cls.presets))
-        merged = {**(cls.presets[preset] if preset is not None else {}), **values}
+        merged = dict(cls.presets[preset]) if preset is not None else {}
+        for key, value in values.items():  # a table goes over the preset's table, key by key
+            tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = {**merged[key], **value} if tables else value
         return validated(cls, merged, f"hyper-parameter of {name}")
 
 
@@ -265,7 +268,7 @@ class Client(Party):
     def optimise(self, params: Sequence[Tensor], closure: Callable[[], Tensor], *, steps: int, opt: Opt) -> None:
         """Minimise what `closure` computes over `params`: for what is no model training, such as images."""
         if TRAINING in self._world.policies:
-            raise PrivacyError(
+            raise NotApplicable(
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
@@ -312,7 +315,7 @@ class Client(Party):
                 "not account for. Set its stopping rule off, so that it trains for a fixed number of epochs."
             )
         if not separable:
-            raise PrivacyError(
+            raise NotApplicable(
                 f"{self._world.setting.method} trains on a loss that does not separate over records (separable=False); "
                 "no clipping of single records' gradients exists for it. Run it without privacy.training."
             )

@@ -361,9 +361,15 @@ HOSTS: dict[str, type[Method]] = {
 }  # fmt: skip
 
 
+RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
+
+
 def register_on_hosts(distillation: type[DataFree]) -> None:
     """`fedrolex+dfrd` and the like: the registered distillation with another default host."""
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
         cls = create_model(title, __base__=distillation, __module__=distillation.__module__, host=(host, host()))
+        if "rho" in host.model_fields:
+            presets = {data: {**distillation.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
+            cls.presets = {**distillation.presets, **presets}
         register(f"{name}+{distillation.registered_name}")(cls)

@@ -40,7 +40,10 @@ Pick = Callable[[int, int], Tensor]  # full width, how many: which
 
 
 def budgets(N: int, sigma: int, rho: int) -> list[Fraction]:
-    """R_i = (1/2)^min(sigma, floor(rho i / N)), i = 1..N (DFRD, Section 4.1)."""
+    """R_i = (1/2)^min(sigma, floor(rho i / N)), i = 1..N (DFRD, Section 4.1).
+
+    Our copy prints floor(rho / N), the same for all; with the i, rho = 40 gives everybody 1/16, as Section 4.2 says.
+    """
     return [Fraction(1, 2 ** min(sigma, rho * i // N)) for i in range(1, N + 1)]
 
 
@@ -234,9 +237,6 @@ class SubModels(Method):
     """Partial training: extract, train, average. A method says in `units` which units a client trains."""
 
     quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # DFRD, Section 4.3
-        "svhn": {"rho": 10}, "cifar10": {"rho": 10}, "cifar100": {"rho": 5},
-    }  # fmt: skip
 
     E: int = 1  # local epochs
     B: int = 64  # local batch size

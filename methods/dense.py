@@ -14,6 +14,8 @@ published description. Chosen where that leaves room:
 
 - One batch of z and y is kept for a turn: I_g steps of the generator on it, then I_d steps of the global model on what
   it became (the paper: 30 and 1, 200 turns: preset `cifar10`). Otherwise steps, rates and sizes are those of `dfrd`.
+- lambda_1 = 1 and lambda_2 = 0.5 are DENSE's own. DFRD's Section 4.1 says that its baselines use its setting, where
+  such weights are 1: set lambda_2 = 1 for that reading.
 - L_BN is 0 where the uploaded models have no batch norm, or their statistics did not travel (HeteroFL's).
 """
 

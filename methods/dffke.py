@@ -2,8 +2,11 @@
 Algorithm 1 and Eqs. 8-14.
 
 What leaves a client: theta_k, E_k, Y_k and logits. The two of Section 4.3 (line 7 of Algorithm 1) are protected by
-policies on `embeddings` and `logits`, before they leave (the algorithm shares first and protects then). The pure-noise
-column of Table 4 is `--privacy embeddings:pure-noise --privacy logits:pure-noise`; theta_k and Y_k travel even then.
+policies on `embeddings` and `logits`, before they leave (the algorithm shares first and protects then). The sensitivity
+of Appendix G is that of an image's output under an edit of one pixel: it is carried out for embeddings; logits are of
+synthetic images, which no private pixel is a pixel of, so for them it is refused, and clip=C is what there is. The
+pure-noise column of Table 4 is `--privacy embeddings:pure-noise --privacy logits:pure-noise`; theta_k and Y_k travel
+even then.
 
 Left open by the paper or contradicted in it, and chosen here:
 
@@ -11,6 +14,8 @@ Left open by the paper or contradicted in it, and chosen here:
   default of DFFKE, Eq. 8's `teacher-first` that of FKE, which Eq. 8 defines; `kl` sets it. No temperature is given: 1.
 - Sums over clients of CE, MSE and KL of whole collections: every row counts alike, as in the mini-batch epochs that
   the paper trains for; a mean per client would blow up the rows of small clients.
+- h = 512: the paper says it of its baselines only; with it the decoder has the 4.4 M parameters that it gives.
+- Table 5's "Unlimited, up to 50" is read as a run of 50 rounds, not as a limit of 50.
 - The docking layer is written R^h -> R^h while encoders' widths differ: here R^{h_k} -> R^h, with a bias.
 - Whether Dec and docking layers go on from round to round: Algorithm 1 requires one Gen and trains it in every round,
   so Dec goes on, and so do the docking layers, whose space it decodes (`fresh`: both are new in each round). Only the
@@ -29,6 +34,8 @@ Left open by the paper or contradicted in it, and chosen here:
   accuracy that table averages is not said; the run record lists every client's.
 - When a client's model is tested "after each round": as Algorithm 1 leaves it, just drawn towards its peers. Local
   accuracy (Table 3) is far lower there than after the next local training; `deploy = "trained"` tests it as Eq. 9 does.
+- With public data "the rest of the protocol would remain unchanged" (Section 3.2), which has Eq. 13's direction and a
+  buffer; Eq. 8, which defines FKE, has neither, and is followed.
 - FKE needs "the transfer dataset assigned to client i", D^_i: here everybody's is the whole public set. A buffer would
   hold that set again, so FKE has none.
 """

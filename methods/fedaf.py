@@ -7,7 +7,8 @@ Left open by the paper, or contradicted in it, and chosen here:
 - Eqs. 8 and 12 divide by K, but a client has no v_{k,c} of a class it does not hold: the mean is over those who do.
   Appendix C calls V the means of all *other* clients; the equation, which has them all, is followed.
 - Eq. 17 read as a recursion would erase w within a few steps: each step interpolates the *received* w with a fresh w~.
-  "Randomly sampled" w~ is PyTorch's default initialisation; batch-norm statistics stay those received. u is taken at
+  "Randomly sampled" w~ is PyTorch's default initialisation of a layer, for every network (also for
+  ResNets, which start otherwise themselves); batch-norm statistics stay those received. u is taken at
   the interpolated weights, v at the received ones.
 - u_c and v_c are single vectors. F is the sliced Wasserstein-1 distance of two point masses, the mean |theta . (u - v)|
   over random unit vectors theta (`swd="points"`). `"entries"` takes each vector's entries as samples of a distribution
@@ -26,6 +27,11 @@ Left open by the paper, or contradicted in it, and chosen here:
   is the fewest records that make a class held: 1, every class present.
 - How batch norm behaves while condensing is not said. It is frozen, as received (`_condense.py` says why); an untrained
   network's statistics are 0 and 1, so that in round 1 features are small and images hardly leave their start.
+- On the server batch norm trains as usual; with `T_over="all"` every step passes the mini-batch and all of S, so that
+  the running statistics see both and t_c is at batch statistics of S. Without LGKM they see the mini-batches alone.
+- Eq. 10 sums F over all classes; a client sums over those it holds, as it has no u_c of the others.
+- tau = 2, L = 50 and averages of 10 records are ours: a usual temperature, enough projections for ten logits, and
+  enough records that a start resembles none of them.
 - Images are put back into [-1, 1] after each step, since they travel with 8 bits a channel (Appendix C).
 
 `lambda_loc = 0` is Table 4's "w/o CDC", `lambda_glob = 0` its "w/o LGKM"; what an ablation does not need is not sent.
@@ -159,12 +165,15 @@ class FedAF(Method):
 
     def share(self, client, msg):  # on client k: V_k
         load(client.model, msg.w)
-        if not self.lambda_loc and not self.lambda_glob:
+        if not self.needs_V():
             return MeanLogits({})
         D = Records(client.x, client.y, self.B, self.least)
         V = client.class_means(in_chunks(client.model.eval(), D.x), "logits", D.y)  # Eq. 5
         client.memory["V"] = client.protect(MeanLogits, "V", V)
         return MeanLogits(client.memory["V"])
+
+    def needs_V(self):  # for CDC (Eq. 10), or to make R_k from it
+        return bool(self.lambda_loc or (self.lambda_glob and self.soft == "released"))
 
     def condense(self, client, msg):  # on client k: S_k and R_k
         D = Records(client.x, client.y, self.B, self.least)
@@ -207,15 +216,16 @@ class FedAF(Method):
         return load(server.model(), s.w)
 
     def traffic(self, plan):
-        every = dict.fromkeys(range(plan.classes))
+        planned = {k: plan.held(k, self.least) for k in plan.participants}
+        everybody = {c for of_client in planned.values() for c in of_client}
         up = "CondensedAnew" if self.lambda_glob and self.soft == "records" else "Condensed"
         vector = plan.tensor(plan.classes) + NUMBER  # and the class it belongs to
         images = plan.tensor(self.IPC, *plan.shape, size=1) + NUMBER
 
         def classes(field, k, sent):
-            return len(plan.choice(field, k, every)) if sent else 0
+            return len(plan.choice(field, k, everybody if field == "Peers.V" else planned[k])) if sent else 0
 
-        V, R = self.lambda_loc or self.lambda_glob, self.lambda_glob
+        V, R = self.needs_V(), self.lambda_glob
         return {
             ("down", "Global.w"): plan.state() * len(plan.asked(0)),
             ("up", "MeanLogits.V"): sum(vector * classes("MeanLogits.V", k, V) for k in plan.replied(0)),

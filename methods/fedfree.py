@@ -23,6 +23,7 @@ The paper leaves open or contradicts itself, and we chose:
 - What is evaluated. Algorithm 1 ends a round by replacing a layer of a model that was just trained; Section 3.5 counts
   on the local training that follows. A client deploys its model as trained (`deploy = "trained"`, the default), or with
   the layer just received (`"aligned"`).
+- Section 4.1 gives clients architectures at random; here they are dealt in turn, so that a setting names them.
 - E is 5 in Section 4.1 and 30 in Table A2; 5 here. The "plain averaging" of Figure 4(b) averages over the clients that
   have an entry in the shared block; entries that none has stay.
 - Which clients' layers are chosen depends on the data (Eq. 2): it is a release like the layers themselves.

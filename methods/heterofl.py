@@ -14,9 +14,9 @@ A client of width R trains the first ceil(R n) units of each layer. Three things
 Left open, and chosen (see also fedaudit/methods/_submodel.py):
 
 - The paper queries once, after all rounds, one client after the other. A run is evaluated in each round, so we query
-  at the end of each, and average the clients' cumulative means by n: the same numbers, since batches normalise
-  themselves. Each client has to run the full model for it, whatever its budget. `sbn = false`: as the other two
-  methods.
+  at the end of each, and average the clients' cumulative means by n. One pass over all would weigh every batch alike,
+  so that a client with one small batch would count for more than its records. Each client has to run the full model
+  for it, whatever its budget. `sbn = false`: as the other two methods.
 - The paper averages classifier rows over the clients that hold the class, which tells the server who holds what. Under
   the mask the other rows do not move; here they enter Eq. 1 as they were sent.
 """

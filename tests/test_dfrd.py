@@ -417,3 +417,13 @@ def test_fedzge_table_4():
     archs = ["resnet18"] * 3 + ["resnet34"] * 3 + ["resnet50"] * 4
     assert gib(FedZKT(), archs, "resnet50") == 142.70
     assert gib(DFRD(host=Alone(start="global")), archs, "resnet50") == 159.00
+
+
+def test_presets_of_a_composition_are_its_hosts_and_settings_go_over_them_key_by_key():
+    """DFRD, Section 4.3: rho = 10 on SVHN and CIFAR-10, 5 on CIFAR-100, for the sub-model hosts."""
+    method = registry.find("fedrolex+dfrd").make({"host": {"E": 3}}, "cifar10")
+    assert (method.host.rho, method.host.E) == (10, 3)
+    assert registry.find("fedrolex+dfrd").make({}, "cifar100").host.rho == 5
+    assert "host" not in registry.find("fedavg+dfrd").presets.get("cifar10", {})
+    dense = registry.find("fedrolex+dense").make({}, "cifar10")
+    assert (dense.host.rho, dense.I) == (10, 200)

@@ -359,6 +359,7 @@ def test_the_server_trains_on_what_it_received(tiny, tmp_path):
         ({"lambda_loc": 0}, {"Peers.V"}),
         ({"lambda_glob": 0}, {"Condensed.R"}),
         ({"lambda_loc": 0, "lambda_glob": 0}, {"Peers.V", "Condensed.R", "MeanLogits.V"}),
+        ({"lambda_loc": 0, "soft": "records"}, {"Peers.V", "MeanLogits.V"}),
     ],
 )
 def test_an_ablation_sends_only_what_it_needs(without, gone, tiny, tmp_path):

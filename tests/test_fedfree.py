@@ -417,6 +417,13 @@ def test_hessian_free_is_the_derivative_of_the_adapted_loss():
         assert torch.allclose(before[name] - t, g, atol=1e-7)
 
 
+def test_per_fedavg_counts_epochs_or_steps():
+    """25 records in batches of 10 are 3 batches: 5 epochs make 15 meta steps."""
+    client = range(25)
+    assert perfedavg.PerFedAvg(tau=7).meta_steps(client) == 7
+    assert perfedavg.PerFedAvg.make({}, "cifar10").meta_steps(client) == 15
+
+
 def test_per_fedavg_deploys_one_step_from_what_it_received(tiny, tmp_path):
     """With every record in the batch, the step is that of the client's whole loss."""
     setting = tiny("perfedavg", rounds=1, set={"tau": 2, "B": 10_000, "alpha": 0.2, "variant": "HF"})

@@ -350,3 +350,18 @@ def test_classes_and_counts_are_a_release_of_their_own():
     made.means[id(mean)] = (1.0, 11)
     _, _, entries = protect(Means({0: mean}), made)
     assert [(e["kind"], e["noise_multiplier"] > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]
+
+
+class ByClass(Up):
+    x: dict[int, Tensor] = private("synthetic_images", via="data", unit="client", dtype="uint8")
+
+
+@pytest.mark.parametrize("policy", [ONE, {"mechanism": "pure-noise"}])
+def test_keys_that_come_from_the_records_are_a_release_whatever_the_noise(policy):
+    """Noise on the images of class 3 does not hide that there is a class 3; keys by round (Many) tell nothing."""
+    _, _, entries = protect(ByClass({3: torch.zeros(2, 1, 4, 4)}), context(synthetic_images=policy))
+    images, classes = entries
+    assert images["noise_multiplier"] > 0
+    assert (classes["field"], classes["kind"], classes["noise_multiplier"]) == ("ByClass.x (classes)", "label_counts", 0)
+    _, _, entries = protect(Many({1: torch.zeros(4, 3)}), context(logits=policy))
+    assert len(entries) == 1

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedaudit.errors import PrivacyError
+from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.records import Declared, State, Up
@@ -139,7 +139,7 @@ def _release(
     leaves = _leaves(value, where)
     for leaf in leaves:
         if not leaf.is_floating_point():
-            raise PrivacyError(f"{where}: Gaussian noise needs floating-point numbers, not {leaf.dtype}.")
+            raise NotApplicable(f"{where}: Gaussian noise needs floating-point numbers, not {leaf.dtype}.")
         if not bool(torch.isfinite(leaf).all()):
             raise PrivacyError(f"{where} holds NaN or infinity before any noise. Training has probably diverged.")
     delta = policy.delta_for(context.n)
@@ -147,7 +147,7 @@ def _release(
         noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
         entry = _entry(where, declared, mechanism="pure-noise", noise_multiplier=math.inf, relation="any")
         entry |= {"cosine": _cosine(leaves, noisy), "condition": "the size only"}
-        return _rebuild(value, iter(noisy)), [entry]
+        return _rebuild(value, iter(noisy)), [entry, *_structure(value, where, declared)]
     if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
         raise PrivacyError(f"{where} has more rows than the client has records ({context.n}): no row per record.")
     clipped, sensitivities, facts = _bounded(leaves, where, declared, policy, context)
@@ -172,13 +172,17 @@ def _release(
         cosine=_cosine(leaves, noisy),
         **facts,
     )
-    entries = [entry]
-    if dependence(declared) == "class":
-        counts = dataclasses.replace(declared, kind="label_counts")
-        condition = "which classes there are, and the noise scaled by their counts"
-        unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
-        entries.append(_entry(f"{where} (classes)", counts, **unprotected))
-    return _rebuild(value, iter(noisy)), entries
+    return _rebuild(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+
+
+def _structure(value: Any, where: str, declared: Declared) -> list[dict[str, Any]]:
+    """What noise on the numbers does not hide: the keys under which a client's data put them, and their counts."""
+    by_class = dependence(declared) == "class"
+    if not by_class and not (declared.via == "data" and isinstance(value, Mapping) and not isinstance(value, State)):
+        return []
+    condition = "which classes there are" + (", and the noise scaled by their counts" if by_class else "")
+    unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
+    return [_entry(f"{where} (classes)", dataclasses.replace(declared, kind="label_counts"), **unprotected)]
 
 
 def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:
@@ -214,7 +218,7 @@ def _bounded(
     swing = 2.0 if policy.relation == "replace-one" else 1.0
     if policy.sensitivity.startswith("random-pixel"):
         if declared.kind != "embeddings" or depends != "record":
-            raise PrivacyError(
+            raise NotApplicable(
                 f"{where}: the random-pixel sensitivity is not applicable to {declared.kind}: they are no function of "
                 "one private image whose pixel could be edited. Use clip=C."
             )
@@ -250,7 +254,7 @@ def dependence(declared: Declared) -> str:
 def _class_sensitivity(leaf: Tensor, where: str, C: float, swing: float, context: Context) -> float:
     made = context.means.get(id(leaf))
     if made is None:
-        raise PrivacyError(
+        raise NotApplicable(
             f"{where}: a mean is bounded by clipping the records that go into it, not the mean itself. Compute it with "
             "client.class_means(rows, kind), which clips as the policy says."
         )
@@ -340,7 +344,7 @@ def _leaves(value: Any, where: str) -> list[Tensor]:
         return [leaf for key in value for leaf in _leaves(value[key], f"{where}[{key!r}]")]
     if isinstance(value, list | tuple):
         return [leaf for i, item in enumerate(value) for leaf in _leaves(item, f"{where}[{i}]")]
-    raise PrivacyError(f"{where} is a {type(value).__name__}: Gaussian noise needs a floating-point tensor.")
+    raise NotApplicable(f"{where} is a {type(value).__name__}: Gaussian noise needs a floating-point tensor.")
 
 
 def _rebuild(value: Any, leaves: Iterator[Tensor]) -> Any:
