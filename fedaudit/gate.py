@@ -19,7 +19,8 @@ min = 0.9
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -111,7 +112,14 @@ def read_budgets(path: Path | str) -> list[Budget]:
     if extra or not isinstance(raw.get("budget"), list) or not raw["budget"]:
         hint = did_you_mean(min(extra), ["budget"]) if extra else ""
         raise SettingError(f"{path}: write one or more tables [[budget]].{hint}")
-    budgets = [validated(Budget, values, f"key of a budget in {path}") for values in raw["budget"]]
+    return parse_budgets(raw["budget"], path)
+
+
+def parse_budgets(rows: list[Any], path: Path | str) -> list[Budget]:
+    """Budgets from tables that were read from `path`."""
+    if wrong := [row for row in rows if not isinstance(row, dict)]:
+        raise SettingError(f"{path}: {wrong[0]!r} is no budget. Write tables, such as {{ max = '1 MiB' }}.")
+    budgets = [validated(Budget, values, f"key of a budget in {path}") for values in rows]
     for budget in budgets:
         _check(budget, path)
     return budgets
@@ -129,19 +137,33 @@ def _check(budget: Budget, path: Path | str) -> None:
         raise SettingError(
             f"{path}: the budget {budget.title()!r}: accuracy takes a floor (min), the others a ceiling."
         )
+    if budget.metric != "bytes" and (about := budget.direction or budget.message or budget.field):
+        raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} has no {about!r}; leave it out.")
+    if budget.metric == "flops" and isinstance(budget.max, str):
+        raise SettingError(f"{path}: the budget {budget.title()!r}: FLOPs are a number, such as max = 2e9.")
     if budget.baseline is not None:
         budget.growth()
     budget.limit()
 
 
 def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:
+    """Every budget of a file against every run that it is about. Baselines lie beside the file."""
+    return check_budgets(read_budgets(path), runs, path)
+
+
+def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> list[Outcome]:
     """Every budget against every run that it is about. A budget that is about none of them is an error."""
-    budgets = read_budgets(path)
     records = [(str(run), read_record(run)) for run in runs]
+    for name, record in records:
+        if record.status == "running":
+            raise SettingError(
+                f"{name} is not finished ({len(record.rounds)} of {record.setting.rounds} rounds), so no budget can be "
+                "held against it. Go on with it: fedaudit run --resume."
+            )
     outcomes = []
     for budget in budgets:
         found = [
-            hold(budget, record, name, Path(path).parent)
+            hold(budget, record, name, Path(path).parent, ceilings(budgets, budget, record))
             for name, record in records
             if budget.method in (None, record.setting.method) and budget.dataset in (None, record.setting.dataset)
         ]
@@ -151,18 +173,41 @@ def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:
     return outcomes
 
 
-def hold(budget: Budget, record: RunRecord, name: str, folder: Path = Path()) -> Outcome:
-    """One budget against one record."""
+def ceilings(budgets: list[Budget], budget: Budget, record: RunRecord) -> dict[str, float]:
+    """What the other budgets allow the fields of this one: a field beyond its own, or without one, is what grew."""
+    found = {}
+    for other in budgets:
+        alike = (other.per, other.convention, other.metric) == (budget.per, budget.convention, "bytes")
+        about = (other.method, other.dataset) in itertools.product(
+            (None, record.setting.method), (None, record.setting.dataset)
+        )
+        if alike and about and other.field is not None and (limit := other.limit()) is not None:
+            for direction in ("up", "down") if other.direction is None else (other.direction,):
+                found[f"{direction} {other.field}"] = limit
+    return found
+
+
+def hold(
+    budget: Budget, record: RunRecord, name: str, folder: Path = Path(), allowed: Mapping[str, float] | None = None
+) -> Outcome:
+    """One budget against one record. `allowed` are ceilings of single fields, by which one that grew is known."""
     value, fields = measure(budget, record)
     if budget.baseline is None:
         limit = budget.min if budget.min is not None else budget.limit()
         assert limit is not None  # _check has looked
         kept = value >= limit if budget.min is not None else value <= limit
-        return Outcome(budget, name, value, limit, kept, [(f, size, None) for f, size in fields.items()])
+        parts = [(f, size, allowed.get(f, 0.0) if allowed else None) for f, size in fields.items()]
+        return Outcome(budget, name, value, limit, kept, parts)
     saved = folder / budget.baseline
     if not saved.exists():
         raise SettingError(f"The baseline {saved} is missing. Save one: copy a run's record.json there.")
-    before, fields_before = measure(budget, read_record(saved))
+    baseline = read_record(saved)
+    if baseline.setting.method != record.setting.method:
+        raise SettingError(
+            f"The baseline {saved} is of {baseline.setting.method}, the run {name} of {record.setting.method}. Say in "
+            "the budget which method it is about: method = ..."
+        )
+    before, fields_before = measure(budget, baseline)
     limit = before * (1 + budget.growth())
     compared: list[tuple[str, float, float | None]] = [(f, now, fields_before.get(f, 0.0)) for f, now in fields.items()]
     return Outcome(budget, name, value, limit, value <= limit, compared)
@@ -176,6 +221,8 @@ def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]
             raise SettingError(f"The run of {record.setting.method} has no evaluated round to take an accuracy from.")
         if last["global"] is not None:
             return last["global"]["test"]["accuracy"], {}
+        if not last["clients"] or not last["clients"]["global_test"]:
+            raise SettingError(f"The run of {record.setting.method} evaluated no model: run it with --eval-clients.")
         return last["clients"]["global_test"]["mean"], {}
     if budget.metric == "peak_memory":
         return float(record.peak_gpu_bytes or record.peak_rss_bytes), {}
@@ -196,15 +243,18 @@ def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]
         and budget.field in (None, row.field)
         and budget.message in (None, row.field.partition(".")[0])
     }
-    if not fields:
+    if not fields and (budget.field or budget.message):
         known = sorted({row.field for row in record.traffic})
-        hint = did_you_mean(budget.field or budget.message or "traffic", known)
+        hint = did_you_mean(budget.field or budget.message or "", known)
         raise SettingError(f"The budget {budget.title()!r} matches nothing that {record.setting.method} sends.{hint}")
     return sum(fields.values()), fields
 
 
 def _github(outcomes: list[Outcome]) -> str:
-    return "\n".join(f"::error title=fedaudit budget::{o.message()}" for o in outcomes if not o.kept)
+    def escaped(text: str) -> str:  # as workflow commands want it
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    return "\n".join(f"::error title=fedaudit budget::{escaped(o.message())}" for o in outcomes if not o.kept)
 
 
 def _junit(outcomes: list[Outcome]) -> str:

@@ -4,7 +4,9 @@
     def test_my_method_stays_small(federated_run):
         federated_run(method="my_package.my_method:MyMethod", rounds=2)
 
-`comm_budget` is also a fixture, for runs that you made yourself: `comm_budget(record, uplink="12 MiB")`.
+`comm_budget` is also a fixture, for runs that you made yourself: `comm_budget(record, uplink="12 MiB")`. With
+`baseline="main.json"` (a saved record.json, beside the test's file) and `max_growth="1 %"` a run is held against an
+earlier one, and the message names the field that grew.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "comm_budget(uplink=None, downlink=None, per='client-round', convention='payload'): ceilings for every "
-        "federated_run of the test, such as '12 MiB'",
+        "comm_budget(uplink=None, downlink=None, baseline=None, max_growth=None, per='client-round', "
+        "convention='payload'): ceilings for every federated_run of the test, such as '12 MiB' or '1 %'",
     )
 
 
 @pytest.fixture
-def comm_budget() -> Callable[..., None]:
+def comm_budget(request: pytest.FixtureRequest) -> Callable[..., None]:
     """`comm_budget(record, uplink="12 MiB", downlink=None, ...)` fails the test where a record sends more."""
 
     def check(
@@ -33,19 +35,24 @@ def comm_budget() -> Callable[..., None]:
         *,
         uplink: str | None = None,
         downlink: str | None = None,
+        baseline: str | None = None,
+        max_growth: str | None = None,
         per: str = "client-round",
         convention: str = "payload",
     ) -> None:
-        from fedaudit.config import validated
-        from fedaudit.gate import Budget, hold
+        from fedaudit.gate import hold, parse_budgets
 
-        if uplink is None and downlink is None:
-            raise pytest.UsageError("comm_budget: give uplink=, downlink= or both, such as '12 MiB'.")
-        for direction, ceiling in (("up", uplink), ("down", downlink)):
-            if ceiling is None:
-                continue
-            values = {"direction": direction, "max": ceiling, "per": per, "convention": convention}
-            outcome = hold(validated(Budget, values, "option of comm_budget"), record, record.setting.method)
+        ways = (("up", uplink), ("down", downlink))
+        limits: list[dict[str, Any]] = [{"direction": way, "max": most} for way, most in ways if most]
+        if baseline is not None or max_growth is not None:
+            limits.append({"baseline": baseline, "max_growth": max_growth})
+        if not limits:
+            raise pytest.UsageError(
+                "comm_budget: give uplink= or downlink=, such as '12 MiB', or baseline= with max_growth=."
+            )
+        common = {"per": per, "convention": convention}
+        for budget in parse_budgets([{**limit, **common} for limit in limits], "comm_budget"):
+            outcome = hold(budget, record, record.setting.method, request.path.parent)
             if not outcome.kept:
                 pytest.fail(outcome.message(), pytrace=False)
 

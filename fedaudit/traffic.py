@@ -33,6 +33,13 @@ class Plan:
     public: int = 0  # rows of the public set
     asks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None  # per ask: who was asked, who replied
     choices: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    counts: Mapping[int, Sequence[int]] | None = None  # records of each class, where a partition was planned
+
+    def held(self, k: int, least: int = 1) -> list[int]:
+        """The classes of which client k is expected to hold `least` records; all, where no partition was planned."""
+        if self.counts is None:
+            return list(range(self.classes))
+        return [c for c, n in enumerate(self.counts[k]) if n >= least]
 
     def asked(self, ask: int) -> Sequence[int]:
         """The clients that the round's ask number `ask` (from 0) was sent to."""

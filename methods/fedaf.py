@@ -23,8 +23,9 @@ Left open by the paper, or contradicted in it, and chosen here:
 - Of how many records a starting image is the average is not said (`averaged`), nor whether S_k starts anew in each
   round (`restart`). The start is itself a privacy decision: `start="single"` begins at the records themselves, and so
   does the "average" of a class with one record.
-- Table 7's uploads are those of clients that condense classes of about IPC records or more; no text says so. `least`
-  is the fewest records that make a class held: 1, every class present.
+- Table 7's uploads are those of clients that condense classes of IPC records or more, in partitions that give a client
+  with its fair share no more (`dirichlet-capped`); no text says so. `least` is the fewest records that make a class
+  held: 1, every class present.
 - How batch norm behaves while condensing is not said. It is frozen, as received (`_condense.py` says why); an untrained
   network's statistics are 0 and 1, so that in round 1 features are small and images hardly leave their start.
 - On the server batch norm trains as usual; with `T_over="all"` every step passes the mini-batch and all of S, so that

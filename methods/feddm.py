@@ -89,9 +89,9 @@ class FedDM(Method):
         return load(server.model(), s.w)
 
     def traffic(self, plan):
-        every = dict.fromkeys(range(plan.classes))
         images = plan.tensor(self.IPC, *plan.shape, size=1) + NUMBER  # of one class, and which
+        classes = {k: plan.choice("Condensed.S", k, plan.held(k, self.least)) for k in plan.replied(0)}
         return {
             ("down", "Global.w"): plan.state() * len(plan.asked(0)),
-            ("up", "Condensed.S"): sum(images * len(plan.choice("Condensed.S", k, every)) for k in plan.replied(0)),
+            ("up", "Condensed.S"): sum(images * len(classes[k]) for k in plan.replied(0)),
         }

@@ -1,16 +1,15 @@
-"""DFRD, FedFTG, DENSE and FedZKT: every loss by hand, composition with hosts, and FedZGE's communication tables."""
+"""DFRD, FedFTG, DENSE and FedZKT: every loss by hand, and composition with hosts."""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import State, models, registry, run, sgd, state_of
+from fedaudit import State, registry, run, sgd, state_of
 from fedaudit.errors import SettingError
 from fedaudit.methods._datafree import (
     Alone,
@@ -27,9 +26,7 @@ from fedaudit.methods._datafree import (
 from fedaudit.methods.dense import L_div, Norms
 from fedaudit.methods.dfrd import DFRD, L_fid, L_gen, L_kl, L_tran, ema
 from fedaudit.methods.fedftg import FedFTG, L_cls, L_md
-from fedaudit.methods.fedzkt import L_SL, FedZKT, local_loss
-from fedaudit.records import Size
-from fedaudit.traffic import Plan
+from fedaudit.methods.fedzkt import L_SL, local_loss
 from fedaudit.transcript import Transcript
 
 LN3 = math.log(3)
@@ -378,45 +375,6 @@ def test_label_counts_are_a_release_that_can_be_protected(tiny, tmp_path):
     release = next(r for r in record.releases if r.kind == "label_counts")
     assert release.protection["sensitivity"] == pytest.approx(math.sqrt(2))
     assert not [r for r in run(tiny("fedavg+dense"), out=tmp_path / "b").releases if r.kind == "label_counts"]
-
-
-# --- FedZGE's communication tables ----------------------------------------------------------------------------------
-
-
-@lru_cache
-def size(arch):
-    with torch.device("meta"):
-        net = models.build(arch, shape=(3, 32, 32), classes=10)
-    return Size(4 * models.count(net), 0)
-
-
-def gib(method, archs, server):
-    """100 rounds of 10 clients, in GiB, as FedZGE counts: parameters only."""
-    ids = list(range(10))
-    plan = Plan(
-        t=1, participants=ids, n=dict.fromkeys(ids, 1), archs=dict(enumerate(archs)), server_arch=server,
-        shape=(3, 32, 32), classes=10, model_size=size, clients=10,
-    )  # fmt: skip
-    return round(100 * sum((Size() + s).payload for s in method.traffic(plan).values()) / 2**30, 2)
-
-
-@pytest.mark.parametrize(("arch", "table"), [("resnet18", 83.31), ("resnet34", 158.62), ("resnet50", 175.30)])
-def test_fedzge_table_2(arch, table):
-    """FedFTG and DFRD: |theta| down, |theta_k| + |c_k| up (the counts, 40 KB over a run, are below the last digit);
-    FedZKT: |theta_k| down and up."""
-    for distillation in (DFRD, FedFTG):
-        assert gib(distillation(host=Alone(start="global")), [arch] * 10, arch) == table
-        composed = registry.find(f"fedavg+{distillation.registered_name}").make({})
-        assert gib(composed, [arch] * 10, arch) == table
-    assert gib(FedZKT(), [arch] * 10, arch) == table
-
-
-def test_fedzge_table_4():
-    """Three clients with ResNet-18, three with ResNet-34, four with ResNet-50, and a ResNet-50 on the server: the one
-    split of ten for which FedZKT comes to 142.70 and DFRD to 159.00."""
-    archs = ["resnet18"] * 3 + ["resnet34"] * 3 + ["resnet50"] * 4
-    assert gib(FedZKT(), archs, "resnet50") == 142.70
-    assert gib(DFRD(host=Alone(start="global")), archs, "resnet50") == 159.00
 
 
 def test_presets_of_a_composition_are_its_hosts_and_settings_go_over_them_key_by_key():

@@ -41,7 +41,10 @@ def entropy(counts: np.ndarray) -> float:
 @settings(deadline=None, max_examples=60)
 @given(
     spec=st.sampled_from(
-        ["iid", "dirichlet:0.01", "dirichlet:0.5", "dirichlet:1e6", "classes:1", "classes:3", "ratio:6:2:2"]
+        [
+            *("iid", "dirichlet:0.01", "dirichlet:0.5", "dirichlet:1e6", "classes:1", "classes:3", "ratio:6:2:2"),
+            *("dirichlet-capped:0.01", "dirichlet-capped:2"),
+        ]
     ),
     n=st.integers(1, 2000),
     classes=st.integers(3, 12),
@@ -100,6 +103,19 @@ def test_dirichlet_proportions_have_the_mean_and_variance_of_the_distribution():
     p = np.array([[len(part) / 4000 for part in split("dirichlet:2", y, 4, seed, minimum=1)] for seed in range(200)])
     assert p[:, 0].mean() == pytest.approx(0.25, abs=0.04)
     assert p.var() == pytest.approx(0.02083, rel=0.2)
+
+
+def test_capped_clients_take_part_in_no_further_class():
+    """Classes are dealt in order: who holds a tenth of the records from the classes before gets nothing of the next,
+    and the clients' sizes differ less than those of the plain draw."""
+    y = labels(10_000, 10)
+    sizes = {}
+    for spec in ("dirichlet:0.1", "dirichlet-capped:0.1"):
+        counts = [table(split(spec, y, 10, seed, minimum=1), y) for seed in range(5)]
+        sizes[spec] = np.mean([c.sum(1).std() for c in counts])
+        over = [(c[:, :k].sum(1) >= 1000) & (c[:, k] > 0) for c in counts for k in range(1, 10)]
+        assert np.any(over) == (spec == "dirichlet:0.1")
+    assert sizes["dirichlet-capped:0.1"] < sizes["dirichlet:0.1"]
 
 
 def test_dirichlet_of_a_hundred_clients_at_tiny_alpha_is_mended_and_fast():
@@ -193,7 +209,8 @@ def test_too_few_records_name_the_remedy():
 
 
 def test_names_are_specs_with_a_line_each():
-    assert {form.partition(":")[0] for form in module.names()} == {"iid", "dirichlet", "classes", "ratio", "domain"}
+    known = {"iid", "dirichlet", "dirichlet-capped", "classes", "ratio", "domain"}
+    assert {form.partition(":")[0] for form in module.names()} == known
     assert all(module.names().values())
 
 

@@ -2,8 +2,8 @@
 
 python docs/results/dffke_ages.py RUN
 
-The run must have kept its buffers whole (R = "unlimited"). For the last client, per round s in its buffer, over the images
-of all clients:
+The run must have kept its buffers whole (R = "unlimited"). For the last client, per round s in its buffer, over the
+images of all clients:
 - label: the share that a reference (trained on the records of all clients together) recognises as the record's class;
 - target: the share whose target logits (by the latest model of the image's owner, which is the teacher) say that class;
 - moved: how far an image lies from the same row's image of the newest round, in units of the distance between two

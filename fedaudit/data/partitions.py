@@ -129,23 +129,58 @@ def _iid(task: _Task) -> np.ndarray:
 
 
 def _dirichlet(task: _Task) -> np.ndarray:
-    """Label skew: class c is shared out in proportions ~ Dir(alpha, ..., alpha) over the clients.
+    """Label skew: class c is shared out in proportions ~ Dir(alpha, ..., alpha) over the clients."""
+    alpha = _alpha(task)
 
-    A draw that leaves a client below the minimum is drawn again, _REDRAWS times at most; of those the one that
-    lacks the fewest records is then mended by moving records from the largest class of the largest client.
+    def draw() -> np.ndarray:
+        p = task.rng.dirichlet(np.full(task.clients, alpha), size=len(task.size)).T  # clients x classes
+        cuts = np.rint(np.cumsum(p, axis=0) * task.size).astype(np.int64)
+        cuts[-1] = task.size  # the proportions add up to 1 only almost
+        return np.diff(np.minimum(cuts, task.size), axis=0, prepend=0)
+
+    return task.deal(_at_least(task, draw))
+
+
+def _dirichlet_capped(task: _Task) -> np.ndarray:
+    """As `dirichlet`, class by class, but a client that has its fair share of all records gets no more of them.
+
+    Much published code deals so, and few papers say it. Clients come out of more equal size and with fewer classes.
     """
+    alpha, fair = _alpha(task), len(task.y) / task.clients
+
+    def draw() -> np.ndarray:
+        counts = np.zeros((task.clients, len(task.size)), dtype=np.int64)
+        for c in task.present:
+            below = counts.sum(1) < fair  # somebody is, as long as records are left
+            p = task.rng.dirichlet(np.full(task.clients, alpha)) * below
+            p = p if p.sum() > 0 else below * 1.0  # tiny proportions underflow
+            cuts = np.rint(np.cumsum(p / p.sum()) * task.size[c]).astype(np.int64)
+            cuts[-1] = task.size[c]
+            counts[:, c] = np.diff(np.minimum(cuts, task.size[c]), prepend=0)
+        return counts
+
+    return task.deal(_at_least(task, draw))
+
+
+def _alpha(task: _Task) -> float:
     try:
         alpha = float(task.argument)
     except ValueError:
         raise task.bad(f"ALPHA is {task.argument!r}, no number") from None
     if not (alpha > 0 and math.isfinite(alpha)):
         raise task.bad(f"ALPHA is {alpha:g}; it has to be positive and finite")
+    return alpha
+
+
+def _at_least(task: _Task, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    """A table of counts in which every client has the minimum.
+
+    A draw that leaves a client below it is drawn again, _REDRAWS times at most; of those the one that lacks the fewest
+    records is then mended by moving records from the largest class of the largest client.
+    """
     best, least = None, math.inf
     for _ in range(_REDRAWS):
-        p = task.rng.dirichlet(np.full(task.clients, alpha), size=len(task.size)).T  # clients x classes
-        cuts = np.rint(np.cumsum(p, axis=0) * task.size).astype(np.int64)
-        cuts[-1] = task.size  # the proportions add up to 1 only almost
-        counts = np.diff(np.minimum(cuts, task.size), axis=0, prepend=0)
+        counts = draw()
         lacking = int(np.maximum(task.minimum - counts.sum(1), 0).sum())
         if lacking < least:
             best, least = counts, lacking
@@ -160,7 +195,7 @@ def _dirichlet(task: _Task) -> np.ndarray:
         moved = min(task.minimum - total[poor], spare, best[rich, c])
         best[[rich, poor], c] += (-moved, moved)
         total[[rich, poor]] += (-moved, moved)
-    return task.deal(best)
+    return best
 
 
 def _classes(task: _Task) -> np.ndarray:
@@ -261,6 +296,11 @@ _SCHEMES = {
         "dirichlet:ALPHA",
         "label skew, each class shared out ~ Dir(ALPHA); the smaller ALPHA, the more skew",
         _dirichlet,
+    ),
+    "dirichlet-capped": _Scheme(
+        "dirichlet-capped:ALPHA",
+        "the same, but a client with its fair share of all records is given no more, as much published code deals",
+        _dirichlet_capped,
     ),
     "classes": _Scheme("classes:K", "each client holds K classes, each class is held equally often", _classes),
     "ratio": _Scheme(
