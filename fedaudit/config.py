@@ -33,6 +33,9 @@ class Setting(Frozen):
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's records that choose the round")
     aux: float = Field(0.1, ge=0, lt=1, description="share of all records that no client holds: the attackers'")
     public: float = Field(0.0, ge=0, lt=1, description="share of all records that everybody holds: a transfer set")
+    canaries: int = Field(
+        0, ge=0, description="pairs of mislabelled records, one of each trained on: for epsilon audit"
+    )
 
     model: str = Field("cnn", description="a model, a group such as HtFE-5, or resnet18:3,resnet34:2")
     server_model: str | None = Field(None, description="the server's model, where clients differ in theirs")
@@ -49,6 +52,7 @@ class Setting(Frozen):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     deterministic: bool = Field(True, description="refuse operations that give other bits each time")
     threads: int = Field(1, ge=1, description="threads of one party's computation, the same on every engine")
+    onednn: Literal["auto", "on", "off"] = Field("auto", description="CPU kernels; auto: off for tiny images on ARM")
     engine: Literal["serial", "ray"] = Field("serial", description="where clients' tasks run")
     workers: int | None = Field(None, ge=1, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")

@@ -264,10 +264,19 @@ def _check_one_run(canaries: int, guesses: int, correct: int) -> tuple[int, int,
     return m, r, v
 
 
-def _steinke_p(epsilon: float, m: int, r: int, v: int, delta: float) -> float:
+def _group(epsilon: float, delta: float, steps: int) -> tuple[float, float]:
+    """What (epsilon, delta) promises so many neighbours apart: P <= e^epsilon Q + delta, put into itself."""
+    try:
+        return steps * epsilon, delta * math.fsum(math.exp(i * epsilon) for i in range(steps))
+    except OverflowError:
+        return steps * epsilon, 1.0
+
+
+def _steinke_p(epsilon: float, m: int, r: int, v: int, delta: float, steps: int = 1) -> float:
     """Steinke, Nasr and Jagielski 2023, Theorem 5.2: P[at least v correct] <= beta + 2 m delta alpha, with
     W ~ Bin(r, e^epsilon / (1 + e^epsilon)), beta = P[W >= v] and alpha = max over i >= 1 of P[v > W >= v - i] / i."""
-    if v == 0:
+    epsilon, delta = _group(epsilon, delta, steps)
+    if v == 0 or delta >= 1:
         return 1.0
     q = 1 / (1 + math.exp(-epsilon))
     beta = float(betainc(v, r - v + 1, q))
@@ -279,13 +288,19 @@ def _steinke_p(epsilon: float, m: int, r: int, v: int, delta: float) -> float:
     return min(1.0, beta + 2 * m * delta * alpha)
 
 
-def one_run_steinke(canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> Bound:
-    """Steinke, Nasr and Jagielski 2023: `canaries` in or out by coin flip in one run, guesses on some of them."""
+def one_run_steinke(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95, steps: int = 1
+) -> Bound:
+    """Steinke, Nasr and Jagielski 2023: `canaries` in or out by coin flip in one run, guesses on some of them.
+
+    A coin decides between two data sets that are `steps` neighbours apart in the claim's relation: 2 where it exchanges
+    one record for another and the claim is about adding or removing one.
+    """
     m, r, v = _check_one_run(canaries, guesses, correct)
     delta, confidence = _check_delta(delta), check_confidence(confidence)
-    p = partial(_steinke_p, m=m, r=r, v=v, delta=delta)
+    p = partial(_steinke_p, m=m, r=r, v=v, delta=delta, steps=steps)
     epsilon = _edge(lambda e: p(e) < 1 - confidence)
-    detail = {"canaries": m, "guesses": r, "correct": v}
+    detail = {"canaries": m, "guesses": r, "correct": v, "steps": steps}
     return Bound(epsilon, delta, confidence, m, "one run, Steinke et al. 2023, Theorem 5.2", COINS, detail, p)
 
 
@@ -311,22 +326,25 @@ def _fdp_refutes(mu: float, tau: float, m: int, r: int, v: int) -> bool:
     return False
 
 
-def _fdp_p(epsilon: float, m: int, r: int, v: int, delta: float) -> float:
+def _fdp_p(epsilon: float, m: int, r: int, v: int, delta: float, steps: int = 1) -> float:
     mu = _edge(lambda mu: gaussian_delta(epsilon, mu) <= delta)
-    return _least_level(lambda tau: _fdp_refutes(mu, tau, m, r, v))
+    return _least_level(lambda tau: _fdp_refutes(steps * mu, tau, m, r, v))
 
 
-def one_run_fdp(canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> Bound:
+def one_run_fdp(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95, steps: int = 1
+) -> Bound:
     """Mahloujifar, Melis and Chaudhuri 2024 with a Gaussian trade-off function, turned into epsilon at delta.
 
     It refutes Gaussian mechanisms (and compositions near them) that claim (epsilon, delta). A mechanism of another
-    shape may meet the same (epsilon, delta) and be more accurate at it: randomised response is.
+    shape may meet the same (epsilon, delta) and be more accurate at it: randomised response is. `steps` as above: 1 - f
+    = Phi(Phi^-1(x) + mu), put into itself, adds mu at each step (group privacy of Dong, Roth and Su 2019).
     """
     m, r, v = _check_one_run(canaries, guesses, correct)
     delta, confidence = _check_delta(delta, "above 0"), check_confidence(confidence)
-    mu = _edge(lambda mu: _fdp_refutes(mu, 1 - confidence, m, r, v))
-    detail = {"canaries": m, "guesses": r, "correct": v, "mu": mu}
-    p = partial(_fdp_p, m=m, r=r, v=v, delta=delta)
+    mu = _edge(lambda mu: _fdp_refutes(steps * mu, 1 - confidence, m, r, v))
+    detail = {"canaries": m, "guesses": r, "correct": v, "mu": mu, "steps": steps}
+    p = partial(_fdp_p, m=m, r=r, v=v, delta=delta, steps=steps)
     method = "one run, f-DP of Mahloujifar et al. 2024, Gaussian trade-off"
     epsilon = _edge(lambda e: gaussian_delta(e, mu) > delta)  # as `gaussian_epsilon`, without importing scipy.optimize
     return Bound(epsilon, delta, confidence, m, method, GAUSSIAN, detail, p)

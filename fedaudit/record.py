@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedaudit.config import Setting
 from fedaudit.errors import RunError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 SCHEMA = 1
+REFUSED = "the privacy setting does not apply: "  # begins the note in the record of such a run
+BESIDE = ("attacks", "audits")  # parts of a record that are kept in files of their own
 
 
 class Part(BaseModel):
@@ -54,6 +57,52 @@ class RoundRecord(Part):
     wall_s: float
 
 
+class CurvePoint(Part):
+    """What had been sent by the end of an evaluated round, over all clients, and what it had reached by then."""
+
+    round: int
+    up_payload: int
+    up_wire: int
+    down_payload: int
+    down_wire: int
+    accuracy: float | None = None  # of the global model on the common test set, with its Wilson interval
+    low: float | None = None
+    high: float | None = None
+    clients_mean: float | None = None  # of the clients' own models on that set, and their standard deviation
+    clients_std: float | None = None
+
+
+def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
+    """Accuracy against cumulated bytes: a point per evaluated round. Rounds that were not evaluated sent bytes too."""
+    sent = dict.fromkeys(("up_payload", "up_wire", "down_payload", "down_wire"), 0)
+    curve = []
+    for row in rounds:
+        sent = {name: total + getattr(row, name) for name, total in sent.items()}
+        if row.utility is None:
+            continue
+        test, clients = _inner(row.utility, "global", "test"), _inner(row.utility, "clients", "global_test")
+        curve.append(
+            CurvePoint(
+                round=row.round,
+                **sent,
+                accuracy=test.get("accuracy"),
+                low=test.get("low"),
+                high=test.get("high"),
+                clients_mean=clients.get("mean"),
+                clients_std=clients.get("std"),
+            )
+        )
+    return curve
+
+
+def _inner(tree: dict[str, Any], *path: str) -> dict[str, Any]:
+    """The table at `path`; empty where there is none, as for a method without a global model."""
+    for name in path:
+        found = tree.get(name)
+        tree = found if isinstance(found, dict) else {}
+    return tree
+
+
 class Release(Part):
     """A field that left clients, as its message declared it, with the protection it had."""
 
@@ -67,7 +116,7 @@ class Release(Part):
 
 class RunRecord(Part):
     schema_version: Literal[1] = 1
-    status: Literal["running", "done"] = "running"
+    status: Literal["running", "done", "refused"] = "running"  # refused: its privacy setting does not apply
     setting: Setting
     versions: dict[str, str]
     device: str
@@ -76,6 +125,7 @@ class RunRecord(Part):
     data: dict[str, Any]
     models: dict[str, dict[str, int]]
     rounds: list[RoundRecord] = Field(default_factory=list)
+    curve: list[CurvePoint] = Field(default_factory=list)  # accuracy against cumulated bytes
     result: dict[str, Any] = Field(default_factory=dict)
     traffic: list[FieldTraffic] = Field(default_factory=list)
     traffic_declared: bool = True
@@ -87,11 +137,35 @@ class RunRecord(Part):
     transcript_digest: str = ""  # over all messages in order: equal digests, equal protocols to the bit
     published: list[str] = Field(default_factory=list)
     attacks: list[dict[str, Any]] = Field(default_factory=list)
+    audits: list[dict[str, Any]] = Field(default_factory=list)  # claims of epsilon held against lower bounds
     notes: list[str] = Field(default_factory=list)
+    idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
+
+    @model_validator(mode="after")
+    def _curve_follows_from_the_rounds(self) -> RunRecord:
+        """A record from before there was a curve gets one; one whose curve says something else is refused."""
+        derived = curve_of(self.rounds)
+        if self.curve and self.curve != derived:
+            raise ValueError("the curve is not what the rounds add up to")
+        self.curve = derived
+        return self
+
+    @property
+    def privacy_applies(self) -> bool | None:
+        """Whether any policy of the setting protected anything; None where the setting has none."""
+        if not self.setting.privacy:
+            return None
+        return self.status != "refused" and set(self.idle_policies) != set(self.setting.privacy)
+
+    def refuse(self, folder: Path, reason: str) -> None:
+        """Keep that the privacy setting does not apply to the method, and why: a result, not a failure."""
+        self.status, self.idle_policies = "refused", sorted(self.setting.privacy)
+        self.notes = [REFUSED + reason]
+        self.save(folder)
 
     def save(self, folder: Path) -> None:
-        """Write record.json. Attacks are kept beside it: a run that goes on must not lose or repeat them."""
-        write_atomic(folder / "record.json", self.model_dump_json(indent=1, exclude={"attacks"}).encode())
+        """Write record.json. Attacks and audits lie beside it: a run that goes on must not lose or repeat them."""
+        write_atomic(folder / "record.json", self.model_dump_json(indent=1, exclude=set(BESIDE)).encode())
 
     def bytes(self, direction: str, convention: Literal["payload", "wire"] = "payload") -> int:
         return sum(getattr(row, convention) for row in self.traffic if row.direction == direction)
@@ -116,7 +190,8 @@ def read_record(folder: Path | str) -> RunRecord:
         )
     try:
         record = RunRecord.model_validate(raw)
-        record.attacks = _read_attacks(path.with_name("attacks.json"), record.transcript_digest)
+        record.attacks = _read_beside(path, "attacks", record.transcript_digest)
+        record.audits = [unplain(audit) for audit in _read_beside(path, "audits", record.transcript_digest)]
         return record
     except ValidationError as e:
         first = e.errors()[0]
@@ -125,19 +200,40 @@ def read_record(folder: Path | str) -> RunRecord:
 
 
 def save_attacks(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
-    saved = {"transcript_digest": transcript_digest, "attacks": results}
-    write_atomic(folder / "attacks.json", json.dumps(saved, indent=1).encode())
+    _save_beside(folder, "attacks", transcript_digest, results)
 
 
-def _read_attacks(path: Path, transcript_digest: str) -> list[dict[str, Any]]:
-    """The attacks on this very transcript; those on an earlier state of it no longer count."""
+def save_audits(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+    """Keep audits; a new one takes the place of an earlier one of the same claim by the same test."""
+    known = [unplain(audit) for audit in _read_beside(folder / "record.json", "audits", transcript_digest)]
+    by_claim = {(a["test"], a["claim"]): a for a in [*known, *results]}
+    _save_beside(folder, "audits", transcript_digest, [plain(by_claim[key]) for key in sorted(by_claim)])
+
+
+def plain(audit: dict[str, Any]) -> dict[str, Any]:
+    """Ready for strict JSON: an infinite epsilon as the text that a run record writes for it."""
+    return {key: "Infinity" if value == math.inf else value for key, value in audit.items()}
+
+
+def unplain(audit: dict[str, Any]) -> dict[str, Any]:
+    return {key: math.inf if value == "Infinity" else value for key, value in audit.items()}
+
+
+def _save_beside(folder: Path, name: str, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+    saved = {"transcript_digest": transcript_digest, name: results}
+    write_atomic(folder / f"{name}.json", json.dumps(saved, indent=1).encode())
+
+
+def _read_beside(record: Path, name: str, transcript_digest: str) -> list[dict[str, Any]]:
+    """What was found on this very transcript; what was found on an earlier state of it no longer counts."""
+    path = record.with_name(f"{name}.json")
     try:
         saved = json.loads(path.read_text())
-        return saved["attacks"] if saved["transcript_digest"] == transcript_digest else []
+        return saved[name] if saved["transcript_digest"] == transcript_digest else []
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, OSError) as e:
-        raise RunError(f"{path} cannot be read: {e}. Remove it, and attack again.") from e
+        raise RunError(f"{path} cannot be read: {e}. Remove it, and {name[:-1]} again.") from e
 
 
 def versions() -> dict[str, str]:

@@ -382,10 +382,10 @@ def _digest(tree: str, tensors: list[Tensor]) -> str:
     return h.hexdigest()
 
 
-def encode_tree(value: Any, where: str = "value") -> bytes:
-    """Any tree that may travel, as bytes."""
+def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:
+    """Any tree that may travel, as bytes; `dtype` and `finite` as in the declaration of a field."""
     encoder = _Encoder()
-    tree = json.dumps(encoder.node(value, where), separators=(",", ":"), allow_nan=False)
+    tree = json.dumps(encoder.node(value, where, dtype, finite), separators=(",", ":"), allow_nan=False)
     head = f"{FORMAT}:{_digest(tree, encoder.tensors)}:{tree}"
     return safetensors.torch.save({str(i): t for i, t in enumerate(encoder.tensors)}, metadata={"fedaudit": head})
 

@@ -18,19 +18,22 @@ import xxhash
 from pydantic import ValidationError
 from torch import nn
 
+from fedaudit.applies import inapplicable, released_kinds
 from fedaudit.config import EXECUTION, Setting
 from fedaudit.engines import Engine, make_engine
-from fedaudit.errors import ContractError, RunError, SettingError
+from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.evaluate import evaluate, results
 from fedaudit.meter import Meter, Timings, peak_rss
 from fedaudit.method import Client, Cohort, Server, function_path
 from fedaudit.privacy.ledger import Ledger
 from fedaudit.record import (
+    BESIDE,
     Absence,
     FieldTraffic,
     Release,
     RoundRecord,
     RunRecord,
+    curve_of,
     device_name,
     read_record,
     versions,
@@ -57,11 +60,13 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
     engine: Engine | str | None = None,
+    refuse_idle: bool = False,
     **values: Any,
 ) -> RunRecord:
     """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
 
-    `engine` is the setting of that name, or an engine that is already running.
+    `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy
+    setting of which no policy is about anything that the method releases; otherwise it runs, and the record says so.
     """
     if isinstance(engine, str):
         values["engine"], engine = engine, None
@@ -70,7 +75,7 @@ def run(
     setting = setting or Setting.make(**values)
     folder = Path(out) if out is not None else default_folder(setting)
     with _locked(folder):
-        return _Run(setting, folder, resume, watch or (lambda *_: None), engine).go()
+        return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle).go()
 
 
 def default_folder(setting: Setting) -> Path:
@@ -106,13 +111,15 @@ class _locked:
 
 
 class _Run:
-    def __init__(self, setting: Setting, folder: Path, resume: bool, watch: Watch, engine: Engine | None):
+    def __init__(
+        self, setting: Setting, folder: Path, resume: bool, watch: Watch, engine: Engine | None, refuse_idle: bool
+    ):
         if (folder / "record.json").exists() and not resume:
             raise RunError(f"{folder} already holds a run. Use --resume to go on with it, or another --out.")
         if setting.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
         self.setting, self.folder, self.watch = setting, folder, watch
-        self.given_engine = engine
+        self.given_engine, self.refuse_idle = engine, refuse_idle
         self.json = setting.model_dump_json()
         self.world: World = world_of(self.json)
         self.method = self.world.method
@@ -135,6 +142,8 @@ class _Run:
             if self.record.status == "done" and self.started >= self.setting.rounds:
                 self.transcript.close()
                 return read_record(self.folder)
+            if self.refuse_idle:
+                self._check_applicable()
             self.engine = self.given_engine or make_engine(self.setting)
             try:
                 for t in range(self.started + 1, self.setting.rounds + 1):
@@ -239,11 +248,19 @@ class _Run:
         self.record.status = "done"
         self.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.record.save(self.folder)
-        self.store.amend(record=json.loads(self.record.model_dump_json(exclude={"attacks"})))
+        self.store.amend(record=json.loads(self.record.model_dump_json(exclude=set(BESIDE))))
+
+    def _check_applicable(self) -> None:
+        first_and_last = {1, 2, max(self.setting.rounds, 1)}  # some messages are sent in one of these only
+        plans = (self.world.plan(t, list(range(self.setting.clients))) for t in sorted(first_and_last))
+        if self.world.policies and (reason := inapplicable(self.setting.privacy, released_kinds(self.method, plans))):
+            self.transcript.close()
+            raise NotApplicable(f"{reason}.")
 
     def _note_idle_policies(self) -> None:
         used = {entry.kind for client in self.record.ledger for entry in client.entries}
-        for kind in sorted(self.world.policies.keys() - used):
+        self.record.idle_policies = sorted(self.world.policies.keys() - used)
+        for kind in self.record.idle_policies:
             note = f"the policy on {kind} applied to nothing: {self.setting.method} released none"
             if note not in self.record.notes:
                 self.record.notes.append(note)
@@ -379,13 +396,14 @@ class _Run:
         record.peak_rss_bytes, record.peak_gpu_bytes = self.timings.peak_rss_bytes, self.timings.peak_gpu_bytes
         record.transcript_digest = self.digest
         record.ledger = self.ledger.rows()
+        record.curve = curve_of(record.rounds)
         record.result = results([row.model_dump() for row in record.rounds])
         facts = {
             "transcript": offset,
             "seq": self.transcript.seq,
             "attempt": self.attempt,
             "clock": self.transcript.clock(),
-            "record": json.loads(record.model_dump_json(exclude={"attacks"})),
+            "record": json.loads(record.model_dump_json(exclude=set(BESIDE))),
         }
         self.store.commit(t, blob, facts)
         record.save(self.folder)
@@ -454,7 +472,7 @@ class _Run:
                 "test": len(federation.dataset.test_y),
                 "aux": len(federation.aux),
                 "public": len(federation.public),
-                "members": [len(s.members) for s in federation.shards],
+                "members": [world.count(k) for k in range(len(federation.shards))],
                 "nonmembers": [len(s.nonmembers) for s in federation.shards],
                 "validation": [len(s.validation) for s in federation.shards],
                 "counts": counts.tolist(),
@@ -487,3 +505,9 @@ class RunFolder:
     @property
     def world(self) -> World:
         return world_of(self.record.setting.model_dump_json())
+
+    def client_state(self, k: int) -> bytes | None:
+        """Client k's state after the last whole round; None if it was never asked."""
+        store = Store(self.folder / "checkpoint")
+        store.peek()
+        return store.client(k)

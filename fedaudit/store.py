@@ -34,6 +34,13 @@ class Store:
 
     def head(self) -> dict[str, Any] | None:
         """The last whole round, or None. Forgets everything after it."""
+        head = self.peek()
+        if head is not None:
+            self._sweep(head["server"])
+        return head
+
+    def peek(self) -> dict[str, Any] | None:
+        """The last whole round, or None. Changes nothing on disk: for readers beside a run."""
         if not self._head.exists():
             return None
         try:
@@ -41,7 +48,6 @@ class Store:
             self.clients = {int(k): name for k, name in head["clients"].items()}
         except (ValueError, KeyError) as e:
             raise RunError(f"{self._head} is damaged ({e}). Start the run anew in another folder.") from e
-        self._sweep(head["server"])
         return head
 
     def server(self, name: str) -> bytes:

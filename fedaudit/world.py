@@ -44,6 +44,7 @@ class World:
             validation=setting.validation,
             aux=setting.aux,
             public=setting.public,
+            canaries=setting.canaries,
         )
         self.policies = read_policies(setting.privacy, KINDS)
         self._templates: dict[str, models.Net] = {}
@@ -82,10 +83,15 @@ class World:
         return copy.deepcopy(self._templates[arch])
 
     def count(self, k: int) -> int:
-        return len(self.federation.shards[k].members)
+        shard = self.federation.shards[k]
+        return len(shard.members) + len(shard.canaries)
 
     def members(self, k: int) -> Rows:
         return self._to_device(self.federation.members(k))
+
+    def candidates(self, k: int) -> Rows:
+        """The members that are exchangeable with the non-members."""
+        return self._to_device(self.federation.candidates(k))
 
     def nonmembers(self, k: int) -> Rows:
         return self._to_device(self.federation.nonmembers(k))

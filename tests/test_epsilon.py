@@ -229,6 +229,37 @@ def test_one_run_gaussian_at_known_epsilon(mu, guesses):
         )
 
 
+def test_claims_two_steps_away():
+    """A coin that exchanges two records is two steps of add-or-remove: (e, delta) gives (2 e, delta (1 + e^e)), and
+    mu-GDP gives 2 mu-GDP."""
+    steinke, fdp = (bound(1000, 400, 330, DELTA, steps=2) for bound in (eps.one_run_steinke, eps.one_run_fdp))
+    for e in (0.1, 0.5, 1.0):
+        replaced = eps.one_run_steinke(1000, 400, 330, DELTA * (1 + math.exp(e)))
+        assert steinke.p_value(e) == pytest.approx(replaced.p_value(2 * e), rel=1e-9)
+    one = eps.one_run_fdp(1000, 400, 330, DELTA)
+    assert fdp.detail["mu"] == pytest.approx(one.detail["mu"] / 2, rel=1e-9)
+    assert fdp.epsilon == pytest.approx(gaussian_epsilon(one.detail["mu"] / 2, DELTA), rel=1e-9)
+    assert 0 < steinke.epsilon < fdp.epsilon < one.epsilon
+    for bound in (steinke, fdp):
+        assert bound.p_value(bound.epsilon) == pytest.approx(0.05, rel=1e-3)
+        assert bound.p_value(900.0) == 1
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.7])
+def test_exchanged_records_at_known_epsilon(mu):
+    """Records that leave noise of 1 and a mark of mu, so that leaving one out is mu-GDP; of each pair one is in.
+    Guesses on the 200 of 400 pairs that differ most never refute the truth beyond the rate, and are not vacuous."""
+    truth, m, r = gaussian_epsilon(mu, DELTA), 400, 200
+    rng = np.random.default_rng(0)
+    gaps = mu + rng.normal(0, math.sqrt(2), (REPETITIONS, m))
+    largest = np.take_along_axis(gaps, np.argsort(-np.abs(gaps), axis=1)[:, :r], axis=1)
+    draws = (largest > 0).sum(1)
+    for bound in (eps.one_run_steinke, eps.one_run_fdp):
+        assert over(lambda v, bound=bound: bound(m, r, v, DELTA, steps=2), draws, truth) <= ALARMS
+    if mu > 0.5:
+        assert eps.one_run_fdp(m, r, int(np.median(draws)), DELTA, steps=2).epsilon > 0.25 * truth
+
+
 # -- verdicts -----------------------------------------------------------------------------------------------------
 
 BOUNDS = {

@@ -7,6 +7,7 @@ probability, independent of its label, its content and its place in the file. So
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ class Shard:
     members: np.ndarray  # trained on
     nonmembers: np.ndarray  # held out, of the same distribution; also the client's local test set
     validation: np.ndarray  # to choose rounds and thresholds on
+    canaries: np.ndarray  # (pairs, 2): a mislabelled record that is trained on, too, and one like it that is not
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,11 @@ class Federation:
         return to_float(self.dataset.x[at]), self.dataset.y[at]
 
     def members(self, k: int) -> tuple[Tensor, Tensor]:
+        """What client k trains on, canaries last: their places do not depend on which of a pair it is."""
+        return self.rows(np.append(self.shards[k].members, self.shards[k].canaries[:, 0]))
+
+    def candidates(self, k: int) -> tuple[Tensor, Tensor]:
+        """The members that are exchangeable with the non-members: no canaries, whose labels give them away."""
         return self.rows(self.shards[k].members)
 
     def nonmembers(self, k: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +69,12 @@ class Federation:
     def counts(self) -> np.ndarray:
         """Members by client (rows) and class (columns)."""
         y = self.dataset.y.numpy()
-        return np.stack([np.bincount(y[shard.members], minlength=self.dataset.classes) for shard in self.shards])
+        return np.stack(
+            [
+                np.bincount(y[np.append(shard.members, shard.canaries[:, 0])], minlength=self.dataset.classes)
+                for shard in self.shards
+            ]
+        )
 
 
 def federate(
@@ -76,12 +88,14 @@ def federate(
     validation: float = 0.1,
     aux: float = 0.1,
     public: float = 0.0,
+    canaries: int = 0,
 ) -> Federation:
     """Set `aux` and `public` aside, share out the rest by `partition`, then split each client's records.
 
     `aux` and `public` are fractions of all training records, `holdout` and `validation` of each client's. A client
     gets at least `minimum` records before its own split. Each step has a generator of its own, so that one setting
-    does not stir what another one decides: with more `public` the auxiliary set is the same.
+    does not stir what another one decides: with more `public` the auxiliary set is the same. `canaries` pairs of
+    records leave the auxiliary set, get wrong labels, and are dealt out among the clients, who train on one of each.
     """
     for pair in ({"aux": aux, "public": public}, {"holdout": holdout, "validation": validation}):
         for name, fraction in pair.items():
@@ -107,10 +121,36 @@ def federate(
         minimum=minimum,
         domain=None if dataset.domain is None else dataset.domain.numpy()[rest],
     )
+    aside, pairs = aside[2 * canaries :], _canaries(aside, canaries, _rng(seed, "canaries"))
     shards = tuple(
-        _shard(k, rest[index], holdout, validation, _rng(seed, f"split/{k}")) for k, index in enumerate(held)
+        _shard(k, rest[index], pairs[k::clients], holdout, validation, _rng(seed, f"split/{k}"))
+        for k, index in enumerate(held)
     )
+    if canaries:
+        dataset = dataclasses.replace(dataset, y=_mislabelled(dataset, pairs, _rng(seed, "mislabel")))
     return Federation(dataset, shards, np.sort(aside), np.sort(shared))
+
+
+def _canaries(aside: np.ndarray, pairs: int, rng: np.random.Generator) -> np.ndarray:
+    """Pairs of auxiliary records in random order, `aside` being so already; a fair coin of its own for each pair says
+    which one is trained on (the first)."""
+    if 2 * pairs > len(aside):
+        raise SettingError(
+            f"Federation: {pairs} pairs of canaries take {2 * pairs} auxiliary records, and there are {len(aside)}: "
+            "ask for fewer, or raise aux."
+        )
+    drawn = aside[: 2 * pairs].reshape(pairs, 2)
+    return np.where(rng.random((pairs, 1)) < 0.5, drawn, drawn[:, ::-1])
+
+
+def _mislabelled(dataset: Dataset, pairs: np.ndarray, rng: np.random.Generator) -> Tensor:
+    """The labels, with a wrong one, at random, for each canary: nothing but training on it tells that label."""
+    if dataset.classes < 2:
+        raise SettingError(f"Federation: {dataset.name} has one class, so no canary can have a wrong label.")
+    at = torch.from_numpy(pairs.ravel().astype(np.int64))
+    y = dataset.y.clone()
+    y[at] = (y[at] + torch.from_numpy(rng.integers(1, dataset.classes, len(at)))) % dataset.classes
+    return y
 
 
 def _rng(seed: int, purpose: str) -> np.random.Generator:
@@ -122,7 +162,9 @@ def _part(fraction: float, total: int) -> int:
     return max(int(fraction * total + 0.5), 1) if fraction > 0 else 0
 
 
-def _shard(k: int, records: np.ndarray, holdout: float, validation: float, rng: np.random.Generator) -> Shard:
+def _shard(
+    k: int, records: np.ndarray, canaries: np.ndarray, holdout: float, validation: float, rng: np.random.Generator
+) -> Shard:
     total = len(records)
     out, val = _part(holdout, total), _part(validation, total)
     while (
@@ -135,4 +177,4 @@ def _shard(k: int, records: np.ndarray, holdout: float, validation: float, rng: 
             f"validation {validation:g}. Raise the minimum, take fewer clients, or drop one of the two."
         )
     nonmembers, chosen, members = np.split(rng.permutation(records), [out, out + val])
-    return Shard(np.sort(members), np.sort(nonmembers), np.sort(chosen))
+    return Shard(np.sort(members), np.sort(nonmembers), np.sort(chosen), canaries)
