@@ -7,7 +7,8 @@ auxiliary set that no client holds. It never learns who is a member; it is score
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,16 +19,19 @@ from torch import Tensor, nn
 from fedaudit.config import Frozen, validated
 from fedaudit.errors import ContractError, DataError, ThreatError
 from fedaudit.record import save_attacks
-from fedaudit.records import decode, load
+from fedaudit.records import Up, decode, load
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runner import RunFolder
-from fedaudit.scorer import Attacked, Claims, Histogram, Reconstructions, score
+from fedaudit.scorer import Attacked, Claims, Groups, Histogram, Reconstructions, score
 from fedaudit.task import ClientState, compute
 from fedaudit.transcript import Entry, Threat, TranscriptView
+from fedaudit.verdict import judge, judge_blind
 from fedaudit.world import World
 
-__all__ = ["Attack", "Claims", "Histogram", "Reconstructions", "Scene", "attack_run"]
+__all__ = ["Attack", "Claims", "Groups", "Histogram", "Reconstructions", "Scene", "attack_run"]
+
+NOBODY = "has nobody to attack but itself"
 
 
 class Scene:
@@ -50,6 +54,11 @@ class Scene:
         return self._world._to_device(self._world.federation.auxiliary())
 
     @property
+    def public(self) -> Tensor | None:
+        """The images of the public transfer set, which everybody holds; None where the setting has none."""
+        return self._world.public()[0] if self._world.setting.public else None
+
+    @property
     def own(self) -> tuple[Tensor, Tensor, ClientState | None]:
         """What a peer knows anyway: its own records, and its state after the last round (None: never asked)."""
         if self.view.threat.peer is None:
@@ -66,6 +75,10 @@ class Scene:
         with seeded("attack"):
             return load(self._world.build(arch), state)
 
+    def fresh(self, arch: str) -> nn.Module:
+        """A model of a known architecture before any training, initialised from the global generator."""
+        return self._world.build(arch)
+
     def released(self, kind: str) -> list[tuple[Entry, str]]:
         """The target's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
         return [
@@ -74,6 +87,47 @@ class Scene:
             for name, field in entry.fields.items()
             if field.get("kind") == kind and entry.kept(name)
         ]
+
+    @property
+    def pool(self) -> tuple[Tensor, Tensor]:
+        """What shadows may be trained on: the candidates, then the auxiliary records."""
+        x, y = self.auxiliary
+        return torch.cat([self.x, x]), torch.cat([self.y, y])
+
+    def replayable(self, upload: Entry) -> list[Entry]:
+        """The messages that led the target to an upload; ThreatError where the transcript did not keep them."""
+        from fedaudit.shadow import downloads
+
+        return downloads(self.view, upload, self._world, self.auxiliary)
+
+    def replay(
+        self, upload: Entry, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
+    ) -> Iterator[Up]:
+        """What the target would have answered with other records: shadow i holds `pool[picks[i]]`.
+
+        It is the target's own update function on the messages that the view shows; see fedaudit.shadow.
+        """
+        from fedaudit.shadow import replay
+
+        messages = self.replayable(upload)
+        return replay(self._world, messages, self.pool, picks, together=together, compile=compile)
+
+    def shadows(
+        self, upload: Entry, field: str, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
+    ) -> tuple[Tensor, tuple[str, ...]]:
+        """The logits of the models in `field` of those answers on the pool: (shadows, rows, classes); and notes.
+
+        They are kept in the run folder, by content: attacks that draw the same shadows share them.
+        """
+        from fedaudit.shadow import answers
+
+        notes: set[str] = set()
+        messages, folder = self.replayable(upload), self._run.folder / "shadows"
+        table = answers(
+            self._world, messages, field, self.pool, picks, folder=folder, together=together, compile=compile,
+            notes=notes,
+        )  # fmt: skip
+        return table, tuple(sorted(notes))
 
     def published(self) -> nn.Module | None:
         """The final model that anybody gets: the global one, or the target's own where there is none."""
@@ -93,7 +147,7 @@ class Attack(Frozen):
     needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release; the harness checks that the view has them
     blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
 
-    def run(self, scene: Scene) -> Claims | Reconstructions | Histogram:
+    def run(self, scene: Scene) -> Claims | Groups | Reconstructions | Histogram:
         raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
 
     def cannot(self, scene: Scene) -> str | None:
@@ -112,7 +166,8 @@ def attack_run(
 ) -> list[dict[str, Any]]:
     """Run attacks on a run folder, score them, and add the results to its record.
 
-    An attack is named, or given with its settings: `{"attack": "loss", ...}`.
+    An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, and every
+    membership result is held against them.
     """
     run = RunFolder(folder)
     world = run.world
@@ -121,15 +176,40 @@ def attack_run(
         if not 0 <= k < world.setting.clients:
             raise ThreatError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
     chosen = [made(spec) for spec in (names("attacks") if attacks is None else attacks)]
-    results = []
+    named = {name for name, _ in chosen}
+    blind = [made(name) for name in names("attacks") if find(name, "attacks").blind]  # type: ignore[attr-defined]
+    chosen += [(name, attack) for name, attack in blind if name not in named]
+    found = []
     with compute(world):
         for number, (name, attack) in enumerate(chosen):
             if watch:
                 watch(number, len(chosen), name)
-            results.append(_one(attack, name, run, world, parsed, clients))
-    known = {(r["attack"], r["threat"]): r for r in [*run.record.attacks, *results]}
+            found.append(_one(attack, name, run, world, parsed, clients))
+    _judge(found)
+    before = {(r["attack"], r["threat"]): r for r in run.record.attacks}
+    results = [result for result, _ in found if result["attack"] in named or _is_news(result, before)]
+    known = before | {(r["attack"], r["threat"]): r for r in results}
     save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
     return results
+
+
+def _judge(found: list[tuple[dict[str, Any], list[Attacked]]]) -> None:
+    """Add to each membership result what it means."""
+    claims = [(r, parts) for r, parts in found if r["ran"] and r["claims"] == "membership"]
+    blind = {r["attack"]: parts for r, parts in claims if r["blind"]}
+    verdicts = judge_blind(blind)
+    broken = any(verdict["split_broken"] for verdict in verdicts.values())
+    for result, parts in claims:
+        name = result["attack"]
+        result.update(verdicts[name] if result["blind"] else judge(name, parts, blind, broken))
+
+
+def _is_news(result: dict[str, Any], before: Mapping[tuple[str, str], dict[str, Any]]) -> bool:
+    """Whether a baseline that nobody named tells more than the record holds."""
+    old = before.get((result["attack"], result["threat"]), {})
+    if not result["ran"]:
+        return not old and not result["reason"].endswith(NOBODY)
+    return len(result["clients"]) > len(old.get("clients", []))
 
 
 def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
@@ -143,7 +223,7 @@ def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
 
 def _one(
     attack: Attack, name: str, run: RunFolder, world: World, threat: Threat, clients: list[int] | None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Attacked]]:
     view = TranscriptView(run.transcript, threat)
     targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
     result = {"attack": name, "threat": str(threat), "settings": attack.model_dump(mode="json"), "blind": attack.blind}
@@ -157,24 +237,23 @@ def _one(
             reasons.append(reason)
             continue
         with seeded("attack", name, k, device=world.device):
-            parts.append(Attacked(k, attack.run(scene), x, y, member))
+            try:
+                parts.append(Attacked(k, attack.run(scene), x, y, member))
+            except ThreatError as e:  # found out on the way
+                reasons.append(str(e))
     if not parts:
-        reason = reasons[0] if reasons else f"{threat} has nobody to attack but itself"
-        return {**result, "ran": False, "reason": reason}
+        return {**result, "ran": False, "reason": reasons[0] if reasons else f"{threat} {NOBODY}"}, []
     seed = seed_of("attack", name, "scorer") % 2**32
-    return {
-        **result,
-        "ran": True,
-        "clients": [part.client for part in parts],
-        "left_out": reasons,
-        **score(parts, world, run.folder / "pictures", name, seed),
-        "wall_s": round(time.perf_counter() - begun, 3),
-    }
+    result |= {"ran": True, "clients": [part.client for part in parts], "left_out": reasons}
+    result |= score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, seed)
+    # What is judged afterwards are scores: images of every attack's candidates would fill the memory.
+    scores = [replace(part, x=part.x[:0]) for part in parts] if result["claims"] == "membership" else []
+    return {**result, "wall_s": round(time.perf_counter() - begun, 3)}, scores
 
 
 def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """As many members as non-members of client k, in random order; the third tensor is the scorer's secret."""
-    (xm, ym), (xn, yn) = world.members(k), world.nonmembers(k)
+    (xm, ym), (xn, yn) = world.candidates(k), world.nonmembers(k)
     n = min(len(ym), len(yn))
     if n == 0:
         raise DataError(f"Client {k} has no held-out records to tell members from: set --holdout above 0.")

@@ -74,7 +74,7 @@ def summary(record: RunRecord) -> list[str]:
                     lines.append(
                         f"    client models, {label:<17} {_percent(row['mean'])} ± {_percent(row['std'])} over clients"
                     )
-    if best := record.result.get("best_test_round"):
+    if (best := record.result.get("best_test_round")) and best["accuracy"] is not None:
         lines.append(f"  best test round ({best['round']}), as papers report it: {_percent(best['accuracy'])}")
     for direction in ("up", "down"):
         payload, wire = record.bytes(direction), record.bytes(direction, "wire")
@@ -86,15 +86,26 @@ def summary(record: RunRecord) -> list[str]:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
     lines += ledger_lines(record)
     for attack in record.attacks:
-        if attack["ran"]:
-            p = attack["pooled"]
-            auc = f"AUC {p['auc']['value']:.3f} [{p['auc']['low']:.3f}, {p['auc']['high']:.3f}]"
-            lines.append(f"  attack {attack['attack']} by the {attack['threat']}: {auc}")
-        else:
-            lines.append(f"  attack {attack['attack']} by the {attack['threat']} did not run: {attack['reason']}")
+        who = f"attack {attack['attack']} by the {attack['threat']}"
+        lines.append(f"  {who}: {_found(attack)}" if attack["ran"] else f"  {who} did not run: {attack['reason']}")
+        if attack.get("split_broken") and attack.get("blind"):
+            lines.append(f"    {attack['verdict']}")
+    lines += [_audit_line(audit) for audit in record.audits]
     seconds = sum(row.wall_s for row in record.rounds)
     lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
     return lines + [f"  note: {note}" for note in record.notes]
+
+
+def _audit_line(audit: dict[str, Any]) -> str:
+    """Claim, ledger and lower bound side by side."""
+    text = f"  epsilon, {audit['claim']}: claimed {audit['claim_epsilon']:.4g}, "
+    text += "ledger not composed, " if audit["ledger_epsilon"] is None else f"ledger {audit['ledger_epsilon']:.4g}, "
+    if not audit["trials"]:
+        return f"{text}{audit['verdict']}: {audit['how']}"
+    return (
+        f"{text}at least {audit['lower_bound']:.4g}: {audit['verdict']} "
+        f"(p = {audit['p_value']:.2g}, {audit['trials']} trials, {audit['test']})"
+    )
 
 
 def ledger_lines(record: RunRecord) -> list[str]:
@@ -132,6 +143,17 @@ def ledger_lines(record: RunRecord) -> list[str]:
             text += f"; cosine to the raw values {sum(cosines) / len(cosines):.3f}"
         lines.append(text)
     return lines
+
+
+def _found(attack: dict[str, Any]) -> str:
+    """The first measure of an attack that ran, with its interval, and whether it is a leak."""
+    name, first = next((name, p) for name, p in attack["pooled"].items() if isinstance(p, dict) and "value" in p)
+    if first["value"] is None:
+        return str(first.get("reason", "no number"))
+    text = f"{'AUC' if name == 'auc' else name} {first['value']:.3f}"
+    if first.get("low") is not None:
+        text += f" [{first['low']:.3f}, {first['high']:.3f}]"
+    return text + {True: ", a leak", False: ", no leak shown", None: ""}[attack.get("leak")]
 
 
 def _percent(share: float) -> str:

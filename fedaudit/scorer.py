@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaudit.errors import ContractError
+from fedaudit.rng import generator
 from fedaudit.scoring import by_group
 from fedaudit.stats import student_t
 from fedaudit.world import World
@@ -19,9 +21,21 @@ from fedaudit.world import World
 
 @dataclass(frozen=True)
 class Claims:
-    """About membership: one score per candidate, higher for "was trained on"."""
+    """About membership: one score per candidate, higher for "was trained on"; and what a reader should know of them."""
 
     scores: Tensor
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """About membership, for baselines that see no release: a group per candidate, such as its label.
+
+    Which groups hold more members is nothing that they could know. The scorer learns it from one half of the candidates
+    and scores the other half by it.
+    """
+
+    groups: Tensor
 
 
 @dataclass(frozen=True)
@@ -39,9 +53,10 @@ class Reconstructions:
 
 @dataclass(frozen=True)
 class Histogram:
-    """About a client's labels: the share of each class, not negative, summing to 1."""
+    """About a client's labels: the share of each class, not negative, summing to 1; and what it was read from."""
 
     shares: Tensor
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Attacked:
 def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> dict[str, Any]:
     """Score claims of one sort. `folder` is where pictures of this attack may be put."""
     sorts = {type(part.claims) for part in parts}
-    if sorts == {Claims}:
+    if sorts <= {Claims, Groups}:
         return {"claims": "membership", **membership(parts, name, seed)}
     if sorts == {Histogram}:
         return {"claims": "histogram", **histogram(parts, world, name)}
@@ -71,14 +86,41 @@ def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed
 
 
 def membership(parts: Sequence[Attacked], name: str, seed: int) -> dict[str, Any]:
-    for part in parts:
-        if part.claims.scores.shape != (len(part.y),):
-            shape = tuple(part.claims.scores.shape)
-            raise ContractError(f"{name} gave scores of shape {shape} for {len(part.y)} candidates.")
-    scores = torch.cat([part.claims.scores.detach().double().cpu() for part in parts])
+    scores, member = pooled(parts, name)
     owners = torch.cat([torch.full((len(part.y),), part.client) for part in parts])
     groups = {"client": owners.numpy(), "class": torch.cat([part.y.cpu() for part in parts]).numpy()}
-    return by_group(scores.numpy(), torch.cat([part.member for part in parts]).numpy(), groups, seed=seed)
+    notes = sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes})
+    return {**by_group(scores, member, groups, seed=seed), **({"notes": notes} if notes else {})}
+
+
+def pooled(parts: Sequence[Attacked], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Scores and truth of all candidates of all clients, in one order for every attack."""
+    scores = []
+    for part in parts:
+        claimed = part.claims.groups if isinstance(part.claims, Groups) else part.claims.scores
+        if claimed.shape != (len(part.y),):
+            shape = tuple(claimed.shape)
+            raise ContractError(f"{name} gave scores of shape {shape} for {len(part.y)} candidates.")
+        values = claimed.detach().cpu()
+        scores.append(learned(values, part.member) if isinstance(part.claims, Groups) else values.double())
+    return torch.cat(scores).numpy(), torch.cat([part.member for part in parts]).numpy()
+
+
+def learned(groups: Tensor, member: Tensor) -> Tensor:
+    """For candidates of one random half the share of members of their group in the other half; 1/2 for those others.
+
+    Half of the members and half of the non-members make a half. If membership is a coin flip, the halves of a group are
+    independent: the expected AUC is 1/2 exactly, and given what was learned the scores are independent, as intervals
+    assume. Scored by each other, the halves would gain power (a perfect tell reaches 7/8 here), and lose both.
+    """
+    judged = torch.zeros(len(member), dtype=torch.bool)
+    rng = generator("scorer", "halves")
+    for rows in (member.nonzero()[:, 0], (~member).nonzero()[:, 0]):
+        judged[rows[torch.randperm(len(rows), generator=rng)[: (len(rows) + 1) // 2]]] = True
+    found, index = groups.unique(return_inverse=True)
+    inside, every = (torch.bincount(index[rows], minlength=len(found)) for rows in (member & ~judged, ~judged))
+    share = (inside + 1).double() / (every + 2)
+    return share[index].where(judged, torch.tensor(0.5, dtype=torch.float64))
 
 
 def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, Any]:
@@ -93,6 +135,8 @@ def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, A
         errors.append(float(abs(shares - true).sum() / 2))
         uniform.append(float(abs(1 / world.classes - true).sum() / 2))
         clients[str(part.client)] = {"error": errors[-1], "uniform": uniform[-1], "claimed": shares.round(4).tolist()}
+        if part.claims.source:
+            clients[str(part.client)]["source"] = part.claims.source
     gain = [u - e for u, e in zip(uniform, errors, strict=True)]
     pooled = {"error": student_t(errors), "uniform": student_t(uniform), "gain": student_t(gain)}
     return {"pooled": pooled, "client": clients, "measure": "half the L1 distance to the true label shares"}

@@ -140,6 +140,38 @@ def auc(scores: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> dict[
     return _auc(*split_classes(scores, member), check_confidence(confidence))
 
 
+def auc_difference(a: ArrayLike, b: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> dict[str, Any]:
+    """AUC of scores `a` minus AUC of scores `b` on the same candidates, with DeLong's interval for paired curves.
+
+    What one candidate adds to either AUC is subtracted before the variance is taken, so that the correlation of the two
+    counts as it is. Where that variance is 0, as for two attacks without a wrong pair, nothing is that certain: then
+    the limits are those of the two AUCs by themselves, each at half of the failure probability.
+    """
+    tail = (1 - check_confidence(confidence)) / 2
+    (scores_a, m), (scores_b, _) = checked(a, member), checked(b, member)
+    of_a, of_b = _placements(scores_a, m), _placements(scores_b, m)
+    n1, n0 = len(of_a[0]), len(of_a[1])
+    value = float(of_a[0].mean() - of_b[0].mean())
+    if min(n1, n0) < 2:
+        return _estimate(value, -1.0, 1.0, "none: one record of a class has no variance")
+    gaps = [x - y for x, y in zip(of_a, of_b, strict=True)]
+    if np.ptp(gaps[0]) < 1e-12 and np.ptp(gaps[1]) < 1e-12:
+        one, other = (auc(s, m, 1 - tail) for s in (scores_a, scores_b))
+        low, high = one["low"] - other["high"], one["high"] - other["low"]
+        return _estimate(value, low, high, "limits of both AUCs, half the failure probability each")
+    half = -float(ndtri(tail)) * math.sqrt(np.var(gaps[0], ddof=1) / n1 + np.var(gaps[1], ddof=1) / n0)
+    return _estimate(value, max(-1.0, value - half), min(1.0, value + half), "DeLong, paired")
+
+
+def _placements(s: Floats, m: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """For each member the share of non-members below it, for each non-member the share of members above it; a tied
+    pair counts one half. In the order of the candidates: the two of a pair of attacks belong together."""
+    inside, outside = split_classes(s, m)
+    below = np.searchsorted(outside, s[m], "left") + np.searchsorted(outside, s[m], "right")
+    over = 2 * len(inside) - np.searchsorted(inside, s[~m], "left") - np.searchsorted(inside, s[~m], "right")
+    return below / (2 * len(outside)), over / (2 * len(inside))
+
+
 def above(sorted_scores: Floats, t: ArrayLike) -> Counts:
     """How many scores are strictly above each t."""
     return len(sorted_scores) - np.searchsorted(sorted_scores, t, "right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -142,18 +143,27 @@ def _content(memory: Any) -> list[str]:
     return [read_header(encode_tree(memory)).digest] if isinstance(memory, torch.Tensor | float) else []
 
 
-def open_client(world: World, k: int, t: int, ask: int, meter: Meter, state: bytes | None, attempt: int = 0) -> Client:
+def open_client(
+    world: World,
+    k: int,
+    t: int,
+    ask: int,
+    meter: Meter,
+    state: bytes | None,
+    attempt: int = 0,
+    cls: type[Client] = Client,
+) -> Client:
     """Client k as its last committed state left it."""
     if state is None:
-        return Client(world, k, t, ask, meter, world.fresh_model(k), {}, attempt=attempt)
+        return cls(world, k, t, ask, meter, world.fresh_model(k), {}, attempt=attempt)
     kept = decode(state, ClientState, device=world.device)
     model = load(world.blank_model(k), kept.model)
-    return Client(world, k, t, ask, meter, model, kept.memory, kept.plain_fits, kept.spent, attempt)
+    return cls(world, k, t, ask, meter, model, kept.memory, kept.plain_fits, kept.spent, attempt)
 
 
 @contextmanager
 def compute(world: World) -> Iterator[None]:
-    """The conditions under which equal inputs give equal bits: thread count and deterministic algorithms."""
+    """The conditions under which equal inputs give equal bits: thread count, kernels, deterministic algorithms."""
     debugging: Any = torch.utils.deterministic
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark, fill = torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory
@@ -162,10 +172,20 @@ def compute(world: World) -> Iterator[None]:
     torch.use_deterministic_algorithms(world.setting.deterministic)
     torch.backends.cudnn.benchmark = not world.setting.deterministic
     debugging.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
+    onednn = torch.backends.mkldnn.set_flags(uses_onednn(world))[0]
     try:
         yield
     finally:
+        torch.backends.mkldnn.set_flags(onednn)
         if threads != world.setting.threads:
             torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory = benchmark, fill
+
+
+def uses_onednn(world: World) -> bool:
+    """Whether oneDNN computes on the CPU. On ARM its overhead makes steps on tiny images take twice as long."""
+    if world.setting.onednn != "auto":
+        return world.setting.onednn == "on"
+    _, height, width = world.shape
+    return not (platform.machine() in ("aarch64", "arm64") and height * width <= 16 * 16)

@@ -267,6 +267,16 @@ class Entry:
         return self._visible("ask")
 
     @property
+    def fn(self) -> str:
+        """The method's function that the message was sent to, or came from."""
+        return self._visible("fn")
+
+    @property
+    def digest(self) -> str:
+        """Of the whole content."""
+        return self._visible("digest")
+
+    @property
     def fields(self) -> dict[str, dict[str, Any]]:
         """Per field: payload, buffers and wire bytes, role, kind, via, unit, and the protection it had."""
         return self._visible("fields")
@@ -281,6 +291,17 @@ class Entry:
         decoder = _Decoder(_Lazy(self._tensor))  # type: ignore[arg-type]
         decoder.plain = True
         return decoder.value(tree[field])
+
+    def record(self) -> Any:
+        """The whole message, as an instance of its class."""
+        return _Decoder(_Lazy(self._tensor)).value(self._visible("tree"))  # type: ignore[arg-type]
+
+    def state_shapes(self, field: str) -> dict[str, tuple[int, ...]] | None:
+        """Names and shapes where the field is one model state; None where it is anything else. Reads no content."""
+        match self._visible("tree")["r"][1][field]:
+            case {"m": [first, names, _]}:
+                return {name: tuple(self.row["tensors"][first + i][1]) for i, name in enumerate(names)}
+        return None
 
     def kept(self, field: str) -> bool:
         """Whether the content is still there: of model states, only the last rounds' are kept."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 
@@ -10,8 +11,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # `outside:Class` is found as a 
 
 
 @pytest.fixture(autouse=True)
-def _threads():
+def _computing():
+    """As a run on digits does: what a test computes by hand must come out to the bit."""
     torch.set_num_threads(1)
+    if platform.machine() in ("aarch64", "arm64"):
+        torch.backends.mkldnn.set_flags(False)
 
 
 @pytest.fixture

@@ -129,7 +129,8 @@ def test_one_pass_over_all_classes_equals_the_loop(arch):
         loop = loop + (f.encode(x[y == c]).mean(0) - f.encode(S[i]).mean(0)).pow(2).sum()
     (g_loop,) = torch.autograd.grad(loop, S)
     assert batched.item() == pytest.approx(loop.item(), rel=1e-4)
-    assert torch.allclose(g, g_loop, rtol=1e-3, atol=1e-6 * g_loop.abs().max().item())
+    # The two sum in another order: some 1e-5 of the largest entry, with one set of kernels or another.
+    assert torch.allclose(g, g_loop, rtol=1e-3, atol=1e-4 * g_loop.abs().max().item())
     assert g.abs().max() > 0
 
 

@@ -230,7 +230,7 @@ def test_attacks_survive_what_happens_to_the_run(tiny, tmp_path):
 
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     attack_run(tmp_path / "a", attacks=["loss"])
-    assert len(run(tiny("fedavg", rounds=1), out=tmp_path / "a", resume=True).attacks) == 1
+    assert "loss" in {a["attack"] for a in run(tiny("fedavg", rounds=1), out=tmp_path / "a", resume=True).attacks}
     run(tiny("fedavg", rounds=2), out=tmp_path / "a", resume=True)
     assert read_record(tmp_path / "a").attacks == [], "they were on another transcript"
 
@@ -308,3 +308,39 @@ def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     (result,) = attack_run(tmp_path / "a", attacks=["loss"], threat="peer:0", clients=[0])
     assert not result["ran"]
+
+
+# --- accuracy against bytes -----------------------------------------------------------------------------------------
+
+
+def test_the_record_holds_accuracy_against_cumulated_bytes(tiny, tmp_path):
+    """Four rounds, evaluated in the second and the last: two points, with what all rounds so far have sent. The model
+    is 54,824 bytes, for three clients, up (with 8 for the count) and down."""
+    record = run(tiny("fedavg", rounds=4, eval_every=2), out=tmp_path / "a")
+    assert [point.round for point in record.curve] == [2, 4]
+    assert [point.up_payload for point in record.curve] == [2 * 3 * 54_832, 4 * 3 * 54_832]
+    assert [point.down_payload for point in record.curve] == [2 * 3 * 54_824, 4 * 3 * 54_824]
+    last, reached = record.curve[-1], record.result["last"]
+    assert (last.up_wire, last.down_wire) == (record.bytes("up", "wire"), record.bytes("down", "wire"))
+    assert (last.accuracy, last.low, last.high) == tuple(
+        reached["global"]["test"][key] for key in ("accuracy", "low", "high")
+    )
+    assert last.clients_mean == reached["clients"]["global_test"]["mean"]
+    command = [sys.executable, "-m", "fedaudit.cli", "show", str(tmp_path / "a"), "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert shown["curve"] == [point.model_dump() for point in record.curve]
+
+
+def test_a_curve_that_the_rounds_do_not_add_up_to_is_refused(tiny, tmp_path):
+    run(tiny("local", rounds=2), out=tmp_path / "a")
+    path = tmp_path / "a" / "record.json"
+    written = json.loads(path.read_text())
+    assert [point["accuracy"] for point in written["curve"]] == [None, None]  # there is no global model
+    assert all(point["clients_mean"] > 0 for point in written["curve"])
+    written["curve"][1]["up_payload"] = 5
+    path.write_text(json.dumps(written))
+    with pytest.raises(RunError, match="the curve is not what the rounds add up to"):
+        read_record(path)
+    del written["curve"]  # as records were before they had one
+    path.write_text(json.dumps(written))
+    assert len(read_record(path).curve) == 2

@@ -1,0 +1,21 @@
+"""Blind baseline: the distance to the nearest auxiliary image, and nothing of the run.
+
+Members and non-members of an honest split are equally far from records that no client holds.
+"""
+
+from __future__ import annotations
+
+from fedaudit.attack import Attack, Claims, Scene
+from fedaudit.attacks._view import nearest
+from fedaudit.registry import register_attack
+
+
+@register_attack("blind_nearest")
+class BlindNearest(Attack):
+    blind = True
+
+    def cannot(self, scene: Scene) -> str | None:
+        return None if len(scene.auxiliary[0]) else "there is no auxiliary set: set aux above 0"
+
+    def run(self, scene: Scene) -> Claims:
+        return Claims(-nearest(scene.x.flatten(1), scene.auxiliary[0].flatten(1)))

@@ -1,0 +1,14 @@
+"""Blind baseline: the candidate's label, and nothing of the run. On an honest split it is at chance."""
+
+from __future__ import annotations
+
+from fedaudit.attack import Attack, Groups, Scene
+from fedaudit.registry import register_attack
+
+
+@register_attack("blind_prior")
+class BlindPrior(Attack):
+    blind = True
+
+    def run(self, scene: Scene) -> Groups:
+        return Groups(scene.y)  # which classes hold more members, the scorer learns from the other half

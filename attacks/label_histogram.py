@@ -1,0 +1,151 @@
+"""The share of each label among a client's records, from the most telling release that the view shows.
+
+In this order, and the result says which: `label_counts`; `labels`, one per record; `weights` (or `gradients`), by what
+training changed in the last layer; `classes`, the mere fact that something was released for a class; `outputs`, the
+mean of shared predictions, which lean towards the classes that a client has many records of (Shi et al., arXiv
+2502.08001).
+
+From weights: an update is a sum of records' gradients, which differ by class. Auxiliary records give the mean gradient
+of each class in the last layer, as the mean of before and after training; the shares are the combination of them, none
+negative, that comes closest to the update. Rounds that the transcript kept are averaged, by the size of the update:
+what is learned no longer moves the model. "Before" is the model that the client got, else its upload of an earlier
+round. Where neither is seen, the mean prediction on auxiliary records is taken, which leans towards what was trained
+on; where a class has no auxiliary record, the rows of the update: that of a class that was trained on moves up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from scipy.optimize import nnls
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from fedaudit.attack import Attack, Histogram, Scene
+from fedaudit.attacks._view import in_chunks, received, uploaded
+from fedaudit.models import Net
+from fedaudit.records import State
+from fedaudit.registry import register_attack
+
+SOURCES = ("label_counts", "labels", "weights", "classes", "outputs")
+
+
+@register_attack("label_histogram")
+class LabelHistogram(Attack):
+    def cannot(self, scene: Scene) -> str | None:
+        if self._best(scene) is None:
+            return f"the {scene.view.threat} sees nothing of client {scene.target} that depends on its labels"
+        return None
+
+    def run(self, scene: Scene) -> Histogram:
+        best = self._best(scene)
+        assert best is not None  # cannot() has looked
+        return best
+
+    def _best(self, scene: Scene) -> Histogram | None:
+        for source in SOURCES:
+            counts = getattr(self, f"_{source}")(scene)
+            if counts is not None:
+                counts = counts.double().cpu().clamp(min=0)
+                total = float(counts.sum())
+                shares = counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
+                return Histogram(shares, source)
+        return None
+
+    def _label_counts(self, scene: Scene) -> Tensor | None:
+        found = [entry[name] for entry, name in scene.released("label_counts")]
+        counts = [n.double() for n in found if isinstance(n, Tensor) and n.shape == (scene.classes,)]
+        return torch.stack(counts).mean(0) if counts else None  # the mean: noise, if there was any, averages out
+
+    def _labels(self, scene: Scene) -> Tensor | None:
+        found = [entry[name] for entry, name in scene.released("labels")]
+        rows = [y.flatten() for y in found if isinstance(y, Tensor) and not y.is_floating_point() and len(y)]
+        return torch.bincount(torch.cat(rows), minlength=scene.classes)[: scene.classes] if rows else None
+
+    def _weights(self, scene: Scene) -> Tensor | None:
+        uploads = uploaded(scene, scene.target)
+        found: list[tuple[Tensor, float]] = []
+        before: Net | None = None
+        for t in sorted(uploads):
+            entry, model = uploads[t]
+            start = received(scene, entry) or before
+            before = model
+            if start is not None and (of_round := from_update(scene, start, model)) is not None:
+                found.append(of_round)
+        if total := sum(size for _, size in found):
+            return torch.stack([shares * size for shares, size in found]).sum(0) / total
+        x, _ = scene.auxiliary
+        return in_chunks(before, x).softmax(1).mean(0) if before is not None and len(x) else None
+
+    def _classes(self, scene: Scene) -> Tensor | None:
+        """Classes for which the client released one vector, or images."""
+        held = torch.zeros(scene.classes)
+        for kind in ("prototypes", "logits", "soft_labels", "synthetic_images"):
+            for entry, name in scene.released(kind):
+                value = entry[name]
+                if (
+                    isinstance(value, Mapping)
+                    and not isinstance(value, State)
+                    and speaks_of_classes(value, kind, scene)
+                ):
+                    held[list(value)] = 1
+        return held if held.any() else None
+
+    def _outputs(self, scene: Scene) -> Tensor | None:
+        found = []
+        for kind in ("logits", "soft_labels"):
+            for entry, name in scene.released(kind):
+                value = entry[name]
+                if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == scene.classes:
+                    rows = value.reshape(-1, scene.classes).double()
+                    found.append((rows.softmax(1) if kind == "logits" else rows).mean(0))
+        return torch.stack(found).mean(0) if found else None
+
+
+def speaks_of_classes(value: Mapping[object, object], kind: str, scene: Scene) -> bool:
+    """A table by class has one vector, or images, for each; a table by round or peer has rows of outputs."""
+    if not all(isinstance(c, int) and c in range(scene.classes) for c in value):
+        return False
+    wanted = 4 if kind == "synthetic_images" else 1
+    return all(isinstance(item, Tensor) and item.dim() == wanted for item in value.values())
+
+
+def last_layer(model: Net) -> nn.Linear | None:
+    layers = [m for m in model.classifier.modules() if isinstance(m, nn.Linear)]
+    return layers[-1] if layers else None
+
+
+def from_update(scene: Scene, start: Net, model: Net) -> tuple[Tensor, float] | None:
+    """Shares by class, and the size of the update that they were read from."""
+    old, new = last_layer(start), last_layer(model)
+    if old is None or new is None or old.weight.shape != new.weight.shape:
+        return None
+    update = torch.cat([(a - b).detach().double().flatten(1) for a, b in zip(rows(old), rows(new), strict=True)], 1)
+    _, y = scene.auxiliary
+    if len(y.unique()) < scene.classes:
+        shares = (-update.sum(1)).clamp(min=0).cpu()
+    else:
+        basis = (class_gradients(scene, start) + class_gradients(scene, model)) / 2
+        shares = torch.from_numpy(nnls(basis.flatten(1).T.cpu().numpy(), update.flatten().cpu().numpy())[0])
+    total = float(shares.sum())
+    return (shares / total, float(update.norm())) if total > 0 else None
+
+
+def rows(layer: nn.Linear) -> list[Tensor]:
+    return [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
+
+
+def class_gradients(scene: Scene, model: Net) -> Tensor:
+    """The mean gradient of the last layer (class x row x column, the bias last) over each class's auxiliary records."""
+    x, y = scene.auxiliary
+    inputs: list[Tensor] = []
+    layer = last_layer(model)
+    assert layer is not None
+    handle = layer.register_forward_hook(lambda _, given, __: inputs.append(given[0].double()))
+    error = (in_chunks(model, x).softmax(1) - one_hot(y, scene.classes)).double()
+    handle.remove()
+    e = torch.cat(inputs)
+    if layer.bias is not None:
+        e = torch.cat([e, e.new_ones(len(e), 1)], 1)
+    return torch.stack([error[y == c].T @ e[y == c] / (y == c).sum() for c in range(scene.classes)])

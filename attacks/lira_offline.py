@@ -1,0 +1,33 @@
+"""Likelihood-ratio attack (LiRA), offline: shadows without the candidates only. Carlini et al., "Membership Inference
+Attacks From First Principles", S&P 2022.
+
+The score is Pr[Z < phi] for the Gaussian Z of the candidate's phi over shadows that were not trained on it: it is high
+for a confidence that such models do not reach. We give (phi - mean) / std, of which that probability is an increasing
+function; it would itself round to 1 for many candidates. Shadows, `variance` and phi are those of `lira`; one set of
+shadows serves all candidates and, kept in the run folder, the attacks `rmia` and `shadow` as well.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedaudit.attack import Claims, Scene
+from fedaudit.attacks._models import ShadowAttack
+from fedaudit.attacks.lira import Variance, confidences, gaussians, own_variance
+from fedaudit.registry import register_attack
+
+
+def one_sided(phi: Tensor, shadows: Tensor, each: bool) -> Tensor:
+    """How many standard deviations phi lies above the shadows' mean. `shadows`: (shadows, candidates)."""
+    mean, variance = gaussians(shadows, shadows.isfinite(), each)
+    return (phi - mean) / variance.sqrt()
+
+
+@register_attack("lira_offline")
+class OfflineLiRA(ShadowAttack):
+    variance: Variance = "auto"  # of each candidate's own, or one for all
+
+    def run(self, scene: Scene) -> Claims:
+        target, shadows = self.attacked(scene, online=False)
+        phi, of_shadows = confidences(target, shadows.logits, scene.y)
+        return Claims(one_sided(phi, of_shadows, own_variance(self.variance, self.shadows)), shadows.notes)
