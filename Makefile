@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= audit
+THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all bench bench-quick lint format clean
+.PHONY: audit test test-all budgets bench bench-compare bench-quick lint format clean
 
 audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -17,8 +18,15 @@ test: $(STAMP)  ## the test suite, without what takes minutes
 test-all: $(STAMP)  ## everything
 	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
-bench: $(STAMP)  ## benchmarks: they report times, and gate ratios measured in one run
+budgets: $(STAMP)  ## what the project's own methods send, held against the budgets beside the tests
+	out=$$(mktemp -d) && $(BIN)/fedaudit audit tests/budget_runs.toml --out $$out && \
+	$(BIN)/fedaudit check $$out/runs/* --budget tests/budgets.toml && rm -rf $$out
+
+bench: $(STAMP)  ## benchmarks: they report times, gate ratios measured in one run, and save under .benchmarks
 	$(BIN)/python -m pytest benchmarks -m "" --benchmark-columns=min,median,max,rounds --benchmark-autosave
+
+bench-compare: $(STAMP)  ## two savings held against each other: the latest two, or A=... B=...; fails beyond THRESHOLD
+	$(BIN)/python benchmarks/compare.py $(A) $(B) --threshold $(THRESHOLD)
 
 bench-quick: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-columns=min,median,max,rounds

@@ -1,34 +1,31 @@
-"""Many runs from one TOML file: methods x whatever the grid lists. Each cell is a run folder named by its content."""
+"""A suite: a TOML file that names a grid of settings, the attacks on each, and budgets for all. docs/suites.md."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from fedaudit.config import Frozen, Setting, read_toml, validated
-from fedaudit.errors import FedauditError, RunError, SettingError
+from fedaudit.errors import FedauditError, SettingError, did_you_mean
+from fedaudit.gate import Budget, parse_budgets, read_budgets
 
 QUICKSTART = Path(__file__).parent / "suites" / "quickstart.toml"
-Watch = Callable[[int, int, str], None]
+TITLES = {"base": "[base]", "grid": "[grid]", "methods": "[[methods]]"}
 
 
 class Suite(Frozen):
-    """A grid of settings, and the attacks to run on each."""
+    """A grid of settings, the attacks to run on each, and what they are held against."""
 
     base: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     methods: list[dict[str, Any]] = Field(default_factory=list)
-    attacks: list[str] | None = None  # None: all there are; []: none
+    attacks: list[str | dict[str, Any]] | None = None  # None: all there are; []: none
     threats: list[str] = Field(default_factory=lambda: ["server"])
+    budgets: list[Budget] = Field(default_factory=list)
 
     def cells(self) -> list[Setting]:
         """Every setting, methods outermost. A method's own keys win over the grid, the grid's over the base."""
@@ -43,88 +40,79 @@ class Suite(Frozen):
             raise SettingError("The suite has no cell: a list in [grid] is empty.")
         return cells
 
+    def wanted(self) -> list[str | dict[str, Any]]:
+        """The attacks: names, or tables of a name and settings."""
+        if self.attacks is not None:
+            return self.attacks
+        from fedaudit.registry import names
+
+        return list(names("attacks"))
+
 
 def read_suite(path: Path | str | None) -> Suite:
-    return validated(Suite, read_toml(path or QUICKSTART), "key of the suite")
-
-
-@dataclass
-class Outcome:
-    folder: Path
-    setting: Setting
-    error: str | None = None
-
-
-def audit(suite: Suite, out: Path, watch: Watch | None = None, jobs: int = 1) -> list[Outcome]:
-    """Run all cells and attacks. A finished cell is not run again; a failing one does not stop the rest."""
-    from fedaudit.runner import setting_key
-
-    outcomes = [Outcome(out / "runs" / f"{s.method.replace(':', '_')}-{setting_key(s)[:12]}", s) for s in suite.cells()]
-    tell = watch or (lambda *_: None)
-    if jobs == 1:
-        for number, outcome in enumerate(outcomes):
-            _here(outcome, suite, _share(tell, number, outcomes))
-    else:
-        done = itertools.count(1)
-        with ThreadPoolExecutor(jobs) as pool:
-            for outcome in pool.map(lambda outcome: _elsewhere(outcome, suite), outcomes):
-                tell(next(done), len(outcomes), outcome.setting.method)
-    if all(outcome.error for outcome in outcomes):
-        raise RunError(f"Every run of the suite failed. The first: {outcomes[0].error}")
-    return outcomes
-
-
-def _share(tell: Watch, number: int, outcomes: list[Outcome]) -> Watch:
-    """One cell's progress as a part of the suite's."""
-    setting = outcomes[number].setting
-
-    def watch(t: int, rounds: int, what: str) -> None:
-        tell(number * 1000 + round(1000 * t / max(rounds, 1)), len(outcomes) * 1000, f"{setting.method}: {what}")
-
-    return watch
-
-
-def _here(outcome: Outcome, suite: Suite, watch: Watch | None = None) -> None:
-    from fedaudit.attack import attack_run
-    from fedaudit.record import read_record
-    from fedaudit.registry import names
-    from fedaudit.runner import run
-
+    """The suite in a file (None: the quickstart), checked as far as that goes before anything runs."""
+    path = Path(path or QUICKSTART)
+    raw = read_toml(path)
     try:
-        run(outcome.setting, out=outcome.folder, resume=True, watch=watch)
-        for threat in suite.threats:
-            known = {(a["attack"], a["threat"]) for a in read_record(outcome.folder).attacks}
-            wanted = names("attacks") if suite.attacks is None else suite.attacks
-            if todo := [name for name in wanted if (name, threat) not in known]:
-                attack_run(outcome.folder, attacks=todo, threat=threat)
+        if "budgets" in raw:
+            raw["budgets"] = _budgets(raw["budgets"], path)
+        suite = validated(Suite, raw, "key of the suite")
+        _check(suite)
     except FedauditError as e:
-        outcome.error = str(e)
-    except Exception as e:  # noqa: BLE001 (a bug in somebody's attack must not stop the other cells; it is listed)
-        outcome.error = f"{type(e).__name__}: {e}"
+        raise type(e)(f"{path}: {e}") from None
+    return suite
 
 
-def _elsewhere(outcome: Outcome, suite: Suite) -> Outcome:
-    """The cell in a process of its own."""
-    cell = {
-        "folder": str(outcome.folder),
-        "setting": outcome.setting.model_dump(),
-        "suite": suite.model_dump(include={"attacks", "threats"}),
-    }
-    command = [sys.executable, "-m", "fedaudit.suite"]
-    done = subprocess.run(command, input=json.dumps(cell), capture_output=True, text=True, check=False)
-    if done.returncode:
-        outcome.error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return outcome
+def _budgets(value: Any, path: Path) -> list[Budget]:
+    """A file's, or the tables [[budgets]]. Baselines lie beside the file that names them."""
+    if isinstance(value, str):
+        file = path.parent / value
+        budgets, folder = read_budgets(file), file.parent
+    else:
+        budgets, folder = parse_budgets(value if isinstance(value, list) else [value], "budgets"), path.parent
+    return [
+        budget if budget.baseline is None else budget.model_copy(update={"baseline": str(folder / budget.baseline)})
+        for budget in budgets
+    ]
 
 
-def _cell() -> None:
-    """Entry point of such a process: a cell as JSON on standard input."""
-    cell = json.load(sys.stdin)
-    outcome = Outcome(Path(cell["folder"]), Setting.make(**cell["setting"]))
-    _here(outcome, Suite(**cell["suite"]))
-    if outcome.error:
-        sys.exit(outcome.error.replace("\n", " "))
+def _check(suite: Suite) -> None:
+    """Names and policies. What only a run can tell (data that is not there, a number too large) fails its cell."""
+    from fedaudit.attack import made
+    from fedaudit.data import describe
+    from fedaudit.privacy.policy import read_policies
+    from fedaudit.records import KINDS
+    from fedaudit.registry import find
+    from fedaudit.transcript import Threat
+
+    for part, tables in (("base", [suite.base]), ("grid", [suite.grid]), ("methods", suite.methods)):
+        for key in (key for table in tables for key in table):
+            if key not in Setting.model_fields:
+                raise SettingError(
+                    f"Unknown setting {key!r} in {TITLES[part]}.{did_you_mean(key, Setting.model_fields)}"
+                )
+    cells = suite.cells()
+    for name in dict.fromkeys(cell.method for cell in cells):
+        find(name)
+    for name in dict.fromkeys(cell.dataset for cell in cells):
+        describe(name)
+    for cell in cells:
+        read_policies(cell.privacy, KINDS)
+    _once("attack", [made(spec)[0] for spec in suite.wanted()])
+    for threat in suite.threats:
+        Threat.parse(threat)
+    _once("threat", suite.threats)
+    for budget in suite.budgets:
+        for what, given in (("method", budget.method), ("dataset", budget.dataset)):
+            known = {getattr(cell, what) for cell in cells}
+            if given is not None and given not in known:
+                raise SettingError(
+                    f"The budget {budget.title()!r} is about the {what} {given!r}, which no cell has."
+                    f"{did_you_mean(given, known)}"
+                )
 
 
-if __name__ == "__main__":
-    _cell()
+def _once(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"The {what} {name!r} is listed twice; its results would replace each other.")
