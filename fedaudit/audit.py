@@ -36,7 +36,7 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
     cells = []
     for setting in suite.cells():
         setting = Setting.make(**{**setting.model_dump(), **chosen})
-        cells.append(Cell(out / "runs" / folder_name(setting), setting, wanted, suite.threats))
+        cells.append(Cell(out / "runs" / folder_name(setting), setting, wanted, suite.threats, suite.trials))
     return cells
 
 
@@ -184,6 +184,7 @@ class _Worker:
             "setting": cell.setting.model_dump(),
             "attacks": cell.attacks,
             "threats": cell.threats,
+            "trials": cell.trials,
         }
         data = json.dumps(request).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which its replies' end will tell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Cell:
     setting: Setting
     attacks: list[Spec]
     threats: list[str]
+    trials: int = 0  # of each protected release path, against its claimed epsilon
     status: Status = "to do"
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
 
@@ -49,7 +51,7 @@ def look(cell: Cell) -> RunRecord | None:
     record = read_record(cell.folder)
     if record.status == "refused" and record.versions.get("fedaudit") == versions().get("fedaudit"):
         cell.status, cell.reason = "refused", "; ".join(record.notes).removeprefix(REFUSED)
-    elif record.status == "done" and not missing(cell, record):
+    elif record.status == "done" and not missing(cell, record) and not untried(cell, record):
         cell.status = "done"
     return record
 
@@ -62,6 +64,11 @@ def missing(cell: Cell, record: RunRecord) -> list[tuple[Spec, str]]:
         for spec in cell.attacks
         if not any(_same(result, spec, threat, record.setting.clients) for result in record.attacks)
     ]
+
+
+def untried(cell: Cell, record: RunRecord) -> bool:
+    """Whether a claim of epsilon has yet to be held against a lower bound."""
+    return bool(cell.trials and cell.setting.privacy and not record.audits)
 
 
 def _same(result: dict[str, Any], spec: Spec, threat: str, clients: int) -> bool:
@@ -82,7 +89,7 @@ def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = No
             return
         if record is None or record.status != "done":
             run(cell.setting, out=cell.folder, resume=True, watch=watch, engine=engine, refuse_idle=True)
-        errors = _attack(cell, watch)
+        errors = [*_attack(cell, watch), *_try_claims(cell, watch)]
         cell.status, cell.reason = ("failed", "; ".join(errors)) if errors else ("done", None)
     except NotApplicable as e:
         cell.status, cell.reason = "refused", str(e)
@@ -106,6 +113,24 @@ def _attack(cell: Cell, watch: Watch | None) -> list[str]:
         except Exception as e:  # noqa: BLE001 (as above: somebody's attack)
             errors.append(f"attack {name} by {threat}: {_text(e)}")
     return errors
+
+
+def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
+    """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
+    if not untried(cell, read_record(cell.folder)):
+        return []
+    from fedaudit.canary import audit_releases
+    from fedaudit.onerun import audit_run
+
+    if watch:
+        watch(cell.setting.rounds, cell.setting.rounds, "claims of epsilon")
+    try:
+        with contextlib.suppress(FedauditError):  # nothing there that the loss of a record could be read from
+            audit_run(cell.folder)
+        audit_releases(cell.folder, trials=max(cell.trials, 2))
+    except Exception as e:  # noqa: BLE001 (as above)
+        return [f"claims of epsilon: {_text(e)}"]
+    return []
 
 
 def _text(e: Exception) -> str:

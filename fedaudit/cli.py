@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from fedaudit import __version__
+from fedaudit.cli_epsilon import epsilon_app
 from fedaudit.config import Setting, parse_pairs, read_toml
 from fedaudit.errors import FedauditError, SettingError, unknown
 
@@ -203,36 +205,64 @@ def transcript(
 def attack(
     run: RunArgument,
     attack: Annotated[list[str] | None, typer.Option(help="An attack's name; repeatable. Default: all.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
     threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
     client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
     as_json: Json = False,
 ) -> None:
     """Attack what crossed the wire in a run, and score it with intervals."""
     from fedaudit.attack import attack_run
+    from fedaudit.registry import names
 
     if client != "all" and not client.isdigit():
         raise SettingError(f"--client {client!r}: write all, or a client's number.")
     clients = None if client == "all" else [int(client)]
+    chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
     with _progress("attacks") as watch:
-        results = attack_run(run, attacks=attack, threat=threat, clients=clients, watch=watch)
+        results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
     if as_json:
         print(json.dumps(results, indent=1))
     else:
         _table([_attack_row(r) for r in results], f"attacks on {run}")
 
 
+def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, Any]]:
+    """`NAME=VALUE` is for the only attack named; `ATTACK.NAME=VALUE` says which."""
+    tables: dict[str, dict[str, Any]] = {name: {"attack": name} for name in attacks}
+    for key, value in pairs.items():
+        name, dot, setting = key.rpartition(".")
+        if not dot and len(attacks) == 1:
+            name = attacks[0]
+        if name not in tables:
+            raise SettingError(
+                f"--set {key}=...: which attack? Write --set ATTACK.{setting}=..., of {', '.join(attacks)}."
+            )
+        tables[name][setting] = value
+    return list(tables.values())
+
+
 def _attack_row(result: dict[str, Any]) -> dict[str, Any]:
+    row = {"attack": result["attack"], "threat": result["threat"]}
     if not result["ran"]:
-        return {key: result[key] for key in ("attack", "threat", "reason")}
+        return {**row, "result": result["reason"]}
     pooled = result["pooled"]
-    row = {"attack": result["attack"], "threat": result["threat"], "AUC": _interval(pooled["auc"])}
-    row |= {f"TPR at {t['fpr']:.1%} FPR": _interval(t) for t in pooled["tpr_at_fpr"]}
-    return {**row, "members": pooled["members"], "non-members": pooled["nonmembers"]}
+    if result["claims"] == "membership":
+        found = {"AUC": pooled["auc"]} | {f"TPR at {t['fpr']:.1%} FPR": t for t in pooled["tpr_at_fpr"]}
+        leak = {True: "a leak", False: "no leak shown", None: "blind baseline"}[result.get("leak")]
+        text = f"{leak}; {pooled['members']} members, {pooled['nonmembers']} not"
+        return {**row, "result": text + "; SPLIT BROKEN" * bool(result.get("split_broken")), **_shown(found)}
+    return {**row, "result": "; ".join(f"{name} {text}" for name, text in _shown(pooled).items())}
+
+
+def _shown(estimates: dict[str, Any]) -> dict[str, str]:
+    return {name: _interval(value) for name, value in estimates.items() if isinstance(value, dict)}
 
 
 def _interval(value: dict[str, Any]) -> str:
     if value["value"] is None:
         return value["reason"]
+    if value["low"] is None:
+        return f"{value['value']:.3f} ({value['interval']})"
     return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
@@ -241,36 +271,97 @@ def audit(
     suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and run nothing.")] = False,
+    engine: Annotated[str | None, typer.Option(help="serial | ray, for all runs.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and time, and run nothing.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
 ) -> None:
-    """Run a whole suite, attack it, and report. Finished runs are not repeated."""
-    from fedaudit.reports.summary import summarise
-    from fedaudit.suite import audit as audit_suite
+    """Run a whole suite, attack it, and report. What is finished is not repeated; after a kill, run it again.
+
+    Exit code 0 if every cell came through and every budget was kept, 1 if not, 2 for a suite that makes no sense.
+    """
     from fedaudit.suite import read_suite
 
     what = read_suite(suite)
     if dry_run:
-        varied = ("method", "set", "privacy", "partition", "model", "seed")
-        _table([{key: getattr(cell, key) for key in varied} for cell in what.cells()], f"{len(what.cells())} cells")
+        _forecast(what, out, jobs, engine, measure)
         return
-    with _progress("audit") as watch:
-        outcomes = audit_suite(what, out, watch, jobs)
-    errors = {str(o.folder): o.error for o in outcomes if o.error}
-    pages = summarise(out, errors)
+    from fedaudit.audit import audit as audit_suite
+    from fedaudit.reports.report import write_report
+
+    try:
+        with _progress("audit", remaining=False) as watch:
+            cells = audit_suite(what, out, watch, jobs, engine)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
+        raise typer.Exit(130) from None
+    errors = {str(cell.folder): cell.error for cell in cells if cell.error}
+    pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
+    refused = Counter(f"{c.setting.method}: {c.reason}" for c in cells if c.status == "refused")
+    for reason, number in refused.items():
+        print(f"does not apply ({number} cells): {reason}")
     for folder, error in errors.items():
         print(f"failed: {folder}: {error}", file=sys.stderr)
+    kept = _budgets_kept(what, [cell.folder for cell in cells if cell.status == "done"])
     print(f"The report is in {pages[0]}")
-    if errors:
+    if errors or not kept:
         raise typer.Exit(1)
 
 
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A folder of runs.")]) -> None:
-    """Set the runs below a folder side by side, on one page."""
-    from fedaudit.reports.summary import summarise
+def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool) -> None:
+    from fedaudit.audit import make_cells
+    from fedaudit.estimate import forecast, rows, total
 
-    for path in summarise(folder):
+    forecasts = forecast(make_cells(suite, out, engine), measure)
+    _table(rows(forecasts), f"{len(forecasts)} cells, in {out}")
+    print(total(forecasts, jobs))
+
+
+def _budgets_kept(suite: Any, runs: list[Path]) -> bool:
+    if not suite.budgets:
+        return True
+    from fedaudit.gate import check_budgets
+
+    outcomes = check_budgets(suite.budgets, runs, "budgets of the suite")
+    _table([outcome.row() for outcome in outcomes], "budgets")
+    for outcome in outcomes:
+        if not outcome.kept:
+            print(outcome.message())
+    return all(outcome.kept for outcome in outcomes)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")],
+    format: Annotated[str, typer.Option(help="html, md, json, csv, latex; several with commas.")] = "html,md",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to, with all figures as SVG and PNG. Default: DIR.", show_default=False)
+    ] = None,
+) -> None:
+    """Set the runs below a folder side by side: one row per method and privacy setting, over seeds."""
+    from fedaudit.reports.report import write_report
+
+    names = list(dict.fromkeys(name.strip() for name in format.split(",") if name.strip()))
+    for path in write_report(folder, names, out, figures=out is not None):
         print(path)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="DIR_A", help="A folder of runs.")],
+    after: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another: the later one.")],
+    as_json: Json = False,
+) -> None:
+    """What changed between two folders of runs, and whether it is more than noise.
+
+    Exit code 0 if nothing did, 1 if a figure changed by more than noise (time and memory do not count), 2 where there
+    is nothing to compare.
+    """
+    from fedaudit.reports import compare as compare_
+
+    result = compare_.compare(before, after)
+    print(compare_.as_json(result) if as_json else compare_.as_text(result))
+    if result.changed:
+        raise typer.Exit(1)
 
 
 # --- communication ---------------------------------------------------------------------------------------------
@@ -287,6 +378,11 @@ def comm(
     participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
     public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
     image_size: Annotated[int | None, typer.Option(help="Side length of the images.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Average over partitions such as dirichlet:0.1. Default: records spread evenly.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=1, help="How many partitions to average over.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of the partitions.")] = 0,
     preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
     convention: Annotated[
@@ -300,15 +396,24 @@ def comm(
     setting = Setting.make(
         method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
         participation=participation, public=public, image_size=image_size, preset=preset, set=parse_pairs(set_),
+        seed=seed, **({"partition": partition} if partition else {}),
     )  # fmt: skip
-    planned = plan_traffic(setting, convention)
+    planned = plan_traffic(setting, convention, draws if partition else 0)
     if as_json:
         print(json.dumps(planned, indent=1))
         return
-    _table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention})")
+    over = f", mean of {draws} partitions {partition}" if partition else ""
+    _table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention}{over})")
     for name in ("up", "down", "total"):
         part = planned[name]
-        print(f"{name:<6} {part['bytes']:>20,} B over {rounds} rounds = {part['GB']:.2f} GB = {part['GiB']:.2f} GiB")
+        big = max(planned["total"].values()) >= 1e9
+        units = ("GB", "GiB") if big else ("MB", "MiB")
+        print(
+            f"{name:<6} {part['bytes']:>20,.0f} B over {rounds} rounds = "
+            + " = ".join(f"{part[unit]:.2f} {unit}" for unit in units)
+            + (f", ± {part['bytes_std'] / part['bytes']:.1%} from one partition to another"
+               if part.get("bytes_std") and part["bytes"] else "")
+        )  # fmt: skip
 
 
 @app.command()
@@ -338,6 +443,7 @@ def check(
 
 privacy_app = typer.Typer(help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(epsilon_app, name="epsilon")
 
 
 @privacy_app.command()
@@ -405,7 +511,7 @@ def compose(
 
 
 @contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int, str], None] | None]:
+def _progress(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None] | None]:
     """A progress bar on a terminal; nothing where the output goes to a file or a pipe."""
     if not sys.stderr.isatty():
         yield None
@@ -413,11 +519,13 @@ def _progress(title: str) -> Iterator[Callable[[int, int, str], None] | None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+    if remaining:  # else the task's description tells
+        columns.append(TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
 
-        def watch(done: int, total: int, what: str) -> None:
+        def watch(done: float, total: float, what: str) -> None:
             if what.startswith("ready"):
                 progress.console.print(f"{title}: {what}", highlight=False)
             progress.update(task, completed=done, total=total, description=f"{title}: {what}")
@@ -445,7 +553,7 @@ def _cell(value: Any, column: str) -> str:
 
     if value is None:
         return ""
-    if column in ("payload", "wire", "bytes", "buffers") and isinstance(value, int):
+    if column in ("payload", "wire", "bytes", "buffers") and isinstance(value, int | float):
         return bytes_text(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -175,7 +175,7 @@ def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
 def _try_out(cell: Cell) -> RunRecord | None:
     with tempfile.TemporaryDirectory() as folder:
         setting = cell.setting.model_copy(update={"rounds": 1})
-        trial = Cell(Path(folder) / "run", setting, cell.attacks, cell.threats)
+        trial = Cell(Path(folder) / "run", setting, cell.attacks, cell.threats, cell.trials)
         carry_out(trial)
         return look(trial)
 

@@ -25,6 +25,7 @@ class Suite(Frozen):
     methods: list[dict[str, Any]] = Field(default_factory=list)
     attacks: list[str | dict[str, Any]] | None = None  # None: all there are; []: none
     threats: list[str] = Field(default_factory=lambda: ["server"])
+    trials: int = Field(0, ge=0)  # of each protected release, to hold its claimed epsilon against; 0: it is not tried
     budgets: list[Budget] = Field(default_factory=list)
 
     def cells(self) -> list[Setting]:

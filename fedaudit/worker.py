@@ -78,7 +78,8 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
     from fedaudit.config import Setting
 
     threading.Thread(target=_stop_with, args=(requests,), daemon=True).start()
-    cell = Cell(Path(request["folder"]), Setting.make(**request["setting"]), request["attacks"], request["threats"])
+    setting = Setting.make(**request["setting"])
+    cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
     last: tuple[int, str] | None = None
 
     def watch(t: int, rounds: int, what: str) -> None:

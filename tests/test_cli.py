@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from suite_tools import nursery_at, quick  # noqa: F401 (fixtures: workers that need no import)
 from typer.testing import CliRunner
 
 from fedaudit import cli
@@ -43,7 +44,8 @@ def a_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "list", "show", "transcript", "attack", "audit", "report", "comm", "check", "privacy"]
+    "command",
+    ["", "run", "list", "show", "transcript", "attack", "audit", "report", "compare", "comm", "check", "privacy"],
 )
 def test_help_answers_in_under_a_second(command):
     """Measured as processor time, which is the wall time where nothing else runs. The best of three."""
@@ -186,7 +188,8 @@ def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tm
     assert code == 0, err
     code, out, err = fedaudit("attack", tmp_path / "a", "--attack", "outside:Margin", "--attack", "loss", "--json")
     assert code == 0, err
-    own, built_in = json.loads(out)
+    own, built_in, *blind = json.loads(out)
+    assert all(row["blind"] for row in blind), "the blind baselines always run"
     assert own["ran"]
     assert own["pooled"]["members"] == built_in["pooled"]["members"] > 0
     auc = own["pooled"]["auc"]
@@ -201,7 +204,7 @@ def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tm
     }  # fmt: skip
 
 
-def test_audit_runs_reports_and_does_not_repeat(fedaudit, tmp_path):
+def test_audit_runs_reports_and_does_not_repeat(quick, fedaudit, tmp_path):  # noqa: F811
     (tmp_path / "s.toml").write_text(
         'attacks = ["loss"]\n[base]\nclients = 3\nrounds = 1\n[grid]\nseed = [0, 1]\n'
         '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n[[methods]]\nmethod = "outside:Broken"\n'
@@ -221,7 +224,7 @@ def test_audit_runs_reports_and_does_not_repeat(fedaudit, tmp_path):
     assert [records[i].stat().st_mtime_ns for i in done] == [before[i] for i in done]
 
 
-def test_audit_in_several_processes_gives_the_same(fedaudit, tmp_path):
+def test_audit_in_several_processes_gives_the_same(quick, fedaudit, tmp_path):  # noqa: F811
     from fedaudit import read_record
 
     (tmp_path / "s.toml").write_text(

@@ -362,6 +362,10 @@ def test_keys_that_come_from_the_records_are_a_release_whatever_the_noise(policy
     _, _, entries = protect(ByClass({3: torch.zeros(2, 1, 4, 4)}), context(synthetic_images=policy))
     images, classes = entries
     assert images["noise_multiplier"] > 0
-    assert (classes["field"], classes["kind"], classes["noise_multiplier"]) == ("ByClass.x (classes)", "label_counts", 0)
+    assert (classes["field"], classes["kind"], classes["noise_multiplier"]) == (
+        "ByClass.x (classes)",
+        "label_counts",
+        0,
+    )
     _, _, entries = protect(Many({1: torch.zeros(4, 3)}), context(logits=policy))
     assert len(entries) == 1

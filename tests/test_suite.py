@@ -18,6 +18,7 @@ from fedaudit.cell import Cell, carry_out, folder_name, look, missing
 from fedaudit.config import Setting
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.estimate import Pace, duration, forecast, total
+from fedaudit.registry import find
 from fedaudit.suite import Suite, read_suite
 
 SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp"}
@@ -283,6 +284,21 @@ def test_a_privacy_error_that_the_user_can_mend_is_a_failure(tmp_path):
 
 
 # --- the command line ------------------------------------------------------------------------------------------
+
+
+def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
+    import fedaudit.canary
+
+    privacy = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}}
+    setting = Setting.make(method="dffke", clients=3, rounds=1, set=dict(find("dffke").quick), privacy=privacy)
+    carry_out(cell := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
+    assert cell.status == "done", cell.reason
+    (tried,) = [audit for audit in read_record(tmp_path / "a").audits if audit["kind"] == "embeddings"]
+    assert tried["verdict"] == "not refuted"
+    assert tried["trials"] >= 20
+    monkeypatch.setattr(fedaudit.canary, "audit_releases", lambda *_, **__: pytest.fail("it was tried already"))
+    carry_out(again := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
+    assert again.status == "done"
 
 
 def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):  # noqa: F811

@@ -1,0 +1,300 @@
+"""Records from a weight update. DLG (Zhu et al., NeurIPS 2019), iDLG (Zhao et al., 2020), cosine and total variation
+(Geiping et al., NeurIPS 2020), and the closed form for a first linear layer (Phong et al., 2017).
+
+An update is the model that the client was sent minus the one it sent back. Dummy images are trained to give the same
+update, by simulating the client's own steps: plain SGD with its public batch size, epochs and learning rate.
+
+- `dlg`: squared distance, L-BFGS, labels optimised too. `idlg`: the same with labels inferred. `cosine`: one minus the
+  cosine plus `tv` times the total variation, Adam on the gradient's sign, labels inferred.
+- `closed`: where the first layer is linear with a bias, row i of its weight's update over entry i of its bias' is a
+  weighted mean of the records that reach neuron i: a record itself if it is the only one. Rows outside the range of
+  pixels are no such mean of one sign and are dropped; of the rest the ones with the largest bias update, no two alike.
+
+Left open, and chosen here: labels of several records are inferred from the last bias: its gradient is the mean of
+p - y, and p is taken as the model's mean on auxiliary images (for one record: the entry below zero, as iDLG does). What
+order a client's epochs had is not known; other orders are simulated. Of a client with more than `most` records, `most`
+images are asked for in one averaged step, which does not simulate what happened and recovers little.
+Settings `epochs`, `size` and `eta` are the method's E, B and eta where it has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cosine_similarity, one_hot
+
+from fedaudit.attack import Attack, Reconstructions, Scene
+from fedaudit.attacks._invert import starts, total_variation
+from fedaudit.attacks._models import records as records_of
+from fedaudit.attacks._view import in_chunks, received, uploaded
+from fedaudit.fit import batches
+from fedaudit.models import Net
+from fedaudit.registry import find, register_attack
+
+EXACT = 1e-7  # relative squared distance of updates at which a further restart has nothing to find
+Update = dict[str, Tensor]  # by parameter: what training took away
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the client did: which rows in which step, and with which learning rate."""
+
+    plan: list[Tensor]
+    eta: float
+
+    @property
+    def length(self) -> float:
+        """The update is this many times the mean gradient, while the model hardly moves."""
+        return self.eta * len(self.plan)
+
+
+@register_attack("gradient_match")
+class GradientMatch(Attack):
+    form: Literal["cosine", "dlg", "idlg", "closed"] = "cosine"
+    steps: int = Field(200, ge=1)  # of the optimiser
+    lr: float = Field(0.1, gt=0)  # of Adam
+    tv: float = Field(1e-3, ge=0)  # cosine: weight of the total variation
+    restarts: int = Field(1, ge=1)
+    most: int = Field(8, ge=1)  # images from one update
+    uploads: int = Field(1, ge=1)  # the first so many that the transcript kept
+    epochs: int | None = Field(None, ge=1)  # of the client's training
+    size: int | None = Field(None, ge=1)  # of its batches
+    eta: float | None = Field(None, gt=0)  # its learning rate
+    records: int | None = Field(None, ge=1)  # how many it trained on; None: as uploaded, or estimated from the split
+
+    def cannot(self, scene: Scene) -> str | None:
+        updates = self._updates(scene)
+        if not updates:
+            return (
+                f"the {scene.view.threat} does not see both the model that client {scene.target} was sent and the one "
+                "that it sent back"
+            )
+        if self.form == "closed":
+            if first_linear(updates[0][0], math.prod(scene.shape)) is None:
+                return f"the first layer of client {scene.target}'s model is not linear with a bias; use another form"
+        elif missing := [name for name, value in self._public(scene).items() if value is None]:
+            return f"the method does not say its {', '.join(missing)}: set {', '.join(f'{m}=...' for m in missing)}"
+        return None
+
+    def run(self, scene: Scene) -> Reconstructions:
+        rng = scene.rng("gradient_match")
+        images = []
+        for model, update in self._updates(scene)[: self.uploads]:
+            n = self.records or records_of(scene)
+            if self.form == "closed":
+                name = first_linear(model, math.prod(scene.shape))
+                assert name is not None  # cannot() has looked
+                found = closed_form(update, name, min(n, self.most))
+                images.append(found.unflatten(1, scene.shape).float().clamp(-1, 1))
+                continue
+            steps = self._steps(scene, n, rng)
+            count = min(n, self.most)
+            labels = None if self.form == "dlg" else inferred(model, update, steps, count, scene.auxiliary[0])
+            begin = starts(scene, count, rng)
+            how = {"iterations": self.steps, "restarts": self.restarts}
+            if self.form == "cosine":
+                assert labels is not None
+                images.append(match_cosine(model, update, steps, labels, begin, tv=self.tv, lr=self.lr, **how))
+            else:
+                images.append(match_lbfgs(model, update, steps, labels, scene.classes, begin, rng, **how))
+        return Reconstructions(torch.cat(images))
+
+    def _updates(self, scene: Scene) -> list[tuple[Net, Update]]:
+        """The model that was sent, ready to be differentiated, and what training took away from it; oldest first."""
+        found = []
+        for _, (entry, after) in sorted(uploaded(scene, scene.target).items()):
+            before = received(scene, entry)
+            if before is None:
+                continue
+            now = dict(after.named_parameters())
+            update = {name: (p - now[name]).detach() for name, p in before.named_parameters()}
+            if any(bool(change.any()) for change in update.values()):
+                found.append((before.train(), update))
+        return found
+
+    def _public(self, scene: Scene) -> dict[str, Any]:
+        setting = scene.setting
+        method = find(setting["method"]).make(setting["set"], setting["preset"])  # type: ignore[attr-defined]
+        named = {"epochs": (self.epochs, "E"), "size": (self.size, "B"), "eta": (self.eta, "eta")}
+        known = {key: own if own is not None else getattr(method, name, None) for key, (own, name) in named.items()}
+        return {key: value if isinstance(value, int | float) else None for key, value in known.items()}
+
+    def _steps(self, scene: Scene, n: int, rng: torch.Generator) -> Steps:
+        public = self._public(scene)
+        epochs, size, eta = int(public["epochs"]), int(public["size"]), float(public["eta"])
+        if n <= self.most:
+            return Steps([index for _ in range(epochs) for index in batches(n, size, rng)], eta)
+        every = torch.arange(self.most, device=scene.device)
+        return Steps([every], eta * epochs * math.ceil(n / size))
+
+
+# --- the client's steps -----------------------------------------------------------------------------------------------
+
+
+def simulated(model: nn.Module, x: Tensor, y: Tensor, steps: Steps) -> Update:
+    """What SGD on images x with soft labels y would take away from the model; differentiable in both."""
+    start = {name: p.detach().to(x.dtype).requires_grad_() for name, p in model.named_parameters()}
+    now = start
+    for index in steps.plan:
+        log_p = functional_call(model, now, (x[index],)).log_softmax(1)
+        loss = -(y[index] * log_p).sum(1).mean()
+        gradient = torch.autograd.grad(loss, list(now.values()), create_graph=True)
+        now = {name: p - steps.eta * g for (name, p), g in zip(now.items(), gradient, strict=True)}
+    return {name: start[name] - now[name] for name in start}
+
+
+def flat(update: Update) -> Tensor:
+    return torch.cat([change.flatten() for change in update.values()])
+
+
+def inferred(model: nn.Module, update: Update, steps: Steps, n: int, auxiliary: Tensor) -> Tensor:
+    """Labels of n records, from the last bias: its gradient is the mean of p - y."""
+    name = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.bias is not None][-1]
+    gradient = update[f"{name}.bias"].double() / steps.length
+    if n == 1:
+        return gradient.argmin()[None]  # the only entry below zero
+    was = model.training
+    p = torch.full_like(gradient, 1 / len(gradient))
+    if len(auxiliary):
+        p = in_chunks(model.eval(), auxiliary).double().softmax(1).mean(0)
+    model.train(was)
+    counts = n * (p - gradient)
+    whole = counts.clamp(min=0).floor()
+    for _ in range(n):  # until there are n: first too many, then too few
+        if whole.sum() > n:
+            whole[(counts - whole).masked_fill(whole == 0, math.inf).argmin()] -= 1
+        elif whole.sum() < n:
+            whole[(counts - whole).argmax()] += 1
+    return torch.arange(len(whole), device=whole.device).repeat_interleave(whole.long())[:n]
+
+
+# --- matching --------------------------------------------------------------------------------------------------------
+
+
+def match_lbfgs(
+    model: nn.Module,
+    update: Update,
+    steps: Steps,
+    labels: Tensor | None,
+    classes: int,
+    begin: Callable[[int], Tensor],
+    rng: torch.Generator,
+    *,
+    iterations: int,
+    restarts: int = 1,
+) -> Tensor:
+    """DLG; iDLG where labels are given. In double precision: L-BFGS lives on small differences."""
+    model = model.double()
+    wanted = flat(update).double()
+    size = wanted.square().sum()
+    best, least = None, math.inf
+    for r in range(restarts):
+        x = begin(r).double().requires_grad_()
+        if labels is None:
+            guess = torch.randn(len(x), classes, generator=rng, device=x.device, dtype=x.dtype).requires_grad_()
+            free = [x, guess]
+        else:
+            guess, free = one_hot(labels, classes).to(x), [x]
+        optimiser = torch.optim.LBFGS(
+            free, max_iter=iterations, history_size=50, line_search_fn="strong_wolfe", tolerance_change=1e-16,
+            tolerance_grad=1e-14,
+        )  # fmt: skip
+
+        def gap(x: Tensor = x, guess: Tensor = guess) -> Tensor:
+            y = guess.softmax(1) if labels is None else guess
+            return (flat(simulated(model, x, y, steps)) - wanted).square().sum() / size
+
+        def closure(free: list[Tensor] = free, gap: Callable[[], Tensor] = gap) -> float:
+            value = gap()
+            for t, g in zip(free, torch.autograd.grad(value, free), strict=True):
+                t.grad = g
+            return float(value.detach())
+
+        optimiser.step(closure)
+        value = float(gap().detach())
+        if best is None or value < least:
+            best, least = x.detach(), value
+        if least < EXACT:
+            break
+    model.float()
+    assert best is not None, "restarts is at least 1"
+    return best.float().nan_to_num().clamp(-1, 1)
+
+
+def match_cosine(
+    model: nn.Module,
+    update: Update,
+    steps: Steps,
+    labels: Tensor,
+    begin: Callable[[int], Tensor],
+    *,
+    tv: float,
+    lr: float,
+    iterations: int,
+    restarts: int = 1,
+) -> Tensor:
+    """Geiping et al., Eq. 4."""
+    wanted = flat(update)
+    best, least = None, math.inf
+    for r in range(restarts):
+        x = begin(r).requires_grad_()
+        y = one_hot(labels, _classes(model, x)).to(x)
+        optimiser = torch.optim.Adam([x], lr=lr)
+        falls = [iterations * k // 8 for k in (3, 5, 7)]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls, gamma=0.1)
+        value = math.inf
+        for _ in range(iterations):
+            made = flat(simulated(model, x, y, steps))
+            loss = 1 - cosine_similarity(made, wanted, dim=0) + tv * total_variation(x).mean()
+            (x.grad,) = torch.autograd.grad(loss, x)
+            x.grad.sign_()
+            optimiser.step()
+            schedule.step()
+            with torch.no_grad():
+                x.clamp_(-1, 1)
+            value = float(loss.detach())
+        if best is None or value < least:
+            best, least = x.detach(), value
+    assert best is not None, "restarts is at least 1"
+    return best
+
+
+def _classes(model: nn.Module, x: Tensor) -> int:
+    with torch.no_grad():
+        return model(x).shape[1]
+
+
+# --- the closed form --------------------------------------------------------------------------------------------------
+
+
+def first_linear(model: nn.Module, pixels: int) -> str | None:
+    """The first layer's name, if it is linear on the pixels and has a bias."""
+    for name, module in model.named_modules():
+        if list(module.parameters(recurse=False)):
+            linear = isinstance(module, nn.Linear) and module.in_features == pixels and module.bias is not None
+            return name if linear else None
+    return None
+
+
+def closed_form(update: Update, name: str, n: int) -> Tensor:
+    """Up to n inputs of a linear layer, flat: update of the weight's row over update of the bias' entry."""
+    weight, bias = update[f"{name}.weight"].double(), update[f"{name}.bias"].double()
+    order = bias.abs().argsort(descending=True)
+    order = order[bias[order].abs() > 0]
+    rows = weight[order] / bias[order, None]
+    within = (rows.abs() <= 1 + 1e-3).all(1)
+    rows = rows[within] if bool(within.any()) else rows[:1].clamp(-1, 1)
+    kept: list[Tensor] = []
+    for row in rows:
+        if len(kept) == n:
+            break
+        if all(bool((row - other).abs().max() > 1e-2) for other in kept):
+            kept.append(row)
+    return torch.stack(kept)

@@ -1,0 +1,26 @@
+"""One figure of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure: mean, interval, number of seeds, and the values that went into it."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    interval: str = ""
+    each: dict[int, float] = field(default_factory=dict)  # by seed
+    detail: str = ""  # which attack, what the claim is about
+    reason: str = ""  # why there is no figure
+    flag: str = ""  # something that changes how the figure is to be read
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("value", "low", "high", "n", "interval", "each", "detail", "reason", "flag")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if name == "value" or value not in (None, "", {})}

@@ -1,0 +1,227 @@
+"""Two folders of runs: what changed, and whether it is more than noise.
+
+Settings are paired with themselves; where the setting itself changed, by method and privacy, if that names one on
+either side, and the change is listed. Figures are compared seed by seed (paired t-test) where both sides have the same
+seeds, otherwise by Welch's t-test. All estimated comparisons of one call are one family: p-values are Holm's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import SettingError
+from fedaudit.reports.formats import plain
+from fedaudit.reports.noise import LEVEL, SEEDS, Test, compared, holm
+from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
+from fedaudit.reports.table import Row, rows_of
+from fedaudit.reports.words import COLUMNS, Column, text
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of one setting, before and after."""
+
+    label: str
+    column: Column
+    before: float | None
+    after: float | None
+    test: Test
+
+    @property
+    def counts(self) -> bool:
+        """More than noise, and about the method rather than the machine."""
+        return self.test.more_than_noise and not self.column.machine
+
+    @property
+    def direction(self) -> str:
+        if not self.test.difference or self.column.better is None:
+            return "changed"
+        return "better" if (self.test.difference > 0) == (self.column.better == "high") else "worse"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    pairs: list[tuple[Row, Row]]
+    changes: list[Change]
+    settings: dict[str, dict[str, list[Any]]]  # label: key: [before, after]
+    same_bits: list[str]  # labels of which every shared seed gave the same transcript
+    only_before: list[str]
+    only_after: list[str]
+    environment: dict[str, list[Any]]  # versions and devices that differ
+    problems: dict[str, str]
+
+    @property
+    def changed(self) -> bool:
+        """What the exit code tells."""
+        return any(change.counts for change in self.changes)
+
+
+def compare(before: Path, after: Path) -> Comparison:
+    sides: list[list[Row]] = []
+    problems: dict[str, str] = {}
+    for folder in (before, after):
+        if not folder.is_dir():
+            raise SettingError(f"There is no folder {folder}. Name two that hold runs.")
+        runs, broken = read_runs(folder)
+        sides.append(rows_of(grouped(runs)))
+        problems |= {str(folder / name): error for name, error in broken.items()}
+    pairs = _paired(*sides)
+    if not pairs:
+        raise SettingError(
+            f"{before} and {after} have no setting in common, nor a method with one setting of the same privacy on "
+            "each side. There is nothing to compare."
+        )
+    changes = _changes(pairs)
+    return Comparison(
+        pairs=pairs,
+        changes=changes,
+        settings={a.label: of for a, b in pairs if (of := _settings(a.group, b.group))},
+        same_bits=[a.label for a, b in pairs if _same_bits(a.group, b.group)],
+        only_before=[row.label for row in sides[0] if not any(row is a for a, _ in pairs)],
+        only_after=[row.label for row in sides[1] if not any(row is b for _, b in pairs)],
+        environment=_environment(pairs),
+        problems=problems,
+    )
+
+
+def _paired(before: Sequence[Row], after: Sequence[Row]) -> list[tuple[Row, Row]]:
+    def exact(row: Row) -> str:
+        return json.dumps(
+            [row.group.method, row.group.setting.privacy, flat_setting(row.group.setting)], sort_keys=True
+        )
+
+    def loose(row: Row) -> str:
+        return json.dumps([row.group.method, row.group.privacy])
+
+    found: list[tuple[Row, Row]] = []
+    for key in (exact, loose):
+        left = [row for row in before if not any(row is a for a, _ in found)]
+        right = [row for row in after if not any(row is b for _, b in found)]
+        for row in left:
+            mine = [a for a in left if key(a) == key(row)]
+            theirs = [b for b in right if key(b) == key(row)]
+            if len(mine) == len(theirs) == 1:
+                found.append((row, theirs[0]))
+    return sorted(found, key=lambda pair: before.index(pair[0]))
+
+
+def _changes(pairs: Sequence[tuple[Row, Row]]) -> list[Change]:
+    changes = []
+    for a, b in pairs:
+        for column in COLUMNS:
+            x, y = a.cells[column.key], b.cells[column.key]
+            if x.value is None and y.value is None:
+                continue
+            changes.append(Change(a.label, column, x.value, y.value, _test(a, b, column)))
+    sampled = [i for i, change in enumerate(changes) if math.isfinite(change.test.seeds)]
+    for i, p in zip(sampled, holm([changes[i].test.p for i in sampled]), strict=True):
+        changes[i] = replace(changes[i], test=replace(changes[i].test, p=p))
+    return changes
+
+
+def _test(a: Row, b: Row, column: Column) -> Test:
+    x, y = a.cells[column.key], b.cells[column.key]
+    if x.value is None or y.value is None:
+        return Test(None, None, f"no figure {'before' if x.value is None else 'after'}", seeds=0)
+    if not column.sampled:
+        if x.value == y.value:
+            return Test(0.0, 1.0, "counted or computed: equal")
+        gap = y.value - x.value
+        return Test(gap, 0.0, "counted or computed: no noise in it")
+    test = compared(x.each, y.each)
+    return replace(test, seeds=min(len(x.each), len(y.each))) if math.isinf(test.seeds) else test
+
+
+def _settings(a: Group, b: Group) -> dict[str, list[Any]]:
+    x, y = flat_setting(a.setting), flat_setting(b.setting)
+    return {key: [x.get(key), y.get(key)] for key in sorted(x.keys() | y.keys()) if x.get(key) != y.get(key)}
+
+
+def _same_bits(a: Group, b: Group) -> bool:
+    x, y = ({run.seed: run.record.transcript_digest for run in group.runs} for group in (a, b))
+    shared = x.keys() & y.keys()
+    return bool(shared) and all(x[seed] and x[seed] == y[seed] for seed in shared)
+
+
+def _environment(pairs: Sequence[tuple[Row, Row]]) -> dict[str, list[Any]]:
+    a, b = pairs[0][0].first, pairs[0][1].first
+    known = {
+        name: [a.versions.get(name), b.versions.get(name)] for name in sorted(a.versions.keys() | b.versions.keys())
+    }
+    known["device"] = [a.device, b.device]
+    return {name: both for name, both in known.items() if both[0] != both[1]}
+
+
+# --- output ------------------------------------------------------------------------------------------------------
+
+
+def as_text(result: Comparison) -> str:
+    lines = []
+    for label, keys in result.settings.items():
+        changed = ", ".join(f"{key} {x!r} -> {y!r}" for key, (x, y) in keys.items())
+        lines.append(f"{label}: the setting changed: {changed}")
+    if result.environment:
+        known = ", ".join(f"{name} {x} -> {y}" for name, (x, y) in result.environment.items())
+        lines.append(f"made with: {known}")
+    for label in result.same_bits:
+        lines.append(f"{label}: every message is the same to the bit")
+    told = [change for change in result.changes if change.test.more_than_noise]
+    lines += ["", f"More than noise: {len(told)} of {len(result.changes)} figures"]
+    lines += [f"  {_line(change)}" for change in told]
+    noise = [change for change in result.changes if not change.test.more_than_noise and change.test.difference != 0]
+    lines += ["", f"Within noise, or not to be told: {len(noise)} figures"]
+    lines += [f"  {_line(change)}" for change in noise]
+    equal = sum(change.test.difference == 0 for change in result.changes)
+    lines += ["", f"Equal: {equal} figures"]
+    for names, where in ((result.only_before, "before"), (result.only_after, "after")):
+        lines += [f"Only {where}: {name}" for name in names]
+    lines += [f"Not read: {folder}: {error}" for folder, error in result.problems.items()]
+    family = sum(1 for c in result.changes if math.isfinite(c.test.seeds) and c.test.p is not None)
+    lines += [
+        "",
+        f"Estimated figures: t-tests over seeds (paired where both sides have the same seeds), at {LEVEL:g} after "
+        f"Holm's correction for {family} comparisons, at least {SEEDS} seeds a side. Time and memory tell of the "
+        "machine and do not count for the exit code.",
+    ]
+    return "\n".join(lines).strip("\n")
+
+
+def _line(change: Change) -> str:
+    test, column = change.test, change.column
+    values = f"{text(column, change.before)} -> {text(column, change.after)}"
+    spread = ""
+    if test.low is not None and test.high is not None:
+        scale = 100 if column.unit == "share" else 1
+        unit = " points" if column.unit == "share" else ""
+        spread = f", difference [{scale * test.low:+.3g}, {scale * test.high:+.3g}]{unit}"
+    p = f", p = {test.p:.2g}" if test.p is not None and test.seeds < math.inf else ""
+    word = f" {change.direction}" if test.more_than_noise else ""
+    return f"{change.label}: {column.title} {values}{word}{spread}{p} ({test.how})"
+
+
+def as_json(result: Comparison) -> str:
+    document = {
+        "compare_schema": 1,
+        "changed": result.changed,
+        "changes": [
+            {
+                "label": c.label, "column": c.column.key, "before": c.before, "after": c.after,
+                "difference": c.test.difference, "low": c.test.low, "high": c.test.high, "p_holm": c.test.p,
+                "test": c.test.how, "more_than_noise": c.test.more_than_noise, "counts": c.counts,
+                "direction": c.direction,
+            }
+            for c in result.changes
+        ],
+        "settings": result.settings,
+        "same_bits": result.same_bits,
+        "only_before": result.only_before,
+        "only_after": result.only_after,
+        "environment": result.environment,
+        "problems": result.problems,
+    }  # fmt: skip
+    return json.dumps(plain(document), indent=1, ensure_ascii=False)

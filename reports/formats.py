@@ -1,0 +1,279 @@
+"""The same rows as Markdown for a pull request, CSV and JSON for further work, and LaTeX for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fedaudit.reports import story
+from fedaudit.reports.cell import Cell
+from fedaudit.reports.noise import LEVEL, SEEDS
+from fedaudit.reports.rank import best_row, differences, is_noise
+from fedaudit.reports.table import Row
+from fedaudit.reports.words import COLUMNS, Column, interval_text, text
+
+SCHEMA = 1
+
+
+def shown_columns(rows: Sequence[Row]) -> list[Column]:
+    """Columns in which some row has a figure."""
+    return [c for c in COLUMNS if any(row.cells[c.key].value is not None for row in rows)]
+
+
+def short_cell(column: Column, cell: Cell) -> str:
+    """`89.3 % [84.1, 94.5] (2)`: value, interval, seeds."""
+    if cell.value is None:
+        return "–"
+    spread = "" if cell.low == cell.high or column.key == "lower" else interval_text(column, cell)
+    if column.key == "epsilon" and spread:
+        spread = f"(from {text(column, cell.low)})"
+    seeds = "" if column.key == "claim" else f"({cell.n})"
+    return " ".join(part for part in (text(column, cell.value), spread, seeds) if part)
+
+
+def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
+    """Rows that cannot be told from the best of the column."""
+    best, tests = best_row(rows, column), differences(rows, column)
+    marks = []
+    for i, row in enumerate(rows):
+        j = best.get(row.group.arena)
+        known = j is not None and j != i and row.cells[column.key].value is not None
+        marks.append(known and is_noise(tests[j][i]))  # type: ignore[index]
+    return marks
+
+
+# --- Markdown ----------------------------------------------------------------------------------------------------
+
+
+def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str) -> str:
+    columns = shown_columns(rows)
+    noise = {column.key: _within_noise(rows, column) for column in columns}
+    best = {column.key: set(best_row(rows, column).values()) for column in columns}
+    lines = [f"# {title}", "", f"{facts}.", ""]
+    lines += [f"- {_md(line)}" for line in story.highlights(rows)]
+    lines += ["", "| Method | Protection | " + " | ".join(c.title for c in columns) + " |"]
+    lines += ["|---|---|" + "---:|" * len(columns)]
+    for i, row in enumerate(rows):
+        cells = []
+        for column in columns:
+            shown = short_cell(column, row.cells[column.key])
+            shown = f"**{shown}**" if i in best[column.key] else f"≈ {shown}" if noise[column.key][i] else shown
+            cells.append(shown)
+        extra = "".join(f"<br>{_md(f'{key}={value}')}" for key, value in row.group.differs.items())
+        lines.append(f"| {_md(row.group.method)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Figures are means over seeds with their 95 % interval and, in brackets, the number of seeds. **Bold**: best "
+        f"of its column. ≈: cannot be told from the best (t-test over seeds, p ≥ {LEVEL:g} after Holm's correction, or "
+        f"fewer than {SEEDS} seeds).",
+    ]
+    notes = [f"- **{_md(row.label)}**: {_md(note)}" for row in rows for note in row.notes]
+    lines += ["", "## Notes", "", *notes] if notes else []
+    lines += ["", "## In words", ""]
+    for row in rows:
+        lines += [f"**{_md(row.label)}**", "", *(f"- {_md(line)}" for line in story.verdict(row)), ""]
+    if failed:
+        lines += ["## Failed", "", *(f"- {_code(folder)}: {_md(error)}" for folder, error in failed.items()), ""]
+    lines += ["<details><summary>What the columns mean</summary>", ""]
+    lines += [f"- *{_md(column.title)}*: {_md(column.help)}" for column in columns]
+    lines += ["", "</details>", "", "<details><summary>How it was made, and known limits</summary>", ""]
+    lines += [f"- {_md(version)}" for version in story.versions(rows)]
+    lines += [f"- {_md(row.label)}: {_code(story.made(row.group)['command'])}" for row in rows]
+    lines += [f"- {_md(limit)}" for limit in story.LIMITS]
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def _md(text_: str) -> str:
+    """Safe inside a Markdown table: no cell, emphasis, tag or line ends by accident."""
+    text_ = str(text_).replace("\\", "\\\\").replace("\n", " ")
+    for character in "|*_`<[$~":
+        text_ = text_.replace(character, f"\\{character}")
+    return text_
+
+
+def _code(text_: str) -> str:
+    """A code span, fenced by more backticks than the text has in a row."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text_)), default=0))
+    return f"{fence}{text_}{fence}" if fence == "`" else f"{fence} {text_} {fence}"
+
+
+# --- JSON and CSV ------------------------------------------------------------------------------------------------
+
+
+def as_json(rows: Sequence[Row], failed: dict[str, str]) -> str:
+    """Everything that the page shows, and the values that went into it. Infinite numbers are the string "Infinity"."""
+    document = {
+        "report_schema": SCHEMA,
+        "columns": [_column(c) for c in COLUMNS],
+        "rows": [_row(row) for row in rows],
+        "comparisons": {c.key: _comparisons(rows, c) for c in COLUMNS},
+        "failed": failed,
+        "limits": list(story.LIMITS),
+    }
+    return json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n"
+
+
+def _column(column: Column) -> dict[str, Any]:
+    return {
+        "key": column.key, "title": column.title, "part": column.part, "unit": column.unit, "better": column.better,
+        "sampled": column.sampled, "help": column.help,
+    }  # fmt: skip
+
+
+def _row(row: Row) -> dict[str, Any]:
+    made = story.made(row.group)
+    attacks = [
+        {**attack, "figures": {name: cell.as_json() for name, cell in attack["figures"].items()}}
+        for attack in story.attack_rows(row)
+    ]
+    return {
+        "label": row.label,
+        "method": row.group.method,
+        "privacy": row.group.privacy,
+        "seeds": made["seeds"],
+        "notes": row.notes,
+        "verdict": story.verdict(row),
+        "cells": {key: cell.as_json() for key, cell in row.cells.items()},
+        "releases": [
+            {**release, "protection": release["protection"][0] and release["protection"][0][0]}
+            for release in story.releases([row])
+        ],
+        "ledger": story.ledger_rows(row),
+        "attacks": attacks,
+        "audits": [{"seed": run.seed, **audit} for run in row.group.runs for audit in run.audits],
+        "traffic": story.traffic(row),
+        "time": story.phases(row),
+        "setting": made["setting"],
+        "command": made["command"],
+        "device": made["device"],
+        "versions": row.first.versions,
+        "models": made["models"],
+        "digests": made["digests"],
+    }
+
+
+def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
+    """Every row against the best of its column."""
+    best, tests = best_row(rows, column), differences(rows, column)
+    found = []
+    for i, row in enumerate(rows):
+        j = best.get(row.group.arena)
+        test = tests[j][i] if j is not None else None
+        if test is None or j is None:
+            continue
+        found.append(
+            {
+                "row": row.label, "against": rows[j].label, "difference": test.difference, "low": test.low,
+                "high": test.high, "p_holm": test.p, "test": test.how, "more_than_noise": not is_noise(test),
+            }
+        )  # fmt: skip
+    return found
+
+
+def plain(value: Any) -> Any:
+    """JSON knows no infinity and no keys but strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(key): plain(v) for key, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line per row; four columns per figure: value, low, high, n."""
+    buffer = io.StringIO()
+    head = ["method", "privacy", "label", "seeds", *(f"{c.key}{end}" for c in COLUMNS for end in CSV_ENDS), "notes"]
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        line: list[Any] = [
+            row.group.method,
+            row.group.privacy,
+            row.label,
+            " ".join(str(r.seed) for r in row.group.runs),
+        ]
+        for column in COLUMNS:
+            cell = row.cells[column.key]
+            known = cell.value is not None
+            line += [_number(cell.value), _number(cell.low), _number(cell.high), cell.n if known else 0]
+        writer.writerow([*line, " ".join(row.notes)])
+    return buffer.getvalue()
+
+
+CSV_ENDS = ("", "_low", "_high", "_n")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else "inf" if math.isinf(value) else f"{value:.10g}"
+
+
+# --- LaTeX -------------------------------------------------------------------------------------------------------
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """Two tables, utility with privacy and cost, for a document that uses the package booktabs."""
+    privacy = [c for c in shown_columns(rows) if c.part != "Cost"]
+    cost = [c for c in shown_columns(rows) if c.part == "Cost"]
+    seeds = sorted({len(row.group.runs) for row in rows})
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    over = f"Mean over {count} {'seed' if count == '1' else 'seeds'} with 95\\,\\% Student intervals"
+    told = f"grey: within noise of the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm)"
+    guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed"
+    parts = [
+        "% Needs \\usepackage{booktabs} and \\usepackage{xcolor}.",
+        _latex_table(rows, privacy, f"{over}; {told}; {guarantee}.", "tab:fedaudit-privacy"),
+    ]
+    if cost:
+        parts.append(
+            _latex_table(
+                rows,
+                cost,
+                f"Cost: bytes of one client in one round; compute and memory of a run. {over}.",
+                "tab:fedaudit-cost",
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex_table(rows: Sequence[Row], columns: Sequence[Column], caption: str, label: str) -> str:
+    noise = {column.key: _within_noise(rows, column) for column in columns}
+    best = {column.key: set(best_row(rows, column).values()) for column in columns}
+    lines = [
+        "\\begin{table}",
+        "\\centering\\small",
+        f"\\caption{{{caption}}}",
+        f"\\label{{{label}}}",
+        "\\begin{tabular}{ll" + "r" * len(columns) + "}",
+        "\\toprule",
+        " & ".join(["Method", "Protection", *(escape(c.title) for c in columns)]) + " \\\\",
+        "\\midrule",
+    ]
+    for i, row in enumerate(rows):
+        cells = []
+        for column in columns:
+            cell = row.cells[column.key]
+            shown = escape(text(column, cell.value))
+            spread = "" if cell.low == cell.high or column.key in ("lower", "epsilon") else interval_text(column, cell)
+            shown = f"\\textbf{{{shown}}}" if i in best[column.key] else shown
+            shown += f" {{\\scriptsize {escape(spread)}}}" if spread else ""
+            cells.append(f"\\textcolor{{gray}}{{{shown}}}" if noise[column.key][i] else shown)
+        extra = "".join(f", {escape(key)}={escape(value)}" for key, value in row.group.differs.items())
+        lines.append(" & ".join([escape(row.group.method), escape(row.group.privacy) + extra, *cells]) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
+
+
+_LATEX = {
+    "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_", "{": "\\{", "}": "\\}",
+    "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "ε": "$\\varepsilon$", "δ": "$\\delta$", "∞": "$\\infty$",
+    "≥": "$\\ge$", "≤": "$\\le$", "–": "--", "·": "$\\cdot$", "<": "\\textless{}", ">": "\\textgreater{}",
+}  # fmt: skip
+
+
+def escape(value: Any) -> str:
+    """Any text as LaTeX prints it."""
+    return "".join(_LATEX.get(character, character) for character in str(value))

@@ -1,0 +1,267 @@
+"""One page that needs nothing else: styles, script, figures and pictures are inside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fedaudit.reports import story
+from fedaudit.reports.cell import Cell
+from fedaudit.reports.figures import against_bytes, inline, looks, partition, per_round, roc, style, tradeoff
+from fedaudit.reports.noise import Test
+from fedaudit.reports.rank import best_row, differences, is_noise
+from fedaudit.reports.runs import Run
+from fedaudit.reports.table import Row, refused
+from fedaudit.reports.words import BY_KEY, COLUMNS, Column, interval_text, text
+from fedaudit.units import bytes_text
+
+PICTURES = 2_500_000  # bytes of all reconstruction pictures of a page together
+
+
+def page(rows: Sequence[Row], failed: dict[str, str], title: str) -> str:
+    tests = {column.key: differences(rows, column) for column in COLUMNS}
+    return _environment().get_template("report.html").render(
+        title=title,
+        rows=rows,
+        lines=[_line(i, row, rows, tests) for i, row in enumerate(rows)],
+        columns=COLUMNS,
+        parts=_parts(),
+        facts=facts(rows),
+        highlights=story.highlights(rows),
+        failed=failed,
+        empty=[c for c in COLUMNS if all(row.cells[c.key].value is None for row in rows)],
+        few=min((len(row.group.runs) for row in rows), default=0) < 3,
+        data=_data(rows, tests),
+        figures=_overview(rows),
+        cards=_cards(rows),
+        limits=story.LIMITS,
+        versions=story.versions(rows),
+        made=[story.made(row.group) for row in rows],
+        bytes_text=bytes_text,
+        epsilon_text=lambda value: text(BY_KEY["epsilon"], value),
+        dumps=lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False),
+    )  # fmt: skip
+
+
+def facts(rows: Sequence[Row]) -> str:
+    """What all rows have in common, in one line."""
+    runs = sum(len(row.group.runs) for row in rows)
+    setting = rows[0].group.setting
+    parts = [f"{runs} {'run' if runs == 1 else 'runs'}", f"{len(rows)} {'setting' if len(rows) == 1 else 'settings'}"]
+    words = {"dataset": "{}", "clients": "{} clients", "partition": "partition {}", "rounds": "{} rounds"}
+    for key, form in words.items():
+        if all(getattr(row.group.setting, key) == getattr(setting, key) for row in rows):
+            parts.append(form.format(getattr(setting, key)))
+    return " · ".join(parts)
+
+
+def _parts() -> list[tuple[str, int]]:
+    parts: dict[str, int] = {}
+    for column in COLUMNS:
+        parts[column.part] = parts.get(column.part, 0) + 1
+    return list(parts.items())
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+def cell_text(column: Column, cell: Cell) -> dict[str, str]:
+    """A figure as the page shows it: the value, its interval and seeds below it, the rest on hover."""
+    if cell.value is None:
+        return {"main": "–", "sub": cell.reason, "more": "", "title": cell.reason, "flag": ""}
+    spread = interval_text(column, cell)
+    if cell.low == cell.high or column.key == "lower":
+        spread = ""
+    seeds = f"n = {cell.n}" if column.key != "claim" else ""
+    if column.key == "epsilon" and spread:
+        spread = f"from {text(column, cell.low)}"
+    more = "" if column.machine else cell.detail
+    title = f"{cell.interval}; {cell.n} {'seed' if cell.n == 1 else 'seeds'}"
+    if len(cell.each) > 1:
+        title += ": " + ", ".join(f"{text(column, v)}" for _, v in sorted(cell.each.items()))
+    if cell.detail:
+        title = f"{cell.detail}. {title}"
+    sub = " ".join(part for part in (spread, seeds) if part)
+    return {"main": text(column, cell.value), "sub": sub, "more": more, "title": title, "flag": cell.flag}
+
+
+def _line(i: int, row: Row, rows: Sequence[Row], tests: dict[str, list[list[Test | None]]]) -> dict[str, Any]:
+    cells = []
+    for column in COLUMNS:
+        cell = row.cells[column.key]
+        best = best_row(rows, column).get(row.group.arena)
+        look = ""
+        if best is not None and cell.value is not None:
+            look = "ref" if best == i else "noise" if is_noise(tests[column.key][best][i]) else "worse"
+        value = cell.value
+        key = "" if value is None else ("1e999" if math.isinf(value) else repr(float(value)))
+        shown = cell_text(column, cell)
+        if refused(row.group) and column is not COLUMNS[0]:
+            shown["sub"] = ""  # said once is enough
+        cells.append({"key": column.key, "look": look, "sort": key, **shown})
+    pills = []
+    if any(note.startswith("Under-trained") for note in row.notes):
+        pills.append("under-trained")
+    if any("applied to nothing" in note for note in row.notes):
+        pills.append("setting applied to nothing")
+    if any(note.startswith("Unfinished") for note in row.notes):
+        pills.append("unfinished")
+    if refused(row.group):
+        pills.append("setting does not apply")
+    extra = ", ".join(f"{key}={value}" for key, value in row.group.differs.items())
+    return {"row": row, "cells": cells, "pills": pills, "extra": extra, "look": looks(rows)[i], "anchor": _anchor(row)}
+
+
+def _anchor(row: Row) -> str:
+    return "method-" + "".join(c if c.isalnum() else "-" for c in row.group.method)
+
+
+def _data(rows: Sequence[Row], tests: dict[str, list[list[Test | None]]]) -> str:
+    """For comparing with any row: per column and reference, [p, sign, name of the test, more than noise]."""
+    names: list[str] = []
+
+    def short(test: Test | None) -> list[Any] | None:
+        if test is None:
+            return None
+        if test.how not in names:
+            names.append(test.how)
+        sign = 0 if not test.difference else (1 if test.difference > 0 else -1)
+        p = None if test.p is None else float(f"{test.p:.2g}")
+        return [p, sign, names.index(test.how), int(test.more_than_noise)]
+
+    compared = {key: [[short(test) for test in line] for line in table] for key, table in tests.items()}
+    best = {c.key: [best_row(rows, c).get(row.group.arena) for row in rows] for c in COLUMNS}
+    facts_ = {
+        "tests": compared, "names": names, "best": best,
+        "better": {c.key: c.better for c in COLUMNS}, "labels": [row.label for row in rows],
+    }  # fmt: skip
+    return json.dumps(facts_, separators=(",", ":")).replace("<", "\\u003c")
+
+
+# --- figures and cards -------------------------------------------------------------------------------------------
+
+
+def _overview(rows: Sequence[Row]) -> list[dict[str, str]]:
+    made = []
+    described = ", ".join(f"{row.label} {text(COLUMNS[0], row.cells['accuracy'].value)}" for row in rows)
+    for name, draw, heading, caption in (
+        (
+            "tradeoff", tradeoff, "Privacy against utility",
+            "Up is more accurate, left is less given away. Bars are 95 % intervals over seeds; the dashed line joins "
+            "the settings that no other beats in both, by their means: where bars overlap, so does the truth.",
+        ),
+        ("bytes", against_bytes, "Bytes against utility", "What accuracy costs on the wire, logarithmic axes."),
+        (
+            "rounds", per_round, "Utility per round",
+            "Accuracy on the common test set after each round; lines are means, bands run from the worst seed to the "
+            "best.",
+        ),
+    ):  # fmt: skip
+        with style(name):
+            svg = inline(draw(rows), name)
+        alt = f"{heading}. {caption} Accuracy in the last round: {described}."
+        made.append({"name": name, "heading": heading, "caption": caption, "svg": svg, "alt": alt})
+    return made
+
+
+def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    cards = []
+    drawn: dict[str, str] = {}
+    budget = PICTURES // max(1, sum(len(_pictures(row)) for row in rows))
+    for method in dict.fromkeys(row.group.method for row in rows):
+        mine = [row for row in rows if row.group.method == method]
+        first = rows.index(mine[0]) + 1
+        bubbles = _bubbles(mine[0], f"partition-{first}", drawn)
+        cards.append(
+            {
+                "method": method, "anchor": _anchor(mine[0]), "look": looks(rows)[first - 1], "partition": bubbles,
+                "seed": mine[0].group.runs[0].seed, "releases": story.releases(mine),
+                "ran": not all(refused(row.group) for row in mine),
+                "arena": f"{mine[0].group.setting.dataset}, {mine[0].group.setting.partition}",
+                "settings": [_section(row, rows.index(row) + 1, budget) for row in mine],
+            }
+        )  # fmt: skip
+    return cards
+
+
+def _bubbles(row: Row, name: str, drawn: dict[str, str]) -> str:
+    """The partition; methods that share it share the drawing, with ids of their own."""
+    key = json.dumps([row.first.data.get("counts"), row.first.data.get("class_names")])
+    if key not in drawn:
+        with style("partition"):
+            figure = partition(row)
+            drawn[key] = inline(figure, "partition-NAME") if figure else ""
+    return drawn[key].replace("partition-NAME", name)
+
+
+def _section(row: Row, number: int, budget: int) -> dict[str, Any]:
+    with style(f"roc-{number}"):
+        drawn = roc(row)
+        curves = inline(drawn, f"roc-{number}") if drawn else ""
+    alt = "ROC curves of membership attacks, logarithmic axes: " + (row.cells["auc"].detail or "none")
+    if row.cells["auc"].value is not None:
+        alt += f", AUC {row.cells['auc'].value:.3f}"
+    return {
+        "row": row, "label": row.group.privacy, "extra": row.group.differs, "verdict": story.verdict(row),
+        "ledger": story.ledger_rows(row), "attacks": story.attack_rows(row), "audits": _audits(row), "roc": curves,
+        "roc_alt": alt, "pictures": [_picture(*found, budget) for found in _pictures(row)],
+        "traffic": story.traffic(row), "phases": story.phases(row),
+    }  # fmt: skip
+
+
+def _audits(row: Row) -> list[dict[str, Any]]:
+    return [{"seed": run.seed, **audit} for run in row.group.runs for audit in run.audits]
+
+
+def _pictures(row: Row) -> list[tuple[Run, dict[str, Any]]]:
+    """The pictures of the first seed that has any: one per attack."""
+    for run in row.group.runs:
+        found = [(run, result) for result in run.record.attacks if result["ran"] and result.get("picture")]
+        if found:
+            return found
+    return []
+
+
+def _picture(run: Run, result: dict[str, Any], budget: int) -> dict[str, str]:
+    """A picture as a data URI, made smaller until it fits; a path that leaves the run folder is not followed."""
+    name = f"{result['attack']}, {result['threat']}"
+    path = (run.folder / str(result["picture"])).resolve()
+    if not path.is_relative_to(run.folder.resolve()) or not path.is_file():
+        return {"name": name, "src": "", "missing": f"The picture {result['picture']} is not in the run folder."}
+    data = path.read_bytes()
+    if len(data) > budget:
+        data = _smaller(data, budget)
+    if not data:
+        return {"name": name, "src": "", "missing": f"The picture {result['picture']} cannot be read."}
+    src = "data:image/png;base64," + base64.b64encode(data).decode()
+    return {"name": f"{name}, seed {run.seed}", "src": src, "missing": ""}
+
+
+def _smaller(data: bytes, budget: int) -> bytes:
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+    except OSError:
+        return b""
+    while len(data) > budget and min(image.size) > 32:
+        image = image.resize((max(1, image.width * 3 // 4), max(1, image.height * 3 // 4)))
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG", optimize=True)
+        data = buffer.getvalue()
+    return data
+
+
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    return jinja2.Environment(
+        loader=loader, autoescape=jinja2.select_autoescape(["html"]), trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""What is more than noise: intervals over seeds, tests between settings, and the price of asking many questions.
+
+Seeds are the sample. A run's own interval (over test records, over an attack's candidates) says how well that run was
+measured, not how much another seed would differ; it is shown only where there is one seed, under its own name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import stats
+
+from fedaudit.stats import student_t
+
+LEVEL = 0.05
+SEEDS = 3  # below that no estimated difference counts: one degree of freedom is at the mercy of the normal law
+
+
+def over_seeds(
+    values: Sequence[float],
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    within: tuple[float, float, str] | None = None,
+) -> dict[str, Any]:
+    """Mean and 95 % interval over seeds (Student's t), cut to the values that are possible at all.
+
+    `within` is the interval that a single run has by itself, with its name: all there is where there is one seed.
+    """
+    found = student_t(values)
+    if found["value"] is None or not math.isfinite(found["value"]):
+        return {**found, "low": None, "high": None, "n": len(values)}
+    if found["n"] == 1:
+        low, high, name = within or (None, None, "")
+        why = f"{name}, of the one run; none over seeds" if name else "none: one seed"
+        return {"value": found["value"], "low": low, "high": high, "interval": why, "n": 1}
+    low, high = max(bounds[0], found["low"]), min(bounds[1], found["high"])
+    return {**found, "low": low, "high": high, "interval": "Student's t over seeds"}
+
+
+@dataclass(frozen=True)
+class Test:
+    """One comparison. `p` is None where nothing can be said; `how` says why, or names the test."""
+
+    difference: float | None
+    p: float | None
+    how: str
+    low: float | None = None
+    high: float | None = None
+    seeds: float = math.inf  # of the side that has fewer; infinite where nothing was estimated
+
+    @property
+    def more_than_noise(self) -> bool:
+        return self.p is not None and self.p < LEVEL and self.seeds >= SEEDS
+
+
+def compared(a: Mapping[Any, float], b: Mapping[Any, float]) -> Test:
+    """Is b more than noise away from a? Both by seed.
+
+    Seeds that both have are paired (a seed fixes data, split and initial weights, so it is a block): paired t-test.
+    Otherwise Welch's t-test. One seed on either side tells nothing; nor do differences that are equal to the last bit,
+    which with few seeds happen by chance where accuracies are multiples of 1/n.
+    """
+    if not a or not b:
+        return Test(None, None, "no figure on one side")
+    shared = sorted(a.keys() & b.keys())
+    paired = len(shared) >= 2
+    x, y = ([a[s] for s in shared], [b[s] for s in shared]) if paired else (list(a.values()), list(b.values()))
+    if not all(math.isfinite(v) for v in (*x, *y)):
+        return Test(None, None, "a figure is infinite")
+    difference = math.fsum(y) / len(y) - math.fsum(x) / len(x)
+    if not paired and min(len(x), len(y)) < 2:
+        return Test(difference, None, "one seed: the spread is not known")
+    if paired:
+        apart = [v - u for u, v in zip(x, y, strict=True)]
+        if max(apart) - min(apart) <= 1e-12 * max(1.0, *map(abs, apart)):
+            equal = abs(difference) <= 1e-12
+            return Test(difference, 1.0 if equal else None, "equal in each seed" if equal else "no spread over seeds")
+        result, how = stats.ttest_rel(y, x), f"paired t-test, {len(shared)} seeds"
+    else:
+        if max(x) == min(x) and max(y) == min(y):
+            return Test(difference, 1.0 if difference == 0 else None, "no spread over seeds")
+        result, how = stats.ttest_ind(y, x, equal_var=False), f"Welch's t-test, {len(x)} and {len(y)} seeds"
+    low, high = result.confidence_interval(1 - LEVEL)
+    return Test(difference, float(result.pvalue), how, float(low), float(high), min(len(x), len(y)))
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """p-values adjusted for how many there are (Holm 1979): below 0.05 together, wrong in at most 5 % of families."""
+    order = sorted((i for i, p in enumerate(ps) if p is not None), key=lambda i: ps[i])  # type: ignore[arg-type, return-value]
+    adjusted: list[float | None] = [None] * len(ps)
+    largest = 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * ps[i]))  # type: ignore[operator]
+        adjusted[i] = largest
+    return adjusted

@@ -1,0 +1,71 @@
+"""Rows against each other: which differences are more than noise, which row is the best, which no other beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedaudit.reports.noise import Test, compared, holm
+from fedaudit.reports.table import Row
+from fedaudit.reports.words import Column
+
+
+def differences(rows: Sequence[Row], column: Column) -> list[list[Test | None]]:
+    """Row against row; None where they are not comparable (other data, no figure). p-values are Holm's, adjusted for
+    all comparisons with the same reference (the first index)."""
+    table: list[list[Test | None]] = []
+    for reference in rows:
+        tests = [_difference(reference, row, column) for row in rows]
+        adjusted = holm([test.p if test else None for test in tests])
+        table.append([
+            test and replace(test, p=p)
+            for test, p in zip(tests, adjusted, strict=True)
+        ])  # fmt: skip
+    return table
+
+
+def _difference(a: Row, b: Row, column: Column) -> Test | None:
+    one, two = a.cells[column.key], b.cells[column.key]
+    if a is b or one.value is None or two.value is None or a.group.arena != b.group.arena:
+        return None
+    if not column.sampled or (not one.each and not two.each):
+        equal = one.value == two.value
+        infinite = math.isinf(one.value) or math.isinf(two.value)
+        gap = 0.0 if equal else (math.copysign(math.inf, two.value - one.value) if infinite else two.value - one.value)
+        return Test(gap, 1.0 if equal else 0.0, "counted or computed, not estimated")
+    return compared(one.each, two.each)
+
+
+def is_noise(test: Test | None) -> bool:
+    return test is None or not test.more_than_noise
+
+
+def best_row(rows: Sequence[Row], column: Column) -> dict[tuple[Any, ...], int]:
+    """The best row of a column, for each arena where two or more have a figure; a row that is near chance is the best
+    only where all are."""
+    best: dict[tuple[Any, ...], int] = {}
+    if column.better is None:
+        return best
+    sign = 1 if column.better == "high" else -1
+
+    def rank(i: int) -> tuple[bool, float]:
+        return not rows[i].untrained, sign * (rows[i].cells[column.key].value or 0.0)
+
+    for i, row in enumerate(rows):
+        known = best.get(row.group.arena)
+        if row.cells[column.key].value is not None and (known is None or rank(i) > rank(known)):
+            best[row.group.arena] = i
+    figures = [row.group.arena for row in rows if row.cells[column.key].value is not None]
+    return {arena: i for arena, i in best.items() if figures.count(arena) > 1}
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points (cost, gain) that no other beats in both: from cheap to dear."""
+    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
+    front: list[int] = []
+    for i in order:
+        if not front or points[i][1] > points[front[-1]][1]:
+            front.append(i)
+    return front

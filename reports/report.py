@@ -1,0 +1,73 @@
+"""From a folder of runs to a report in the formats that were asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.reports.runs import grouped, read_runs
+from fedaudit.reports.table import rows_of
+from fedaudit.store import write_atomic
+
+FORMATS = {"html": "report.html", "md": "report.md", "json": "report.json", "csv": "report.csv", "latex": "report.tex"}
+FIGURES = "figures"
+
+
+def write_report(
+    folder: Path,
+    formats: Sequence[str] = ("html", "md"),
+    out: Path | None = None,
+    failed: dict[str, str] | None = None,
+    figures: bool = False,
+) -> list[Path]:
+    """Write the report of all runs below `folder`, into `out` or beside the runs, and return what was written.
+
+    `failed` names runs that there should be and are not, with the reason. `figures` adds every figure as SVG and PNG.
+    """
+    for name in formats:
+        if name not in FORMATS:
+            raise SettingError(unknown("format", name, FORMATS))
+    if not folder.is_dir():
+        raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
+    runs, problems = read_runs(folder)
+    problems = {**failures(folder), **problems}
+    rows = rows_of(grouped(runs))
+    failed = {**(failed or {}), **problems}
+    out = out or folder
+    out.mkdir(parents=True, exist_ok=True)
+    title = f"Audit of {len(rows)} {'setting' if len(rows) == 1 else 'settings'}"
+    written = []
+    for name in formats:
+        path = out / FORMATS[name]
+        write_atomic(path, _text(name, rows, failed, title).encode())
+        written.append(path)
+    if figures:
+        from fedaudit.reports.figures import write_figures
+
+        written += write_figures(rows, out / FIGURES)
+    return written
+
+
+def failures(folder: Path) -> dict[str, str]:
+    """Cells that failed in the last audit of this folder, by what it left behind."""
+    try:
+        cells = json.loads((folder / "audit.json").read_text())["cells"]
+        return {cell["folder"]: cell["reason"] for cell in cells if cell["status"] == "failed"}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, OSError) as e:
+        raise RunError(f"{folder / 'audit.json'} cannot be read: {e}. Remove it, or audit again.") from e
+
+
+def _text(name: str, rows: list, failed: dict[str, str], title: str) -> str:
+    from fedaudit.reports import formats, html
+
+    if name == "html":
+        return html.page(rows, failed, title)
+    if name == "md":
+        return formats.markdown(rows, failed, title, html.facts(rows))
+    if name == "json":
+        return formats.as_json(rows, failed)
+    return formats.as_csv(rows) if name == "csv" else formats.latex(rows)

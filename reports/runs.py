@@ -1,0 +1,150 @@
+"""The runs below a folder, and which of them differ in their seed alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedaudit.config import EXECUTION, Setting
+from fedaudit.errors import RunError
+from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.record import RunRecord, read_record
+
+ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only where these agree
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    record: RunRecord
+    audits: list[dict[str, Any]] = field(default_factory=list)  # attempts to refute the claimed epsilon
+
+    @property
+    def seed(self) -> int:
+        return self.record.setting.seed
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one setting: they differ in their seed alone."""
+
+    label: str  # distinct within a report
+    privacy: str
+    runs: tuple[Run, ...]
+    differs: dict[str, Any] = field(default_factory=dict)  # settings that tell it from others of its method
+
+    @property
+    def setting(self) -> Setting:
+        return self.runs[0].record.setting
+
+    @property
+    def method(self) -> str:
+        return self.setting.method
+
+    @property
+    def arena(self) -> tuple[Any, ...]:
+        return tuple(getattr(self.setting, key) for key in ARENA)
+
+
+def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
+    """The runs below a folder, and what was found but cannot be read, with the reason."""
+    runs, problems = [], {}
+    for path in sorted(folder.glob("**/record.json")):
+        try:
+            record = read_record(path)
+        except RunError as e:
+            problems[str(path.parent.relative_to(folder))] = str(e)
+            continue
+        runs.append(Run(path.parent, record, list(record.audits)))
+    if not runs:
+        broken = f" What is there cannot be read: {next(iter(problems.values()))}" if problems else ""
+        raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.{broken}")
+    return runs, problems
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Groups in order of method and privacy, those without protection first, each with a label of its own."""
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        kept = run.record.setting.model_dump(mode="json", exclude={"seed", *EXECUTION})
+        of_setting = found.setdefault(json.dumps(kept, sort_keys=True), {})
+        if run.seed not in of_setting or of_setting[run.seed].record.status != "done":
+            of_setting[run.seed] = run  # one setting and seed is one result, however often it was run
+    sets = [tuple(of[seed] for seed in sorted(of)) for of in found.values()]
+    settings = [runs[0].record.setting for runs in sets]
+    groups = [_labelled(runs, settings) for runs in sets]
+    return sorted(groups, key=lambda g: (str(g.arena), g.method, bool(g.setting.privacy), g.label))
+
+
+def _labelled(runs: tuple[Run, ...], settings: Sequence[Setting]) -> Group:
+    setting = runs[0].record.setting
+    privacy = privacy_text(setting.privacy)
+    rivals = [s for s in settings if s.method == setting.method and privacy_text(s.privacy) == privacy and s != setting]
+    differs: dict[str, Any] = {}
+    for rival in rivals:
+        mine, theirs = (flat_setting(s) for s in (setting, rival))
+        differs |= {
+            key: mine.get(key, "default") for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)
+        }
+    for key in ARENA:
+        if any(getattr(s, key) != getattr(setting, key) for s in settings):
+            differs[key] = getattr(setting, key)
+    parts = [setting.method, *([privacy] if setting.privacy else [])]
+    parts += [f"{key}={value}" for key, value in sorted(differs.items())]
+    return Group(" · ".join(parts), privacy, runs, dict(sorted(differs.items())))
+
+
+def flat_setting(setting: Setting) -> dict[str, Any]:
+    """A setting's keys with the method's own beside them; seed and machinery left out."""
+    values = setting.model_dump(mode="json", exclude={"seed", "set", "privacy", *EXECUTION})
+    policies = {f"privacy.{kind}.{key}": v for kind, p in setting.privacy.items() for key, v in p.items()}
+    return {**values, **setting.set, **policies}
+
+
+def privacy_text(privacy: dict[str, Any]) -> str:
+    """A setting's policies in a few words: kinds that are protected alike stand together."""
+    alike: dict[str, list[str]] = {}
+    for kind, values in sorted(privacy.items()):
+        alike.setdefault(_policy_text(kind, values), []).append(kind)
+    return "; ".join(f"{', '.join(kinds)} {how}" for how, kinds in alike.items()) or "none"
+
+
+def _policy_text(kind: str, values: dict[str, Any]) -> str:
+    policy = Policy(**{**({"mechanism": "dp-sgd"} if kind == TRAINING else {}), **values})
+    if policy.mechanism == "pure-noise":
+        return "replaced by noise"
+    amount = f"ε={policy.epsilon:g}" if policy.epsilon is not None else f"noise {policy.noise_multiplier:g}x"
+    sensitivity = "random-pixel" if policy.clip is None else f"clip {policy.clip:g}"
+    total = ", whole run" if policy.calibration == "total" else ""
+    return f"{amount}{total}, {sensitivity}"
+
+
+def command(setting: Setting, out: str | None = None) -> str:
+    """The command line that makes a run of this setting again."""
+    words = ["fedaudit", "run"]
+    for key, value in setting.model_dump(mode="json", exclude={"set", "privacy"}).items():
+        default = Setting.model_fields[key].default
+        if value != default or key in ("method", "seed"):
+            name = key.replace("_", "-")
+            words += (
+                [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+            )
+    for key, value in setting.set.items():
+        words += ["--set", f"{key}={_toml(value)}"]
+    for kind, values in setting.privacy.items():
+        words += ["--privacy", f"{kind}:" + ",".join(_option(key, value) for key, value in values.items())]
+    return shlex.join([*words, *(["--out", out] if out else [])])
+
+
+def _option(key: str, value: Any) -> str:
+    return f"{key}={value if isinstance(value, str) else _toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + "}"
+    return json.dumps(value)

@@ -1,0 +1,306 @@
+"""Rows in sentences: what stands out, what a method gives away, how the figures were made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedaudit.reports.found import Found, attacks_of, best_attack
+from fedaudit.reports.noise import LEVEL, SEEDS
+from fedaudit.reports.rank import best_row, differences, is_noise
+from fedaudit.reports.runs import Group, command
+from fedaudit.reports.table import OUTER, Row, asked, refused
+from fedaudit.reports.words import BY_KEY, COLUMNS, VIA, kind_text, protection_text, seen_by, text
+
+LIMITS = (
+    "An attack that finds nothing is no proof that nothing can be found: it is a lower bound on what leaks.",
+    "The ledger's guarantee is about released values. It assumes the stated neighbouring relation, and exact "
+    "arithmetic; message sizes and timing are not in it.",
+    "The best attack is chosen after the fact, by its mean over seeds, from all attacks that ran: a maximum of several "
+    "noisy figures is a little too high, for every row alike if they faced the same attacks.",
+    "Intervals over seeds are Student's t at 95 %, which takes seeds for independent draws of a normal variable. Two "
+    "seeds give very wide ones; five or more are what comparisons take.",
+    "Two figures count as different where a t-test over seeds (paired by seed where both have it, otherwise Welch's) "
+    f"gives p < {LEVEL:g} after Holm's correction for all comparisons with the same reference, and both have at least "
+    f"{SEEDS} seeds. Counted and computed figures (bytes, ledger) differ where they differ. A setting near chance is "
+    "never the best of a column: where nothing was learnt, nothing can be found.",
+    "Accuracy is that of the last round. The best round on test data is not reported: nobody could have chosen it.",
+    "Peak memory of CPU runs is that of the process: runs that shared one are not told apart.",
+)
+
+
+def highlights(rows: Sequence[Row]) -> list[str]:
+    """At most a handful of sentences for somebody who reads nothing else."""
+    lines = []
+    column = BY_KEY["accuracy"]
+    for arena, i in best_row(rows, column).items():
+        cell = rows[i].cells["accuracy"]
+        near = [
+            r.label for r, t in zip(rows, differences(rows, column)[i], strict=True) if t is not None and is_noise(t)
+        ]
+        where = f" on {arena[0]}" if len({row.group.arena for row in rows}) > 1 else ""
+        ties = f"; {len(near)} of the others cannot be told from it" if near else ""
+        lines.append(f"Most accurate{where}: {rows[i].label}, {text(column, cell.value)}{ties}.")
+    guarantees = [r for r in rows if r.cells["epsilon"].value is not None and 0 < r.cells["epsilon"].value < math.inf]
+    nothing = [r for r in rows if r.cells["epsilon"].value == math.inf]
+    if nothing:
+        lines.append(
+            f"{len(nothing)} of {len(rows)} settings guarantee nothing (ε = ∞): something is sent unprotected."
+        )
+    if guarantees:
+        least = min(guarantees, key=lambda r: r.cells["epsilon"].value or 0.0)
+        lines.append(
+            f"Smallest finite guarantee: {least.label}, ε = {text(BY_KEY['epsilon'], least.cells['epsilon'].value)}."
+        )
+    attacked = [r for r in rows if r.cells["auc"].value is not None]
+    if attacked:
+        worst = max(attacked, key=lambda r: r.cells["auc"].value or 0.0)
+        cell = worst.cells["auc"]
+        lines.append(
+            f"Strongest membership attack: AUC {text(BY_KEY['auc'], cell.value)} on {worst.label} ({cell.detail})."
+        )
+    shown = [r for r in rows if r.cells["identified"].value is not None and not r.cells["identified"].flag]
+    if shown:
+        worst = max(shown, key=lambda r: r.cells["identified"].value or 0.0)
+        cell = worst.cells["identified"]
+        share = text(BY_KEY["identified"], cell.value)
+        lines.append(f"Strongest reconstruction: {share} of its images identified, on {worst.label} ({cell.detail}).")
+    refuted = [r.label for r in rows if r.cells["lower"].flag]
+    if refuted:
+        lines.append(f"Claims refuted by measurement: {', '.join(refuted)}.")
+    weak = [r for r in rows if any(note.startswith("Under-trained") for note in r.notes)]
+    if weak:
+        lines.append(f"{len(weak)} of {len(rows)} settings are under-trained; see the notes below the table.")
+    return lines
+
+
+def verdict(row: Row) -> list[str]:
+    """One setting in plain words: the guarantee, then what attacks found."""
+    epsilon, auc = row.cells["epsilon"], row.cells["auc"]
+    if refused(row.group):
+        return ["Not run: the privacy setting does not apply to what this method sends."]
+    if epsilon.value is None:
+        lines = [f"No guarantee can be stated: {epsilon.reason}."]
+    elif epsilon.value == 0:
+        lines = ["Nothing computed from the clients' records crosses the wire."]
+    elif math.isinf(epsilon.value):
+        lines = [f"Nothing is guaranteed: {epsilon.detail}."]
+    else:
+        lines = [f"Guaranteed, for every client and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
+    if row.cells["lower"].value is not None:
+        lower = row.cells["lower"]
+        lines.append(f"An audit measured ε ≥ {lower.value:.3g}" + (": the claim is refuted." if lower.flag else "."))
+    if auc.value is None:
+        lines.append(f"Membership attacks: {auc.reason or 'none'}.")
+    else:
+        best = best_attack(row.group, "membership", "auc")
+        above = _leaks(best) if best else []
+        found = f"AUC {auc.value:.3f} ({auc.detail})"
+        if above and all(above):
+            lines.append(f"Members can be told from others better than by guessing, in each seed: {found}.")
+        elif any(above):
+            lines.append(f"Members can be told from others in {sum(above)} of {len(above)} seeds: {found}.")
+        elif best and not _judged(best) and auc.n >= SEEDS and (auc.low or 0.0) > 0.5:
+            lines.append(f"Members can be told from others over all seeds, though in no single one: {found}.")
+        else:
+            lines.append(
+                f"The best membership attack that ran shows no leak, {found}: it is no better than guessing, or than a "
+                "baseline that looks at nothing. That is no guarantee."
+            )
+    identified = row.cells["identified"]
+    if identified.value is not None:
+        share = text(BY_KEY["identified"], identified.value)
+        worth = f", {identified.flag}" if identified.flag else ""
+        lines.append(f"The best reconstruction identifies {share} of its images{worth}: {identified.detail}.")
+    return lines
+
+
+def _judged(found: Found) -> bool:
+    return any(result.get("leak") is not None for result in found.results.values())
+
+
+def _leaks(found: Found) -> list[bool]:
+    """By seed: the attack's own verdict where it has one (it then beats blind baselines too), else its interval."""
+    told = []
+    for seed, estimate in found.estimates("auc").items():
+        leak = found.results[seed].get("leak")
+        told.append(bool(leak) if leak is not None else (estimate.get("low") or 0.0) > 0.5)
+    return told
+
+
+def releases(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What one method's clients send that was computed from their records; `rows` are its privacy settings."""
+    fields: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        entries = [entry for client in row.first.ledger for entry in client.entries]
+        declared = {release.field: release for release in row.first.releases if release.role == "private"}
+        for name in dict.fromkeys(
+            [*(e.field for e in entries if e.kind == "training"), *declared, *(e.field for e in entries)]
+        ):
+            of = [entry for entry in entries if entry.field == name]
+            release = declared.get(name)
+            kind = of[0].kind if of else (release.kind if release else None)
+            via = VIA.get(release.via or "", "") if release else ""
+            field = fields.setdefault(
+                name,
+                {
+                    "field": name, "kind": kind or "", "what": kind_text(kind), "via": via,
+                    "seen": _seen(row, kind),
+                    "protection": [None] * len(rows),
+                },
+            )  # fmt: skip
+            field["protection"][number] = protection_text(of)
+    return list(fields.values())
+
+
+def _seen(row: Row, kind: str | None) -> str:
+    return "stays on the client" if kind == "training" else f"seen by {seen_by(row.first.ledger, kind or '')}"
+
+
+def ledger_rows(row: Row) -> list[dict[str, str]]:
+    """The ledger of the worst-off client of the first seed, kind by kind."""
+    clients = [client for client in row.first.ledger if client.entries]
+    if not clients:
+        return []
+    worst = max(clients, key=lambda c: math.inf if c.epsilon is None else c.epsilon)
+    lines = [
+        {"what": kind.replace("_", " "), "epsilon": text(BY_KEY["epsilon"], value), "note": ""}
+        for kind, value in sorted(worst.by_kind.items())
+    ]
+    for relation, total in worst.by_relation.items():
+        if relation == "any":
+            continue
+        by = ", ".join(f"{name} {value:.4g}" for name, value in total.by_accountant.items() if math.isfinite(value))
+        note = "; ".join(part for part in (total.reason, f"accountants: {by}" if by else "") if part)
+        what = f"the part with noise, composed ({relation})"
+        lines.append({"what": what, "epsilon": text(BY_KEY["epsilon"], total.epsilon), "note": note})
+    together = "not composed" if worst.epsilon is None else text(BY_KEY["epsilon"], worst.epsilon)
+    note = "something is sent without noise" if worst.epsilon == math.inf else f"δ = {worst.delta:.2g}"
+    lines.append({"what": f"client {worst.client}, all together", "epsilon": together, "note": note})
+    return lines
+
+
+MEASURES = {
+    "membership": ("auc", "tpr", "balanced_accuracy"),
+    "reconstruction": ("identification", "mse", "psnr", "ssim", "cosine"),
+    "histogram": ("error", "uniform", "gain"),
+}
+BOUNDS = {
+    **dict.fromkeys(("auc", "tpr", "balanced_accuracy", "identification", "error", "uniform"), (0.0, 1.0)),
+    **dict.fromkeys(("ssim", "cosine", "gain"), (-1.0, 1.0)),
+    "mse": (0.0, math.inf),
+}
+MEASURE_WORDS = {
+    "auc": "AUC",
+    "tpr": "TPR at 1 % FPR",
+    "balanced_accuracy": "balanced accuracy",
+    "identification": "identified",
+    "mse": "MSE",
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "cosine": "cosine",
+    "error": "error of the label shares",
+    "uniform": "error of uniform shares",
+    "gain": "gain",
+}
+
+
+def attack_rows(row: Row) -> list[dict[str, Any]]:
+    """Every attack on a setting, whatever it claims: figures it has, or the reason why it did not run."""
+    lines = []
+    for found in sorted(attacks_of(row.group), key=lambda f: (f.claims, f.blind, f.threat, f.attack)):
+        measures = MEASURES.get(found.claims, ())
+        others = [k for r in found.results.values() for k, v in (r.get("pooled") or {}).items() if _is_estimate(v)]
+        figures = {}
+        for measure in dict.fromkeys([*measures, *(k for k in others if k not in ("advantage", "advantage_best"))]):
+            cell = found.cell(measure, BOUNDS.get(measure, (-math.inf, math.inf)))
+            if cell.value is not None:
+                figures[MEASURE_WORDS.get(measure, measure.replace("_", " "))] = cell
+        first = next(iter(found.results.values()), {})
+        baselines = {
+            name: (of.get("identification") or of.get("auc") or {}).get("value")
+            for name, of in (first.get("baselines") or {}).items()
+            if isinstance(of, dict)
+        }
+        lines.append(
+            {
+                "attack": found.attack, "settings": found.settings, "threat": found.threat, "claims": found.claims,
+                "blind": found.blind,
+                "figures": figures, "reason": found.reason, "verdict": str(first.get("verdict", "")),
+                "seeds": len(found.results), "baselines": {k: v for k, v in baselines.items() if v is not None},
+                "beats": first.get("beats_baselines"), "left_out": list(dict.fromkeys(first.get("left_out") or [])),
+            }
+        )  # fmt: skip
+    return lines
+
+
+def _is_estimate(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("value"), int | float)
+
+
+def traffic(row: Row) -> list[dict[str, Any]]:
+    """Bytes by field, of one client in one round, in the first seed; headers are the rest of what the wire carried."""
+    times = asked(row.first) or 1
+    lines: list[dict[str, Any]] = [
+        {"direction": t.direction, "field": t.field, "payload": t.payload / times, "wire": t.wire / times}
+        for t in row.first.traffic
+    ]
+    frames = [line for line in lines if line["field"].endswith("(frame)")]
+    kept = [line for line in lines if not line["field"].endswith("(frame)")]
+    for direction in ("up", "down"):
+        wire = sum(line["wire"] for line in frames if line["direction"] == direction)
+        if wire:
+            kept.append({"direction": direction, "field": "names and shapes", "payload": 0, "wire": wire})
+    largest = max((line["wire"] for line in kept), default=0) or 1
+    return [
+        {**line, "share": line["wire"] / largest}
+        for line in sorted(kept, key=lambda x: (x["direction"] != "up", -x["wire"]))
+    ]
+
+
+def phases(row: Row) -> list[dict[str, Any]]:
+    """Seconds by party and phase, all clients together; `inside` are parts of the ones above them."""
+    sums: dict[tuple[str, str], float] = {}
+    gpu = any(r.get("gpu_s") is not None for r in row.first.timings)
+    for r in row.first.timings:
+        who = "clients" if r["party"].startswith("client") else r["party"]
+        key = (who, r["phase"])
+        sums[key] = sums.get(key, 0.0) + ((r["gpu_s"] if gpu else r["wall_s"]) or 0.0)
+    largest = max(sums.values(), default=0.0) or 1.0
+    order = {"clients": 0, "server": 1}
+    return [
+        {"party": who, "phase": phase, "seconds": s, "share": s / largest, "inside": phase not in (*OUTER, "evaluate")}
+        for (who, phase), s in sorted(sums.items(), key=lambda x: (order.get(x[0][0], 2), x[0][1] not in OUTER, -x[1]))
+        if s / largest > 0.001
+    ]
+
+
+def made(group: Group) -> dict[str, Any]:
+    """What somebody needs to make a row again."""
+    record = group.runs[0].record
+    setting = record.setting.model_dump(mode="json", exclude={"seed"})
+    return {
+        "label": group.label,
+        "command": command(record.setting),
+        "seeds": [run.seed for run in group.runs],
+        "setting": setting,
+        "device": record.device,
+        "finished": max((run.record.finished or "" for run in group.runs), default=""),
+        "digests": {run.seed: run.record.transcript_digest for run in group.runs},
+        "models": record.models,
+    }
+
+
+def versions(rows: Sequence[Row]) -> list[str]:
+    """Each set of versions that runs were made with."""
+    sets = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in run.record.versions.items()) + f"; {run.record.device}"
+        for row in rows
+        for run in row.group.runs
+    )
+    return list(sets)
+
+
+def column_notes() -> list[tuple[str, str]]:
+    return [(column.title, column.help) for column in COLUMNS]

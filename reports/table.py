@@ -1,0 +1,275 @@
+"""Run records to rows: one per method and privacy setting, each figure a mean over seeds with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedaudit.evaluate import test_score
+from fedaudit.record import RunRecord
+from fedaudit.reports.cell import Cell
+from fedaudit.reports.found import Found, attacks_of, best_attack
+from fedaudit.reports.noise import over_seeds
+from fedaudit.reports.runs import Group, Run
+from fedaudit.reports.words import COLUMNS, Column
+
+OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
+UNTRAINED = "Under-trained: accuracy is near"
+NEAR_CHANCE = 1.5  # times what guessing gives
+STILL_RISING = 0.02  # gained in the last evaluated round
+
+
+@dataclass(frozen=True)
+class Row:
+    group: Group
+    cells: dict[str, Cell]
+    notes: list[str]
+
+    @property
+    def label(self) -> str:
+        return self.group.label
+
+    @property
+    def untrained(self) -> bool:
+        """Near chance: nothing was learnt, so nothing can be found, and that is no merit."""
+        return any(note.startswith(UNTRAINED) for note in self.notes)
+
+    @property
+    def first(self) -> RunRecord:
+        return self.group.runs[0].record
+
+
+def rows_of(groups: Sequence[Group]) -> list[Row]:
+    return [Row(group, cells := _cells(group), _notes(group, cells)) for group in groups]
+
+
+def _cells(group: Group) -> dict[str, Cell]:
+    if refused(group):
+        return {column.key: Cell(reason="does not apply") for column in COLUMNS}
+    cells = {}
+    for column in COLUMNS:
+        make = MAKERS.get(column.key)
+        cells[column.key] = make(group) if make else _plain(group, column)
+    return cells
+
+
+# --- figures of one run ------------------------------------------------------------------------------------------
+
+
+def accuracy(record: RunRecord) -> float | None:
+    last = record.result.get("last")
+    return test_score(last) if last else None
+
+
+def _own(record: RunRecord) -> float | None:
+    clients = (record.result.get("last") or {}).get("clients") or {}
+    return (clients.get("local_test") or {}).get("mean")
+
+
+def asked(record: RunRecord) -> int:
+    """How often a client took part in a round."""
+    return sum(len(row.participants) for row in record.rounds)
+
+
+def _bytes(direction: str) -> Callable[[RunRecord], float | None]:
+    return lambda record: record.bytes(direction) / asked(record) if asked(record) else None
+
+
+def uses_gpu(record: RunRecord) -> bool:
+    return any(row.get("gpu_s") is not None for row in record.timings)
+
+
+def seconds(record: RunRecord) -> float | None:
+    key = "gpu_s" if uses_gpu(record) else "wall_s"
+    outer = [row for row in record.timings if row["phase"] in OUTER]
+    return math.fsum(row[key] or 0.0 for row in outer) if outer else None
+
+
+def _memory(record: RunRecord) -> float | None:
+    return float(record.peak_gpu_bytes if uses_gpu(record) else record.peak_rss_bytes) or None
+
+
+PLAIN: dict[str, Callable[[RunRecord], float | None]] = {
+    "accuracy": accuracy, "own": _own, "up": _bytes("up"), "down": _bytes("down"),
+    "seconds": seconds, "memory": _memory,
+}  # fmt: skip
+
+
+def _plain(group: Group, column: Column) -> Cell:
+    each = {run.seed: value for run in group.runs if (value := PLAIN[column.key](run.record)) is not None}
+    if not each:
+        return Cell(reason="not measured")
+    within = None
+    if column.key == "accuracy" and len(each) == 1:
+        test = ((group.runs[0].record.result.get("last") or {}).get("global") or {}).get("test")
+        within = (test["low"], test["high"], "Wilson, over test records") if test else None
+    if not column.sampled and len(set(each.values())) == 1:
+        value = next(iter(each.values()))
+        return Cell(value, value, value, len(each), "counted, the same in each seed", each)
+    detail = ("GPU" if uses_gpu(group.runs[0].record) else "CPU") if column.machine else ""
+    return Cell(**over_seeds(list(each.values()), column.bounds, within), each=each, detail=detail)
+
+
+# --- privacy -----------------------------------------------------------------------------------------------------
+
+
+def _claim(group: Group) -> Cell:
+    policies = {kind: p["epsilon"] for kind, p in group.setting.privacy.items() if p.get("epsilon") is not None}
+    if not policies:
+        return Cell(reason="not asked for" if group.setting.privacy else "none made")
+    value = max(float(e) for e in policies.values())
+    idle = idle_kinds(group)
+    flag = "applied to nothing that this method sends" if policies.keys() <= idle else ""
+    return Cell(value, value, value, len(group.runs), "as set", detail=", ".join(sorted(policies)), flag=flag)
+
+
+def idle_kinds(group: Group) -> set[str]:
+    """Kinds with a policy of which nothing was released: the policy protected nothing."""
+    used = {entry.kind for run in group.runs for client in run.record.ledger for entry in client.entries}
+    return {kind for kind in group.setting.privacy if kind not in used}
+
+
+def _epsilon(group: Group) -> Cell:
+    done = [run for run in group.runs if run.record.status == "done"]
+    each: dict[int, float] = {}
+    for run in done:
+        epsilons = [client.epsilon for client in run.record.ledger if client.entries]
+        if None in epsilons:
+            return Cell(reason="releases under different neighbouring relations: not composed", n=len(done))
+        each[run.seed] = max((e for e in epsilons if e is not None), default=0.0)
+    if not each:
+        return Cell(reason="no run is finished")
+    worst = max(each.values())
+    delta = max(client.delta for run in done for client in run.record.ledger)
+    open_kinds = sorted({e.kind for r in done for c in r.record.ledger for e in c.entries if e.noise_multiplier == 0})
+    detail = f"{', '.join(open_kinds).replace('_', ' ')} sent unprotected" if open_kinds else ""
+    detail = detail or (f"δ ≤ {delta:.2g}" if worst else "nothing computed from records is sent")
+    low = min(each.values())
+    return Cell(worst, low, worst, len(each), "computed; from the best seed to the worst", each, detail)
+
+
+def _lower(group: Group) -> Cell:
+    audits = [(run.seed, audit) for run in group.runs for audit in run.audits]
+    found = [(seed, audit) for seed, audit in audits if audit.get("trials")]
+    if not found:
+        return Cell(reason=f"not tried: {audits[0][1].get('how', 'no reason given')}" if audits else "not audited")
+    each: dict[int, float] = {}
+    for seed, audit in found:
+        each[seed] = max(each.get(seed, 0.0), float(audit["lower_bound"]))
+    best = max(found, key=lambda pair: pair[1]["lower_bound"])[1]
+    refuted = list(dict.fromkeys(_claim_text(audit) for _, audit in found if audit["verdict"] == "refuted"))
+    how = f"one-sided {100 * best.get('confidence', 0.95):g} %, {best['trials']} trials, the largest of all audits"
+    flag = f"refuted: {'; '.join(refuted)}" if refuted else ""
+    largest = max(each.values())
+    return Cell(
+        largest, largest, math.inf, len(each), how, each, str(best.get("claim") or best.get("kind", "")), flag=flag
+    )
+
+
+def _claim_text(audit: dict[str, Any]) -> str:
+    claimed = audit.get("claim_epsilon")
+    what = str(audit.get("claim") or audit.get("kind") or "the claim")
+    return what if claimed is None else f"ε = {claimed:.3g} for {what}"
+
+
+# --- attacks -----------------------------------------------------------------------------------------------------
+
+
+def _best(claims: str, measure: str) -> Callable[[Group], Cell]:
+    def make(group: Group) -> Cell:
+        best = best_attack(group, claims, measure)
+        if best is not None:
+            return _with_chance(best, best.cell(measure, (0.0, 1.0)), measure)
+        of_sort = [f for f in attacks_of(group) if f.claims == claims and not f.blind]
+        if not of_sort:
+            return Cell(reason="not run")
+        return Cell(reason=of_sort[0].cell(measure).reason)
+
+    return make
+
+
+def _with_chance(best: Found, cell: Cell, measure: str) -> Cell:
+    """What guessing would give, and whether the attack is better than its baselines, where it says so."""
+    chances = [e["chance"] for e in best.estimates(measure).values() if e.get("chance") is not None]
+    detail = cell.detail + (f"; guessing gives {100 * sum(chances) / len(chances):.1f} %" if chances else "")
+    verdicts = [r["beats_baselines"] for r in best.results.values() if r.get("beats_baselines") is not None]
+    flag = "no better than its baselines" if verdicts and not any(verdicts) else ""
+    values = {name: getattr(cell, name) for name in ("value", "low", "high", "n", "interval", "each")}
+    return Cell(**values, detail=detail, flag=flag)
+
+
+MAKERS: dict[str, Callable[[Group], Cell]] = {
+    "claim": _claim,
+    "epsilon": _epsilon,
+    "lower": _lower,
+    "tpr": _best("membership", "tpr"),
+    "auc": _best("membership", "auc"),
+    "identified": _best("reconstruction", "identification"),
+}
+
+
+# --- notes -------------------------------------------------------------------------------------------------------
+
+
+def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
+    """What a reader has to know before reading a row's figures."""
+    notes = []
+    if refused(group):
+        return [f"The privacy setting does not apply to this method, so it was not run: {_why_refused(group)}."]
+    unfinished = sorted(run.seed for run in group.runs if run.record.status != "done")
+    if unfinished:
+        notes.append(f"Unfinished: seed {', '.join(map(str, unfinished))} has not run all its rounds.")
+    notes += undertrained(group, cells["accuracy"])
+    idle = sorted(idle_kinds(group))
+    if idle:
+        of = ", ".join(idle).replace("_", " ")
+        notes.append(
+            f"The privacy setting on {of} applied to nothing: this method sends none. It protects nothing here."
+        )
+    if len(group.runs) == 1:
+        notes.append("One seed: no interval over seeds, and no difference can be told from noise.")
+    if cells["lower"].flag:
+        notes.append(f"Measurement {cells['lower'].flag}.")
+    if any(result.get("split_broken") for run in group.runs for result in run.record.attacks):
+        notes.append(
+            "The audit split is broken: a baseline that looks at nothing tells members from others, so membership "
+            "attacks show nothing here."
+        )
+    known = [note for run in group.runs for note in run.record.notes if "applied to nothing" not in note]
+    return notes + [note[:1].upper() + note[1:] + "." * (not note.endswith(".")) for note in dict.fromkeys(known)]
+
+
+def refused(group: Group) -> bool:
+    return all(run.record.status == "refused" for run in group.runs)
+
+
+def _why_refused(group: Group) -> str:
+    reason = (group.runs[0].record.notes or ["no reason given"])[0]
+    return (reason.partition("does not apply: ")[2] or reason).rstrip(".")
+
+
+def undertrained(group: Group, cell: Cell) -> list[str]:
+    """Near chance, or still gaining when the rounds ran out: then privacy figures say little about a trained model."""
+    classes = group.runs[0].record.data.get("classes")
+    if cell.value is None:
+        return []
+    if classes and cell.value < NEAR_CHANCE / classes:
+        return [
+            f"{UNTRAINED} the {100 / classes:.0f} % of guessing. What attacks find in an untrained "
+            "model says nothing about a trained one."
+        ]
+    curves = [curve(run)[1] for run in group.runs]
+    gains = [scores[-1] - scores[-2] for scores in curves if len(scores) > 1]
+    gain = math.fsum(gains) / len(gains) if gains else 0.0
+    if gain > STILL_RISING:
+        return [f"Under-trained: accuracy still rose by {100 * gain:.1f} points in the last evaluated round."]
+    return []
+
+
+def curve(run: Run) -> tuple[list[int], list[float]]:
+    """Rounds and accuracy."""
+    pairs = [(row.round, test_score(row.utility)) for row in run.record.rounds if row.utility]
+    kept = [(t, score) for t, score in pairs if score is not None]
+    return [t for t, _ in kept], [score for _, score in kept]

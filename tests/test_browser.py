@@ -1,0 +1,263 @@
+"""The page in a real browser: Chromium without a screen, driven by Selenium, with no network to reach."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import reported
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium, in the extra `test`")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Chromium and its driver: apt-get install chromium chromium-driver"
+)
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}", "--window-size=1440,1000"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.execute_cdp_cmd("Network.enable", {})
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    from fedaudit.reports.report import write_report
+
+    folder = reported.write(tmp_path_factory.mktemp("audit"))
+    return write_report(folder, ["html"], failed={"runs/lost": "it was lost"})[0]
+
+
+@pytest.fixture
+def page(browser, path):
+    """The page freshly opened; whatever a test does to it, nothing may be logged and no request may leave it."""
+    _media(browser, "light")
+    browser.get(path.as_uri())
+    browser.execute_script("localStorage.clear()")
+    browser.get(path.as_uri())
+    for log in ("browser", "performance"):
+        browser.get_log(log)  # what was before is not this test's
+    yield browser
+    assert browser.get_log("browser") == []
+    assert [url for url in _requests(browser) if not url.startswith(("file:", "data:"))] == []
+
+
+def _requests(browser) -> list[str]:
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+
+def _media(browser, scheme: str, kind: str = "") -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": features})
+
+
+def _methods(page) -> list[str]:
+    """The rows that are shown, from top to bottom."""
+    return page.execute_script(
+        "return [...document.querySelectorAll('#verdict tbody tr')].filter(r => r.offsetParent)"
+        ".map(r => r.dataset.label)"
+    )
+
+
+def _click(page, selector: str) -> None:
+    page.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+
+def _cell(page, label: str, key: str):
+    return page.execute_script(
+        'return document.querySelector(`tr[data-label="${arguments[0]}"] td[data-key="${arguments[1]}"]`)', label, key
+    )
+
+
+FEDAVG, NOISY, LOCAL = "fedavg", "fedavg · training noise 1x, clip 1", "local"
+
+
+def test_a_click_sorts_and_another_turns_it_round(page):
+    """Accuracy: 0.90, 0.70, 0.605, 0.50, 0.26; what was refused has none and stays last either way."""
+    best_first = [FEDAVG, NOISY, "my_pkg", LOCAL, "protos", "fedaf"]
+    _click(page, "th[data-key=accuracy] button")
+    assert [label[:5] for label in _methods(page)] == [label[:5] for label in best_first]
+    assert page.find_element("css selector", "th[data-key=accuracy]").get_attribute("aria-sort") == "descending"
+    _click(page, "th[data-key=accuracy] button")
+    assert [label[:5] for label in _methods(page)] == [label[:5] for label in [*reversed(best_first[:5]), "fedaf"]]
+
+
+def test_infinity_is_sorted_as_the_largest(page):
+    _click(page, "th[data-key=epsilon] button")
+    assert _methods(page)[:3] == [LOCAL, NOISY, FEDAVG]
+
+
+def test_the_filter_leaves_rows_that_have_every_word(page):
+    box = page.find_element("id", "filter")
+    box.send_keys("fedavg training")
+    assert _methods(page) == [NOISY]
+    assert page.find_element("id", "status").text == "1 of 6 rows shown."
+    box.clear()
+    box.send_keys("under-trained")
+    assert [label[:5] for label in _methods(page)] == ["proto"]
+
+
+def test_columns_can_be_hidden_and_come_back(page):
+    def shown() -> list[str]:
+        return page.execute_script(
+            "return [...document.querySelectorAll('#verdict th[data-key]')].filter(h => h.offsetParent)"
+            ".map(h => h.dataset.key)"
+        )
+
+    before = shown()
+    assert "up" in before
+    _click(page, "#columns input[value=up]")
+    _click(page, "#columns input[value=down]")
+    assert set(before) - set(shown()) == {"up", "down"}
+    assert not _cell(page, FEDAVG, "up").is_displayed()
+    part = page.find_element("css selector", "th[data-part=Cost]")
+    assert part.get_attribute("colspan") == "2", "seconds and memory are left"
+    _click(page, "#columns input[value=up]")
+    _click(page, "#columns input[value=down]")
+    assert shown() == before
+
+
+def test_a_row_can_be_the_reference(page):
+    """Against the best, FedAvg's AUC is worse by more than noise; against itself it is the reference, and noise in
+    training is better in AUC and worse in accuracy."""
+    assert "worse" in _cell(page, FEDAVG, "auc").get_attribute("class")
+    assert "noise" in _cell(page, LOCAL, "auc").get_attribute("class")
+    page.execute_script(
+        "const s = document.getElementById('reference');"
+        "s.value = [...s.options].find(o => o.text === arguments[0]).value; s.dispatchEvent(new Event('change'))",
+        FEDAVG,
+    )
+    assert "ref" in _cell(page, FEDAVG, "auc").get_attribute("class")
+    assert "better" in _cell(page, NOISY, "auc").get_attribute("class")
+    assert "worse" in _cell(page, NOISY, "accuracy").get_attribute("class")
+    assert "Against fedavg: more than noise, p = " in _cell(page, NOISY, "accuracy").get_attribute("title")
+
+
+def test_what_is_within_noise_looks_like_it(page):
+    """Paler than the others, and marked by a sign too: colour alone is not for everybody."""
+    colour = "return getComputedStyle(arguments[0].querySelector('.main')).color"
+    sign = "return getComputedStyle(arguments[0].querySelector('.main'), '::before').content"
+    noise, told = _cell(page, LOCAL, "auc"), _cell(page, FEDAVG, "auc")
+    assert page.execute_script(colour, noise) != page.execute_script(colour, told)
+    assert "≈" in page.execute_script(sign, noise)
+
+
+def test_each_heading_and_figure_explains_itself(page):
+    titles = page.execute_script(
+        "return [...document.querySelectorAll('#verdict thead button')].map(b => b.title.length)"
+    )
+    assert min(titles) > 40
+    assert _cell(page, FEDAVG, "accuracy").get_attribute("title").startswith("Student's t over seeds; 3 seeds: 90.0 %")
+
+
+def test_pictures_and_drawings_have_text(page):
+    nameless = page.execute_script(
+        "return [...document.querySelectorAll('img')].filter(i => !i.alt || !i.naturalWidth).length"
+        " + [...document.querySelectorAll('svg')].filter(s => !s.closest('[role=img][aria-label]')).length"
+    )
+    assert nameless == 0
+    assert page.execute_script("return document.querySelectorAll('img').length") == 1
+
+
+def test_ids_are_unique_and_links_lead_somewhere(page):
+    ids = page.execute_script("return [...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    links = page.execute_script("return [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))")
+    assert {link[1:] for link in links} <= set(ids)
+
+
+def _contrast(page, selector: str) -> float:
+    """WCAG 2 contrast of the first such element's text with what is behind it."""
+    return page.execute_script(
+        """
+        const seen = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+            if (!c.endsWith(', 0)') && c !== 'transparent') return c; } return 'rgb(255, 255, 255)'; };
+        const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).slice(0, 3).map(v => { v /= 255;
+            return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const e = document.querySelector(arguments[0]);
+        const [a, b] = [light(getComputedStyle(e).color), light(seen(e))].sort((x, y) => y - x);
+        return (a + 0.05) / (b + 0.05);
+        """,
+        selector,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_can_be_read(page, scheme):
+    """As the system asks. Text has at least the contrast 4.5 that WCAG AA wants, drawings take the colours along."""
+    _media(page, scheme)
+    behind = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, behind[4:-1].split(","))) > 3 * 128) == (scheme == "light")
+    texts = (
+        "h1",
+        "p.quiet",
+        "#verdict td .main",
+        "#verdict td .sub",
+        "td.noise .main",
+        ".pill",
+        "td.open",
+        ".flag",
+        "a",
+        "h5",
+    )
+    for selector in texts:
+        assert _contrast(page, selector) >= 4.5, selector
+    ink = page.execute_script("return getComputedStyle(document.querySelector('#plots svg text')).fill")
+    assert (sum(map(int, ink[4:-1].split(","))) < 3 * 128) == (scheme == "light")
+
+
+def test_the_button_chooses_the_colours_and_remembers(page, path):
+    def dark() -> bool:
+        behind = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, behind[4:-1].split(","))) < 3 * 128
+
+    shades = []
+    for _ in range(3):  # auto (the system says light), light, dark
+        shades.append(dark())
+        _click(page, "#theme")
+    assert shades == [False, False, True]
+    _click(page, "#theme")
+    _click(page, "#theme")
+    page.get(path.as_uri())
+    assert dark()
+
+
+@pytest.mark.parametrize("width", [1440, 800, 390])
+def test_no_width_makes_the_page_scroll_sideways(page, width):
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_prints_with_everything_open(page):
+    """A PDF of some pages; controls are left out, what was folded is open, and dark pages are printed on white."""
+    _media(page, "dark")
+    pdf = base64.b64decode(page.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+    assert pdf.startswith(b"%PDF")
+    assert len(pdf) > 50_000
+    assert page.execute_script("return [...document.querySelectorAll('main details:not(.menu)')].every(d => d.open)")
+    _media(page, "dark", "print")
+    assert not page.find_element("css selector", ".controls").is_displayed()
+    assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
