@@ -22,6 +22,12 @@ ALL = [pytest.param(name, marks=pytest.mark.slow) if name in BIG else name for n
 SCALABLE = [name for name in ALL if name != "vit_tiny"]
 
 
+@pytest.fixture(autouse=True)
+def _onednn(_computing):
+    """Large networks take it, whatever their images: without it they are much slower."""
+    torch.backends.mkldnn.set_flags(True)
+
+
 def meta(arch: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> models.Net:
     """The network's structure, without its numbers."""
     with torch.device("meta"):
