@@ -62,7 +62,7 @@ def highlights(rows: Sequence[Row]) -> list[str]:
         )
     shown = [r for r in rows if r.cells["identified"].value is not None and not r.cells["identified"].flag]
     if shown:
-        worst = max(shown, key=lambda r: r.cells["identified"].value or 0.0)
+        worst = max(shown, key=_beyond_chance)
         cell = worst.cells["identified"]
         share = text(BY_KEY["identified"], cell.value)
         lines.append(f"Strongest reconstruction: {share} of its images identified, on {worst.label} ({cell.detail}).")
@@ -73,6 +73,12 @@ def highlights(rows: Sequence[Row]) -> list[str]:
     if weak:
         lines.append(f"{len(weak)} of {len(rows)} settings are under-trained; see the notes below the table.")
     return lines
+
+
+def _beyond_chance(row: Row) -> float:
+    """How far beyond guessing the best reconstruction is: guessing gives less the more there is to guess from."""
+    best = best_attack(row.group, "reconstruction", "identification")
+    return best.beyond_chance("identification") if best else 0.0
 
 
 def verdict(row: Row) -> list[str]:
