@@ -33,6 +33,28 @@ def tiny():
     return make
 
 
+@pytest.fixture
+def fedaudit(capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+
+    from fedaudit import cli
+
+    def call(*words):
+        before = sys.argv
+        sys.argv = ["fedaudit", *map(str, words)]
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as e:
+            code = e.code or 0
+        finally:
+            sys.argv = before
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def ray_engine():
     """One pool of two workers for the whole session: starting them costs more than the tests."""

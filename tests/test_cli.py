@@ -14,26 +14,6 @@ from typer.testing import CliRunner
 from fedaudit import cli
 
 
-@pytest.fixture
-def fedaudit(capsys):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*words):
-        before = sys.argv
-        sys.argv = ["fedaudit", *map(str, words)]
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as e:
-            code = e.code or 0
-        finally:
-            sys.argv = before
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory):
     from fedaudit import run

@@ -11,7 +11,6 @@ import math
 
 import pytest
 from scipy.stats import chi2
-from test_cli import fedaudit  # noqa: F401 (a fixture)
 
 from fedaudit.comm import make_plan, plan_traffic
 from fedaudit.config import Setting
@@ -310,20 +309,20 @@ def test_a_round_that_depends_on_those_before_it_is_planned_as_such():
         ("mhat --clients 50 --participation 0.5 --dataset cifar100", "15.24 GiB"),
     ],
 )
-def test_the_command_prints_the_cells(fedaudit, words, published):  # noqa: F811
+def test_the_command_prints_the_cells(fedaudit, words, published):
     code, out, _ = fedaudit("comm", *words.split())
     assert code == 0
     assert published in out.splitlines()[-1]
 
 
-def test_the_command_takes_tables_of_hyper_parameters(fedaudit):  # noqa: F811
+def test_the_command_takes_tables_of_hyper_parameters(fedaudit):
     models = ["--model", "resnet18:3,resnet34:3,resnet50:4", "--server-model", "resnet50"]
     code, out, _ = fedaudit("comm", "dfrd", *models, "--json", "--set", 'host={start="global"}')
     assert code == 0
     assert round(json.loads(out)["total"]["GiB"], 2) == 159.00
 
 
-def test_the_command_averages_over_partitions(fedaudit):  # noqa: F811
+def test_the_command_averages_over_partitions(fedaudit):
     words = ["comm", "fedaf", "--model", "convnet", "--rounds", 1, "--set", "least=50", "--draws", 3]
     words += ["--partition", "dirichlet-capped:0.1"]
     code, out, _ = fedaudit(*words)

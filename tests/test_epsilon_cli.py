@@ -9,29 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from fedaudit import cli, run
+from fedaudit import run
 from fedaudit.record import read_record
 from fedaudit.registry import find
-
-
-@pytest.fixture
-def fedaudit(capsys):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
-
-    def call(*words):
-        before = sys.argv
-        sys.argv = ["fedaudit", *map(str, words)]
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as e:
-            code = e.code or 0
-        finally:
-            sys.argv = before
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from test_cli import fedaudit  # noqa: F401 (a fixture)
 
 from fedaudit import run
 from fedaudit.errors import SettingError
@@ -134,7 +133,7 @@ def test_an_unfinished_run_neither_keeps_nor_breaks_a_budget(tmp_path, a_run):
         check_runs([tmp_path], budgets(tmp_path, '[[budget]]\nmax = "1 MiB"'))
 
 
-def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):  # noqa: F811
+def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):
     good = budgets(tmp_path, '[[budget]]\nmax = "1 MiB"\n')
     assert fedaudit("check", a_run, "--budget", good)[0] == 0
     bad = budgets(tmp_path, '[[budget]]\ndirection = "up"\nmax = "50 kB"\n[[budget]]\nmax = "1 MiB"\n')
@@ -247,7 +246,7 @@ def readme_method() -> str:
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
 
 
-def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch):  # noqa: F811
+def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch):
     """Its commands, in its order, on a package that holds the README's method; only the floor on accuracy is another,
     because three rounds of that method's default settings reach next to nothing."""
     yaml = pytest.importorskip("yaml", reason="to read the workflow")

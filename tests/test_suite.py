@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from suite_tools import comparable, nursery_at, quick  # noqa: F401 (fixtures)
-from test_cli import fedaudit  # noqa: F401 (a fixture)
 
 from fedaudit import audit as auditing
 from fedaudit import read_record, run
@@ -66,7 +65,7 @@ def test_what_is_wrong_with_a_suite_is_said_before_anything_runs(tmp_path, text,
         read_suite(written(tmp_path, text))
 
 
-def test_a_bad_suite_is_one_paragraph_and_exit_code_2(fedaudit, tmp_path):  # noqa: F811
+def test_a_bad_suite_is_one_paragraph_and_exit_code_2(fedaudit, tmp_path):
     code, out, err = fedaudit("audit", written(tmp_path, "[base]\nround = 3"), "--out", tmp_path / "out")
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -369,7 +368,7 @@ def test_a_dry_run_can_measure(tmp_path):
     assert not (tmp_path / "runs").exists(), "what was tried out left nothing"
 
 
-def test_a_dry_run_names_cells_that_will_fail(fedaudit, tmp_path):  # noqa: F811
+def test_a_dry_run_names_cells_that_will_fail(fedaudit, tmp_path):
     path = written(tmp_path, "attacks = []\n[base]\nset = { E = 'many' }\n")
     code, out, _ = fedaudit("audit", path, "--dry-run", "--out", tmp_path / "out")
     assert code == 0
