@@ -99,5 +99,5 @@ def test_200_and_400_clients_with_cohorts_of_10_have_the_same_peak(benchmark, im
 
 
 def test_quick_200_and_400_clients_at_5_percent(benchmark, images):
-    ratio = growth(benchmark, images, few=(200, 0.05), many=(400, 0.05), pairs=1, rounds=6, eval_clients=False)
+    ratio = growth(benchmark, images, few=(200, 0.05), many=(400, 0.05), pairs=3, rounds=6, eval_clients=False)
     assert ratio <= 1.04
