@@ -167,6 +167,8 @@ def audit_releases(
     if run.record.status != "done":
         raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
     world = run.world
+    if not world.policies:
+        raise SettingError(f"Nothing that left clients in {folder} was protected: there is no claim to try.")
     for kind in kinds or ():
         if kind not in world.policies:
             raise SettingError(unknown("protected kind of this run", kind, world.policies))

@@ -189,13 +189,20 @@ def transcript(
 ) -> None:
     """What crossed the wire: who sent how much of what."""
     from fedaudit.listing import traffic_table
-    from fedaudit.transcript import Transcript
+    from fedaudit.record import read_record
+    from fedaudit.transcript import Threat, Transcript
 
+    peer, clients = Threat.parse(threat).peer, read_record(run).setting.clients
+    if peer is not None and peer >= clients:
+        raise SettingError(f"--threat {threat}: there is no client {peer}; the run has {clients}, numbered from 0.")
     rows = traffic_table(Transcript(run / "transcript").view(threat), by)
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        _table(rows, f"{run}, by {by}", total=("messages", "payload", "wire") if by != "entry" else ())
+        # A message counts once for each of its fields, so that messages by field do not add up.
+        total = () if by == "entry" or threat == "outsider" else ("payload", "wire")
+        title = f"{run}, by {by}" if threat != "outsider" else f"{run}: sizes and times, all that an outsider sees"
+        _table(rows, title, total=total if by == "field" or not total else ("messages", *total))
 
 
 # --- attack, audit, report -------------------------------------------------------------------------------------

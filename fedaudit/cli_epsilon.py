@@ -135,6 +135,8 @@ def read_scores(path: Path) -> tuple[list[float], list[bool]]:
                 member.append(_FLAGS[flag])
     except FileNotFoundError:
         raise DataError(f"There is no file {path}. Give a CSV file with the columns score and member.") from None
+    except OSError as e:
+        raise DataError(f"{path} cannot be read: {e.strerror}. Give a CSV file with score and member.") from None
     except (UnicodeDecodeError, csv.Error) as e:
         raise DataError(f"{path} is no CSV file: {e}. Write text with the columns score and member.") from None
     if not scores:

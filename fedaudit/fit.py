@@ -98,6 +98,8 @@ def fit(
     check_pure(loss)
     if (epochs is None) == (steps is None):
         raise ContractError("fit: say either epochs or steps.")
+    if (epochs or steps or 0) < 0:
+        raise ContractError(f"fit: {epochs or steps} {'epochs' if steps is None else 'steps'}: a number from 0 up.")
     given = dict(given or {})
     f = Live(model)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -182,7 +182,7 @@ def read_record(folder: Path | str) -> RunRecord:
             f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one."
         ) from None
     except (ValueError, OSError) as e:
-        raise RunError(f"{path} cannot be read: {e}.") from e
+        raise RunError(f"{path} cannot be read: {e}. Name a folder that `fedaudit run` made.") from e
     if isinstance(raw, dict) and raw.get("schema_version") != SCHEMA:
         raise RunError(
             f"{path} has schema version {raw.get('schema_version')!r}; this fedaudit reads version {SCHEMA}. "

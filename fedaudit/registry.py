@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -73,7 +74,7 @@ def find(name: str, group: Group = "methods") -> type:
     if name in _broken[group]:
         raise SettingError(f"The {group[:-1]} {name!r} of another package cannot be imported: {_broken[group][name]}.")
     raise SettingError(
-        unknown(group[:-1], name, _found[group]) + f" Your own: package.module:Class (a {group[:-1]}'s class)."
+        unknown(group[:-1], name, _found[group]) + f" Your own: package.module:Class, the class of your {group[:-1]}."
     )
 
 
@@ -90,8 +91,16 @@ def _by_path(path: str, group: Group) -> type:
             f"The {group[:-1]} {path!r} cannot be imported: {e}. Write package.module:Class, with the package's "
             "folder on PYTHONPATH or as the working folder."
         ) from e
+    except SyntaxError as e:
+        raise SettingError(f"The {group[:-1]} {path!r}: {e.filename}, line {e.lineno}: {e.msg}.") from e
+    except Exception as e:  # somebody's file, which may do anything while it is imported
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        raise SettingError(
+            f"The {group[:-1]} {path!r} fails while it is imported: {type(e).__name__}: {e} ({at.filename}, line "
+            f"{at.lineno})."
+        ) from e
     base = {"methods": "fedaudit.method:Method", "attacks": "fedaudit.attack:Attack"}[group]
     parent = getattr(importlib.import_module(base.split(":")[0]), base.split(":")[1])
     if not (isinstance(found, type) and issubclass(found, parent)):
-        raise SettingError(f"{path!r} is no {parent.__name__}: it must be a subclass of fedaudit.{parent.__name__}.")
+        raise SettingError(f"{path!r} is no {parent.__name__}: it must be a subclass of {base.replace(':', '.')}.")
     return found

@@ -139,4 +139,8 @@ def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, A
             clients[str(part.client)]["source"] = part.claims.source
     gain = [u - e for u, e in zip(uniform, errors, strict=True)]
     pooled = {"error": student_t(errors), "uniform": student_t(uniform), "gain": student_t(gain)}
-    return {"pooled": pooled, "client": clients, "measure": "half the L1 distance to the true label shares"}
+    leak = pooled["gain"]["low"] is not None and pooled["gain"]["low"] > 0
+    verdict = "A leak: the label shares are nearer" if leak else "No leak shown: the label shares are not surely nearer"
+    verdict += " to the truth than the uniform guess, where 0 is the truth itself."
+    measure = "half the L1 distance to the true label shares"
+    return {"pooled": pooled, "client": clients, "measure": measure, "leak": leak, "verdict": verdict}

@@ -58,7 +58,8 @@ def best_row(rows: Sequence[Row], column: Column) -> dict[tuple[Any, ...], int]:
         if row.cells[column.key].value is not None and (known is None or rank(i) > rank(known)):
             best[row.group.arena] = i
     figures = [row.group.arena for row in rows if row.cells[column.key].value is not None]
-    return {arena: i for arena, i in best.items() if figures.count(arena) > 1}
+    finite = {arena: i for arena, i in best.items() if math.isfinite(rows[i].cells[column.key].value or 0.0)}
+    return {arena: i for arena, i in finite.items() if figures.count(arena) > 1}  # where all are infinite none is best
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -296,3 +296,36 @@ def test_the_planned_wire_bytes_are_near_the_measured_ones(tmp_path):
     assert planned["total"]["bytes"] == pytest.approx(
         record.bytes("up", "wire") + record.bytes("down", "wire"), rel=0.005
     )
+
+
+def test_mistakes_in_an_own_file_are_told_with_file_and_line(fedaudit, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "not_python.py").write_text("x = 1\ndef x(:\n")
+    (tmp_path / "fails_itself.py").write_text("\n1 / 0\n")
+    code, _, err = fedaudit("run", "--method", "not_python:A", "--out", tmp_path / "a")
+    assert code == 2
+    assert "not_python.py, line 2: invalid syntax" in " ".join(err.split())
+    code, _, err = fedaudit("run", "--method", "fails_itself:A", "--out", tmp_path / "a")
+    assert code == 2
+    assert "fails while it is imported: ZeroDivisionError" in " ".join(err.split())
+    code, _, err = fedaudit("attack", tmp_path, "--attack", "outside:Averages")
+    assert code == 2
+
+
+def test_a_threat_that_is_no_client_is_an_error(fedaudit, a_run):
+    code, _, err = fedaudit("transcript", a_run, "--threat", "peer:9")
+    assert code == 2
+    assert "there is no client 9; the run has 3" in " ".join(err.split())
+
+
+def test_a_run_without_protection_has_no_claim_to_try(fedaudit, a_run):
+    code, _, err = fedaudit("epsilon", "release-path", a_run)
+    assert code == 2
+    assert "no claim to try" in " ".join(err.split())
+
+
+def test_a_message_counts_for_each_of_its_fields(fedaudit, a_run):
+    """So that a total of messages by field would tell of more than there were; there is none."""
+    _, fields, _ = fedaudit("transcript", a_run, "--by", "field", "--json")
+    _, messages, _ = fedaudit("transcript", a_run, "--by", "message", "--json")
+    assert sum(row["messages"] for row in json.loads(fields)) > sum(row["messages"] for row in json.loads(messages))

@@ -129,3 +129,8 @@ def test_a_loss_carries_no_tensor_or_module():
     for loss in (closes, defaults, functools.partial(fine, y=target), teacher.forward):
         with pytest.raises(ContractError, match="carries a"):
             check_pure(loss)
+
+
+def test_fewer_than_no_epochs_are_refused():
+    with pytest.raises(ContractError, match="-1 epochs: a number from 0 up"):
+        fit(model(), ce, rows(), opt=sgd(0.1), batch=8, epochs=-1, rng=torch.Generator())
