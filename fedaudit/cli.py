@@ -560,6 +560,8 @@ def _cell(value: Any, column: str) -> str:
 
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if column in ("payload", "wire", "bytes", "buffers") and isinstance(value, int | float):
         return bytes_text(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

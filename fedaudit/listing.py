@@ -47,7 +47,11 @@ def _dataset_row(name: str, data_dir: str) -> dict[str, Any]:
 
     facts = asdict(datasets.describe(name))
     facts.pop("name", None)
-    return {"name": name, "here": datasets.available(name, data_dir), **{k: str(v) for k, v in facts.items()}}
+    return {
+        "name": name,
+        "here": datasets.available(name, data_dir),
+        **{k: None if v is None else str(v) for k, v in facts.items()},
+    }
 
 
 def summary(record: RunRecord) -> list[str]:
@@ -189,7 +193,8 @@ def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
                 {"direction": entry.direction, by: label, "messages": 0, "payload": 0, "buffers": 0, "wire": 0},
             )
             if by == "field":
-                row |= {"kind": field.get("kind"), "protection": field.get("protection")}
+                none = "none" if field.get("role") == "private" else None
+                row |= {"kind": field.get("kind"), "protection": field.get("protection") or none}
             row["messages"] += 1 if by == "field" or name == "(frame)" else 0
             for size in ("payload", "buffers", "wire"):
                 row[size] += field.get(size, 0)
