@@ -7,6 +7,7 @@ themselves, at whatever instant that finds them) or, in turn, the audit and its 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -42,6 +43,8 @@ def start(out: Path, jobs: int, at: str) -> int:
             code = sum(cell.status != "done" for cell in audit(SUITE, out, jobs=jobs))
         finally:
             os._exit(code)
+    with contextlib.suppress(ProcessLookupError):  # by whoever comes first: a kill may follow at once
+        os.setpgid(pid, pid)
     return pid
 
 
