@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedaudit.attack import attack_run, made
 from fedaudit.config import Setting
 from fedaudit.engines import Engine
-from fedaudit.errors import FedauditError, NotApplicable
+from fedaudit.errors import DataError, FedauditError, NotApplicable
 from fedaudit.record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runner import run, setting_key
 from fedaudit.transcript import Threat
@@ -125,9 +125,9 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     if watch:
         watch(cell.setting.rounds, cell.setting.rounds, "claims of epsilon")
     try:
-        with contextlib.suppress(FedauditError):  # nothing there that the loss of a record could be read from
+        with contextlib.suppress(DataError):  # nothing there that the loss of a record could be read from
             audit_run(cell.folder)
-        audit_releases(cell.folder, trials=max(cell.trials, 2))
+        audit_releases(cell.folder, trials=cell.trials)
     except Exception as e:  # noqa: BLE001 (as above)
         return [f"claims of epsilon: {_text(e)}"]
     return []
