@@ -81,7 +81,7 @@ def attacks_of(group: Group) -> list[Found]:
     for (attack, threat, settings), results in by_name.items():
         ran = {seed: result for seed, result in results if result["ran"]}
         first = next(iter(ran.values()), results[0][1])
-        blind = bool(first.get("baseline") or first.get("blind"))
+        blind = bool(first.get("blind"))
         reason = "" if ran else str(first.get("reason", "did not run"))
         shown = settings if sum(key[:2] == (attack, threat) for key in by_name) > 1 else ""
         found.append(Found(attack, threat, _claims(group, attack, bool(ran)), blind, ran, reason, shown))
