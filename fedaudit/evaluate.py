@@ -14,6 +14,10 @@ from fedaudit.method import Client
 from fedaudit.stats import mean_std, wilson
 from fedaudit.world import World
 
+DEPLOYED = ""  # the name, among a client's scores, of the model that it would deploy
+SETS = ("global_test", "local_test", "validation")
+Scores = dict[str, dict[str, float]]  # by point of the round and by test set
+
 
 @torch.no_grad()
 def hits(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1024) -> int:
@@ -35,11 +39,12 @@ def evaluate(
     predictor: nn.Module | None,
     open_client: Callable[[int], Client] | None,
     version: Callable[[int], object] = lambda k: None,
-    known: dict[object, dict[str, float]] | None = None,
+    known: dict[object, Scores] | None = None,
 ) -> dict[str, Any]:
     """One round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
-    A client whose state is of a `version` that is in `known` is not evaluated again.
+    A client whose state is of a `version` that is in `known` is not evaluated again. Where the method offers further
+    points of a round (`Method.points`), their models are scored as the deployed ones are, under `points` by name.
     """
     known = {} if known is None else known
     utility: dict[str, Any] = {"global": None, "clients": None}
@@ -54,26 +59,50 @@ def evaluate(
             "validation": right / total if total else None,
         }
     if open_client is not None:
-        rows: dict[str, list[float]] = {"global_test": [], "local_test": [], "validation": []}
+        each: list[Scores] = []
         for k in range(world.setting.clients):
             key = (k, version(k))
             if key not in known:
                 for old in [other for other in known if isinstance(other, tuple) and other[0] == k]:
                     del known[old]
                 known[key] = _client_scores(world, k, open_client)
-            for name, value in known[key].items():
-                rows[name].append(value)
-        utility["clients"] = {}
-        for name, values in rows.items():
-            mean, std = mean_std(values)
-            utility["clients"][name] = {"mean": mean, "std": std, "each": values} if values else None
+            each.append(known[key])
+        utility["clients"] = _over_clients([scores[DEPLOYED] for scores in each])
+        if points := _points(each):
+            utility["points"] = {name: _over_clients([scores[name] for scores in each]) for name in points}
     return utility
 
 
-def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -> dict[str, float]:
-    model = _frozen(world.method.personal(open_client(k)), "personal")
+def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -> Scores:
+    client = open_client(k)
+    models = {**world.method.points(client), DEPLOYED: world.method.personal(client)}
     sets = {"global_test": world.test, "local_test": world.nonmembers(k), "validation": world.validation(k)}
-    return {name: hits(model, x, y) / len(y) for name, (x, y) in sets.items() if len(y)}
+    scored: dict[int, dict[str, float]] = {}  # by the module's identity: the deployed one is often a point, too
+    for point, model in models.items():
+        if id(model) not in scored:
+            frozen = _frozen(model, f"points: {point}" if point else "personal")
+            scored[id(model)] = {name: hits(frozen, x, y) / len(y) for name, (x, y) in sets.items() if len(y)}
+    return {point: scored[id(model)] for point, model in models.items()}
+
+
+def _points(each: list[Scores]) -> list[str]:
+    """The names of the points, which all clients must offer: a mean over some of them would pass for one over all."""
+    if len({frozenset(scores) for scores in each}) > 1:
+        offered = sorted({name for scores in each for name in scores} - {DEPLOYED})
+        raise ContractError(
+            f"Method.points offers other names for one client than for another ({', '.join(offered)}). Offer the same "
+            "for all; a client that has not come so far offers its model as it is."
+        )
+    return sorted(each[0].keys() - {DEPLOYED}) if each else []
+
+
+def _over_clients(each: list[dict[str, float]]) -> dict[str, Any]:
+    """Mean, standard deviation and every client's own, by test set; None for a set of which nobody has records."""
+    rows = {name: [scores[name] for scores in each if name in scores] for name in SETS}
+    return {
+        name: {"mean": mean_std(values)[0], "std": mean_std(values)[1], "each": values} if values else None
+        for name, values in rows.items()
+    }
 
 
 def _frozen(model: nn.Module, what: str) -> nn.Module:

@@ -78,6 +78,10 @@ def summary(record: RunRecord) -> list[str]:
                     lines.append(
                         f"    client models, {label:<17} {_percent(row['mean'])} ± {_percent(row['std'])} over clients"
                     )
+        for point, sets in utility.get("points", {}).items():
+            both = {"common": sets["global_test"], "own": sets["local_test"]}.items()
+            values = ", ".join(f"{who} {_percent(row['mean'])} ± {_percent(row['std'])}" for who, row in both if row)
+            lines.append(f"    client models, {point}: {values} over clients")
     if (best := record.result.get("best_test_round")) and best["accuracy"] is not None:
         lines.append(f"  best test round ({best['round']}), as papers report it: {_percent(best['accuracy'])}")
     for direction in ("up", "down"):

@@ -61,6 +61,10 @@ class Method(Frozen):
         """What this client would deploy."""
         return client.model
 
+    def points(self, client: Client) -> dict[str, nn.Module]:
+        """Models of this client at other points of the round, by name: they are evaluated beside the deployed one."""
+        return {}
+
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int] | None:
         """Bytes of one round over the whole cohort, by ("up" or "down", "Message.field"). None: not declared."""
         return None

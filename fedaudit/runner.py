@@ -22,7 +22,7 @@ from fedaudit.applies import inapplicable, released_kinds
 from fedaudit.config import EXECUTION, Setting
 from fedaudit.engines import Engine, make_engine
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
-from fedaudit.evaluate import evaluate, results
+from fedaudit.evaluate import Scores, evaluate, results
 from fedaudit.meter import Meter, Timings, peak_rss
 from fedaudit.method import Client, Cohort, Server, function_path
 from fedaudit.privacy.ledger import Ledger
@@ -128,7 +128,7 @@ class _Run:
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
         self.ledger = Ledger()
-        self.scores: dict[object, dict[str, float]] = {}
+        self.scores: dict[object, Scores] = {}
         self.digest = ""
         self.started = self.attempt = 0
         self.state: Record
