@@ -27,6 +27,7 @@ from pydantic import create_model
 from torch import Tensor, nn
 
 from fedaudit import Down, Method, Opt, Record, State, Up, adam, ce, load, private, register, sgd, state_of
+from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.methods.fedavg import FedAvg
 from fedaudit.methods.feddropout import FederatedDropout
 from fedaudit.methods.fedrolex import FedRolex
@@ -199,7 +200,7 @@ class Given(Record):
     w: State
 
 
-class Alone(Method):
+class Alone(WithOptimiser):
     """The host of the data-free mode: clients train by themselves and upload; nothing is averaged.
 
     What goes down is not said. In the paper's Table 1 L.acc hardly depends on G.acc in this mode, so clients go on from
@@ -224,7 +225,7 @@ class Alone(Method):
             n: t.shape for n, t in client.model.state_dict().items()
         }:
             load(client.model, msg.w)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return Uploaded(state_of(client.model))
 
     def predictor(self, s, server):

@@ -27,8 +27,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, load, models, private, sgd, state_of
+from fedaudit import NUMBER, Down, Record, State, Up, ce, load, models, private, state_of
 from fedaudit.errors import SettingError
+from fedaudit.methods._optimiser import WithOptimiser
 
 Axis = tuple[int, ...] | None  # the groups of units that a dimension runs over, in order; None: taken whole
 Units = dict[int, Tensor]  # group: the units taken, as indices into its full width
@@ -233,7 +234,7 @@ class Whole(Record):
     w: State  # theta
 
 
-class SubModels(Method):
+class SubModels(WithOptimiser):
     """Partial training: extract, train, average. A method says in `units` which units a client trains."""
 
     quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
@@ -294,7 +295,7 @@ class SubModels(Method):
 
     def client_update(self, client, msg):
         load(client.model, msg.w)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return TrainedPart(state_of(client.model), len(client))
 
     def teacher(self, server, k: int, w: State) -> nn.Module:

@@ -7,7 +7,11 @@ Left open by the paper: what becomes of batch-norm statistics. They travel and a
 
 from __future__ import annotations
 
-from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, load, private, register, sgd, state_of, weighted_mean
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fedaudit import NUMBER, Down, Record, State, Up, ce, load, private, register, state_of, weighted_mean
+from fedaudit.methods._optimiser import WithOptimiser
 
 
 class Global(Down):
@@ -24,10 +28,14 @@ class Averaged(Record):
 
 
 @register("fedavg")
-class FedAvg(Method):
+class FedAvg(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
+    }
 
     def init(self, server):
         return Averaged(state_of(server.model()))  # w_0
@@ -40,7 +48,7 @@ class FedAvg(Method):
 
     def client_update(self, client, msg):  # on client k
         load(client.model, msg.w)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))  # w <- w - eta grad l(w; b)
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))  # w <- w - eta grad l(w; b)
         return Local(state_of(client.model), len(client))
 
     def predictor(self, s, server):

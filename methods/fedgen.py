@@ -37,9 +37,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Down, Method, Record, Size, State, Up, adam, load, models, private, register, sgd, state_of
+from fedaudit import Down, Record, Size, State, Up, adam, load, models, private, register, state_of
 from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import Generator, Sampler, diversity, dynamic_weights, frozen, label_distribution
+from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.records import model_size
 
 
@@ -107,7 +108,7 @@ def local_loss_on_images(f, x, y, z, y_hat, alpha):
 
 
 @register("fedgen")
-class FedGen(Method):
+class FedGen(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # beta, local learning rate
@@ -127,6 +128,7 @@ class FedGen(Method):
     quick: ClassVar[Mapping[str, Any]] = {"I_g": 2, "B_g": 16, "B_hat": 16, "d": 8, "hidden": 16}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedzge": {"space": "image", "d": 100, "hidden": 128, "B_g": 500},  # as the rival in that paper
+        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # likewise
     }
 
     def init(self, server):
@@ -169,7 +171,7 @@ class FedGen(Method):
             z = G(epsilon, y_hat)  # line 7
         loss = local_loss_on_images if self.space == "image" else local_loss
         given = {"z": z, "y_hat": y_hat, "alpha": self.alpha if client.t >= self.first else 0.0}
-        client.fit(loss, epochs=self.E, batch=self.B, opt=sgd(self.eta), given=given)  # line 9, Eq. 5
+        client.fit(loss, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)  # line 9, Eq. 5
         c = torch.bincount(client.y.cpu(), minlength=client.classes).float()  # line 8
         return Update(state_of(client.model), c)  # line 11
 

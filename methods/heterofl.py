@@ -43,7 +43,6 @@ from fedaudit import (
     models,
     private,
     register,
-    sgd,
     state_of,
     weighted_mean,
 )  # fmt: skip
@@ -117,7 +116,7 @@ class HeteroFL(SubModels):
 
     def client_update(self, client, msg):
         load(client.model, {**state_of(client.model), **msg.w})
-        options = {"epochs": self.E, "batch": self.B, "opt": sgd(self.eta)}
+        options = {"epochs": self.E, "batch": self.B, "opt": self.optimiser(self.eta)}
         with scaler(client.model, self.R(client.model)):
             if self.masked:
                 held = torch.zeros(client.classes, device=client.device)

@@ -5,7 +5,11 @@ Nothing of any content crosses the wire; the two empty messages are the harness'
 
 from __future__ import annotations
 
-from fedaudit import Down, Method, Record, Up, ce, register, sgd
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fedaudit import Down, Record, Up, ce, register
+from fedaudit.methods._optimiser import WithOptimiser
 
 
 class Go(Down):
@@ -21,10 +25,14 @@ class Nothing(Record):
 
 
 @register("local")
-class Local(Method):
+class Local(WithOptimiser):
     E: int = 1  # epochs a round
     B: int = 64  # batch size
     eta: float = 0.01  # learning rate
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
+    }
 
     def init(self, server):
         return Nothing()
@@ -34,7 +42,7 @@ class Local(Method):
         return s
 
     def train(self, client, msg):
-        client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return Trained()
 
     def traffic(self, plan):
