@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedaudit.config import Setting
     from fedaudit.errors import FedauditError
-    from fedaudit.fit import Opt, adam, sgd
+    from fedaudit.fit import Opt, Turns, adam, sgd
     from fedaudit.losses import ce, kl
     from fedaudit.method import Client, Cohort, Method, Server, weighted_mean
     from fedaudit.record import RunRecord, read_record
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedaudit.traffic import NUMBER, Plan
 
 _HOME = {
-    "Setting": "config", "FedauditError": "errors", "Opt": "fit", "adam": "fit", "sgd": "fit",
+    "Setting": "config", "FedauditError": "errors", "Opt": "fit", "Turns": "fit", "adam": "fit", "sgd": "fit",
     "ce": "losses", "kl": "losses",
     "Client": "method", "Cohort": "method", "Method": "method", "Server": "method", "weighted_mean": "method",
     "RunRecord": "record", "read_record": "record",

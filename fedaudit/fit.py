@@ -10,15 +10,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate, chain, zip_longest
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.errors import ContractError
 
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
+Norms = Literal["batch", "running"]
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,30 @@ class Fitted:
     loss: float
 
 
-def batches(n: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:
+@dataclass(frozen=True)
+class Turns:
+    """Rows that lie in parts one after the other and take turns: no batch mixes two parts.
+
+    By step, an epoch has a batch of each part in turn, and the longer ends alone; by epoch, one part after the other.
+    """
+
+    sizes: tuple[int, ...]
+    by: Literal["step", "epoch"] = "step"
+
+    def batches(self, size: int, rng: torch.Generator) -> Iterator[Tensor]:
+        begins = accumulate(self.sizes, initial=0)
+        parts = [[begin + i for i in batches(n, size, rng)] for begin, n in zip(begins, self.sizes, strict=False) if n]
+        if self.by == "epoch":
+            yield from chain.from_iterable(parts)
+        else:
+            yield from (index for turn in zip_longest(*parts) for index in turn if index is not None)
+
+
+def batches(n: int, size: int, rng: torch.Generator, turns: Turns | None = None) -> Iterator[Tensor]:
     """One epoch of shuffled index batches. A last batch of one row joins the one before: batch norm needs two."""
+    if turns is not None:
+        yield from turns.batches(size, rng)
+        return
     order = torch.randperm(n, generator=rng, device=rng.device)
     sizes = [size] * (n // size) + ([n % size] if n % size else [])
     if len(sizes) > 1 and sizes[-1] == 1:
@@ -92,9 +117,17 @@ def fit(
     given: Mapping[str, Any] | None = None,
     until: Until | None = None,
     separable: bool = True,
+    turns: Turns | None = None,
+    norms: Norms = "batch",
 ) -> Fitted:
-    """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or `until(f, *rows)` after an epoch."""
+    """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or `until(f, *rows)` after an epoch.
+
+    `turns`: the rows are parts that take turns. `norms`: whether batch norm takes its statistics from the batch and
+    keeps their running mean, as ever in training, or uses the running ones as they are and leaves them alone.
+    """
     n = check_rows(rows)
+    if turns is not None and sum(turns.sizes) != n:
+        raise ContractError(f"fit: the parts that take turns have {turns.sizes} rows, the data {n}.")
     check_pure(loss)
     if (epochs is None) == (steps is None):
         raise ContractError("fit: say either epochs or steps.")
@@ -105,7 +138,7 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = opt.build(parameters)
     was_training = model.training
-    model.train()
+    train_mode(model, norms)
     done_epochs = done_steps = 0
     total = torch.zeros((), device=rows[0].device)
     seen = n
@@ -113,7 +146,7 @@ def fit(
     while not stop and (done_epochs < epochs if epochs is not None else done_steps < (steps or 0)):
         total.zero_()
         seen = 0
-        for index in batches(n, batch, rng):
+        for index in batches(n, batch, rng, turns):
             value = loss(f, *(row[index] for row in rows), **given)
             check_value(value, len(index), loss, separable)
             optimiser.zero_grad(set_to_none=True)
@@ -129,9 +162,17 @@ def fit(
             model.eval()
             with torch.no_grad():
                 stop = bool(until(f, *rows))
-            model.train()
+            train_mode(model, norms)
     model.train(was_training)
     return Fitted(done_epochs, done_steps, float(total) / max(seen, 1))
+
+
+def train_mode(model: nn.Module, norms: Norms) -> None:
+    model.train()
+    if norms == "running":
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
 
 
 def check_rows(rows: Sequence[Tensor]) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaudit import models
 from fedaudit.config import Frozen, validated
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError, SettingError, unknown
-from fedaudit.fit import Fitted, Loss, Opt, Until, fit
+from fedaudit.fit import Fitted, Loss, Norms, Opt, Turns, Until, fit
 from fedaudit.meter import Meter
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.policy import TRAINING
@@ -293,14 +293,18 @@ class Client(Party):
         until: Until | None = None,
         separable: bool = True,
         model: nn.Module | None = None,
+        turns: Turns | None = None,
+        norms: Norms = "batch",
     ) -> Fitted:
         """Train this client's model on its private records, or on `data` built from received messages or noise."""
         options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         model = model or self.model
         if data is None and TRAINING in self._world.policies:
+            if turns is not None or norms != "batch":
+                raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
             return self._fit_private(model, loss, until, separable, options)
         rows = self._rows if data is None else data
-        fitted = self._fit(model, loss, rows, until=until, separable=separable, **options)
+        fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
         if data is None:
             self.plain_fits += 1
             self._count_private_fit()

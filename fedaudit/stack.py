@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.fit import Fitted, Loss, batches, check_pure, check_rows, check_value, fit
+from fedaudit.fit import Fitted, Loss, batches, check_pure, check_rows, check_value, fit, train_mode
 
 # What these do to one number does not depend on the others, so a step on a stack is a step on each of its models.
 _ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
@@ -86,12 +86,12 @@ def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
     which = torch.arange(len(jobs), device=rows[0].device)[:, None]
     done_epochs = done_steps = 0
     total, seen = torch.zeros(len(jobs), device=rows[0].device), n
-    model.train()
+    train_mode(model, first.option("norms", "batch"))
     try:
         while done_epochs < epochs if epochs is not None else done_steps < (steps or 0):
             total.zero_()
             seen = 0
-            for drawn in zip(*(batches(n, batch, job.rng) for job in jobs), strict=True):
+            for drawn in zip(*(batches(n, batch, job.rng, job.option("turns")) for job in jobs), strict=True):
                 index = torch.stack(drawn)
                 means, sums = of_all(params, rest, [row[which, index] for row in rows], given)
                 optimiser.zero_grad(set_to_none=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.errors import ContractError
-from fedaudit.fit import adam, batches, check_pure, fit, sgd
+from fedaudit.fit import Turns, adam, batches, check_pure, fit, sgd
 
 
 def ce(f, x, y):
@@ -134,3 +134,65 @@ def test_a_loss_carries_no_tensor_or_module():
 def test_fewer_than_no_epochs_are_refused():
     with pytest.raises(ContractError, match="-1 epochs: a number from 0 up"):
         fit(model(), ce, rows(), opt=sgd(0.1), batch=8, epochs=-1, rng=torch.Generator())
+
+
+def which(x):
+    """To which of two parts of 5 and 3 rows each batch belongs; it must not mix them."""
+    parts = {int(i >= 5) for i in x.tolist()}
+    assert len(parts) == 1
+    return parts.pop()
+
+
+@pytest.mark.parametrize(("by", "order"), [("step", [0, 1, 0]), ("epoch", [0, 0, 1])])
+def test_parts_take_turns(by, order):
+    """Five rows and three, in batches of two. Five make two batches, as a last row alone joins the one before; three
+    make one batch. By step the longer part ends alone. Each part is shuffled by itself, in order."""
+    seen = list(batches(8, 2, torch.Generator().manual_seed(0), Turns((5, 3), by)))
+    assert [which(index) for index in seen] == order
+    first = torch.Generator().manual_seed(0)
+    alone = [torch.randperm(5, generator=first).tolist(), (torch.randperm(3, generator=first) + 5).tolist()]
+    assert [[i for index in seen if which(index) == part for i in index.tolist()] for part in (0, 1)] == alone
+    assert [len(index) for index in batches(5, 3, first, Turns((0, 5), by))] == [3, 2], "an empty part has no turn"
+
+
+def test_one_optimiser_serves_all_parts():
+    """SGD with momentum on x -> (w - x)^2 / 2, two parts of one row each, 1 and 3, w = 0, learning rate 1/2, momentum
+    1/2. Step 1 on 1: gradient -1, v = -1, w = 1/2. Step 2 on 3: gradient -5/2, v = -1/2 - 5/2 = -3, w = 2. With a new
+    optimiser in step 2, w would be 1/2 + 5/4."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.zero_()
+    rows = (torch.tensor([[1.0], [3.0]]),)
+
+    def half_square(f, x):
+        return ((f(torch.ones_like(x)) - x) ** 2 / 2)[:, 0]
+
+    opt = sgd(0.5, momentum=0.5)
+    fit(model, half_square, rows, opt=opt, batch=1, epochs=1, rng=torch.Generator(), turns=Turns((1, 1)))
+    assert model.weight.item() == 2.0
+
+
+def test_turns_cover_the_rows():
+    with pytest.raises(ContractError, match=r"parts that take turns have \(2, 2\) rows, the data 3"):
+        fit(nn.Linear(1, 1), lambda f, x: f(x)[:, 0], (torch.ones(3, 1),), opt=sgd(0.1), batch=1, epochs=1,
+            rng=torch.Generator(), turns=Turns((2, 2)))  # fmt: skip
+
+
+@pytest.mark.parametrize("norms", ["batch", "running"])
+def test_batch_norms_learn_from_the_batch_or_stay(norms):
+    """Rows of mean 4: the running mean goes from 0 to 0.4 (momentum 0.1), or stays; and it is what normalises, or not.
+    The weights of the norm are trained either way."""
+    norm = nn.BatchNorm1d(1)
+    x = torch.tensor([[3.0], [5.0]])
+    seen: list[torch.Tensor] = []
+
+    def loss(f, x):
+        out = f(x)
+        seen.append(out.detach().clone())
+        return out[:, 0] ** 2
+
+    fit(norm, loss, (x,), opt=sgd(0.1), batch=2, epochs=1, rng=torch.Generator(), norms=norms)
+    output, mean = {"batch": ([-1.0, 1.0], 0.4), "running": ([3.0, 5.0], 0.0)}[norms]
+    assert sorted(seen[0].flatten().tolist()) == pytest.approx(output, abs=1e-4)
+    assert norm.running_mean.item() == pytest.approx(mean)
+    assert norm.weight.item() != 1
+    assert norm.training, "as it was before"
