@@ -40,6 +40,10 @@ class Setting(Frozen):
     model: str = Field("cnn", description="a model, a group such as HtFE-5, or resnet18:3,resnet34:2")
     server_model: str | None = Field(None, description="the server's model, where clients differ in theirs")
 
+    init: Literal["common", "own"] = Field(
+        "common",
+        description="common: models of one architecture start alike, the server's too; own: each client its own",
+    )
     norm: Literal["keep", "group"] = Field("keep", description="group: GroupNorm instead of batch norm, for DP-SGD")
 
     rounds: int = Field(10, ge=0, description="communication rounds, T")

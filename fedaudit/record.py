@@ -141,6 +141,14 @@ class RunRecord(Part):
     notes: list[str] = Field(default_factory=list)
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
 
+    @model_validator(mode="before")
+    @classmethod
+    def _each_client_drew_its_own(cls, raw: Any) -> Any:
+        """A record from before there was a choice: every client had started from a model of its own."""
+        if isinstance(raw, dict) and isinstance(raw.get("setting"), dict) and "init" not in raw["setting"]:
+            return {**raw, "setting": {**raw["setting"], "init": "own"}}
+        return raw
+
     @model_validator(mode="after")
     def _curve_follows_from_the_rounds(self) -> RunRecord:
         """A record from before there was a curve gets one; one whose curve says something else is refused."""

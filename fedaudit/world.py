@@ -59,6 +59,11 @@ class World:
         return model.to(self.device).eval()
 
     @property
+    def _arch_on_server(self) -> str:
+        """The server's model; where clients differ and nobody named one, the first client's."""
+        return self.setting.server_model or self.method.server_arch(self.setting.model) or self.archs[0]
+
+    @property
     def server_arch(self) -> str:
         chosen = self.setting.server_model or self.method.server_arch(self.setting.model)
         if chosen is not None:
@@ -71,9 +76,15 @@ class World:
         return self.archs[0]
 
     def fresh_model(self, k: int) -> models.Net:
-        """Client k's model before any training: it follows from the seed and k alone."""
-        with seeded(self.setting.seed, f"client {k}", "model"):
-            return self.build(self.archs[k])
+        """Client k's model before any training. Common: it follows from the seed and its architecture, and is the first
+        model that `Method.init` builds on the server where that has the same one. Own: from the seed and k."""
+        arch = self.archs[k]
+        if self.setting.init == "own":
+            start: tuple[object, ...] = (f"client {k}", "model")
+        else:
+            start = ("server", 0) if arch == self._arch_on_server else ("model", arch)
+        with seeded(self.setting.seed, *start):
+            return self.build(arch)
 
     def blank_model(self, k: int) -> models.Net:
         """A model of client k's architecture whose weights are about to be replaced."""
@@ -157,13 +168,12 @@ class World:
         return count
 
     def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
-        server_arch = self.setting.server_model or self.method.server_arch(self.setting.model) or self.archs[0]
         return Plan(
             t=t,
             participants=participants,
             n={k: self.count(k) for k in participants},
             archs={k: self.archs[k] for k in participants},
-            server_arch=server_arch,
+            server_arch=self._arch_on_server,
             shape=self.shape,
             classes=self.classes,
             model_size=self.model_size,

@@ -1,0 +1,71 @@
+"""`init`: who starts from the same model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedaudit import Setting, read_record, run
+from fedaudit.errors import SettingError
+from fedaudit.world import World
+
+
+def world(**values: object) -> World:
+    return World(Setting.make(**{"method": "local", "device": "cpu", "clients": 4, "rounds": 1, **values}))
+
+
+def weights(world: World, k: int) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in world.fresh_model(k).parameters()])
+
+
+def same(a: World, i: int, b: World, j: int) -> bool:
+    return torch.equal(weights(a, i), weights(b, j))
+
+
+def test_clients_of_one_architecture_start_alike_unless_each_has_its_own():
+    common, own = world(), world(init="own")
+    assert Setting.make().init == "common"
+    assert all(same(common, 0, common, k) for k in (1, 2, 3))
+    assert not any(same(own, i, own, j) for i in range(4) for j in range(i))
+    assert not same(common, 0, world(seed=1), 0), "another seed, another start"
+    assert same(own, 2, world(init="own"), 2), "derived, not drawn anew"
+
+
+def test_architectures_differ_and_each_starts_alike():
+    mixed = world(model="digits-3", clients=6)
+    for i in range(6):
+        for j in range(i):
+            if mixed.archs[i] == mixed.archs[j]:
+                assert same(mixed, i, mixed, j)
+    a, b = (mixed.fresh_model(mixed.archs.index(arch)) for arch in dict.fromkeys(mixed.archs[:2]))
+    first_a, first_b = (next(m.parameters()).flatten()[:9] for m in (a, b))
+    assert not torch.equal(first_a, first_b), "another architecture draws from a generator of its own"
+
+
+@pytest.mark.parametrize(("init", "alike"), [("common", True), ("own", False)])
+def test_the_clients_start_from_the_servers_first_model(init, alike, tmp_path):
+    """What a method without common weights, such as FedFree, relies on. No round is run."""
+    setting = Setting.make(method="fedavg", device="cpu", clients=2, rounds=0, init=init)
+    run(setting, out=tmp_path / "a")
+    w0 = load_file(tmp_path / "a" / "models" / "global.safetensors")
+    theta = dict(World(setting).fresh_model(0).state_dict())
+    assert all(torch.equal(w0[name], theta[name]) for name in w0) is alike
+
+
+def test_a_record_from_before_the_choice_says_own(tmp_path, tiny):
+    run(tiny("local", rounds=1), out=tmp_path / "a")
+    path = tmp_path / "a" / "record.json"
+    written = json.loads(path.read_text())
+    assert written["setting"]["init"] == "common"
+    del written["setting"]["init"]
+    path.write_text(json.dumps(written))
+    assert read_record(path).setting.init == "own"
+
+
+def test_a_run_cannot_go_on_from_another_start(tmp_path, tiny):
+    run(tiny("local", rounds=1), out=tmp_path / "a")
+    with pytest.raises(SettingError, match="init = 'common', now 'own'"):
+        run(tiny("local", rounds=2, init="own"), out=tmp_path / "a", resume=True)
