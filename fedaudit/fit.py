@@ -26,13 +26,27 @@ Norms = Literal["batch", "running"]
 
 @dataclass(frozen=True)
 class Opt:
-    """An optimiser to be: its class and its options. The state is made anew in each fit."""
+    """An optimiser to be: its class and its options. The state is made anew in each fit, unless `moments` go on."""
 
     make: type[torch.optim.Optimizer]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-        return self.make(parameters, **self.options)
+    def build(self, parameters: Sequence[Tensor], moments: Mapping[str, Tensor] | None = None) -> torch.optim.Optimizer:
+        optimiser = self.make(parameters, **self.options)
+        for key, value in (moments or {}).items():
+            at, _, name = key.partition(".")
+            optimiser.state[parameters[int(at)]][name] = value.clone()
+        return optimiser
+
+
+def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser remembers of its parameters, as a record can keep it and `Opt.build` takes it up."""
+    return {
+        f"{at}.{name}": value.detach().clone()
+        for at, of_parameter in optimiser.state_dict()["state"].items()
+        for name, value in of_parameter.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Opt:

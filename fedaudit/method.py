@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaudit import models
 from fedaudit.config import Frozen, validated
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError, SettingError, unknown
-from fedaudit.fit import Fitted, Loss, Norms, Opt, Turns, Until, fit
+from fedaudit.fit import Fitted, Loss, Norms, Opt, Turns, Until, fit, moments_of
 from fedaudit.meter import Meter
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.policy import TRAINING
@@ -95,14 +95,26 @@ class Party:
         """A generator of its own for each purpose, the same whenever this round is run."""
         return generator(self._world.setting.seed, self._name, self.t, self._ask, purpose, device=self.device)
 
-    def optimise(self, params: Sequence[Tensor], closure: Callable[[], Tensor], *, steps: int, opt: Opt) -> None:
-        """Minimise what `closure` computes over `params`: for what is no model training, such as images."""
+    def optimise(
+        self,
+        params: Sequence[Tensor],
+        closure: Callable[[], Tensor],
+        *,
+        steps: int,
+        opt: Opt,
+        moments: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Minimise what `closure` computes over `params`: for what is no model training, such as images.
+
+        Returns what the optimiser remembers; given back as `moments`, the next call goes on where this one ended.
+        """
         with self._meter.span("optimise"):
-            optimiser = opt.build(list(params))
+            optimiser = opt.build(list(params), moments)
             for _ in range(steps):
                 optimiser.zero_grad(set_to_none=True)
                 closure().backward()
                 optimiser.step()
+            return moments_of(optimiser)
 
     def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
         self._fits = getattr(self, "_fits", 0) + 1
@@ -269,16 +281,25 @@ class Client(Party):
         self.entries += entries
         return reply, protection
 
-    def optimise(self, params: Sequence[Tensor], closure: Callable[[], Tensor], *, steps: int, opt: Opt) -> None:
-        """Minimise what `closure` computes over `params`: for what is no model training, such as images."""
+    def optimise(
+        self,
+        params: Sequence[Tensor],
+        closure: Callable[[], Tensor],
+        *,
+        steps: int,
+        opt: Opt,
+        moments: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """As the server's; it counts as training on the records."""
         if TRAINING in self._world.policies:
             raise NotApplicable(
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
-        super().optimise(params, closure, steps=steps, opt=opt)
+        after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments)
         self.plain_fits += 1
         self._count_private_fit()
+        return after
 
     def fit(
         self,

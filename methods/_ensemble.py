@@ -12,8 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import kl
+from fedaudit import Up, kl
 from fedaudit.errors import ContractError
+
+
+class Distilled(Up):
+    """A client has learned from the ensemble; there is nothing to say about it."""
 
 
 @contextmanager
