@@ -78,8 +78,8 @@ class Rehearsal(Client):
     def fit(self, *_: Any, **__: Any) -> Fitted:
         return Fitted(0, 0, math.nan)
 
-    def optimise(self, *_: Any, **__: Any) -> None:
-        pass
+    def optimise(self, *_: Any, **__: Any) -> dict[str, Tensor]:
+        return {}
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         self.raw[f"{message.__name__}.{field}"] = value

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -173,7 +173,7 @@ class FedZGE(Method):
             x = x_hat.detach()
             u = torch.randn(self.directions, *x.shape, generator=server.rng(f"u {i}"), device=x.device)  # line 13
             ask = self.again if i else self.first_openly if self.openly else self.first
-            replies = cohort.ask(ask, Query(x, x + self.epsilon * u))  # lines 4-18
+            replies: dict[int, Any] = cohort.ask(ask, Query(x, x + self.epsilon * u))  # lines 4-18
             N = {k: r.N for k, r in replies.items()}
             outputs = ensemble({k: r.f for k, r in replies.items()}, N)  # line 20
             e, e_u = outputs[: self.B], outputs[self.B :].view(self.directions, self.B, server.classes)
