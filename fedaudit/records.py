@@ -367,7 +367,8 @@ def _quantise(t: Tensor, dtype: str, where: str) -> Tensor:
 
 
 def _dequantise(t: Tensor, dtype: str) -> Tensor:
-    return t.to(torch.float32) / 127.5 - 1 if dtype == "uint8" else t.to(torch.float32)
+    real = t.to(torch.get_default_dtype())
+    return real / 127.5 - 1 if dtype == "uint8" else real
 
 
 def _raw(t: Tensor) -> Any:

@@ -89,8 +89,8 @@ class Facts:
 
 
 def to_float(x: Tensor) -> Tensor:
-    """uint8 to float32 in [-1, 1]. The map is fixed: a mean and deviation taken from the data would be a release."""
-    return x.to(torch.float32) / 127.5 - 1.0
+    """uint8 to floats in [-1, 1]. The map is fixed: a mean and deviation taken from the data would be a release."""
+    return x.to(torch.get_default_dtype()) / 127.5 - 1.0
 
 
 def to_uint8(x: Tensor) -> Tensor:
