@@ -43,19 +43,25 @@ def evaluate(
 ) -> dict[str, Any]:
     """One round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
-    A client whose state is of a `version` that is in `known` is not evaluated again. Where the method offers further
-    points of a round (`Method.points`), their models are scored as the deployed ones are, under `points` by name.
+    The global model is tried on the common test set and, as papers on personalisation report it, on each client's own
+    held-out records (`local_test`). A client whose state is of a `version` that is in `known` is not evaluated again.
+    Where the method offers further points of a round (`Method.points`), their models are scored as the deployed ones
+    are, under `points` by name.
     """
     known = {} if known is None else known
     utility: dict[str, Any] = {"global": None, "clients": None}
     if predictor is not None:
         model = _frozen(predictor, "predictor")
         right = total = 0
+        own: list[float] = []  # of each client that holds records out
         for k in range(world.setting.clients):
             x, y = world.validation(k)
             right, total = right + hits(model, x, y), total + len(y)
+            x, y = world.nonmembers(k)
+            own += [hits(model, x, y) / len(y)] if len(y) else []
         utility["global"] = {
             "test": accuracy(model, *world.test),
+            "local_test": _mean_std_each(own),
             "validation": right / total if total else None,
         }
     if open_client is not None:
@@ -99,10 +105,14 @@ def _points(each: list[Scores]) -> list[str]:
 def _over_clients(each: list[dict[str, float]]) -> dict[str, Any]:
     """Mean, standard deviation and every client's own, by test set; None for a set of which nobody has records."""
     rows = {name: [scores[name] for scores in each if name in scores] for name in SETS}
-    return {
-        name: {"mean": mean_std(values)[0], "std": mean_std(values)[1], "each": values} if values else None
-        for name, values in rows.items()
-    }
+    return {name: _mean_std_each(values) for name, values in rows.items()}
+
+
+def _mean_std_each(values: list[float]) -> dict[str, Any] | None:
+    if not values:
+        return None
+    mean, std = mean_std(values)
+    return {"mean": mean, "std": std, "each": values}
 
 
 def _frozen(model: nn.Module, what: str) -> nn.Module:

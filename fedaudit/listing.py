@@ -72,6 +72,10 @@ def summary(record: RunRecord) -> list[str]:
                 f"    global model, common test set   {_percent(test['accuracy'])}  "
                 f"[{_percent(test['low'])}, {_percent(test['high'])}], n = {test['n']}"
             )
+            if own := utility["global"].get("local_test"):  # a record from before it was tried has none
+                lines.append(
+                    f"    global model, own held-out sets {_percent(own['mean'])} ± {_percent(own['std'])} over clients"
+                )
         if utility["clients"]:
             for key, label in (("global_test", "common test set"), ("local_test", "own held-out set")):
                 if row := utility["clients"][key]:

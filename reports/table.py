@@ -68,6 +68,11 @@ def _own(record: RunRecord) -> float | None:
     return (clients.get("local_test") or {}).get("mean")
 
 
+def _global_own(record: RunRecord) -> float | None:
+    of_global = (record.result.get("last") or {}).get("global") or {}
+    return (of_global.get("local_test") or {}).get("mean")
+
+
 def asked(record: RunRecord) -> int:
     """How often a client took part in a round."""
     return sum(len(row.participants) for row in record.rounds)
@@ -92,7 +97,7 @@ def _memory(record: RunRecord) -> float | None:
 
 
 PLAIN: dict[str, Callable[[RunRecord], float | None]] = {
-    "accuracy": accuracy, "own": _own, "up": _bytes("up"), "down": _bytes("down"),
+    "accuracy": accuracy, "own": _own, "global_own": _global_own, "up": _bytes("up"), "down": _bytes("down"),
     "seconds": seconds, "memory": _memory,
 }  # fmt: skip
 

@@ -40,6 +40,12 @@ COLUMNS = (
         "The clients' own models on records of their own that were held out, averaged over clients.", (0, 1),
     ),
     Column(
+        "global_own", "Global on own data", "Utility", "share", "high", True,
+        "The one global model on the same held-out records, each client's by itself, averaged over clients: what "
+        "papers on personalisation print as FedAvg. Where it is below the column before it, local training pays.",
+        (0, 1),
+    ),
+    Column(
         "claim", "Claim", "Guarantee", "epsilon", None, False,
         "The epsilon that the setting asked for, as papers state it: for one release of the kinds that are named, "
         "with no account of the other rounds or of what else is sent.",

@@ -171,9 +171,10 @@ def _timing(party: str, phase: str, wall: float) -> dict[str, Any]:
 
 def _utility(accuracy: float) -> dict[str, Any]:
     own = {"mean": accuracy - 0.05, "std": 0.0, "each": [accuracy - 0.05] * 2}
+    everywhere = {"mean": accuracy - 0.02, "std": 0.0, "each": [accuracy - 0.02] * 2}
     test = {"accuracy": accuracy, "low": accuracy - 0.1, "high": accuracy + 0.09, "n": 100}
     return {
-        "global": {"test": test, "validation": accuracy},
+        "global": {"test": test, "local_test": everywhere, "validation": accuracy},
         "clients": {"global_test": own, "local_test": own, "validation": own},
     }
 
