@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attack import Scene
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._view import model_of, received
-from fedaudit.fit import batches
-from fedaudit.models import Net
 from fedaudit.privacy.mechanism import clip_rows
-from fedaudit.transcript import Entry
+from fedaudit.training.fit import batches
+from fedaudit.training.models import Net
+from fedaudit.wire.transcript import Entry
 
 Rows = Callable[[Tensor, Tensor], Tensor]  # images and their numbers in; one value per image out
 

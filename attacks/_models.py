@@ -4,9 +4,9 @@ The attacked model is the last one that the target uploaded whole, where the thr
 one.
 
 Shadows exist only where the threat sees that upload and the messages that led to it: they replay the target's update
-function on them (fedaudit.shadow). Of a published model, which many clients made over many rounds, no shadow is made:
-it would be a model trained centrally, and what it tells would be about that. Attacks that need shadows say so and stay
-away; those that only query a model run there too.
+function on them (fedaudit.attack.replay). Of a published model, which many clients made over many rounds, no shadow
+is made: it would be a model trained centrally, and what it tells would be about that. Attacks that need shadows say
+so and stay away; those that only query a model run there too.
 
 What a shadow is trained on:
 
@@ -31,10 +31,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.attack import Attack, Scene
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import in_chunks, model_of
 from fedaudit.errors import ThreatError
-from fedaudit.transcript import Entry
+from fedaudit.wire.transcript import Entry
 
 # --- the attacked model ----------------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from fedaudit.attack import Scene
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._view import in_chunks, inputs_of, released
-from fedaudit.losses import ce, kl
 from fedaudit.rng import generator, seeded
+from fedaudit.training.losses import ce, kl
 
 Pairs = list[tuple[Tensor, Tensor]]  # images, logits: one of each round
 

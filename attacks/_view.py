@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedaudit.attack import Scene
+from fedaudit.attack.scene import Scene
 from fedaudit.errors import ContractError
-from fedaudit.models import Net
-from fedaudit.records import State
-from fedaudit.transcript import Entry
+from fedaudit.training.models import Net
+from fedaudit.wire.codec import State
+from fedaudit.wire.transcript import Entry
 
 ROWS = 256  # of one forward pass
 

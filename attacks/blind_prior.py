@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedaudit.attack import Attack, Groups, Scene
+from fedaudit.attack.scene import Attack, Groups, Scene
 from fedaudit.registry import register_attack
 
 

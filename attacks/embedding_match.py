@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.attack import Attack, Claims, Scene
+from fedaudit.attack.scene import Attack, Claims, Scene
 from fedaudit.attacks._view import encoder_of, in_chunks, received, uploaded
-from fedaudit.models import Net
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
-from fedaudit.transcript import Entry
+from fedaudit.training.models import Net
+from fedaudit.wire.transcript import Entry
 
 
 @dataclass

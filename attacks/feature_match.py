@@ -19,13 +19,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack import Attack, Reconstructions, Scene
+from fedaudit.attack.scene import Attack, Reconstructions, Scene
 from fedaudit.attacks._invert import descend, model_at, starts, total_variation
 from fedaudit.attacks._view import by_class
-from fedaudit.models import Net
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
-from fedaudit.transcript import Entry
+from fedaudit.training.models import Net
+from fedaudit.wire.transcript import Entry
 
 KINDS = ("embeddings", "prototypes", "logits")
 

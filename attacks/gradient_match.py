@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, one_hot
 
-from fedaudit.attack import Attack, Reconstructions, Scene
+from fedaudit.attack.scene import Attack, Reconstructions, Scene
 from fedaudit.attacks._invert import starts, total_variation
 from fedaudit.attacks._models import records as records_of
 from fedaudit.attacks._view import in_chunks, received, uploaded
-from fedaudit.fit import batches
-from fedaudit.models import Net
 from fedaudit.registry import find, register_attack
+from fedaudit.training.fit import batches
+from fedaudit.training.models import Net
 
 EXACT = 1e-7  # relative squared distance of updates at which a further restart has nothing to find
 Update = dict[str, Tensor]  # by parameter: what training took away

@@ -22,11 +22,11 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fedaudit.attack import Attack, Histogram, Scene
+from fedaudit.attack.scene import Attack, Histogram, Scene
 from fedaudit.attacks._view import in_chunks, received, uploaded
-from fedaudit.models import Net
-from fedaudit.records import State
 from fedaudit.registry import register_attack
+from fedaudit.training.models import Net
+from fedaudit.wire.codec import State
 
 SOURCES = ("label_counts", "labels", "weights", "classes", "outputs")
 

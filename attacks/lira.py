@@ -5,7 +5,7 @@ For every candidate, shadows with it and shadows without it give two Gaussians o
 phi = log(p_y / (1 - p_y)); the score is the log-ratio of their densities at the target's phi.
 
 - Shadows are replays of the target's own update on the messages that it received, with other records; see
-  fedaudit.shadow, and attacks/_models.py for what they are trained on. Each candidate is in half of them.
+  fedaudit.attack.replay, and attacks/_models.py for what they are trained on. Each candidate is in half of them.
 - `variance`: with few shadows a variance per candidate is noise, and the paper then takes one for all candidates, which
   helps it below some 64 shadows. "auto" does so below 64. The one for all is pooled: squared distances from each
   candidate's own mean, over the degrees of freedom.
@@ -19,7 +19,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedaudit.attack import Claims, Scene
+from fedaudit.attack.scene import Claims, Scene
 from fedaudit.attacks._models import ShadowAttack
 from fedaudit.attacks._view import confidence
 from fedaudit.registry import register_attack

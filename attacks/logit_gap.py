@@ -21,12 +21,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack import Attack, Claims, Scene
+from fedaudit.attack.scene import Attack, Claims, Scene
 from fedaudit.attacks._surrogate import Pairs, distilled, imitated, shared, taught
 from fedaudit.attacks._view import by_class, confidence, in_chunks, others, received
-from fedaudit.models import Net
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
+from fedaudit.training.models import Net
 
 Means = list[tuple[Net, dict[int, Tensor], str, dict[str, Any]]]  # model, mean by class, kind, protection
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch.nn.functional import cross_entropy
 
-from fedaudit.attack import Claims, Scene
+from fedaudit.attack.scene import Claims, Scene
 from fedaudit.attacks._models import ModelAttack, logits_of
 from fedaudit.registry import register_attack
 

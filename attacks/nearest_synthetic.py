@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.attack import Attack, Claims, Scene
+from fedaudit.attack.scene import Attack, Claims, Scene
 from fedaudit.attacks._view import encoder_of, images_in, in_chunks, nearest, received, uploaded
-from fedaudit.models import Net
 from fedaudit.registry import register_attack
+from fedaudit.training.models import Net
 
 Found = list[tuple[int | None, Tensor]]  # class, if it is known, and images
 

@@ -23,13 +23,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fedaudit import models
-from fedaudit.attack import Attack, Reconstructions, Scene
+from fedaudit.attack.scene import Attack, Reconstructions, Scene
 from fedaudit.attacks._invert import learn
 from fedaudit.attacks._view import in_chunks, inputs_of
-from fedaudit.fit import adam, fit
-from fedaudit.losses import ce
 from fedaudit.registry import register_attack
+from fedaudit.training import models
+from fedaudit.training.fit import adam, fit
+from fedaudit.training.losses import ce
 
 FEWEST = 16  # pairs to learn from
 

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack import Claims, Scene
+from fedaudit.attack.scene import Claims, Scene
 from fedaudit.attacks._models import ShadowAttack, Shadows
 from fedaudit.registry import register_attack
 

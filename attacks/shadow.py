@@ -3,7 +3,7 @@
 A classifier learns, from shadows' predictions on auxiliary records of which the attacker knows whether the shadow was
 trained on them, to tell members from others; it is then asked about the target's predictions on the candidates.
 
-- Shadows are replays of the target's own update (fedaudit.shadow, attacks/_models.py), the same as `lira_offline`'s.
+- Shadows are replays of the target's own update (fedaudit.attack.replay, attacks/_models.py): those of `lira_offline`.
 - The classifier sees the log-probabilities of all classes and, as the paper has it, there is one for each true class
   (`per_class`). A class with fewer than `least` examples of either sort, which happens with skewed clients, is judged
   by one classifier for all classes together, which sees the class as well; so are all without `per_class`.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack import Claims, Scene
+from fedaudit.attack.scene import Claims, Scene
 from fedaudit.attacks._models import ShadowAttack
 from fedaudit.errors import ThreatError
 from fedaudit.registry import register_attack

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from fedaudit.attack import Attack, Claims, Scene
+from fedaudit.attack.scene import Attack, Claims, Scene
 from fedaudit.attacks._view import confidence, in_chunks, others, received, trained, uploads
-from fedaudit.models import Net
 from fedaudit.registry import register_attack
-from fedaudit.transcript import Entry
+from fedaudit.training.models import Net
+from fedaudit.wire.transcript import Entry
 
 FEWEST = 2  # other clients: one has no spread
 ENTRIES = 1 << 26  # of the gradients that are in memory at a time

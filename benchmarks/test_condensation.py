@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from fedaudit import sgd
-from fedaudit.config import Setting
-from fedaudit.meter import Meter
 from fedaudit.methods._condense import Records, Sampled, in_chunks
 from fedaudit.methods.fedaf import FedAF, swd_points
 from fedaudit.rng import seeded
-from fedaudit.task import compute, open_client
-from fedaudit.world import world_of
+from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.task import compute, open_client
+from fedaudit.runtime.world import world_of
+from fedaudit.setting import Setting
 
 
 def client_with(folder, device, *, shape, classes, each, model):

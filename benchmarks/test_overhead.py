@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import fedaudit
-from fedaudit import models
-from fedaudit.config import Setting
 from fedaudit.rng import generator, seeded
-from fedaudit.world import world_of
+from fedaudit.runtime.world import world_of
+from fedaudit.setting import Setting
+from fedaudit.training import models
 
 CLIENTS, B, ETA = 2, 50, 0.1
 MODEL = "fedfree_cnn@0.6"  # 1.18 M parameters at 3x32x32
@@ -79,7 +79,7 @@ def by_hand(setting: Setting, data, shape, classes) -> dict[str, torch.Tensor]:
 
 def compare(paired, benchmark, monkeypatch, folder, *, records: int, rounds: int, pairs: int) -> float:
     # No setting does this: a run evaluates after its last round at least.
-    monkeypatch.setattr("fedaudit.runner.evaluate", lambda *_, **__: {"global": None, "clients": None})
+    monkeypatch.setattr("fedaudit.runtime.runner.evaluate", lambda *_, **__: {"global": None, "clients": None})
     setting = make_setting(folder, records=records, rounds=rounds)
     world = world_of(setting.model_dump_json())  # cached: neither side is billed for reading the images
     data = [world.members(k) for k in range(CLIENTS)]

@@ -12,8 +12,9 @@ import time
 import pytest
 import torch
 
-from fedaudit import ce, models, sgd
-from fedaudit.stack import Job, fit_together, why_not
+from fedaudit import ce, sgd
+from fedaudit.training import models
+from fedaudit.training.stack import Job, fit_together, why_not
 
 
 def jobs(arch: str, *, count: int, shape, n: int, batch: int, steps: int, device="cpu", dtype=torch.float32):

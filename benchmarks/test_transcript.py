@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from fedaudit import State, Up, private
-from fedaudit.records import encode, read_header
-from fedaudit.transcript import Transcript, TranscriptWriter
+from fedaudit.wire.codec import encode, read_header
+from fedaudit.wire.transcript import Transcript, TranscriptWriter
 
 MESSAGES = 10
 

@@ -10,8 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedaudit import State, Up, models, private, state_of
-from fedaudit.records import decode, encode
+from fedaudit import State, Up, private, state_of
+from fedaudit.training import models
+from fedaudit.wire.codec import decode, encode
 
 PAIRS = 20
 

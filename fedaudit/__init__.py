@@ -12,26 +12,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedaudit.config import Setting
     from fedaudit.errors import FedauditError
-    from fedaudit.fit import Opt, Turns, adam, sgd
-    from fedaudit.losses import ce, kl
-    from fedaudit.method import Client, Cohort, Method, Server, weighted_mean
-    from fedaudit.record import RunRecord, read_record
-    from fedaudit.records import Down, Record, Size, State, Up, load, private, public, relay, state_of
     from fedaudit.registry import register, register_attack
-    from fedaudit.runner import run
-    from fedaudit.traffic import NUMBER, Plan
+    from fedaudit.runtime.method import Client, Cohort, Method, Server, weighted_mean
+    from fedaudit.runtime.run_record import RunRecord, read_record
+    from fedaudit.runtime.runner import run
+    from fedaudit.setting import Setting
+    from fedaudit.training.fit import Opt, Turns, adam, sgd
+    from fedaudit.training.losses import ce, kl
+    from fedaudit.wire.codec import Down, Record, Size, State, Up, load, private, public, relay, state_of
+    from fedaudit.wire.traffic import NUMBER, Plan
 
-_HOME = {
-    "Setting": "config", "FedauditError": "errors", "Opt": "fit", "Turns": "fit", "adam": "fit", "sgd": "fit",
-    "ce": "losses", "kl": "losses",
-    "Client": "method", "Cohort": "method", "Method": "method", "Server": "method", "weighted_mean": "method",
-    "RunRecord": "record", "read_record": "record",
-    "Down": "records", "Record": "records", "Size": "records", "State": "records", "Up": "records", "load": "records",
-    "private": "records", "public": "records", "relay": "records", "state_of": "records",
-    "register": "registry", "register_attack": "registry", "run": "runner", "NUMBER": "traffic", "Plan": "traffic",
-}  # fmt: skip
+_NAMES = {
+    "errors": "FedauditError",
+    "registry": "register register_attack",
+    "runtime.method": "Client Cohort Method Server weighted_mean",
+    "runtime.run_record": "RunRecord read_record",
+    "runtime.runner": "run",
+    "setting": "Setting",
+    "training.fit": "Opt Turns adam sgd",
+    "training.losses": "ce kl",
+    "wire.codec": "Down Record Size State Up load private public relay state_of",
+    "wire.traffic": "NUMBER Plan",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOME)]
 
 

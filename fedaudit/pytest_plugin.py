@@ -40,7 +40,7 @@ def comm_budget(request: pytest.FixtureRequest) -> Callable[..., None]:
         per: str = "client-round",
         convention: str = "payload",
     ) -> None:
-        from fedaudit.gate import hold, parse_budgets
+        from fedaudit.suite.budgets import hold, parse_budgets
 
         ways = (("up", uplink), ("down", downlink))
         limits: list[dict[str, Any]] = [{"direction": way, "max": most} for way, most in ways if most]

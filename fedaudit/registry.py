@@ -99,7 +99,7 @@ def _by_path(path: str, group: Group) -> type:
             f"The {group[:-1]} {path!r} fails while it is imported: {type(e).__name__}: {e} ({at.filename}, line "
             f"{at.lineno})."
         ) from e
-    base = {"methods": "fedaudit.method:Method", "attacks": "fedaudit.attack:Attack"}[group]
+    base = {"methods": "fedaudit.runtime.method:Method", "attacks": "fedaudit.attack.scene:Attack"}[group]
     parent = getattr(importlib.import_module(base.split(":")[0]), base.split(":")[1])
     if not (isinstance(found, type) and issubclass(found, parent)):
         raise SettingError(f"{path!r} is no {parent.__name__}: it must be a subclass of {base.replace(':', '.')}.")

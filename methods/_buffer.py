@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.records import State, size_of
 from fedaudit.rng import generator
+from fedaudit.wire.codec import State, size_of
 
 Memory = dict[str, Any]
 

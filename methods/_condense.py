@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from fedaudit.models import Net
+from fedaudit.training.models import Net
 
 Start = Literal["average", "single", "noise"]
 ROWS = {"cpu": 256, "cuda": 8192}  # of one forward pass without gradient: what the cache, or the memory, has room for

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit.records import Size, State, load
+from fedaudit.wire.codec import Size, State, load
 
 LARGEST = 32  # pixels along a side that the decoder itself makes
 

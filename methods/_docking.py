@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit.records import State
+from fedaudit.wire.codec import State
 
 
 class Docking(nn.Module):

@@ -27,9 +27,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from fedaudit import NUMBER, Down, Record, State, Up, ce, load, models, private, state_of
+from fedaudit import NUMBER, Down, Record, State, Up, ce, load, private, state_of
 from fedaudit.errors import SettingError
 from fedaudit.methods._optimiser import WithOptimiser
+from fedaudit.training import models
 
 Axis = tuple[int, ...] | None  # the groups of units that a dimension runs over, in order; None: taken whole
 Units = dict[int, Tensor]  # group: the units taken, as indices into its full width

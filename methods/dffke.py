@@ -50,27 +50,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import (
-    NUMBER,
-    Down,
-    Method,
-    Record,
-    State,
-    Up,
-    adam,
-    ce,
-    kl,
-    load,
-    models,
-    private,
-    register,
-    relay,
-    state_of,
-)  # fmt: skip
-from fedaudit.fit import batches
+from fedaudit import NUMBER, Down, Method, Record, State, Up, adam, ce, kl, load, private, register, relay, state_of
 from fedaudit.methods._buffer import allot, held, pick, remember
 from fedaudit.methods._decoder import Decoder, decode, decoder_size
 from fedaudit.methods._docking import Docking, z
+from fedaudit.training import models  # fmt: skip
+from fedaudit.training.fit import batches
 
 Direction = Literal["student-first", "teacher-first"]
 Discrepancy = Literal["none", "KL", "MAE", "MSE"]

@@ -40,8 +40,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedaudit import Down, Method, Record, State, Up, ce, load, models, private, register, sgd, state_of
+from fedaudit import Down, Method, Record, State, Up, ce, load, private, register, sgd, state_of
 from fedaudit.errors import SettingError
+from fedaudit.training import models
 
 TYPES = {nn.Conv2d: "conv", nn.Linear: "linear"}
 

@@ -37,11 +37,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Down, Record, Size, State, Up, adam, load, models, private, register, state_of
+from fedaudit import Down, Record, Size, State, Up, adam, load, private, register, state_of
 from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import Generator, Sampler, diversity, dynamic_weights, frozen, label_distribution
 from fedaudit.methods._optimiser import WithOptimiser
-from fedaudit.records import model_size
+from fedaudit.training import models
+from fedaudit.wire.codec import model_size
 
 
 class Broadcast(Down):

@@ -32,22 +32,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import (
-    NUMBER,
-    Down,
-    Size,
-    State,
-    Up,
-    ce,
-    load,
-    models,
-    private,
-    register,
-    state_of,
-    weighted_mean,
-)  # fmt: skip
-from fedaudit.fit import batches
+from fedaudit import NUMBER, Down, Size, State, Up, ce, load, private, register, state_of, weighted_mean
 from fedaudit.methods._submodel import Part, SubModels, TrainedPart, Whole, choose, family_of, ratio_of
+from fedaudit.training import models  # fmt: skip
+from fedaudit.training.fit import batches
 
 
 class Query(Down):

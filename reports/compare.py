@@ -16,9 +16,9 @@ from typing import Any
 
 from fedaudit.errors import SettingError
 from fedaudit.reports.formats import plain
-from fedaudit.reports.noise import LEVEL, SEEDS, Test, compared, holm
 from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
 from fedaudit.reports.table import Row, rows_of
+from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
 from fedaudit.reports.words import COLUMNS, Column, text
 
 

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedaudit.data.plot import bubbles
-from fedaudit.reports.cell import Cell
-from fedaudit.reports.found import Found, attacks_of
+from fedaudit.reports.attack_rows import Found, attacks_of
+from fedaudit.reports.figure import Cell
 from fedaudit.reports.rank import pareto
 from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, curve

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedaudit.reports import story
-from fedaudit.reports.cell import Cell
-from fedaudit.reports.noise import LEVEL, SEEDS
+from fedaudit.reports.figure import Cell
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.table import Row
+from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import COLUMNS, Column, interval_text, text
 
 SCHEMA = 1

@@ -13,12 +13,12 @@ from typing import Any
 import jinja2
 
 from fedaudit.reports import story
-from fedaudit.reports.cell import Cell
+from fedaudit.reports.figure import Cell
 from fedaudit.reports.figures import against_bytes, inline, looks, partition, per_round, roc, style, tradeoff
-from fedaudit.reports.noise import Test
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, refused
+from fedaudit.reports.tests_over_seeds import Test
 from fedaudit.reports.words import BY_KEY, COLUMNS, Column, interval_text, text
 from fedaudit.units import bytes_text
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedaudit.reports.noise import Test, compared, holm
 from fedaudit.reports.table import Row
+from fedaudit.reports.tests_over_seeds import Test, compared, holm
 from fedaudit.reports.words import Column
 
 

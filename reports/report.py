@@ -9,7 +9,7 @@ from pathlib import Path
 from fedaudit.errors import RunError, SettingError, unknown
 from fedaudit.reports.runs import grouped, read_runs
 from fedaudit.reports.table import rows_of
-from fedaudit.store import write_atomic
+from fedaudit.runtime.checkpoint import write_atomic
 
 FORMATS = {"html": "report.html", "md": "report.md", "json": "report.json", "csv": "report.csv", "latex": "report.tex"}
 FIGURES = "figures"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedaudit.config import EXECUTION, Setting
 from fedaudit.errors import RunError
 from fedaudit.privacy.policy import TRAINING, Policy
-from fedaudit.record import RunRecord, read_record
+from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.setting import EXECUTION, Setting
 
 ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only where these agree
 

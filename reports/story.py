@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedaudit.reports.found import Found, attacks_of, best_attack
-from fedaudit.reports.noise import LEVEL, SEEDS
+from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Group, command
 from fedaudit.reports.table import OUTER, Row, asked, refused
+from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import BY_KEY, COLUMNS, VIA, kind_text, protection_text, seen_by, text
 
 LIMITS = (

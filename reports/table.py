@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedaudit.evaluate import test_score
-from fedaudit.record import RunRecord
-from fedaudit.reports.cell import Cell
-from fedaudit.reports.found import Found, attacks_of, best_attack
-from fedaudit.reports.noise import over_seeds
+from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
+from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group, Run
+from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
+from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.utility import test_score
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
 UNTRAINED = "Under-trained: accuracy is near"

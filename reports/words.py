@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedaudit.privacy.ledger import ClientLedger, Entry
-from fedaudit.reports.cell import Cell
+from fedaudit.reports.figure import Cell
 from fedaudit.units import UNITS, bytes_text
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # `outside:Class` is found as a user's own module would be
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # `outside:Class` is found as a user's own module would be
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _computing():
 @pytest.fixture
 def tiny():
     """A setting that runs in about a second."""
-    from fedaudit.config import Setting
+    from fedaudit.setting import Setting
 
     def make(method="fedavg", **values):
         from fedaudit.registry import find
@@ -37,7 +37,7 @@ def tiny():
 def fedaudit(capsys):
     """Run a command in this process; returns (exit code, stdout, stderr)."""
 
-    from fedaudit import cli
+    from fedaudit.cli.main import main as cli
 
     def call(*words):
         before = sys.argv
@@ -59,8 +59,8 @@ def fedaudit(capsys):
 def ray_engine():
     """One pool of two workers for the whole session: starting them costs more than the tests."""
     pytest.importorskip("ray", reason="the engine ray needs Ray")
-    from fedaudit.config import Setting
-    from fedaudit.engines.ray import RayEngine
+    from fedaudit.runtime.engines.ray import RayEngine
+    from fedaudit.setting import Setting
 
     engine = RayEngine(Setting.make(engine="ray", workers=2))
     yield engine

@@ -7,14 +7,15 @@ import sys
 
 import pytest
 import torch
+from engines import Killed, KillEngine
 from safetensors.torch import load_file
 
 from fedaudit import Up, registry
-from fedaudit.contract import check_declarations
-from fedaudit.engines.serial import SerialEngine
 from fedaudit.errors import ContractError, RunError
-from fedaudit.runner import run
-from fedaudit.transcript import Transcript
+from fedaudit.runtime.contract import check_declarations
+from fedaudit.runtime.engines.serial import SerialEngine
+from fedaudit.runtime.runner import run
+from fedaudit.wire.transcript import Transcript
 
 
 def named():
@@ -77,24 +78,6 @@ def test_another_seed_is_another_run(method, whole, tiny, tmp_path):
 
 def test_serial_equals_ray(method, whole, tiny, tmp_path, ray_engine):
     assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
-
-
-class Killed(Exception):
-    pass
-
-
-class KillEngine(SerialEngine):
-    """Dies before the task number `after`, as a process does: in the middle of a round."""
-
-    def __init__(self, after):
-        self.left = after
-
-    def map(self, tasks):
-        for done in super().map(tasks):
-            if self.left == 0:
-                raise Killed
-            self.left -= 1
-            yield done
 
 
 @pytest.mark.parametrize("after", [4, pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])

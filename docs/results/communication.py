@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fedaudit.comm import plan_traffic
-from fedaudit.config import Setting
+from fedaudit.runtime.planned_traffic import plan_traffic
+from fedaudit.setting import Setting
 
 RIVALS = {  # as FedZGE's Table 8 bills them
     "FedAvg": {"method": "fedavg"},

@@ -21,10 +21,10 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit.methods._buffer import held
 from fedaudit.methods.dffke import decode as images_of
-from fedaudit.records import decode
 from fedaudit.rng import seeded
-from fedaudit.runner import RunFolder
-from fedaudit.task import ClientState
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.task import ClientState
+from fedaudit.wire.codec import decode
 
 
 def reference(world):

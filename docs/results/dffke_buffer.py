@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fedaudit.methods._buffer import buffer_bytes, formula_bytes, held
 from fedaudit.methods._decoder import decoder_size
-from fedaudit.records import decode
-from fedaudit.runner import RunFolder
-from fedaudit.task import ClientState
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.task import ClientState
+from fedaudit.wire.codec import decode
 
 
 def buffers(run: Path) -> list[dict[str, int]]:

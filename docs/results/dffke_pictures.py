@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedaudit.errors import TranscriptError
 from fedaudit.methods._decoder import decode
-from fedaudit.record import read_record
-from fedaudit.transcript import Entry, Transcript
+from fedaudit.runtime.run_record import read_record
+from fedaudit.wire.transcript import Entry, Transcript
 
 
 def synthetic(run: Path, rounds: list[int], client: int, columns: int) -> dict[int, tuple[Tensor, Tensor]]:

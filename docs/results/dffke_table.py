@@ -10,7 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from fedaudit.record import RunRecord, read_record
+from fedaudit.runtime.run_record import RunRecord, read_record
 
 
 def group(record: RunRecord, common: set[str]) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from fedaudit import load, models
-from fedaudit.evaluate import hits
-from fedaudit.runner import RunFolder
+from fedaudit import load
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.utility import hits
+from fedaudit.training import models
 
 PUBLISHED = {  # Table 1, Fashion-MNIST
     ("fedavg", "dirichlet:1.0"): "89.71", ("fedavg", "dirichlet:0.1"): "83.24", ("fedavg", "dirichlet:0.01"): "60.89",

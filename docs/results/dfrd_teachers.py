@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from fedaudit.methods._datafree import dynamic_weights
-from fedaudit.records import load
-from fedaudit.runner import RunFolder
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.wire.codec import load
 
 
 @torch.no_grad()

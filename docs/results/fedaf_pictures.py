@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from fedaudit.data.datasets import to_uint8
-from fedaudit.transcript import Transcript
+from fedaudit.wire.transcript import Transcript
 
 COLUMNS, SIDE, GAP, MARGIN = 12, 48, 2, 130  # images in a row, pixels of an image, between images, left for the text
 

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedaudit import RunRecord, read_record
-from fedaudit.transcript import Transcript
+from fedaudit.wire.transcript import Transcript
 
 COMMON = ("E", "B", "eta", "tau", "alpha", "beta")  # settings that tell no two rows of a table apart
 

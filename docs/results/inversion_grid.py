@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from fedaudit.attack.pictures import draw, read
 from fedaudit.errors import FedauditError, RunError
-from fedaudit.pictures import draw, read
-from fedaudit.record import RunRecord, read_record
+from fedaudit.runtime.run_record import RunRecord, read_record
 
 
 def noise_of(record: RunRecord, kind: str) -> tuple[tuple[int, float], str]:

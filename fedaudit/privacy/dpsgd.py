@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, PrivacyError
-from fedaudit.fit import Fitted, Loss, Opt, check_pure, check_rows
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
+from fedaudit.training.fit import Fitted, Loss, Opt, check_pure, check_rows
 
 CHUNK = 64  # rows whose gradients are held at a time
 

@@ -32,8 +32,8 @@ from torch.nn.functional import cosine_similarity
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.policy import TRAINING, Policy
-from fedaudit.records import Declared, State, Up
 from fedaudit.rng import generator
+from fedaudit.wire.codec import Declared, State, Up
 
 
 @dataclass

@@ -16,9 +16,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from fedaudit.config import Frozen, parse_value, validated
 from fedaudit.errors import PrivacyError, SettingError, did_you_mean, unknown
 from fedaudit.privacy.calibration import check_delta, check_epsilon
+from fedaudit.setting import Frozen, parse_value, validated
 
 TRAINING = "training"
 Mechanism = Literal["gaussian", "pure-noise", "dp-sgd"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedaudit import run
-from fedaudit.config import Setting
 from fedaudit.errors import ContractError
 from fedaudit.methods.local import Local
+from fedaudit.setting import Setting
 
 
 class TwoPoints(Local):

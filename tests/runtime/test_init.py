@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fedaudit import Setting, read_record, run
 from fedaudit.errors import SettingError
-from fedaudit.world import World
+from fedaudit.runtime.world import World
 
 
 def world(**values: object) -> World:

@@ -1,0 +1,1 @@
+"""What an attack sees, what it claims, and how its claims are scored."""

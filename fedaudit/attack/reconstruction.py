@@ -1,0 +1,403 @@
+"""Scoring reconstructions: how near they come to a client's records, and whether guessing would have come as near.
+
+Images are scored as pixels in [0, 1]. What an image is compared with, and when it counts as identified:
+
+- `rows`: the record of its row (records keep the order of world.members: a release with one row per record is made from
+  them as they lie). Identified: of the client's N members the nearest one is that record; chance 1/N.
+- `labels`: the nearest member of its class. Identified: the nearest member of all is of that class; chance: the
+  class's share of the members. Images of a class that the client does not hold are left out and counted.
+- neither: the members are assigned to the images so that the sum of squared errors is least; images beyond the number
+  of members go without. Any image has a nearest member, so that says nothing: identified is an image whose nearest
+  among the client's members and non-members is a member; chance: the share of members, exact because that split is
+  random. A record counts once, for the nearest of the images that come to it: copies of one image are one draw.
+
+Distances are Euclidean in pixels. `ratio` is the distance to the nearest member over what it would be if the members
+had been drawn anew among the client's members and non-members (geometric means): 1 where images come no nearer to what
+was trained on than to what was not.
+
+`cosine` is taken between features of a fixed reference: the registered `cnn`, seeded, trained on the auxiliary set.
+Baselines have the freedom that the attack has: where it is matched to records, so are they. Intervals take images for
+independent draws. An attack beats the baselines
+
+- in MSE, if the paired difference to each of them is above zero beyond its interval; where images are assigned, the
+  difference to members drawn anew too, because images that come near to everything come near to members;
+- in identification, if it is beyond chance, and, where images are not assigned, finds more than each of them does.
+
+Either is enough, each at 97.5 %, so that together they hold at 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedaudit.attack import pictures
+from fedaudit.attack.membership import clopper_pearson
+from fedaudit.attack.score import Attacked, Reconstructions
+from fedaudit.attack.similarity import DATA_RANGE, mse, pixels, psnr, ssim, window_for
+from fedaudit.errors import ContractError, DataError
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.world import World
+from fedaudit.stats import student_t
+from fedaudit.training import models
+from fedaudit.training.fit import adam, fit
+from fedaudit.training.losses import ce
+
+MEANS = ("mse", "psnr", "ssim", "cosine")
+DECIDING = 0.975  # confidence of each of the two measures that decide
+SHOWN = 10  # images in a picture
+NEAR = 1e-6  # distances below this are copies; keeps the logarithm of a ratio finite
+CHUNK = 512
+REDRAWN = 20  # times that members are drawn anew
+
+Scores = dict[str, np.ndarray]  # by measure, one value per image; NaN where it has none
+
+
+def reconstruction(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """Numbers for one attack on several clients. The picture goes to `folder`, which lies in RUN/pictures."""
+    auxiliary = _auxiliary(world)
+    reference = _reference(world, *auxiliary)
+    clients = {part.client: _Client(part, world, auxiliary, reference, name) for part in parts}
+    scored = {k: client.scores() for k, client in clients.items()}
+    names = ["attack", *_BASELINES]
+    joint = {what: _joined([scored[k][what] for k in scored]) for what in names}
+    assigned = {client.rule for client in clients.values()} == {"assignment"}
+    differences = {what: _difference(joint["attack"], joint[what], assigned) for what in _BASELINES}
+    if assigned:
+        differences["redrawn_members"] = {"mse": _mean(joint["attack"]["gain"], DECIDING), "confidence": DECIDING}
+    pooled = _estimates(joint["attack"])
+    beaten = _beaten(joint["attack"], differences)
+    chosen = _chosen(list(clients.values()))
+    path = folder / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}.png"
+    if chosen:
+        titles = [f"class {label}" for label in chosen["label"].tolist()]
+        pictures.draw({"original": chosen["originals"], "claimed": chosen["images"]}, path, titles=titles)
+        pictures.save(path.with_suffix(".safetensors"), chosen)
+    return {
+        "pooled": pooled,
+        "baselines": {what: _estimates(joint[what]) for what in _BASELINES},
+        "client": {str(k): _estimates(of["attack"]) for k, of in scored.items()},
+        "differences": differences,
+        "beats_baselines": bool(beaten),
+        "verdict": _verdict(pooled, beaten, differences),
+        "picture": path.relative_to(_run_of(folder)).as_posix() if chosen else None,
+        "matched_by": sorted({client.rule for client in clients.values()}),
+        "not_held": sum(client.not_held for client in clients.values()),
+        "unassigned": int(np.isnan(joint["attack"]["mse"]).sum()),
+        "data_range": DATA_RANGE,
+        "window": window_for(*world.shape[1:]),
+    }
+
+
+def _run_of(folder: Path) -> Path:
+    for parent in (folder, *folder.parents):
+        if parent.name == "pictures":
+            return parent.parent
+    return folder
+
+
+def _auxiliary(world: World) -> tuple[Tensor, Tensor]:
+    x, y = world._to_device(world.federation.auxiliary())
+    if not len(y):
+        raise DataError("Reconstructions are held against auxiliary images, and this run has none: set --aux above 0.")
+    return x, y
+
+
+def _reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
+    """The features of the cosine: a small network, the same whatever is attacked, that no member has touched."""
+    with seeded("inversion", "reference", device=world.device):
+        model = models.build("cnn", shape=world.shape, classes=world.classes).to(world.device)
+        rng = generator("inversion", "reference", device=world.device)
+        fit(model, ce, (x, y), opt=adam(1e-3), batch=32, steps=100, rng=rng)
+    return model.eval()
+
+
+# --- one client ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Client:
+    """The claims on one client with the truth about it."""
+
+    part: Attacked
+    world: World
+    auxiliary: tuple[Tensor, Tensor]
+    reference: nn.Module
+    name: str
+
+    def __post_init__(self) -> None:
+        claims: Reconstructions = self.part.claims
+        self.members, self.y = self.world.members(self.part.client)
+        self.images, rows, labels = claims.images.detach().to(self.members.device), claims.rows, claims.labels
+        n = len(self.images)
+        if self.images.shape != (n, *self.world.shape) or not n or not bool(torch.isfinite(self.images).all()):
+            raise ContractError(
+                f"{self.name} gave images of shape {tuple(self.images.shape)} for client {self.part.client}; they are "
+                f"finite, at least one, of shape (n, {', '.join(map(str, self.world.shape))})."
+            )
+        if rows is not None and labels is not None:
+            raise ContractError(f"{self.name} gave both rows and labels: an image is one record's, or one class's.")
+        self.rule = "row" if rows is not None else "class" if labels is not None else "assignment"
+        self.not_held = 0
+        self.given = self._index(rows, len(self.y), "rows") if rows is not None else None
+        if labels is not None:
+            self.given = self._index(labels, self.world.classes, "labels")
+            held = (self.given[:, None] == self.y).any(1)
+            self.not_held = int((~held).sum())
+            self.images, self.given = self.images[held], self.given[held]
+
+    def _index(self, index: Tensor, limit: int, what: str) -> Tensor:
+        index = index.detach().to(self.members.device).long()
+        if index.shape != (len(self.images),) or bool((index < 0).any() | (index >= limit).any()):
+            raise ContractError(
+                f"{self.name} gave {what} of shape {tuple(index.shape)} for {len(self.images)} images of client "
+                f"{self.part.client}; it is one number from 0 to {limit - 1} for each."
+            )
+        return index
+
+    @cached_property
+    def target(self) -> Tensor:
+        """The member that each claimed image is compared with; -1 for none."""
+        return self.matched(self.images)
+
+    def matched(self, images: Tensor) -> Tensor:
+        if self.rule == "row":
+            assert self.given is not None
+            return self.given
+        if not len(images):
+            return torch.zeros(0, dtype=torch.long, device=images.device)
+        d = distances(images, self.members)
+        if self.rule == "class":
+            assert self.given is not None
+            return d.masked_fill(self.given[:, None] != self.y, math.inf).argmin(1)
+        from scipy.optimize import linear_sum_assignment
+
+        target = torch.full((len(images),), -1, device=images.device)
+        i, j = linear_sum_assignment(d.square().cpu().numpy())
+        target[torch.from_numpy(i).to(target.device)] = torch.from_numpy(j).to(target.device)
+        return target
+
+    def scores(self) -> dict[str, Scores]:
+        sets = {"attack": self.images, **{what: make(self) for what, make in _BASELINES.items()}}
+        return {what: self._scored(images) for what, images in sets.items()}
+
+    def _scored(self, images: Tensor) -> Scores:
+        target = self.target if images is self.images else self.matched(images)
+        scores = {measure: np.full(len(images), np.nan) for measure in MEANS}
+        has = (target >= 0).nonzero()[:, 0]
+        for index in has.split(CHUNK):
+            a, b = images[index], self.members[target[index]]
+            at = index.cpu().numpy()
+            for measure, function in (("mse", mse), ("psnr", psnr), ("ssim", ssim)):
+                scores[measure][at] = function(pixels(a), pixels(b)).cpu().numpy()
+            scores["cosine"][at] = self._cosine(a, b).cpu().numpy()
+        return {**scores, **self._identified(images, target)}
+
+    @torch.no_grad()
+    def _cosine(self, a: Tensor, b: Tensor) -> Tensor:
+        features = self.reference.encode(torch.cat([a, b]).clamp(-1, 1)).double()  # type: ignore[operator]
+        return nn.functional.cosine_similarity(*features.chunk(2))
+
+    def _identified(self, images: Tensor, target: Tensor) -> Scores:
+        if not len(images):
+            return {key: np.zeros(0) for key in ("hit", "chance", "log_ratio", "gain")}
+        n = len(self.y)
+        d = distances(images, torch.cat([self.members, self.world.nonmembers(self.part.client)[0]]))
+        near, i = d[:, :n].min(1)
+        if self.rule == "row":  # of identical members each is the right one
+            hit = (distances_of_pairs(images, self.members[target]) <= near + 1e-12).double()
+            chance = torch.full((len(images),), 1 / n)
+        elif self.rule == "class":
+            assert self.given is not None
+            hit, chance = (self.y[i] == self.given).double(), (self.given[:, None] == self.y).double().mean(1)
+        else:
+            nearest, i = d.min(1)
+            hit, chance = (i < n).double(), torch.full((len(images),), n / d.shape[1])
+            hit[_repeats(nearest, i)] = torch.nan
+        log_ratio, gain = _against_redrawn(near, d, n)
+        found = {"hit": hit, "chance": chance, "log_ratio": log_ratio, "gain": gain}
+        return {key: value.double().cpu().numpy() for key, value in found.items()}
+
+    # --- what needs no attack ---
+
+    def labels(self) -> Tensor:
+        """The true class of each image: of its record, or as claimed, or of the member it was assigned."""
+        if self.rule == "class":
+            assert self.given is not None
+            return self.given
+        spare = distances(self.images, self.members).argmin(1) if self.rule == "assignment" else self.target
+        return self.y[torch.where(self.target >= 0, self.target, spare)]
+
+    def mean_image(self) -> Tensor:
+        return self.auxiliary[0].mean(0).expand_as(self.images)
+
+    def class_mean(self) -> Tensor:
+        """The auxiliary mean of the true class; of all auxiliary images where there is none of that class."""
+        x, y = self.auxiliary
+        member = (torch.arange(self.world.classes, device=y.device)[:, None] == y).to(x)
+        n = member.sum(1)
+        means = (member @ x.flatten(1)).unflatten(1, x.shape[1:]) / n.clamp(min=1)[:, None, None, None]
+        return torch.where((n > 0)[:, None, None, None], means, x.mean(0))[self.labels()]
+
+    def nearest_auxiliary(self) -> Tensor:
+        if not len(self.images):
+            return self.images.clone()
+        x = self.auxiliary[0]
+        return x[distances(self.images, x).argmin(1)]
+
+
+_BASELINES = {
+    "mean_image": _Client.mean_image,
+    "class_mean": _Client.class_mean,
+    "nearest_auxiliary": _Client.nearest_auxiliary,
+}
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Root mean squared difference in pixels of every image in `a` to every one in `b`."""
+    flat = pixels(b).flatten(1)
+    scale = math.sqrt(flat.shape[1])
+    exact = "donot_use_mm_for_euclid_dist"  # the fast way cannot tell a copy from a near copy
+    return torch.cat([torch.cdist(pixels(part).flatten(1), flat, compute_mode=exact) for part in a.split(64)]) / scale
+
+
+def distances_of_pairs(a: Tensor, b: Tensor) -> Tensor:
+    return mse(pixels(a), pixels(b)).sqrt()
+
+
+def _repeats(distance: Tensor, record: Tensor) -> Tensor:
+    """The images that share their nearest record with a nearer image."""
+    order = distance.argsort(stable=True)
+    first: set[int] = set()
+    later = []
+    for i in order.tolist():
+        if (j := int(record[i])) in first:
+            later.append(i)
+        first.add(j)
+    return torch.tensor(later, dtype=torch.long, device=distance.device)
+
+
+def _against_redrawn(near: Tensor, d: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The nearest member's distance, against that of n records drawn anew: log ratio, and gain in mean square."""
+    rng = generator("inversion", "redrawn")
+    logs, squares = torch.zeros_like(near), torch.zeros_like(near)
+    for _ in range(REDRAWN):
+        drawn = d[:, torch.randperm(d.shape[1], generator=rng)[:n].to(d.device)].min(1).values
+        logs += drawn.clamp(min=NEAR).log() / REDRAWN
+        squares += drawn.square() / REDRAWN
+    return near.clamp(min=NEAR).log() - logs, squares - near.square()
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def _joined(of_clients: list[Scores]) -> Scores:
+    return {key: np.concatenate([scores[key] for scores in of_clients]) for key in of_clients[0]}
+
+
+def _mean(values: np.ndarray, confidence: float = 0.95) -> dict[str, Any]:
+    return student_t(values[~np.isnan(values)].tolist(), confidence)
+
+
+def _estimates(scores: Scores) -> dict[str, Any]:
+    found = {measure: _mean(scores[measure]) for measure in MEANS}
+    return {**found, "identification": _rate(scores["hit"], scores["chance"]), "ratio": _ratio(scores["log_ratio"])}
+
+
+def _rate(hit: np.ndarray, chance: np.ndarray, confidence: float = 0.95) -> dict[str, Any]:
+    counted = ~np.isnan(hit)
+    hits, n = int(hit[counted].sum()), int(counted.sum())
+    if not n:
+        return {"value": None, "reason": "there are no images to identify", "n": 0}
+    low, high = clopper_pearson(hits, n, confidence)
+    found = {"value": hits / n, "low": low, "high": high, "interval": "Clopper-Pearson"}
+    return {**found, "chance": float(chance[counted].mean()), "hits": hits, "n": n}
+
+
+def _ratio(log_ratio: np.ndarray) -> dict[str, Any]:
+    found = _mean(log_ratio)
+    if found["value"] is not None:
+        found |= {key: math.exp(found[key]) for key in ("value", "low", "high") if found[key] is not None}
+        found["mean"] = "geometric"
+    return found
+
+
+def _difference(attack: Scores, baseline: Scores, assigned: bool) -> dict[str, Any]:
+    """How much better the attack is, image by image; above 0 (MSE) and 1/2 (identification) it is the better one.
+
+    Which image identifies which record is not paired where images are assigned: there chance is the only rival.
+    """
+    found = {"mse": _mean(baseline["mse"] - attack["mse"], DECIDING), "confidence": DECIDING}
+    if assigned:
+        return found
+    only, other = int((attack["hit"] > baseline["hit"]).sum()), int((attack["hit"] < baseline["hit"]).sum())
+    low, high = clopper_pearson(only, only + other, DECIDING)
+    share: dict[str, Any] = {"value": None, "reason": "both identify the same images"}
+    if only + other:
+        share = {"value": only / (only + other), "low": low, "high": high, "interval": "Clopper-Pearson"}
+    found["identification"] = {**share, "attack_only": only, "baseline_only": other}
+    return found
+
+
+def _beaten(attack: Scores, differences: dict[str, Any]) -> list[str]:
+    """The measures in which the attack is better than every baseline."""
+    won = []
+    if all(_above(d["mse"], 0) for d in differences.values()):
+        won.append("MSE")
+    rate = _rate(attack["hit"], attack["chance"], DECIDING)
+    rivals = [d["identification"] for d in differences.values() if "identification" in d]
+    if rate["value"] is not None and _above(rate, rate["chance"]) and all(_above(d, 0.5) for d in rivals):
+        won.append("identification")
+    return won
+
+
+def _above(estimate: dict[str, Any], bar: float) -> bool:
+    return estimate.get("low") is not None and estimate["low"] > bar
+
+
+def _verdict(pooled: dict[str, Any], won: list[str], differences: dict[str, Any]) -> str:
+    rate, error = pooled["identification"], pooled["mse"]
+    if rate["value"] is None or error["value"] is None:
+        return "Failed: it claimed no image of a class that the client holds."
+    what = f"MSE {error['value']:.4f}, {rate['hits']} of {rate['n']} identified (chance {rate['chance']:.1%})"
+    if won:
+        return f"Succeeded: it beats the baselines in {' and '.join(won)}: {what}."
+    unbeaten = [name.replace("_", " ") for name, d in differences.items() if not _above(d["mse"], 0)]
+    mse = f"in MSE it does not beat {', '.join(unbeaten)}" if unbeaten else "it has no interval in MSE"
+    return f"Failed: {mse}; nor does it identify more than chance and the baselines: {what}."
+
+
+def _chosen(clients: list[_Client]) -> dict[str, Tensor]:
+    """For the picture: the first image of every class, then the second of every class, and so on."""
+    rows = [
+        (client, i, int(client.target[i]))
+        for client in clients
+        for i in range(len(client.images))
+        if int(client.target[i]) >= 0
+    ]
+    seen: dict[int, int] = {}
+    order = []
+    for client, i, j in rows:
+        label = int(client.y[j])
+        seen[label] = seen.get(label, 0) + 1
+        order.append((seen[label], label, client, i, j))
+    order.sort(key=lambda row: row[:2])
+    if not order:
+        return {}
+    picked = order[:SHOWN]
+    return {
+        "originals": pixels(torch.stack([client.members[j] for _, _, client, _, j in picked])).float(),
+        "images": pixels(torch.stack([client.images[i] for _, _, client, i, _ in picked])).float(),
+        "client": torch.tensor([client.part.client for _, _, client, _, _ in picked]),
+        "record": torch.tensor([j for _, _, _, _, j in picked]),
+        "label": torch.tensor([label for _, label, _, _, _ in picked]),
+    }

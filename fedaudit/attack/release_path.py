@@ -1,0 +1,428 @@
+"""Release-path canaries: what a mechanism's noise really hides, tried on the release itself, with no retraining.
+
+Two neighbouring data sets of one client differ in one whole record. The method's own function gives the release of
+each (with the client's trained model; `fit` and `optimise` do nothing), and the real path (clipping, noise,
+quantisation, bytes) is run many times on both. Each outcome is projected on the known difference of the two noise-free
+releases, scaled by the noise: the most powerful statistic between two Gaussians. `epsilon.from_scores` turns the
+projections into a lower bound on epsilon, corrected for the choice of a threshold.
+
+The pair is the worst that was found, by how far apart the noise-free releases are: of the client's own records,
+auxiliary images and extreme ones (black, white, inverted, ...), over all clients. No noise of the trials is looked at
+for that, so the choice costs no confidence.
+
+What one record can do, by how a release depends on records (fedaudit.privacy.mechanism):
+
+    record, class, histogram   a record is swapped, as above. A class mean's claim is "given the classes and their
+                               counts", so its records keep their label; a histogram's change it
+    all, range                 the claim is that a record may move every row across its ball (every pixel across its
+                               range). Which record does that only retraining can tell; the path is run on two values
+                               at opposite ends
+    zero-out                   the record's row against a row of zeros; other dependences have no such record
+
+Weights under DP-SGD are made in training, and cannot be tried without repeating it: `attack.one_run` is for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.lower_bounds import Bound, from_scores
+from fedaudit.privacy.mechanism import (
+    Context,
+    _bounded,
+    _leaves,
+    _multiplier,
+    _rebuild,
+    _rows,
+    dependence,
+    protect_field,
+)
+from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.method import Client, find_function
+from fedaudit.runtime.run_record import save_audits
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.task import ClientState, compute
+from fedaudit.runtime.world import Rows, World
+from fedaudit.training.fit import Fitted
+from fedaudit.wire.codec import Declared, Down, Up, _classes, decode, decode_tree, encode, encode_tree, load
+from fedaudit.wire.transcript import Entry
+
+OWN, AUXILIARY = 8, 8  # candidates of each sort, beside the extreme images
+TEST = "release path"
+Watch = Callable[[int, int, str], None]
+
+
+class Rehearsal(Client):
+    """A client with chosen records that trains nothing, and keeps what it would release, before any protection."""
+
+    def __init__(self, world: World, k: int, t: int, ask: int, state: bytes, rows: Rows):
+        kept = decode(state, ClientState, device=world.device)
+        model = load(world.blank_model(k), kept.model)
+        super().__init__(world, k, t, ask, Meter(f"client {k}", t, world.device), model, kept.memory, kept.plain_fits)
+        self._rows = rows
+        self.raw: dict[str, Any] = {}  # "Message.field": value
+
+    def fit(self, *_: Any, **__: Any) -> Fitted:
+        return Fitted(0, 0, math.nan)
+
+    def optimise(self, *_: Any, **__: Any) -> dict[str, Tensor]:
+        return {}
+
+    def protect(self, message: type[Up], field: str, value: Any) -> Any:
+        self.raw[f"{message.__name__}.{field}"] = value
+        return value
+
+    def context(self, *key: object) -> Context:
+        """The mechanism's, with a noise of its own and nothing released yet."""
+        return dataclasses.replace(self._context, key=(*self._context.key, *key), done={}, spent={})
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two neighbours: who releases, and the value before any protection."""
+
+    client: Rehearsal
+    value: Any
+
+
+@dataclass(frozen=True)
+class Release:
+    """A protected field of a client's message, where a run last sent it."""
+
+    sent: Entry
+    down: Entry  # the message that it answers
+    message: type[Up]
+    name: str
+    declared: Declared
+    policy: Policy
+
+    @property
+    def where(self) -> str:
+        return f"{self.message.__name__}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two neighbours, and the statistic that tells their releases apart."""
+
+    release: Release
+    sides: tuple[Side, Side]
+    index: Tensor  # entries of the release, flattened, that differ
+    weights: Tensor
+    distance: float  # of the noise-free releases, in standard deviations of the noise
+    words: str
+
+    @property
+    def client(self) -> int:
+        return self.release.sent.client
+
+    def claim(self) -> tuple[float, float]:
+        """The epsilon that the policy promises for one release, and its delta."""
+        policy, side = self.release.policy, self.sides[0].client
+        delta = policy.delta_for(len(side))
+        if policy.mechanism == "pure-noise":
+            return 0.0, delta
+        if policy.epsilon is not None and policy.calibration != "total":
+            return policy.epsilon, delta
+        return gaussian_epsilon(1 / _multiplier(policy, delta, self.release.declared, "", side.context()), delta), delta
+
+    def outcome(self, side: int, trial: int) -> float:
+        """The real path, once: mechanism, quantisation, bytes; and the statistic of what arrives."""
+        release, of = self.release, self.sides[side]
+        released = protect_field(release.message, release.name, of.value, of.client.context(TEST, side, trial))
+        blob = encode_tree(released, release.where, release.declared.dtype, release.declared.finite)
+        arrived = torch.cat([leaf.reshape(-1).double() for leaf in _leaves(decode_tree(blob), release.where)])
+        return float(arrived[self.index] @ self.weights)
+
+
+def audit_releases(
+    folder: Path | str,
+    *,
+    kinds: Sequence[str] | None = None,
+    clients: Sequence[int] | None = None,
+    trials: int = 1000,
+    confidence: float = 0.95,
+    watch: Watch | None = None,
+) -> list[dict[str, Any]]:
+    """Hold the claim of each protected kind of a run against a lower bound from `trials` releases of each neighbour.
+
+    The results are kept in the run folder. What could not be tried is among them, with the reason.
+    """
+    if trials < 2:
+        raise SettingError(f"--trials {trials}: a bound needs at least 2 releases of each neighbour; try 1000.")
+    run = RunFolder(folder)
+    if run.record.status != "done":
+        raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    world = run.world
+    if not world.policies:
+        raise SettingError(f"Nothing that left clients in {folder} was protected: there is no claim to try.")
+    for kind in kinds or ():
+        if kind not in world.policies:
+            raise SettingError(unknown("protected kind of this run", kind, world.policies))
+    for k in clients or ():
+        if not 0 <= k < world.setting.clients:
+            raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
+    audits = []
+    with compute(world):
+        for kind in kinds or sorted(world.policies):
+            audits += _audit_kind(run, kind, clients, trials, confidence, watch or (lambda *_: None))
+    save_audits(run.folder, run.record.transcript_digest, audits)
+    return audits
+
+
+def _audit_kind(
+    run: RunFolder, kind: str, clients: Sequence[int] | None, trials: int, confidence: float, watch: Watch
+) -> list[dict[str, Any]]:
+    if kind == TRAINING:
+        reason = (
+            "what DP-SGD protects is made in training, which this does not repeat; `fedaudit epsilon audit` is for it"
+        )
+        return [_not_tried(run, kind, "training", reason, confidence)]
+    by_field: dict[str, list[Release]] = {}
+    for release in _releases(run, kind, clients):
+        by_field.setdefault(release.where, []).append(release)
+    if not by_field:
+        return [_not_tried(run, kind, kind, f"{run.record.setting.method} released no {kind}", confidence)]
+    return [_audit_field(run, kind, found, trials, confidence, watch) for found in by_field.values()]
+
+
+def _audit_field(
+    run: RunFolder, kind: str, found: list[Release], trials: int, confidence: float, watch: Watch
+) -> dict[str, Any]:
+    pairs: list[Pair] = []
+    reasons: list[str] = []
+    for number, release in enumerate(found):
+        watch(number, len(found), f"{release.where}: worst pair of client {release.sent.client}")
+        made = worst_pair(run, release)
+        (pairs if isinstance(made, Pair) else reasons).append(made)  # type: ignore[arg-type]
+    if not pairs:
+        return _not_tried(run, kind, found[0].where, reasons[0], confidence)
+    worst = max(pairs, key=lambda pair: pair.distance)
+    claim, delta = worst.claim()
+    scores = np.empty((2, trials))
+    for j in range(trials):
+        if j % 50 == 0:
+            watch(j, trials, f"{worst.release.where}: releases of client {worst.client}")
+        scores[:, j] = [worst.outcome(side, j) for side in (0, 1)]
+    member = np.repeat([True, False], trials)
+    bound = from_scores(scores.ravel(), member, delta, confidence)
+    perfect = from_scores(np.repeat([1.0, 0.0], trials), member, delta, confidence)
+    how = (
+        f"{worst.words}; client {worst.client}, round {worst.release.sent.round}; noise-free releases "
+        f"{worst.distance:.3g} standard deviations of the noise apart; so many trials can show {perfect.epsilon:.3g}"
+    )
+    return _found(run, kind, worst, bound, claim, how)
+
+
+def _found(run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, how: str) -> dict[str, Any]:
+    verdict = bound.against(claim)
+    ledger = next(c for c in run.record.ledger if c.client == pair.client)
+    return {
+        "test": TEST,
+        "kind": kind,
+        "threat": f"whoever sees the release: {', '.join(ledger.observers.get(kind, ['server']))}",
+        "claim": f"{pair.release.where}, one release",
+        "claim_epsilon": verdict.claim,
+        "ledger_epsilon": ledger.by_kind.get(kind, math.inf),
+        "lower_bound": verdict.lower_bound,
+        "p_value": verdict.p_value,
+        "trials": verdict.trials,
+        "confidence": verdict.confidence,
+        "delta": verdict.delta,
+        "verdict": verdict.verdict,
+        "method": verdict.method,
+        "how": how,
+    }
+
+
+def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: float) -> dict[str, Any]:
+    policy, rows = run.world.policies[kind], run.record.ledger
+    spent = max((c.by_kind.get(kind, 0.0) for c in rows), default=0.0)
+    return {
+        "test": TEST,
+        "kind": kind,
+        "threat": "nobody",
+        "claim": f"{what}, one release" if kind != TRAINING else "training, all rounds",
+        "claim_epsilon": spent if policy.epsilon is None else policy.epsilon,
+        "ledger_epsilon": spent,
+        "lower_bound": 0.0,
+        "p_value": 1.0,
+        "trials": 0,
+        "confidence": confidence,
+        "delta": max((policy.delta_for(c.n) for c in rows), default=0.0),
+        "verdict": "not tried",
+        "method": "none",
+        "how": reason,
+    }
+
+
+def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Release]:
+    """Each client's last release of each field of a kind, by ascending client."""
+    entries = list(run.transcript.entries())
+    downs = {(e.client, e.round, e.ask): e for e in entries if e.direction == "down"}
+    last: dict[tuple[int, str], tuple[Entry, str]] = {}
+    for entry in entries:
+        if entry.direction == "up" and (clients is None or entry.client in clients):
+            for name, facts in entry.fields.items():
+                if facts.get("kind") == kind:
+                    last[entry.client, f"{entry.message}.{name}"] = entry, name
+    policy = run.world.policies[kind]
+    for _, (entry, name) in sorted(last.items(), key=lambda item: item[0]):
+        message = cast(type[Up], _classes[entry.row["tree"]["r"][0]])
+        declared = message.declared()[name]
+        assert declared is not None  # an Up message declares every field
+        yield Release(entry, downs[entry.client, entry.round, entry.ask], message, name, declared, policy)
+
+
+# --- the worst pair ----------------------------------------------------------------------------------------------
+
+
+def worst_pair(run: RunFolder, release: Release) -> Pair | str:
+    """The pair of neighbours whose noise-free releases differ most, of those tried; or why there is none."""
+    k, depends = release.sent.client, dependence(release.declared)
+    state = run.client_state(k)
+    assert state is not None  # it has sent something
+    if release.declared.via == "released":
+        return f"{release.where} follows from what was released before, which is tried itself"
+    if depends in ("all", "range"):
+        return _opposite_ends(run.world, release, state, depends)
+    if release.policy.relation == "zero-out" and depends != "record":
+        return f"{release.where}: no record stands for the absence of one where a release depends by {depends}"
+    try:
+        return _swap(run.world, release, state, depends)
+    except Exception as e:  # noqa: BLE001 (somebody's method may not do without its training: the audit says so)
+        return f"{release.where} could not be rehearsed without training: {type(e).__name__}: {e}"
+
+
+def _opposite_ends(world: World, release: Release, state: bytes, depends: str) -> Pair:
+    """Two values of the released shape at opposite ends of what the claim allows one record to change."""
+    client = Rehearsal(
+        world, release.sent.client, release.sent.round, release.sent.ask, state, world.members(release.sent.client)
+    )
+    template = release.sent[release.name]
+    C = release.policy.clip or 1.0
+    ends = [
+        torch.ones_like(leaf) * (C / math.sqrt(leaf.numel() / _rows(leaf)) if depends == "all" else 1.0)
+        for leaf in _leaves(template, release.where)
+        if leaf.numel()
+    ]
+    sides = [Side(client, _rebuild(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
+    words = "values at opposite ends of the clipping ball" if depends == "all" else "all pixels at 1, and all at -1"
+    return _pair(release, sides[0], sides[1], f"{words} (nothing shows that a record reaches them)")
+
+
+def _swap(world: World, release: Release, state: bytes, depends: str) -> Pair | str:
+    k = release.sent.client
+    x, y = world.members(k)
+    names, images, labels, at = _candidates(world, k)
+    base = _rehearse(world, release, state, (x, y))
+    reference, sigmas, facts = _noise_free(release, base)
+    found: list[tuple[str, Side, Tensor]] = []
+    for name, image, label in zip(names, images, labels, strict=True):
+        rows = x.clone(), y.clone()
+        rows[0][at], rows[1][at] = image, label
+        side = _rehearse(world, release, state, rows)
+        leaves, _, others = _noise_free(release, side)
+        if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in reference] or (
+            depends == "class" and others != facts  # the claim is "given the classes and their counts"
+        ):
+            continue
+        scaled = [(a - b).double() / s for a, b, s in zip(leaves, reference, sigmas, strict=True)]
+        found.append((name, side, torch.cat([t.reshape(-1) for t in scaled]).to_sparse()))
+    if release.policy.relation == "zero-out":
+        return _against_zeros(release, found, at)
+    apart = [(_norm(a[2] - b[2]), i, j) for i, a in enumerate(found) for j, b in enumerate(found) if i < j]
+    distance, i, j = max(apart, default=(0.0, 0, 0))
+    if distance == 0:
+        return f"no record changes {release.where} unless the model is trained again"
+    return _pair(release, found[i][1], found[j][1], f"the record {found[i][0]} against {found[j][0]}")
+
+
+def _against_zeros(release: Release, found: list[tuple[str, Side, Tensor]], at: int) -> Pair | str:
+    pairs = []
+    for name, side, _ in found:
+        leaves = [leaf.clone() for leaf in _leaves(side.value, release.where)]
+        for leaf in leaves:
+            leaf[at] = 0
+        zeroed = Side(side.client, _rebuild(side.value, iter(leaves)))
+        pairs.append(_pair(release, side, zeroed, f"the record {name} against a row of zeros"))
+    return max(pairs, key=lambda pair: pair.distance)
+
+
+def _pair(release: Release, one: Side, other: Side, words: str) -> Pair:
+    """The statistic: the difference of the noise-free releases over the variance of the noise, entry by entry."""
+    (a, sigmas, _), (b, _, _) = _noise_free(release, one), _noise_free(release, other)
+    difference = torch.cat([(p - q).double().reshape(-1) for p, q in zip(a, b, strict=True)]).cpu()
+    sigma = torch.cat([torch.full((leaf.numel(),), s, dtype=torch.float64) for leaf, s in zip(a, sigmas, strict=True)])
+    index = difference.nonzero()[:, 0]
+    weights = difference[index] / sigma[index] ** 2
+    distance = float((difference[index] / sigma[index]).norm())
+    return Pair(release, (one, other), index, weights, distance, words)
+
+
+def _norm(difference: Tensor) -> float:
+    return float(difference.coalesce().values().norm())
+
+
+def _noise_free(release: Release, side: Side) -> tuple[list[Tensor], list[float], list[float]]:
+    """The release as it would be without noise, the noise's standard deviation, and the sensitivity, by tensor."""
+    leaves = _leaves(side.value, release.where)
+    if release.policy.mechanism == "pure-noise":
+        return [leaf.detach() for leaf in leaves], [1.0] * len(leaves), []
+    context = side.client.context("noise-free")
+    bounded, sensitivities, _ = _bounded(leaves, release.where, release.declared, release.policy, context)
+    delta = release.policy.delta_for(context.n)
+    multiplier = _multiplier(release.policy, delta, release.declared, release.where, context)
+    return [leaf.detach() for leaf in bounded], [multiplier * s for s in sensitivities], sensitivities
+
+
+def _rehearse(world: World, release: Release, state: bytes, rows: Rows) -> Side:
+    """The method's own function on these records, up to the point where the mechanism would take over."""
+    sent = release.sent
+    client = Rehearsal(world, sent.client, sent.round, sent.ask, state, rows)
+    message = decode(encode(release.down.record()), Down, device=world.device)
+    with seeded(world.setting.seed, f"client {sent.client}", sent.round, sent.ask, device=world.device):
+        reply = find_function(world.method, sent.row["fn"])(client, message)
+    value = client.raw.get(release.where)
+    return Side(client, getattr(reply, release.name) if value is None else value)
+
+
+def _candidates(world: World, k: int) -> tuple[list[str], Tensor, list[int], int]:
+    """Records to try in the place `at` of client k: names, images, labels. All but the last have the label of the
+    client's largest class, which is that of the record there."""
+    x, y = world.members(k)
+    aux = world._to_device(world.federation.auxiliary())[0]
+    counts = torch.bincount(y, minlength=world.classes)
+    label = int(counts.argmax())
+    at = int((y == label).nonzero()[0])
+    counts[label] = -1
+    rng = generator(world.setting.seed, TEST, k)
+    own = torch.randperm(len(x), generator=rng)[:OWN].tolist()
+    others = torch.randperm(len(aux), generator=rng)[:AUXILIARY].tolist()
+    like = x[at]
+    rows, columns = torch.meshgrid(*(torch.arange(n, device=like.device) for n in like.shape[1:]), indexing="ij")
+    images = {
+        **{f"of the client ({i})": x[i] for i in dict.fromkeys([at, *own])},
+        **{f"of the auxiliary set ({i})": aux[i] for i in others},
+        "all black": torch.full_like(like, -1),
+        "all white": torch.ones_like(like),
+        "all grey": torch.zeros_like(like),
+        "inverted": -like,
+        "chequered": ((rows + columns) % 2 * 2.0 - 1).expand_as(like),
+        "random black and white": (torch.rand(like.shape, generator=rng).to(like.device) > 0.5) * 2.0 - 1,
+    }
+    names = [*images, "with another label"]
+    return names, torch.stack([*images.values(), like]), [label] * len(images) + [int(counts.argmax())], at

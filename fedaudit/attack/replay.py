@@ -1,0 +1,405 @@
+"""Shadows: a client's own update function, run again by an attacker on other records.
+
+A shadow is what the target would have uploaded had it held other records. It is the method's own function, called with
+the messages that the target received, as the transcript has them: not a model trained centrally in its stead. What an
+attacker does not know is drawn anew: the client's records (the attacker's own instead), its generators (other batches,
+other noise), and whatever it kept from before the first message that is replayed (a fresh model, an empty memory).
+
+The replay begins at the last message before the upload that brings a whole model of the target's architecture, if the
+client then trains that model whatever it held before, which is tried on a few records; otherwise at the first message
+of the run. What a method hides in its clients' memory from before that message is not there, and cannot be.
+
+Shadows run side by side. Each runs the method's function as it is; where that calls `client.fit`, it waits until all
+the others have come to a fit as well, and these are trained as one stack (fedaudit.training.stack). Where that cannot
+be done, and under DP-SGD, they are trained one after another, with the same result.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+import xxhash
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedaudit.errors import FedauditError, RunError, ThreatError
+from fedaudit.rng import seed_of, seeded
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.method import Client, find_function
+from fedaudit.runtime.task import ClientState, open_client
+from fedaudit.runtime.world import Rows, World
+from fedaudit.setting import EXECUTION
+from fedaudit.training.fit import Fitted, Loss
+from fedaudit.training.models import Net
+from fedaudit.training.stack import Job, fit_together, why_not
+from fedaudit.wire.codec import Down, Up, decode, encode, state_of
+from fedaudit.wire.transcript import Entry, TranscriptView
+
+FEW = 8  # records, to try something on
+_tried: dict[str, bool] = {}  # what was found so
+
+# --- what is replayed ------------------------------------------------------------------------------------------------
+
+
+def downloads(view: TranscriptView, upload: Entry, world: World, rows: Rows) -> list[Entry]:
+    """The messages to the target that lead to `upload`, oldest first. `rows`: any records, to try a beginning on."""
+    last = (upload.round, upload.ask)
+    sent = [e for e in view.entries(direction="down", client=upload.client) if (e.round, e.ask) <= last]
+    with seeded("replay"):
+        model = world.build(world.archs[upload.client])
+    begin = max((i for i, entry in enumerate(sent) if brings_model(entry, model)), default=0)
+    if begin and all(map(sent[begin].kept, sent[begin].fields)) and not starts_anew(world, sent[begin], rows):
+        begin = 0
+    for entry in sent[begin:]:
+        if not all(entry.kept(name) for name in entry.fields):
+            raise ThreatError(
+                f"a replay of client {upload.client} begins in round {sent[begin].round}, whose model states the "
+                "transcript did not keep: run with a larger keep_weights"
+            )
+    return sent[begin:]
+
+
+def brings_model(entry: Entry, model: nn.Module) -> bool:
+    """Whether one field of the message is a whole state of `model`, judged by names and shapes."""
+    whole = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    mine = [name for name, field in entry.fields.items() if field.get("role") != "relay"]
+    return any(entry.state_shapes(name) == whole for name in mine)
+
+
+def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
+    """Whether the client's answer to a message, and its model after it, are the same whatever model it had before."""
+    few = (rows[0][:FEW], rows[1][:FEW])
+    key = signature(world, [entry], few, [])
+    if key not in _tried:
+        try:
+            first, second = (_perform([_World(world, 0, few, fresh=i)], entry, [None], False, set()) for i in range(2))
+        except FedauditError:
+            _tried[key] = False  # it misses what it knew before
+        else:
+            _tried[key] = first[0].result == second[0].result
+    return _tried[key]
+
+
+# --- the world of a shadow -------------------------------------------------------------------------------------------
+
+
+class _World(World):
+    """The run's world as an attacker rebuilds it: public knowledge, another seed, other records."""
+
+    def __init__(self, world: World, seed: int, rows: Rows, fresh: int | None = None):
+        self.__dict__.update(world.__dict__)
+        self.setting = world.setting.model_copy(update={"seed": seed})
+        self._templates = {}
+        self._given, self._fresh = rows, fresh
+
+    def fresh_model(self, k: int) -> Net:
+        if self._fresh is None:
+            return super().fresh_model(k)
+        with seeded("replay", "fresh", self._fresh):
+            return self.build(self.archs[k])
+
+    def members(self, k: int) -> Rows:
+        return self._given
+
+    def count(self, k: int) -> int:
+        return len(self._given[1])
+
+    def nonmembers(self, k: int) -> Rows:
+        raise ThreatError(f"a shadow of client {k} has no held-out records")
+
+    candidates = validation = other_rows = nonmembers
+
+
+class _Client(Client):
+    """A client whose trainings are carried out by somebody else, who may do several at once."""
+
+    carry_out: Callable[[Job], Fitted]
+
+    def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
+        self._fits = getattr(self, "_fits", 0) + 1
+        return self.carry_out(Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options))
+
+
+class _Globals:
+    """The state of the global generators that belongs to one shadow, put in place while it is its turn."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device if device.type == "cuda" else None
+        self._state: Any = None
+
+    def seed(self, *parts: object) -> None:
+        with seeded(*parts, device=self._cuda or "cpu"):
+            self._keep()
+
+    def _keep(self) -> None:
+        cuda = torch.cuda.get_rng_state(self._cuda) if self._cuda else None
+        self._state = torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+
+    def __enter__(self) -> None:
+        cpu, cuda, python, numpy = self._state
+        torch.set_rng_state(cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state(cuda, self._cuda)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    def __exit__(self, *_: object) -> None:
+        self._keep()
+
+
+# --- taking turns ----------------------------------------------------------------------------------------------------
+
+
+class _Left(BaseException):
+    """Ends the thread of a shadow that nobody waits for."""
+
+
+class _Turn:
+    """One shadow's function in a thread of its own, of which only one runs at any time: until it wants to fit, and on
+    with the result. Threads, because a function cannot be left and entered again in the middle."""
+
+    def __init__(self, work: Callable[[], Any], generators: _Globals):
+        self.generators = generators
+        self.job: Job | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._fitted: Fitted | None = None
+        self._left = False
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        self._go.acquire()
+        try:
+            if not self._left:
+                self.result = work()
+        except _Left:
+            pass
+        except BaseException as e:  # noqa: BLE001 (raised again where the turns are given)
+            self.error = e
+        self._stopped.release()
+
+    def wait(self, job: Job) -> Fitted:
+        """Called by the function, in its thread."""
+        self.job = job
+        self._stopped.release()
+        self._go.acquire()
+        if self._left:
+            raise _Left
+        assert self._fitted is not None
+        return self._fitted
+
+    def go_on(self, fitted: Fitted | None = None) -> None:
+        """Let it run until it wants to fit, or is through."""
+        self.job, self._fitted = None, fitted
+        with self.generators:
+            self._go.release()
+            self._stopped.acquire()
+
+    def leave(self) -> None:
+        self._left = True
+        self._go.release()
+        self._thread.join()
+
+
+def _take_turns(turns: Sequence[_Turn], compile: bool, notes: set[str]) -> None:
+    try:
+        for turn in turns:
+            turn.go_on()
+        while True:
+            for turn in turns:
+                if turn.error is not None:
+                    raise turn.error
+            waiting = [turn for turn in turns if turn.job is not None]
+            if not waiting:
+                return
+            for turn, fitted in zip(waiting, _carry_out(waiting, compile, notes), strict=True):
+                turn.go_on(fitted)
+    finally:
+        for turn in turns:
+            if turn.job is not None or turn.error is not None or turn.result is None:
+                turn.leave()
+
+
+def _carry_out(turns: Sequence[_Turn], compile: bool, notes: set[str]) -> list[Fitted]:
+    jobs = [turn.job for turn in turns if turn.job is not None]
+    reason = why_not(jobs) if len(jobs) > 1 else "one shadow at a time was asked for"
+    if reason is None:
+        before = [job.rng.get_state() for job in jobs]
+        try:
+            return fit_together(jobs, compile=compile)
+        except torch.OutOfMemoryError:
+            raise RunError(
+                f"{len(jobs)} shadows trained together do not fit into the memory of the device: set together lower."
+            ) from None
+        except RuntimeError as e:  # an operation that cannot be mapped over models; nothing was changed yet
+            reason = str(e).splitlines()[0]
+            for job, state in zip(jobs, before, strict=True):
+                job.rng.set_state(state)
+    notes.add(f"shadows were trained one after another: {reason}")
+    fitted = []
+    for turn, job in zip(turns, jobs, strict=True):
+        with turn.generators:
+            fitted.append(job.alone())
+    return fitted
+
+
+# --- replaying -------------------------------------------------------------------------------------------------------
+
+
+def replay(
+    world: World,
+    messages: Sequence[Entry],
+    pool: Rows,
+    picks: Sequence[Tensor],
+    *,
+    together: int = 64,
+    compile: bool = False,
+    notes: set[str] | None = None,
+) -> Iterator[Up]:
+    """What shadow i answers to the last of `messages`, having got them all, with the records `pool[picks[i]]`.
+
+    `together` shadows are held at a time; with 1, each is trained alone.
+    """
+    notes = set() if notes is None else notes
+    k = messages[0].client
+    for first in range(0, len(picks), together):
+        numbers = range(first, min(first + together, len(picks)))
+        worlds = [_World(world, seed_of("replay", k, i), (pool[0][picks[i]], pool[1][picks[i]])) for i in numbers]
+        states: list[bytes | None] = [None] * len(worlds)
+        replies: list[bytes] = []
+        for entry in messages:
+            results = [turn.result for turn in _perform(worlds, entry, states, compile, notes)]
+            states, replies = [state for state, _ in results], [reply for _, reply in results]
+        yield from (decode(reply, Up, device=world.device) for reply in replies)
+
+
+def _perform(
+    worlds: Sequence[_World], entry: Entry, states: Sequence[bytes | None], compile: bool, notes: set[str]
+) -> list[_Turn]:
+    """One message to several shadows. A turn's result is the state after it and the reply, as bytes."""
+    message, device = encode(entry.record()), worlds[0].device
+    turns = []
+    for world, state in zip(worlds, states, strict=True):
+        generators = _Globals(device)
+        generators.seed(world.setting.seed, f"client {entry.client}", entry.round, entry.ask)
+        turns.append(_turn(world, entry, message, state, generators))
+    with seeded("replay", device=device):  # whatever is drawn below, the caller's generators stay as they are
+        try:
+            _take_turns(turns, compile, notes)
+        except FedauditError:
+            raise
+        except Exception as e:
+            raise ThreatError(
+                f"client {entry.client}'s {entry.fn} of round {entry.round} cannot be replayed from what the view "
+                f"shows: {type(e).__name__}: {e}"
+            ) from e
+    return turns
+
+
+def _turn(world: _World, entry: Entry, message: bytes, state: bytes | None, generators: _Globals) -> _Turn:
+    """One message to one shadow, as `run_task` would have it."""
+    k, t, ask = entry.client, entry.round, entry.ask
+
+    def work() -> tuple[bytes, bytes]:
+        meter = Meter("replay", t, world.device)
+        client = open_client(world, k, t, ask, meter, state, cls=_Client)
+        assert isinstance(client, _Client)
+        client.carry_out = turn.wait
+        reply = find_function(world.method, entry.fn)(client, decode(message, Down, device=world.device))
+        reply, _ = client.release(reply)
+        after = ClientState(state_of(client.model), client.memory, client.plain_fits, client.spent)
+        return encode(after), encode(reply)
+
+    turn = _Turn(work, generators)
+    return turn
+
+
+# --- what is kept of them --------------------------------------------------------------------------------------------
+
+
+def signature(world: World, messages: Sequence[Entry], pool: Rows, picks: Sequence[Tensor], *more: object) -> str:
+    """A name for what a replay computes: by content, so that nothing stale is ever found under it."""
+    h = hashlib.blake2b(digest_size=16)
+    setting = world.setting.model_dump(exclude={"seed", *EXECUTION})
+    rest = [[e.fn, e.round, e.ask, e.digest] for e in messages]
+    h.update(json.dumps([setting, world.archs, rest, messages[0].client, _code(world), *more], sort_keys=True).encode())
+    for tensor in (*pool, *picks):
+        flat = tensor.detach().cpu().contiguous()
+        h.update(f"{flat.dtype}{list(flat.shape)}{xxhash.xxh3_128_hexdigest(flat.numpy().data)}".encode())
+    return h.hexdigest()
+
+
+def _code(world: World) -> list[str]:
+    """Versions of what computes: the harness, the method, torch, the kind of device."""
+    method = sys.modules[type(world.method).__module__].__file__
+    house = Path(__file__).parents[1]
+    rooms = [house / room for room in ("wire", "data", "training", "privacy", "runtime", "attack")]
+    folders = [house, *rooms, house / "runtime" / "engines", *([Path(method).parent] if method else [])]
+    return [*(_digest(folder) for folder in folders), torch.__version__, world.device.type]
+
+
+@functools.cache
+def _digest(folder: Path) -> str:
+    """Of the Python files in a folder: a method may lean on its neighbours."""
+    texts = [path.read_bytes() for path in sorted(folder.glob("*.py"))]
+    return xxhash.xxh3_128_hexdigest(b"".join(texts))
+
+
+def answers(
+    world: World,
+    messages: Sequence[Entry],
+    field: str,
+    pool: Rows,
+    picks: Sequence[Tensor],
+    *,
+    folder: Path,
+    together: int,
+    compile: bool,
+    notes: set[str],
+) -> Tensor:
+    """The logits of each shadow's uploaded model (its reply's `field`) on the whole pool: (shadows, rows, classes).
+
+    Kept in `folder` under the signature: of a shadow its answers are needed, and they are small.
+    """
+    path = folder / f"{signature(world, messages, pool, picks, field, together, compile)}.safetensors"
+    if path.exists():
+        try:
+            found = safetensors.torch.load(path.read_bytes())
+            with safetensors.safe_open(path, framework="pt") as file:
+                notes.update(json.loads(file.metadata()["notes"]))
+            return found["logits"].to(world.device)
+        except (SafetensorError, KeyError, TypeError, ValueError):
+            path.unlink()  # damaged: made again
+    own: set[str] = set()
+    rows = []
+    for reply in replay(world, messages, pool, picks, together=together, compile=compile, notes=own):
+        with seeded("replay"):
+            model = world.build(world.archs[messages[0].client])
+        model.load_state_dict(getattr(reply, field))
+        rows.append(logits(model, pool[0]))
+    table = torch.stack(rows)
+    kept = {"logits": table.cpu().contiguous()}
+    write_atomic(path, safetensors.torch.save(kept, metadata={"notes": json.dumps(sorted(own))}))
+    notes.update(own)
+    return table
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
+    """The model's outputs in evaluation mode, a batch at a time."""
+    model.eval()
+    return torch.cat([model(part) for part in x.split(batch)])

@@ -1,0 +1,146 @@
+"""The scorer: it alone holds the truth. Claims of one attack on several clients in, numbers with intervals out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedaudit.attack.membership import by_group
+from fedaudit.errors import ContractError
+from fedaudit.rng import generator
+from fedaudit.runtime.world import World
+from fedaudit.stats import student_t
+
+
+@dataclass(frozen=True)
+class Claims:
+    """About membership: one score per candidate, higher for "was trained on"; and what a reader should know of them."""
+
+    scores: Tensor
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """About membership, for baselines that see no release: a group per candidate, such as its label.
+
+    Which groups hold more members is nothing that they could know. The scorer learns it from one half of the candidates
+    and scores the other half by it.
+    """
+
+    groups: Tensor
+
+
+@dataclass(frozen=True)
+class Reconstructions:
+    """Images, as the models see them (n, C, H, W), that claim to be a client's records.
+
+    `rows`: image i is the record behind row rows[i] of a release with one row per record. `labels`: image i shows the
+    class labels[i], of no record in particular. Neither: image i is some record of the client.
+    """
+
+    images: Tensor
+    rows: Tensor | None = None
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """About a client's labels: the share of each class, not negative, summing to 1; and what it was read from."""
+
+    shares: Tensor
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One client, what was claimed of it, and the candidates with the truth."""
+
+    client: int
+    claims: Any
+    x: Tensor
+    y: Tensor
+    member: Tensor
+
+
+def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """Score claims of one sort. `folder` is where pictures of this attack may be put."""
+    sorts = {type(part.claims) for part in parts}
+    if sorts <= {Claims, Groups}:
+        return {"claims": "membership", **membership(parts, name, seed)}
+    if sorts == {Histogram}:
+        return {"claims": "histogram", **histogram(parts, world, name)}
+    if sorts == {Reconstructions}:
+        from fedaudit.attack.reconstruction import reconstruction  # pictures: not needed for the rest
+
+        return {"claims": "reconstruction", **reconstruction(parts, world, folder, name, seed)}
+    what = ", ".join(sorted(sort.__name__ for sort in sorts))
+    raise ContractError(f"{name} returned {what}: an attack returns Claims, Reconstructions or Histogram, one sort.")
+
+
+def membership(parts: Sequence[Attacked], name: str, seed: int) -> dict[str, Any]:
+    scores, member = pooled(parts, name)
+    owners = torch.cat([torch.full((len(part.y),), part.client) for part in parts])
+    groups = {"client": owners.numpy(), "class": torch.cat([part.y.cpu() for part in parts]).numpy()}
+    notes = sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes})
+    return {**by_group(scores, member, groups, seed=seed), **({"notes": notes} if notes else {})}
+
+
+def pooled(parts: Sequence[Attacked], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Scores and truth of all candidates of all clients, in one order for every attack."""
+    scores = []
+    for part in parts:
+        claimed = part.claims.groups if isinstance(part.claims, Groups) else part.claims.scores
+        if claimed.shape != (len(part.y),):
+            shape = tuple(claimed.shape)
+            raise ContractError(f"{name} gave scores of shape {shape} for {len(part.y)} candidates.")
+        values = claimed.detach().cpu()
+        scores.append(learned(values, part.member) if isinstance(part.claims, Groups) else values.double())
+    return torch.cat(scores).numpy(), torch.cat([part.member for part in parts]).numpy()
+
+
+def learned(groups: Tensor, member: Tensor) -> Tensor:
+    """For candidates of one random half the share of members of their group in the other half; 1/2 for those others.
+
+    Half of the members and half of the non-members make a half. If membership is a coin flip, the halves of a group are
+    independent: the expected AUC is 1/2 exactly, and given what was learned the scores are independent, as intervals
+    assume. Scored by each other, the halves would gain power (a perfect tell reaches 7/8 here), and lose both.
+    """
+    judged = torch.zeros(len(member), dtype=torch.bool)
+    rng = generator("scorer", "halves")
+    for rows in (member.nonzero()[:, 0], (~member).nonzero()[:, 0]):
+        judged[rows[torch.randperm(len(rows), generator=rng)[: (len(rows) + 1) // 2]]] = True
+    found, index = groups.unique(return_inverse=True)
+    inside, every = (torch.bincount(index[rows], minlength=len(found)) for rows in (member & ~judged, ~judged))
+    share = (inside + 1).double() / (every + 2)
+    return share[index].where(judged, torch.tensor(0.5, dtype=torch.float64))
+
+
+def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, Any]:
+    """Half the L1 distance to the true shares (0 to 1), and that of the uniform guess, over clients."""
+    errors, uniform, clients = [], [], {}
+    for part in parts:
+        shares = part.claims.shares.detach().double().cpu().numpy()
+        if shares.shape != (world.classes,) or not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-4:
+            raise ContractError(f"{name} gave no shares of {world.classes} classes that are >= 0 and sum to 1.")
+        true = np.bincount(world.members(part.client)[1].cpu().numpy(), minlength=world.classes)
+        true = true / true.sum()
+        errors.append(float(abs(shares - true).sum() / 2))
+        uniform.append(float(abs(1 / world.classes - true).sum() / 2))
+        clients[str(part.client)] = {"error": errors[-1], "uniform": uniform[-1], "claimed": shares.round(4).tolist()}
+        if part.claims.source:
+            clients[str(part.client)]["source"] = part.claims.source
+    gain = [u - e for u, e in zip(uniform, errors, strict=True)]
+    pooled = {"error": student_t(errors), "uniform": student_t(uniform), "gain": student_t(gain)}
+    leak = pooled["gain"]["low"] is not None and pooled["gain"]["low"] > 0
+    verdict = "A leak: the label shares are nearer" if leak else "No leak shown: the label shares are not surely nearer"
+    verdict += " to the truth than the uniform guess, where 0 is the truth itself."
+    measure = "half the L1 distance to the true label shares"
+    return {"pooled": pooled, "client": clients, "measure": measure, "leak": leak, "verdict": verdict}

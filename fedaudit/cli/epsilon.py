@@ -1,0 +1,193 @@
+"""`fedaudit epsilon ...`: lower bounds on epsilon, and claims held against them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedaudit.errors import DataError, SettingError
+
+epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
+Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
+Claim = Annotated[float | None, typer.Option(help="An epsilon to hold against the bound.", show_default=False)]
+Client = Annotated[str, typer.Option(help="all, or a client's number.")]
+
+
+@epsilon_app.command("one-run")
+def one_run(
+    canaries: Annotated[int, typer.Option(help="Canaries, each in or out by a coin of its own.")],
+    correct: Annotated[int, typer.Option(help="Guesses that were right.")],
+    guesses: Annotated[int | None, typer.Option(help="Guesses made. Default: one per canary.")] = None,
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    claim: Claim = None,
+    as_json: Json = False,
+) -> None:
+    """What guesses about canaries of one run show, by Steinke et al. 2023 and the f-DP of Mahloujifar et al. 2024."""
+    from fedaudit.privacy.lower_bounds import one_run_fdp, one_run_steinke
+
+    counts = canaries, canaries if guesses is None else guesses, correct
+    bounds = {"steinke": one_run_steinke(*counts, delta, confidence)}
+    if delta > 0:  # a Gaussian mechanism meets no epsilon at delta = 0
+        bounds["f_dp"] = one_run_fdp(*counts, delta, confidence)
+    _print_bounds(bounds, claim, as_json)
+
+
+@epsilon_app.command("from-scores")
+def from_scores(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Columns score and member (0 or 1), one row each.")],
+    delta: Delta = 1e-5,
+    confidence: Confidence = 0.95,
+    correction: Annotated[str, typer.Option(help="For having chosen the threshold: bonferroni | split")] = "bonferroni",
+    claim: Claim = None,
+    as_json: Json = False,
+) -> None:
+    """What a membership attack's scores show: Clopper-Pearson over thresholds, corrected for their choice."""
+    from fedaudit.privacy.lower_bounds import from_scores as bound_from
+
+    scores, member = read_scores(file)
+    bound = bound_from(scores, member, delta, confidence, correction)  # type: ignore[arg-type]
+    _print_bounds({"from_scores": bound}, claim, as_json)
+
+
+@epsilon_app.command("release-path")
+def release_path(
+    run: RunArgument,
+    kind: Annotated[list[str] | None, typer.Option(help="A protected kind; repeatable. Default: all.")] = None,
+    client: Client = "all",
+    trials: Annotated[int, typer.Option(help="Releases of each of the two neighbours.")] = 1000,
+    confidence: Confidence = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Hold the claim of each protected kind against its own release path, run many times on a worst pair of records."""
+    from fedaudit.attack.release_path import audit_releases
+    from fedaudit.cli.main import _progress
+
+    with _progress("release path") as watch:
+        audits = audit_releases(
+            run, kinds=kind, clients=_clients(client), trials=trials, confidence=confidence, watch=watch
+        )
+    _print_audits(audits, run, as_json)
+
+
+@epsilon_app.command("audit")
+def audit(
+    run: RunArgument,
+    attack: Annotated[str, typer.Option(help="A membership attack's name.")] = "loss",
+    threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
+    client: Client = "all",
+    guesses: Annotated[int | None, typer.Option(help="Pairs to guess on. Default: half of them.")] = None,
+    confidence: Confidence = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Hold the claims for a whole run against guesses about its canaries (`run --canaries M`), or its audit split."""
+    from fedaudit.attack.one_run import audit_run
+    from fedaudit.cli.main import _progress
+
+    with _progress("one run") as watch:
+        audits = audit_run(
+            run, attack=attack, threat=threat, clients=_clients(client), guesses=guesses, confidence=confidence,
+            watch=watch,
+        )  # fmt: skip
+    _print_audits(audits, run, as_json)
+
+
+# --- in and out --------------------------------------------------------------------------------------------------
+
+
+def _clients(text: str) -> list[int] | None:
+    if text != "all" and not text.isdigit():
+        raise SettingError(f"--client {text!r}: write all, or a client's number.")
+    return None if text == "all" else [int(text)]
+
+
+_FLAGS = {"0": False, "1": True, "false": False, "true": True}
+
+
+def read_scores(path: Path) -> tuple[list[float], list[bool]]:
+    """The columns `score` and `member` of a CSV file; what is wrong with it, by line."""
+    scores: list[float] = []
+    member: list[bool] = []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, skipinitialspace=True)
+            missing = [name for name in ("score", "member") if name not in (rows.fieldnames or ())]
+            if missing:
+                found = ", ".join(rows.fieldnames or ()) or "nothing"
+                raise DataError(
+                    f"{path} has no column {' and no column '.join(missing)}: its first line is to read score,member. "
+                    f"It has: {found}."
+                )
+            for row in rows:
+                scores.append(_score(row["score"], path, rows.line_num))
+                flag = (row["member"] or "").strip().lower()
+                if flag not in _FLAGS:
+                    raise DataError(f"{path}, line {rows.line_num}: member is {row['member']!r}; write 0 or 1.")
+                member.append(_FLAGS[flag])
+    except FileNotFoundError:
+        raise DataError(f"There is no file {path}. Give a CSV file with the columns score and member.") from None
+    except OSError as e:
+        raise DataError(f"{path} cannot be read: {e.strerror}. Give a CSV file with score and member.") from None
+    except (UnicodeDecodeError, csv.Error) as e:
+        raise DataError(f"{path} is no CSV file: {e}. Write text with the columns score and member.") from None
+    if not scores:
+        raise DataError(f"{path} holds no scores: write one row per candidate below the line score,member.")
+    return scores, member
+
+
+def _score(text: str | None, path: Path, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        raise DataError(f"{path}, line {line}: score is {text!r}, and has to be a number.") from None
+    if not math.isfinite(value):
+        raise DataError(
+            f"{path}, line {line}: score is {text!r}, which no threshold can rank. Mend it, or leave it out."
+        )
+    return value
+
+
+def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool) -> None:
+    verdicts = {} if claim is None else {name: bound.against(claim) for name, bound in bounds.items()}
+    if as_json:
+        shown = {
+            name: bound.as_dict() | ({"against": verdicts[name].as_dict()} if verdicts else {})
+            for name, bound in bounds.items()
+        }
+        print(json.dumps(shown, indent=1))
+        return
+    for name, bound in bounds.items():
+        at = f"delta = {bound.delta:g}, confidence {bound.confidence:g}"
+        print(f"epsilon >= {bound.epsilon:.5f} at {at}: {bound.method}")
+        print(f"  assumes: {bound.assumes}")
+        if name in verdicts:
+            v = verdicts[name]
+            print(f"  epsilon = {v.claim:g}: {v.verdict} (p = {v.p_value:.3g}, {v.trials} trials)")
+
+
+def _print_audits(audits: list[dict[str, Any]], run: Path, as_json: bool) -> None:
+    from fedaudit.cli.main import _table
+    from fedaudit.runtime.run_record import plain
+
+    if as_json:
+        print(json.dumps([plain(audit) for audit in audits], indent=1))
+        return
+    names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "lower_bound": "at least", "p_value": "p"}
+    rows = [
+        {"claim": audit["claim"]}
+        | {word: audit[key] for key, word in names.items()}
+        | {"trials": audit["trials"], "verdict": audit["verdict"], "by": audit["test"].rsplit(", ", 1)[-1]}
+        for audit in audits
+    ]
+    _table(rows, f"epsilon of {run}")
+    for audit in audits:
+        print(f"{audit['claim']}, {audit['test']}: {audit['how']}.")

@@ -1,0 +1,209 @@
+"""What the command line prints: lists of what there is, and summaries of what was run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from fedaudit.errors import SettingError, unknown
+from fedaudit.runtime.run_record import RunRecord
+from fedaudit.units import bytes_text
+
+if TYPE_CHECKING:
+    from fedaudit.wire.transcript import TranscriptView
+
+
+def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
+    if what in ("methods", "attacks"):
+        from fedaudit import registry
+
+        return [_class_row(name, registry.find(name, what)) for name in registry.names(what)]  # type: ignore[arg-type]
+    if what == "datasets":
+        from fedaudit.data import datasets
+
+        return [_dataset_row(name, data_dir) for name in datasets.names()]
+    if what == "models":
+        from fedaudit.training import models
+
+        rows = [{"name": name, **models.describe(name, (3, 32, 32), 10)} for name in models.names()]
+        return rows + [{"name": group, "clients get in turn": ", ".join(of)} for group, of in models.GROUPS.items()]
+    from fedaudit.data import partitions
+
+    return [{"name": name, "what it does": text} for name, text in partitions.names().items()]
+
+
+def _class_row(name: str, cls: type) -> dict[str, Any]:
+    doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
+    options = ", ".join(f"{key}={field.default!r}" for key, field in cls.model_fields.items())  # type: ignore[attr-defined]
+    row = {"name": name, "what it is": doc.split("\n\n")[0].replace("\n", " "), "settings": options}
+    presets = ", ".join(getattr(cls, "presets", {}))
+    return {**row, "presets": presets} if presets else row
+
+
+def _dataset_row(name: str, data_dir: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from fedaudit.data import datasets
+
+    facts = asdict(datasets.describe(name))
+    facts.pop("name", None)
+    return {
+        "name": name,
+        "here": datasets.available(name, data_dir),
+        **{k: None if v is None else str(v) for k, v in facts.items()},
+    }
+
+
+def summary(record: RunRecord) -> list[str]:
+    """A run in a dozen lines."""
+    setting = record.setting
+    lines = [
+        f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
+        f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status})"
+    ]
+    for name, title in (("last", "last round"), ("chosen", "round chosen on validation data")):
+        utility = record.result.get(name)
+        if not utility:
+            continue
+        lines.append(f"  {title} ({utility['round']}):")
+        if utility["global"]:
+            test = utility["global"]["test"]
+            lines.append(
+                f"    global model, common test set   {_percent(test['accuracy'])}  "
+                f"[{_percent(test['low'])}, {_percent(test['high'])}], n = {test['n']}"
+            )
+            if own := utility["global"].get("local_test"):  # a record from before it was tried has none
+                lines.append(
+                    f"    global model, own held-out sets {_percent(own['mean'])} ± {_percent(own['std'])} over clients"
+                )
+        if utility["clients"]:
+            for key, label in (("global_test", "common test set"), ("local_test", "own held-out set")):
+                if row := utility["clients"][key]:
+                    lines.append(
+                        f"    client models, {label:<17} {_percent(row['mean'])} ± {_percent(row['std'])} over clients"
+                    )
+        for point, sets in utility.get("points", {}).items():
+            both = {"common": sets["global_test"], "own": sets["local_test"]}.items()
+            values = ", ".join(f"{who} {_percent(row['mean'])} ± {_percent(row['std'])}" for who, row in both if row)
+            lines.append(f"    client models, {point}: {values} over clients")
+    if (best := record.result.get("best_test_round")) and best["accuracy"] is not None:
+        lines.append(f"  best test round ({best['round']}), as papers report it: {_percent(best['accuracy'])}")
+    for direction in ("up", "down"):
+        payload, wire = record.bytes(direction), record.bytes(direction, "wire")
+        lines.append(
+            f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds"
+        )
+    absent = sum(len(row.absent) for row in record.rounds)
+    if absent:
+        lines.append(f"  {absent} answers missing: clients failed or dropped out")
+    lines += ledger_lines(record)
+    for attack in record.attacks:
+        who = f"attack {attack['attack']} by the {attack['threat']}"
+        lines.append(f"  {who}: {_found(attack)}" if attack["ran"] else f"  {who} did not run: {attack['reason']}")
+        if attack.get("split_broken") and attack.get("blind"):
+            lines.append(f"    {attack['verdict']}")
+    lines += [_audit_line(audit) for audit in record.audits]
+    seconds = sum(row.wall_s for row in record.rounds)
+    lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
+    return lines + [f"  note: {note}" for note in record.notes]
+
+
+def _audit_line(audit: dict[str, Any]) -> str:
+    """Claim, ledger and lower bound side by side."""
+    text = f"  epsilon, {audit['claim']}: claimed {audit['claim_epsilon']:.4g}, "
+    text += "ledger not composed, " if audit["ledger_epsilon"] is None else f"ledger {audit['ledger_epsilon']:.4g}, "
+    if not audit["trials"]:
+        return f"{text}{audit['verdict']}: {audit['how']}"
+    return (
+        f"{text}at least {audit['lower_bound']:.4g}: {audit['verdict']} "
+        f"(p = {audit['p_value']:.2g}, {audit['trials']} trials, {audit['test']})"
+    )
+
+
+def ledger_lines(record: RunRecord) -> list[str]:
+    """What the ledger guarantees, worst client first: never less alarming than it is."""
+    if not record.ledger or not any(ledger.entries for ledger in record.ledger):
+        return ["  privacy: nothing computed from private data was released"]
+    open_fields = sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier == 0})
+    lines = []
+    if open_fields:
+        lines.append(f"  privacy: epsilon = infinity for each client; not protected: {', '.join(open_fields)}")
+    elif record.status == "done":
+        totals = [c.epsilon for c in record.ledger]
+        if None in totals:
+            lines.append("  privacy: releases under different neighbouring relations, not composed; see the record")
+        else:
+            worst = max(c for c in totals if c is not None)
+            relations = sorted({r for c in record.ledger for r, total in c.by_relation.items() if total.epsilon > 0})
+            delta = max(c.delta for c in record.ledger)
+            lines.append(
+                f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
+                + (f" ({', '.join(relations)})" if relations else "")
+            )
+    for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
+        entries = [e for c in record.ledger for e in c.entries if e.field == field]
+        first = entries[0]
+        text = f"    {field} ({first.kind}): {first.mechanism}"
+        if first.sigma is not None:
+            text += f", sigma {first.sigma:.4g}, sensitivity {first.sensitivity:.4g}, {first.relation}"
+        if first.condition:
+            text += f", {first.condition}"
+        if first.claim is not None:
+            text += f"; asked for: epsilon {first.claim:g} " + ("over the run" if first.steps > 1 else "per release")
+        cosines = [e.cosine for e in entries if e.cosine is not None]
+        if cosines:
+            text += f"; cosine to the raw values {sum(cosines) / len(cosines):.3f}"
+        lines.append(text)
+    return lines
+
+
+def _found(attack: dict[str, Any]) -> str:
+    """The first measure of an attack that ran, with its interval, and whether it is a leak."""
+    name, first = next((name, p) for name, p in attack["pooled"].items() if isinstance(p, dict) and "value" in p)
+    if first["value"] is None:
+        return str(first.get("reason", "no number"))
+    text = f"{'AUC' if name == 'auc' else name} {first['value']:.3f}"
+    if first.get("low") is not None:
+        text += f" [{first['low']:.3f}, {first['high']:.3f}]"
+    return text + {True: ", a leak", False: ", no leak shown", None: ""}[attack.get("leak")]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
+    """Messages and bytes, grouped by message, field, client or round; `entry` lists them one by one."""
+    keys = ("message", "field", "client", "round", "entry")
+    if by not in keys:
+        raise SettingError(unknown("--by", by, keys))
+    rows: dict[Any, dict[str, Any]] = {}
+    for entry in view.entries():
+        if by == "entry" or not entry.readable:
+            rows[entry.seq] = {
+                "seq": entry.seq,
+                "round": entry.round,
+                "from": entry.sender,
+                "to": entry.receiver,
+                **({"message": entry.message} if entry.readable else {}),
+                "bytes": entry.bytes,
+            }
+            continue
+        for name, field in [*entry.fields.items(), ("(frame)", {"wire": entry.row["frame"]})]:
+            label: Any = {
+                "message": entry.message,
+                "field": f"{entry.message}.{name}",
+                "client": entry.client,
+                "round": entry.round,
+            }[by]
+            row = rows.setdefault(
+                (entry.direction, label),
+                {"direction": entry.direction, by: label, "messages": 0, "payload": 0, "buffers": 0, "wire": 0},
+            )
+            if by == "field":
+                none = "none" if field.get("role") == "private" else None
+                row |= {"kind": field.get("kind"), "protection": field.get("protection") or none}
+            row["messages"] += 1 if by == "field" or name == "(frame)" else 0
+            for size in ("payload", "buffers", "wire"):
+                row[size] += field.get(size, 0)
+    return [rows[key] for key in sorted(rows)]

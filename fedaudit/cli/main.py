@@ -1,0 +1,578 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help is instant."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from fedaudit import __version__
+from fedaudit.cli.epsilon import epsilon_app
+from fedaudit.errors import FedauditError, SettingError, unknown
+from fedaudit.setting import Setting, parse_pairs, read_toml
+
+app = typer.Typer(
+    help="Privacy and evaluation audits for federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+def main() -> None:
+    """Entry point: an expected error is one paragraph and exit code 2, never a traceback."""
+    try:
+        app()
+    except FedauditError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; --resume goes on from the last whole round", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has left
+        sys.stderr.close()
+        sys.exit(141)
+    except OSError as e:  # a folder where a file should be, no permission, a full disk
+        print(f"error: {e}.", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"fedaudit {__version__}")
+        raise typer.Exit
+
+
+# --- list ------------------------------------------------------------------------------------------------------
+
+LISTS = ("methods", "attacks", "datasets", "models", "partitions")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help=" | ".join(LISTS))],
+    as_json: Json = False,
+    data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
+) -> None:
+    """What there is: methods, attacks, datasets, models or partitions."""
+    if what not in LISTS:
+        raise SettingError(unknown("list", what, LISTS))
+    from fedaudit.cli.listing import listing
+
+    rows = listing(what, data_dir)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        _table(rows, what)
+
+
+# --- run -------------------------------------------------------------------------------------------------------
+
+_SHORT = {"set", "privacy"}  # given by repeated options of their own
+
+
+def run(
+    file: Path | None,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    set_: list[str],
+    privacy: list[str],
+    **options: Any,
+) -> None:
+    """Run one method on one data set, and leave record, transcript and models in a folder.
+
+    Options can also come from a TOML file; the command line wins over the file, the file over the defaults.
+    """
+    values: dict[str, Any] = {}
+    if resume and out is not None and file is None and (out / "setting.json").exists():
+        try:
+            values = json.loads((out / "setting.json").read_text())
+        except ValueError as e:
+            raise SettingError(f"{out / 'setting.json'} is damaged ({e}). Name the settings again.") from None
+    if file is not None:
+        values |= read_toml(file)
+    values |= {key: value for key, value in options.items() if value is not None}
+    for key in ("set", "privacy"):
+        if not isinstance(values.get(key, {}), dict):
+            raise SettingError(f"{key} = {values[key]!r}: it is a table, [{key}] in the file.")
+    values["set"] = {**values.get("set", {}), **parse_pairs(set_)}
+    if privacy:
+        from fedaudit.privacy.policy import parse_policy
+
+        values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
+    setting = Setting.make(**values)
+    from fedaudit.runtime.runner import default_folder
+    from fedaudit.runtime.runner import run as run_setting
+
+    folder = out or default_folder(setting)
+    with _progress(f"{setting.method} on {setting.dataset}") as watch:
+        record = run_setting(setting, out=folder, resume=resume, watch=watch)
+    if as_json:
+        print(record.model_dump_json(indent=1))
+    else:
+        _show(record)
+        print(f"Everything is in {folder}")
+
+
+def _run_signature() -> inspect.Signature:
+    """One option per field of `Setting`, with the field's own description: written once, there."""
+
+    def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+    setting_file = typer.Argument(metavar="[SETTING.toml]", help="A file with settings.", show_default=False)
+    set_option = typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter of the method; repeatable.")
+    privacy_option = typer.Option(
+        "--privacy", metavar="KIND:...", help="A privacy policy, such as embeddings:eps=1,clip=1; repeatable."
+    )
+    parameters = [
+        keyword("file", Annotated[Path | None, setting_file], None),
+        keyword(
+            "out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None
+        ),
+        keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
+        keyword("as_json", Json, False),
+        keyword("set_", Annotated[list[str], set_option], []),
+        keyword("privacy", Annotated[list[str], privacy_option], []),
+    ]
+    for name, field in Setting.model_fields.items():
+        if name in _SHORT:
+            continue
+        kind: Any = field.annotation
+        if get_origin(kind) is Literal:
+            kind = str
+        elif type(None) in get_args(kind):
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        shown = "" if field.default is None else f" [default: {field.default}]"
+        option = typer.Option(help=f"{field.description}{shown}", show_default=False)
+        parameters.append(keyword(name, Annotated[kind | None, option], None))
+    return inspect.Signature(parameters)
+
+
+run.__signature__ = _run_signature()  # type: ignore[attr-defined]
+run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+app.command("run")(run)
+
+
+# --- show, transcript ------------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(run: RunArgument, as_json: Json = False) -> None:
+    """What a run reached and cost."""
+    from fedaudit.runtime.run_record import read_record
+
+    record = read_record(run)
+    if as_json:
+        print(record.model_dump_json(indent=1))
+    else:
+        _show(record)
+
+
+@app.command()
+def transcript(
+    run: RunArgument,
+    by: Annotated[str, typer.Option(help="message | field | client | round | entry")] = "field",
+    threat: Annotated[str, typer.Option(help="server, peer:k or outsider: show what that one sees.")] = "server",
+    as_json: Json = False,
+) -> None:
+    """What crossed the wire: who sent how much of what."""
+    from fedaudit.cli.listing import traffic_table
+    from fedaudit.runtime.run_record import read_record
+    from fedaudit.wire.transcript import Threat, Transcript
+
+    peer, clients = Threat.parse(threat).peer, read_record(run).setting.clients
+    if peer is not None and peer >= clients:
+        raise SettingError(f"--threat {threat}: there is no client {peer}; the run has {clients}, numbered from 0.")
+    rows = traffic_table(Transcript(run / "transcript").view(threat), by)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        # A message counts once for each of its fields, so that messages by field do not add up.
+        total = () if by == "entry" or threat == "outsider" else ("payload", "wire")
+        title = f"{run}, by {by}" if threat != "outsider" else f"{run}: sizes and times, all that an outsider sees"
+        _table(rows, title, total=total if by == "field" or not total else ("messages", *total))
+
+
+# --- attack, audit, report -------------------------------------------------------------------------------------
+
+
+@app.command()
+def attack(
+    run: RunArgument,
+    attack: Annotated[list[str] | None, typer.Option(help="An attack's name; repeatable. Default: all.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
+    threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
+    client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
+    as_json: Json = False,
+) -> None:
+    """Attack what crossed the wire in a run, and score it with intervals."""
+    from fedaudit.attack.scene import attack_run
+    from fedaudit.registry import names
+
+    if client != "all" and not client.isdigit():
+        raise SettingError(f"--client {client!r}: write all, or a client's number.")
+    clients = None if client == "all" else [int(client)]
+    chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
+    with _progress("attacks") as watch:
+        results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
+    if as_json:
+        print(json.dumps(results, indent=1))
+    else:
+        _table([_attack_row(r) for r in results], f"attacks on {run}")
+
+
+def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, Any]]:
+    """`NAME=VALUE` is for the only attack named; `ATTACK.NAME=VALUE` says which."""
+    tables: dict[str, dict[str, Any]] = {name: {"attack": name} for name in attacks}
+    for key, value in pairs.items():
+        name, dot, setting = key.rpartition(".")
+        if not dot and len(attacks) == 1:
+            name = attacks[0]
+        if name not in tables:
+            raise SettingError(
+                f"--set {key}=...: which attack? Write --set ATTACK.{setting}=..., of {', '.join(attacks)}."
+            )
+        tables[name][setting] = value
+    return list(tables.values())
+
+
+def _attack_row(result: dict[str, Any]) -> dict[str, Any]:
+    row = {"attack": result["attack"], "threat": result["threat"]}
+    if not result["ran"]:
+        return {**row, "result": result["reason"]}
+    pooled = result["pooled"]
+    if result["claims"] == "membership":
+        found = {"AUC": pooled["auc"]} | {f"TPR at {t['fpr']:.1%} FPR": t for t in pooled["tpr_at_fpr"]}
+        leak = {True: "a leak", False: "no leak shown", None: "blind baseline"}[result.get("leak")]
+        text = f"{leak}; {pooled['members']} members, {pooled['nonmembers']} not"
+        return {**row, "result": text + "; SPLIT BROKEN" * bool(result.get("split_broken")), **_shown(found)}
+    return {**row, "result": "; ".join(f"{name} {text}" for name, text in _shown(pooled).items())}
+
+
+def _shown(estimates: dict[str, Any]) -> dict[str, str]:
+    return {name: _interval(value) for name, value in estimates.items() if isinstance(value, dict)}
+
+
+def _interval(value: dict[str, Any]) -> str:
+    if value["value"] is None:
+        return value["reason"]
+    if value["low"] is None:
+        return f"{value['value']:.3f} ({value['interval']})"
+    return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+@app.command()
+def audit(
+    suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    engine: Annotated[str | None, typer.Option(help="serial | ray, for all runs.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and time, and run nothing.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
+) -> None:
+    """Run a whole suite, attack it, and report. What is finished is not repeated; after a kill, run it again.
+
+    Exit code 0 if every cell came through and every budget was kept, 1 if not, 2 for a suite that makes no sense.
+    """
+    from fedaudit.suite.suite_file import read_suite
+
+    what = read_suite(suite)
+    if dry_run:
+        _forecast(what, out, jobs, engine, measure)
+        return
+    from fedaudit.reports.report import write_report
+    from fedaudit.suite.scheduler import audit as audit_suite
+
+    try:
+        with _progress("audit", remaining=False) as watch:
+            cells = audit_suite(what, out, watch, jobs, engine)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
+        raise typer.Exit(130) from None
+    errors = {str(cell.folder): cell.error for cell in cells if cell.error}
+    pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
+    refused = Counter(f"{c.setting.method}: {c.reason}" for c in cells if c.status == "refused")
+    for reason, number in refused.items():
+        print(f"does not apply ({number} cells): {reason}")
+    for folder, error in errors.items():
+        print(f"failed: {folder}: {error}", file=sys.stderr)
+    kept = _budgets_kept(what, [cell.folder for cell in cells if cell.status == "done"])
+    print(f"The report is in {pages[0]}")
+    if errors or not kept:
+        raise typer.Exit(1)
+
+
+def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool) -> None:
+    from fedaudit.suite.forecast import forecast, rows, total
+    from fedaudit.suite.scheduler import make_cells
+
+    forecasts = forecast(make_cells(suite, out, engine), measure)
+    _table(rows(forecasts), f"{len(forecasts)} cells, in {out}")
+    print(total(forecasts, jobs))
+
+
+def _budgets_kept(suite: Any, runs: list[Path]) -> bool:
+    if not suite.budgets:
+        return True
+    from fedaudit.suite.budgets import check_budgets
+
+    outcomes = check_budgets(suite.budgets, runs, "budgets of the suite")
+    _table([outcome.row() for outcome in outcomes], "budgets")
+    for outcome in outcomes:
+        if not outcome.kept:
+            print(outcome.message())
+    return all(outcome.kept for outcome in outcomes)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")],
+    format: Annotated[str, typer.Option(help="html, md, json, csv, latex; several with commas.")] = "html,md",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to, with all figures as SVG and PNG. Default: DIR.", show_default=False)
+    ] = None,
+) -> None:
+    """Set the runs below a folder side by side: one row per method and privacy setting, over seeds."""
+    from fedaudit.reports.report import write_report
+
+    names = list(dict.fromkeys(name.strip() for name in format.split(",") if name.strip()))
+    for path in write_report(folder, names, out, figures=out is not None):
+        print(path)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="DIR_A", help="A folder of runs.")],
+    after: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another: the later one.")],
+    as_json: Json = False,
+) -> None:
+    """What changed between two folders of runs, and whether it is more than noise.
+
+    Exit code 0 if nothing did, 1 if a figure changed by more than noise (time and memory do not count), 2 where there
+    is nothing to compare.
+    """
+    from fedaudit.reports import compare as compare_
+
+    result = compare_.compare(before, after)
+    print(compare_.as_json(result) if as_json else compare_.as_text(result))
+    if result.changed:
+        raise typer.Exit(1)
+
+
+# --- communication ---------------------------------------------------------------------------------------------
+
+
+@app.command()
+def comm(
+    method: Annotated[str, typer.Argument(help="A method's name, or package.module:Class.")],
+    dataset: Annotated[str, typer.Option(help="A data set's name; its files are not needed.")] = "cifar10",
+    model: Annotated[str, typer.Option(help="A model, a group, or resnet18:3,resnet34:3,resnet50:4.")] = "resnet18",
+    server_model: Annotated[str | None, typer.Option(help="The server's model, where clients differ.")] = None,
+    clients: Annotated[int, typer.Option(help="K.")] = 10,
+    rounds: Annotated[int, typer.Option(help="T.")] = 100,
+    participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
+    public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
+    image_size: Annotated[int | None, typer.Option(help="Side length of the images.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Average over partitions such as dirichlet:0.1. Default: records spread evenly.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=1, help="How many partitions to average over.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of the partitions.")] = 0,
+    preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
+    convention: Annotated[
+        str, typer.Option(help="payload (as papers count) | wire (headers and buffers too)")
+    ] = "payload",
+    as_json: Json = False,
+) -> None:
+    """Plan the traffic of a full-size experiment to the byte: no training, no data."""
+    from fedaudit.runtime.planned_traffic import plan_traffic
+
+    setting = Setting.make(
+        method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
+        participation=participation, public=public, image_size=image_size, preset=preset, set=parse_pairs(set_),
+        seed=seed, **({"partition": partition} if partition else {}),
+    )  # fmt: skip
+    planned = plan_traffic(setting, convention, draws if partition else 0)
+    if as_json:
+        print(json.dumps(planned, indent=1))
+        return
+    over = f", mean of {draws} partitions {partition}" if partition else ""
+    _table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention}{over})")
+    for name in ("up", "down", "total"):
+        part = planned[name]
+        big = max(planned["total"].values()) >= 1e9
+        units = ("GB", "GiB") if big else ("MB", "MiB")
+        print(
+            f"{name:<6} {part['bytes']:>20,.0f} B over {rounds} rounds = "
+            + " = ".join(f"{part[unit]:.2f} {unit}" for unit in units)
+            + (f", ± {part['bytes_std'] / part['bytes']:.1%} from one partition to another"
+               if part.get("bytes_std") and part["bytes"] else "")
+        )  # fmt: skip
+
+
+@app.command()
+def check(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    budget: Annotated[Path, typer.Option(help="A TOML file of ceilings and floors.")],
+    format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
+) -> None:
+    """Hold runs against budgets: exit code 0 if all are kept, 1 if not, 2 for a budget that makes no sense."""
+    from fedaudit.suite.budgets import FORMATS, check_runs
+
+    if format not in FORMATS:
+        raise SettingError(unknown("format", format, FORMATS))
+    outcomes = check_runs(runs, budget)
+    if format == "table":
+        _table([outcome.row() for outcome in outcomes], f"{budget}")
+        for outcome in outcomes:
+            if not outcome.kept:
+                print(outcome.message())
+    else:
+        print(FORMATS[format](outcomes))
+    if not all(outcome.kept for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+# --- privacy ---------------------------------------------------------------------------------------------------
+
+privacy_app = typer.Typer(help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
+app.add_typer(privacy_app, name="privacy")
+app.add_typer(epsilon_app, name="epsilon")
+
+
+@privacy_app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="What the release, or all of them together, may cost.")],
+    delta: Annotated[float, typer.Option(help="Failure probability.")],
+    sensitivity: Annotated[float, typer.Option(help="L2 sensitivity.")] = 1.0,
+    calibration: Annotated[str, typer.Option(help="classical | analytic | total")] = "analytic",
+    releases: Annotated[int, typer.Option(help="Releases that together meet epsilon; needs --calibration total.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The standard deviation of Gaussian noise that meets an epsilon."""
+    from fedaudit.privacy.calibration import calibrate as sigma_for
+
+    if releases != 1 and calibration != "total":
+        raise SettingError(
+            f"--releases {releases} with --calibration {calibration}, which is about one release. With --calibration "
+            "total all releases together meet epsilon."
+        )
+    if calibration not in ("classical", "analytic", "total"):
+        raise SettingError(unknown("calibration", calibration, ["classical", "analytic", "total"]))
+    sigma = sigma_for(calibration, epsilon, delta, sensitivity, releases)  # type: ignore[arg-type]
+    result = {
+        "sigma": sigma,
+        "noise_multiplier": sigma / sensitivity,
+        "epsilon": epsilon,
+        "delta": delta,
+        "sensitivity": sensitivity,
+        "calibration": calibration,
+        "releases": releases,
+    }
+    print(json.dumps(result, indent=1) if as_json else f"sigma = {sigma:.10g}")
+
+
+@privacy_app.command()
+def compose(
+    noise_multiplier: Annotated[float, typer.Option(help="sigma / sensitivity.")],
+    delta: Annotated[float, typer.Option(help="Failure probability.")],
+    releases: Annotated[int, typer.Option(help="How many releases, or steps.")] = 1,
+    sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate of a step; 1: all records.")] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """What releases cost together, by each accountant."""
+    from fedaudit.privacy.accounting import Event
+    from fedaudit.privacy.accounting import compose as compose_events
+
+    done = compose_events([Event(noise_multiplier, sample_rate, releases)], delta)
+    result = {
+        "epsilon_of_record": done.epsilon_of_record,
+        "accountant": done.accountant,
+        "epsilon": done.by_accountant,
+        "delta": delta,
+        "relation": "that of the sensitivity" if sample_rate == 1 else "add-or-remove",
+        "reason": done.reason,
+    }
+    if as_json:
+        print(json.dumps(result, indent=1))
+        return
+    print(f"epsilon = {done.epsilon_of_record:.10g} at delta = {delta:g} ({done.accountant})")
+    for name, value in done.by_accountant.items():
+        print(f"  {name:<22} {value:.10g}")
+
+
+# --- output ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None] | None]:
+    """A progress bar on a terminal; nothing where the output goes to a file or a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+    if remaining:  # else the task's description tells
+        columns.append(TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+
+        def watch(done: float, total: float, what: str) -> None:
+            if what.startswith("ready"):
+                progress.console.print(f"{title}: {what}", highlight=False)
+            progress.update(task, completed=done, total=total, description=f"{title}: {what}")
+
+        yield watch
+
+
+def _table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title, title_justify="left", show_footer=bool(total))
+    for column in columns:
+        number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
+        footer = _cell(sum(row.get(column) or 0 for row in rows), column) if column in total else ""
+        table.add_column(column, justify="right" if number else "left", footer=footer, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column), column) for column in columns))
+    Console(emoji=False, markup=False, highlight=False).print(table)
+
+
+def _cell(value: Any, column: str) -> str:
+    from fedaudit.units import bytes_text
+
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column in ("payload", "wire", "bytes", "buffers") and isinstance(value, int | float):
+        return bytes_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _show(record: Any) -> None:
+    from fedaudit.cli.listing import summary
+
+    for line in summary(record):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

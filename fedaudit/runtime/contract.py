@@ -1,0 +1,92 @@
+"""The contract that every method keeps, as checks that anybody can run on an own method.
+
+`check_declarations` is rule 8 of the privacy rules: swap a client's records after its training, and nothing that was
+declared `public`, or `via="model"`, may change by a bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedaudit.errors import ContractError
+from fedaudit.runtime.runner import run
+from fedaudit.runtime.task import Done, Task, run_task
+from fedaudit.setting import Setting
+from fedaudit.wire.codec import Up, decode, encode_tree, read_header
+
+
+class SwapEngine:
+    """Runs each task three times: as it is; with other records after the last private fit, where nothing declared
+    `via="model"` or `public()` may change; and with other records from the start, where nothing `public()` may.
+
+    The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
+    """
+
+    in_process = True
+
+    def __init__(self) -> None:
+        self.compared: set[str] = set()  # fields that had to stay, and did
+        self.changed: set[str] = set()  # fields declared via="data" that did change
+        self._states: dict[tuple[str, int], bytes | None] = {}  # of the clients with other records
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        for task in tasks:
+            done = run_task(task)
+            if done.reply is not None:
+                self._again(task, done, "late", done.private_fits, ("model", "released"))
+                self._again(task, done, "early", 0, ())
+            yield done
+
+    def close(self) -> None:
+        pass
+
+    def _again(self, task: Task, done: Done, way: str, swap: int, must_stay: tuple[str, ...]) -> None:
+        state = self._states.get((way, task.k), task.state)
+        replay = done.released if way == "late" else None
+        swapped = run_task(dataclasses.replace(task, state=state, swap=swap, replay=replay))
+        if swapped.reply is None and way == "early":  # a client with other classes may not fit into this run at all
+            self._states.pop((way, task.k), None)
+            return
+        if done.reply is None or swapped.reply is None:
+            raise ContractError(f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.")
+        self._states[way, task.k] = swapped.state
+        before, after = decode(done.reply, Up), decode(swapped.reply, Up)
+        for name, declared in before.declared().items():
+            if declared is None:
+                continue
+            where = f"{type(before).__name__}.{name}"
+            same = _bits(getattr(before, name)) == _bits(getattr(after, name))
+            if declared.role == "public" or declared.via in must_stay:
+                if not same:
+                    said = "public()" if declared.role == "public" else f'via="{declared.via}"'
+                    raise ContractError(
+                        f"{where} is declared {said}, but it changes with the records that client {task.k} holds"
+                        + (f" after training: {task.fn} reads them again." if way == "late" else ".")
+                        + ' Declare it private(..., via="data")'
+                        + (', or via="model".' if way == "early" else ".")
+                    )
+                self.compared.add(where)
+            elif way == "late" and not same:
+                self.changed.add(where)
+
+
+def _bits(value: object) -> str:
+    return read_header(encode_tree({"v": value})).digest if not isinstance(value, Tensor) else _tensor_bits(value)
+
+
+def _tensor_bits(t: Tensor) -> str:
+    return read_header(encode_tree(torch.atleast_1d(t).contiguous().view(torch.uint8))).digest
+
+
+def check_declarations(setting: Setting) -> SwapEngine:
+    """Hold a method's declarations against what it does. Returns which fields stayed and which moved."""
+    engine = SwapEngine()
+    with tempfile.TemporaryDirectory() as folder:
+        run(setting, out=Path(folder) / "run", engine=engine)
+    return engine

@@ -1,0 +1,149 @@
+"""Planning communication: what a full-size experiment sends, by the method's own declaration; no training, no data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedaudit import registry
+from fedaudit.data import datasets
+from fedaudit.data.partitions import partition
+from fedaudit.errors import SettingError, unknown
+from fedaudit.runtime.method import Method
+from fedaudit.setting import Setting
+from fedaudit.stats import mean_std
+from fedaudit.training import models
+from fedaudit.wire.codec import FRAME, Size, as_size, model_size
+from fedaudit.wire.traffic import Key, Plan
+
+CONVENTIONS = ("payload", "wire")
+
+
+def make_plan(setting: Setting) -> tuple[Method, Plan]:
+    """The first round of the setting on a data set of the published size, spread evenly, every record trained on."""
+    facts = datasets.describe(setting.dataset)
+    if facts.classes is None or facts.shape is None or facts.train is None:
+        raise SettingError(
+            f"The size of {setting.dataset} is not known without reading it. Plan with a named data set."
+        )
+    shape, classes = facts.shape, facts.classes
+    if setting.image_size:
+        shape = (shape[0], setting.image_size, setting.image_size)
+    method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+    archs = method.archs(setting.model, setting.clients)
+    participants = list(range(max(1, round(setting.participation * setting.clients))))
+    public = round(facts.train * setting.public)
+
+    return method, Plan(
+        t=1,
+        participants=participants,
+        n=dict.fromkeys(participants, (facts.train - public) // setting.clients),
+        archs={k: archs[k] for k in participants},
+        server_arch=setting.server_model or method.server_arch(setting.model) or archs[0],
+        shape=shape,
+        classes=classes,
+        model_size=lambda arch: _model_size(arch, shape, classes),
+        clients=setting.clients,
+        public=public,
+    )
+
+
+@functools.cache
+def _model_size(arch: str, shape: models.Shape, classes: int) -> Size:
+    with torch.device("meta"):
+        return model_size(models.build(arch, shape=shape, classes=classes))
+
+
+def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:
+    """The plan with one draw of the setting's partition, of a data set whose classes have equal size."""
+    facts = datasets.describe(setting.dataset)
+    assert facts.train is not None  # make_plan has looked
+    y = np.arange(facts.train - plan.public) % plan.classes
+    rng = np.random.default_rng([setting.seed, draw])
+    shards = partition(setting.partition, y, setting.clients, rng, classes=plan.classes, minimum=setting.minimum)
+    counts = {k: np.bincount(y[shards[k]], minlength=plan.classes).tolist() for k in plan.participants}
+    return dataclasses.replace(plan, counts=counts, n={k: sum(of_client) for k, of_client in counts.items()})
+
+
+def plan_traffic(setting: Setting, convention: str = "payload", draws: int = 0) -> dict[str, Any]:
+    """Bytes by direction and field, of all rounds and of one of them on average.
+
+    With `draws`, the setting's partition is drawn so many times, and the figures are means over the draws; without,
+    records are spread evenly and every client holds every class.
+    """
+    if convention not in CONVENTIONS:
+        raise SettingError(unknown("convention", convention, CONVENTIONS))
+    method, plan = make_plan(setting)
+    plans = [drawn(plan, setting, draw) for draw in range(draws)] or [plan]
+    sent = [_over_rounds(method, one, setting, convention) for one in plans]
+    names = sorted({key for of_draw in sent for key in of_draw}, key=lambda key: (key[1].endswith("(frame)"), key))
+    fields = [
+        {"direction": key[0], "field": key[1], "bytes": _mean([s.get(key, 0) for s in sent], setting.rounds)}
+        for key in names
+    ]
+    result: dict[str, Any] = {
+        "method": setting.method,
+        "convention": convention,
+        "rounds": setting.rounds,
+        "clients": setting.clients,
+        "participants": len(plan.participants),
+        "fields": fields,
+    }
+    if draws:
+        result |= {"partition": setting.partition, "draws": draws}
+    for name, wanted in (("up", {"up"}), ("down", {"down"}), ("total", {"up", "down"})):
+        totals = [sum(size for key, size in of_draw.items() if key[0] in wanted) for of_draw in sent]
+        total = _mean(totals)
+        result[name] = {
+            "bytes_per_round": _mean(totals, setting.rounds),
+            "bytes": total,
+            "MB": total / 1000**2,
+            "GB": total / 1000**3,
+            "MiB": total / 1024**2,
+            "GiB": total / 1024**3,
+        }
+        if draws:
+            result[name]["bytes_std"] = _spread(totals)  # from one partition to another
+    return result
+
+
+def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str) -> dict[Key, int]:
+    """Every field's bytes over all rounds: what a round sends may depend on how many came before it."""
+    total: dict[Key, int] = {}
+    for t in range(1, setting.rounds + 1):
+        declared = method.traffic(dataclasses.replace(plan, t=t))
+        if declared is None:
+            raise SettingError(
+                f"{setting.method} does not declare its traffic. Write its `traffic(plan)`, or measure a run."
+            )
+        for key, size in _counted(declared, convention, len(plan.participants)).items():
+            total[key] = total.get(key, 0) + size
+    return total
+
+
+def _counted(declared: Mapping[Key, Size | int], convention: str, participants: int) -> dict[Key, int]:
+    sizes = {key: as_size(size) for key, size in declared.items()}
+    if convention == "payload":
+        return {key: size.payload for key, size in sizes.items()}
+    sent = {key: size.payload + size.buffers + size.header for key, size in sizes.items()}
+    # each message that has a field travels once per participant, in a frame of its own
+    messages = {(direction, name.partition(".")[0]) for direction, name in sizes}
+    return sent | {(direction, f"{message}.(frame)"): FRAME * participants for direction, message in messages}
+
+
+def _mean(totals: Sequence[int], rounds: int = 1) -> int | float:
+    """A whole number wherever it is one."""
+    exact, rest = divmod(sum(totals), len(totals) * rounds)
+    return sum(totals) / (len(totals) * rounds) if rest else exact
+
+
+def _spread(totals: Sequence[int]) -> float | None:
+    """The sample standard deviation; None of a single draw."""
+    n = len(totals)
+    return mean_std([float(total) for total in totals])[1] * math.sqrt(n / (n - 1)) if n > 1 else None

@@ -1,0 +1,264 @@
+"""The run record: the versioned JSON result of one run, validated whenever it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedaudit.errors import RunError
+from fedaudit.privacy.ledger import ClientLedger
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.setting import Setting
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEMA = 1
+REFUSED = "the privacy setting does not apply: "  # begins the note in the record of such a run
+BESIDE = ("attacks", "audits")  # parts of a record that are kept in files of their own
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
+
+
+class FieldTraffic(Part):
+    """Bytes of one field of one message in one direction, over the whole run and all clients."""
+
+    direction: Literal["up", "down"]
+    field: str
+    payload: int = 0  # elements x element size, parameters without buffers: the papers' convention
+    buffers: int = 0
+    wire: int = 0  # what was really sent
+
+
+class Absence(Part):
+    client: int
+    ask: int
+    reason: str
+
+
+class RoundRecord(Part):
+    round: int
+    participants: list[int]
+    absent: list[Absence] = Field(default_factory=list)
+    up_payload: int
+    up_wire: int
+    down_payload: int
+    down_wire: int
+    utility: dict[str, Any] | None = None
+    wall_s: float
+
+
+class CurvePoint(Part):
+    """What had been sent by the end of an evaluated round, over all clients, and what it had reached by then."""
+
+    round: int
+    up_payload: int
+    up_wire: int
+    down_payload: int
+    down_wire: int
+    accuracy: float | None = None  # of the global model on the common test set, with its Wilson interval
+    low: float | None = None
+    high: float | None = None
+    clients_mean: float | None = None  # of the clients' own models on that set, and their standard deviation
+    clients_std: float | None = None
+
+
+def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
+    """Accuracy against cumulated bytes: a point per evaluated round. Rounds that were not evaluated sent bytes too."""
+    sent = dict.fromkeys(("up_payload", "up_wire", "down_payload", "down_wire"), 0)
+    curve = []
+    for row in rounds:
+        sent = {name: total + getattr(row, name) for name, total in sent.items()}
+        if row.utility is None:
+            continue
+        test, clients = _inner(row.utility, "global", "test"), _inner(row.utility, "clients", "global_test")
+        curve.append(
+            CurvePoint(
+                round=row.round,
+                **sent,
+                accuracy=test.get("accuracy"),
+                low=test.get("low"),
+                high=test.get("high"),
+                clients_mean=clients.get("mean"),
+                clients_std=clients.get("std"),
+            )
+        )
+    return curve
+
+
+def _inner(tree: dict[str, Any], *path: str) -> dict[str, Any]:
+    """The table at `path`; empty where there is none, as for a method without a global model."""
+    for name in path:
+        found = tree.get(name)
+        tree = found if isinstance(found, dict) else {}
+    return tree
+
+
+class Release(Part):
+    """A field that left clients, as its message declared it, with the protection it had."""
+
+    field: str
+    role: str
+    kind: str | None = None
+    via: str | None = None
+    unit: str | None = None
+    protection: dict[str, Any] | None = None
+
+
+class RunRecord(Part):
+    schema_version: Literal[1] = 1
+    status: Literal["running", "done", "refused"] = "running"  # refused: its privacy setting does not apply
+    setting: Setting
+    versions: dict[str, str]
+    device: str
+    started: str
+    finished: str | None = None
+    data: dict[str, Any]
+    models: dict[str, dict[str, int]]
+    rounds: list[RoundRecord] = Field(default_factory=list)
+    curve: list[CurvePoint] = Field(default_factory=list)  # accuracy against cumulated bytes
+    result: dict[str, Any] = Field(default_factory=dict)
+    traffic: list[FieldTraffic] = Field(default_factory=list)
+    traffic_declared: bool = True
+    releases: list[Release] = Field(default_factory=list)
+    ledger: list[ClientLedger] = Field(default_factory=list)
+    timings: list[dict[str, Any]] = Field(default_factory=list)
+    peak_rss_bytes: int = 0
+    peak_gpu_bytes: int = 0
+    transcript_digest: str = ""  # over all messages in order: equal digests, equal protocols to the bit
+    published: list[str] = Field(default_factory=list)
+    attacks: list[dict[str, Any]] = Field(default_factory=list)
+    audits: list[dict[str, Any]] = Field(default_factory=list)  # claims of epsilon held against lower bounds
+    notes: list[str] = Field(default_factory=list)
+    idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
+
+    @model_validator(mode="before")
+    @classmethod
+    def _each_client_drew_its_own(cls, raw: Any) -> Any:
+        """A record from before there was a choice: every client had started from a model of its own."""
+        if isinstance(raw, dict) and isinstance(raw.get("setting"), dict) and "init" not in raw["setting"]:
+            return {**raw, "setting": {**raw["setting"], "init": "own"}}
+        return raw
+
+    @model_validator(mode="after")
+    def _curve_follows_from_the_rounds(self) -> RunRecord:
+        """A record from before there was a curve gets one; one whose curve says something else is refused."""
+        derived = curve_of(self.rounds)
+        if self.curve and self.curve != derived:
+            raise ValueError("the curve is not what the rounds add up to")
+        self.curve = derived
+        return self
+
+    @property
+    def privacy_applies(self) -> bool | None:
+        """Whether any policy of the setting protected anything; None where the setting has none."""
+        if not self.setting.privacy:
+            return None
+        return self.status != "refused" and set(self.idle_policies) != set(self.setting.privacy)
+
+    def refuse(self, folder: Path, reason: str) -> None:
+        """Keep that the privacy setting does not apply to the method, and why: a result, not a failure."""
+        self.status, self.idle_policies = "refused", sorted(self.setting.privacy)
+        self.notes = [REFUSED + reason]
+        self.save(folder)
+
+    def save(self, folder: Path) -> None:
+        """Write record.json. Attacks and audits lie beside it: a run that goes on must not lose or repeat them."""
+        write_atomic(folder / "record.json", self.model_dump_json(indent=1, exclude=set(BESIDE)).encode())
+
+    def bytes(self, direction: str, convention: Literal["payload", "wire"] = "payload") -> int:
+        return sum(getattr(row, convention) for row in self.traffic if row.direction == direction)
+
+
+def read_record(folder: Path | str) -> RunRecord:
+    """The record of a run folder. Damaged or foreign files are an error that says so."""
+    path = Path(folder)
+    path = path / "record.json" if path.is_dir() else path
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one."
+        ) from None
+    except (ValueError, OSError) as e:
+        raise RunError(f"{path} cannot be read: {e}. Name a folder that `fedaudit run` made.") from e
+    if isinstance(raw, dict) and raw.get("schema_version") != SCHEMA:
+        raise RunError(
+            f"{path} has schema version {raw.get('schema_version')!r}; this fedaudit reads version {SCHEMA}. "
+            "Use the version that wrote it, or run again."
+        )
+    try:
+        record = RunRecord.model_validate(raw)
+        record.attacks = _read_beside(path, "attacks", record.transcript_digest)
+        record.audits = [unplain(audit) for audit in _read_beside(path, "audits", record.transcript_digest)]
+        return record
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path} is no valid run record: {where}: {first['msg']}.") from None
+
+
+def save_attacks(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+    _save_beside(folder, "attacks", transcript_digest, results)
+
+
+def save_audits(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+    """Keep audits; a new one takes the place of an earlier one of the same claim by the same test."""
+    known = [unplain(audit) for audit in _read_beside(folder / "record.json", "audits", transcript_digest)]
+    by_claim = {(a["test"], a["claim"]): a for a in [*known, *results]}
+    _save_beside(folder, "audits", transcript_digest, [plain(by_claim[key]) for key in sorted(by_claim)])
+
+
+def plain(audit: dict[str, Any]) -> dict[str, Any]:
+    """Ready for strict JSON: an infinite epsilon as the text that a run record writes for it."""
+    return {key: "Infinity" if value == math.inf else value for key, value in audit.items()}
+
+
+def unplain(audit: dict[str, Any]) -> dict[str, Any]:
+    return {key: math.inf if value == "Infinity" else value for key, value in audit.items()}
+
+
+def _save_beside(folder: Path, name: str, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+    saved = {"transcript_digest": transcript_digest, name: results}
+    write_atomic(folder / f"{name}.json", json.dumps(saved, indent=1).encode())
+
+
+def _read_beside(record: Path, name: str, transcript_digest: str) -> list[dict[str, Any]]:
+    """What was found on this very transcript; what was found on an earlier state of it no longer counts."""
+    path = record.with_name(f"{name}.json")
+    try:
+        saved = json.loads(path.read_text())
+        return saved[name] if saved["transcript_digest"] == transcript_digest else []
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, OSError) as e:
+        raise RunError(f"{path} cannot be read: {e}. Remove it, and {name[:-1]} again.") from e
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    found = {"python": platform.python_version(), "platform": f"{sys.platform}-{platform.machine()}"}
+    for name in ("fedaudit", "torch", "torchvision", "numpy", "safetensors", "opacus", "ray"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"

@@ -1,0 +1,513 @@
+"""One run: rounds of a method over a federation, recorded, metered, evaluated, resumable."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import xxhash
+from pydantic import ValidationError
+from torch import nn
+
+from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
+from fedaudit.privacy.ledger import Ledger
+from fedaudit.rng import generator, seed_of, seeded
+from fedaudit.runtime.applies import inapplicable, released_kinds
+from fedaudit.runtime.checkpoint import Store, write_atomic
+from fedaudit.runtime.engines import Engine, make_engine
+from fedaudit.runtime.meter import Meter, Timings, peak_rss
+from fedaudit.runtime.method import Client, Cohort, Server, function_path
+from fedaudit.runtime.run_record import (
+    BESIDE,
+    Absence,
+    FieldTraffic,
+    Release,
+    RoundRecord,
+    RunRecord,
+    curve_of,
+    device_name,
+    read_record,
+    versions,
+)
+from fedaudit.runtime.task import Task, compute, open_client
+from fedaudit.runtime.utility import Scores, evaluate, results
+from fedaudit.runtime.world import World, world_of
+from fedaudit.setting import EXECUTION, Setting
+from fedaudit.units import bytes_text
+from fedaudit.wire.channel import Wire
+from fedaudit.wire.codec import Down, Record, Up, as_size, decode, encode, state_of
+from fedaudit.wire.traffic import compare
+from fedaudit.wire.transcript import Transcript, TranscriptWriter
+
+Asker = Callable[..., dict[int, Up]]
+Entries = list[tuple[int, list[dict[str, Any]]]]  # what clients enter into the ledger in one round
+Watch = Callable[[int, int, str], None]  # round, rounds, what is being done
+
+
+def run(
+    setting: Setting | None = None,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    engine: Engine | str | None = None,
+    refuse_idle: bool = False,
+    **values: Any,
+) -> RunRecord:
+    """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
+
+    `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy
+    setting of which no policy is about anything that the method releases; otherwise it runs, and the record says so.
+    """
+    if isinstance(engine, str):
+        values["engine"], engine = engine, None
+    if setting is not None and values:
+        setting = Setting.make(**{**setting.model_dump(), **values})
+    setting = setting or Setting.make(**values)
+    folder = Path(out) if out is not None else default_folder(setting)
+    with _locked(folder):
+        return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle).go()
+
+
+def default_folder(setting: Setting) -> Path:
+    name = f"{setting.method}-{setting.dataset}".replace("/", "_").replace(":", "_")
+    return Path("runs") / f"{name}-{setting_key(setting)[:8]}"
+
+
+def setting_key(setting: Setting) -> str:
+    """A name for what a setting computes, whatever carries it out."""
+    kept = setting.model_dump(exclude=set(EXECUTION))
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class _locked:
+    """One writer per run folder."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        self.file = open(self.folder / ".lock", "w")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.file.close()
+            raise RunError(
+                f"Another process is running in {self.folder}. Wait for it, or choose another --out."
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+class _Run:
+    def __init__(
+        self, setting: Setting, folder: Path, resume: bool, watch: Watch, engine: Engine | None, refuse_idle: bool
+    ):
+        if (folder / "record.json").exists() and not resume:
+            raise RunError(f"{folder} already holds a run. Use --resume to go on with it, or another --out.")
+        if setting.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+        self.setting, self.folder, self.watch = setting, folder, watch
+        self.given_engine, self.refuse_idle = engine, refuse_idle
+        self.json = setting.model_dump_json()
+        self.world: World = world_of(self.json)
+        self.method = self.world.method
+        self.store = Store(folder / "checkpoint")
+        self.timings = Timings()
+        self.traffic: dict[tuple[str, str], FieldTraffic] = {}
+        self.releases: dict[str, Release] = {}
+        self.ledger = Ledger()
+        self.scores: dict[object, Scores] = {}
+        self.digest = ""
+        self.started = self.attempt = 0
+        self.state: Record
+        self.record: RunRecord
+
+    # --- the whole run ---
+
+    def go(self) -> RunRecord:
+        with compute(self.world):
+            self._open()
+            if self.record.status == "done" and self.started >= self.setting.rounds:
+                self.transcript.close()
+                return read_record(self.folder)
+            if self.refuse_idle:
+                self._check_applicable()
+            self.engine = self.given_engine or make_engine(self.setting)
+            try:
+                for t in range(self.started + 1, self.setting.rounds + 1):
+                    self._round(t)
+                self._finish()
+            finally:
+                self.transcript.close()
+                if self.given_engine is None:
+                    self.engine.close()
+        return self.record
+
+    def _open(self) -> None:
+        head = self.store.head()
+        if head is None:
+            write_atomic(self.folder / "setting.json", self.setting.model_dump_json(indent=1).encode())
+            self.record = self._new_record()
+            self.transcript = self._transcript(offset=0, last_round=0, seq=0)
+            with seeded(self.setting.seed, "server", 0, device=self.world.device):
+                first = self.method.init(self._server(0))
+            self._check_state(first, "init")
+            self.state = self._commit(0, first, self.transcript.end_round(0))
+        else:
+            self.record = self._read_head(head)
+            self._check_same(self.record.setting)
+            self.record.setting = self.setting
+            self.started = head["round"]
+            self.timings = Timings(self.record.timings, self.record.peak_rss_bytes, self.record.peak_gpu_bytes)
+            self.traffic = {(row.direction, row.field): row for row in self.record.traffic}
+            self.releases = {release.field: release for release in self.record.releases}
+            self.ledger = Ledger(self.record.ledger)
+            self.digest = self.record.transcript_digest
+            self.transcript = self._transcript(
+                offset=head["transcript"], last_round=self.started, seq=head["seq"], clock=head["clock"]
+            )
+            self.state = decode(self.store.server(head["server"]), Record, device=self.world.device)
+            if self.started < self.setting.rounds:
+                self._go_on(head)
+        self.watch(self.started, self.setting.rounds, f"ready; the transcript takes {self._expected_size()}")
+
+    def _go_on(self, head: dict[str, Any]) -> None:
+        """An unfinished or a longer run: what was said of its end no longer holds."""
+        same = (self.record.versions, self.record.device) == (versions(), device_name(self.world.device))
+        if not same:
+            self.record.notes.append(
+                "resumed under other versions or on another device: the bits may differ from there"
+            )
+        # Where a replayed round may come out otherwise, equal noise on unequal values would give both away.
+        self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
+        self.store.amend(attempt=self.attempt)
+        self.record.status, self.record.finished, self.record.published = "running", None, []
+        for client in self.record.ledger:
+            client.reopen()
+
+    def _expected_size(self) -> str:
+        """What one round adds to the transcript at most: a broadcast is stored once, old model states are dropped."""
+        declared = self.method.traffic(self.world.plan(1, self._participants(1)))
+        if declared is None:
+            return "what the method sends, which it does not declare"
+        sizes = [as_size(size) for size in declared.values()]
+        return f"up to {bytes_text(sum(s.payload + s.buffers for s in sizes))} a round"
+
+    def _round(self, t: int) -> None:
+        begun = time.perf_counter()
+        self.watch(t - 1, self.setting.rounds, f"round {t}")
+        participants = self._participants(t)
+        wire = Wire(self.transcript, t)
+        absent: list[Absence] = []
+        entries: Entries = []
+        self.transcript.begin_round(t)
+        meter = Meter("server", t, self.world.device, self.setting.flops)
+        cohort = Cohort(participants, self._asker(t, wire, meter, absent, entries, self._quorum(participants)))
+        with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
+            after = self.method.round(self.state, self._server(t, meter), cohort)
+        self._check_state(after, "round")
+        self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
+        self._check_traffic(t, participants, wire)
+        offset = self.transcript.end_round(t)
+        utility = self._evaluate(t, after)
+        self._count(wire)
+        self._enter(t, entries, wire)
+        up, down = wire.traffic.total("up"), wire.traffic.total("down")
+        self.record.rounds.append(
+            RoundRecord(
+                round=t,
+                participants=participants,
+                absent=absent,
+                up_payload=up[0],
+                up_wire=up[1],
+                down_payload=down[0],
+                down_wire=down[1],
+                utility=utility,
+                wall_s=round(time.perf_counter() - begun, 4),
+            )
+        )
+        self.state = self._commit(t, after, offset)
+        self.watch(t, self.setting.rounds, f"round {t}")
+
+    def _finish(self) -> None:
+        self.record.published = self._save_models()
+        self.record.ledger = self.ledger.close()
+        self._note_idle_policies()
+        self.record.status = "done"
+        self.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
+        self.record.save(self.folder)
+        self.store.amend(record=json.loads(self.record.model_dump_json(exclude=set(BESIDE))))
+
+    def _check_applicable(self) -> None:
+        first_and_last = {1, 2, max(self.setting.rounds, 1)}  # some messages are sent in one of these only
+        plans = (self.world.plan(t, list(range(self.setting.clients))) for t in sorted(first_and_last))
+        if self.world.policies and (reason := inapplicable(self.setting.privacy, released_kinds(self.method, plans))):
+            self.transcript.close()
+            raise NotApplicable(f"{reason}.")
+
+    def _note_idle_policies(self) -> None:
+        used = {entry.kind for client in self.record.ledger for entry in client.entries}
+        self.record.idle_policies = sorted(self.world.policies.keys() - used)
+        for kind in self.record.idle_policies:
+            note = f"the policy on {kind} applied to nothing: {self.setting.method} released none"
+            if note not in self.record.notes:
+                self.record.notes.append(note)
+
+    # --- asking clients ---
+
+    def _asker(self, t: int, wire: Wire, meter: Meter, absent: list[Absence], entries: Entries, quorum: int) -> Asker:
+        def ask(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down]) -> dict[int, Up]:
+            path = function_path(self.method, fn)
+            messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
+            if strangers := messages.keys() - set(cohort.ids):
+                raise ContractError(
+                    f"{path}: client {min(strangers)} is not in this round's cohort, or failed earlier in the round. "
+                    "Ask cohort.ids only."
+                )
+            number = len(wire.traffic.asks)
+            tasks = (
+                Task(
+                    self.json, path, k, t, number, self.store.client(k), blob,
+                    drop=self._drops(k, t, number), attempt=self.attempt,
+                )
+                for k, blob in wire.down(messages)
+            )  # fmt: skip
+            replies: dict[int, Up] = {}
+            first_error = ""
+            waiting = time.perf_counter()
+            for done in self.engine.map(tasks):
+                meter.exclude(time.perf_counter() - waiting, done.spans, self.engine.in_process)
+                self.timings.add(done.spans, done.rss, done.gpu)
+                if done.fatal is not None:
+                    raise done.fatal
+                reply = wire.back(done, path, self.world.device)
+                waiting = time.perf_counter()
+                if reply is None or done.state is None:
+                    first_error = first_error or f"client {done.k}: {done.error}"
+                    absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
+                    cohort.ids.remove(done.k)
+                    continue
+                replies[done.k] = reply
+                self.store.put_client(done.k, t, number, done.state)
+                entries.append((done.k, done.entries))
+                self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
+                waiting = time.perf_counter()
+            if len(cohort.ids) < quorum:
+                raise RunError(
+                    f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "
+                    f"{first_error}. Mend it, lower --quorum or --dropout, and go on with --resume."
+                )
+            return replies
+
+        return ask
+
+    def _participants(self, t: int) -> list[int]:
+        clients = self.setting.clients
+        wanted = max(1, round(self.setting.participation * clients))
+        order = torch.randperm(clients, generator=generator(self.setting.seed, "server", t, "participants"))
+        return sorted(order[:wanted].tolist())
+
+    def _quorum(self, participants: list[int]) -> int:
+        return max(1, -int(-self.setting.quorum * len(participants) // 1))
+
+    def _drops(self, k: int, t: int, ask: int) -> bool:
+        if not self.setting.dropout:
+            return False
+        return seed_of(self.setting.seed, f"client {k}", t, ask, "dropout") / 2**63 < self.setting.dropout
+
+    def _server(self, t: int, meter: Meter | None = None) -> Server:
+        return Server(self.world, "server", t, 0, meter or Meter("server", t, self.world.device))
+
+    # --- after a round ---
+
+    def _check_state(self, state: Any, where: str) -> None:
+        if not isinstance(state, Record):
+            raise ContractError(
+                f"{type(self.method).__name__}.{where} returned a {type(state).__name__}; the state is a Record."
+            )
+
+    def _check_traffic(self, t: int, participants: list[int], wire: Wire) -> None:
+        plan = self.world.plan(t, participants, asks=wire.traffic.asks, choices=wire.traffic.choices)
+        declared = self.method.traffic(plan)
+        self.record.traffic_declared = declared is not None
+        compare(declared, wire.traffic.sizes, method=type(self.method).__name__, t=t)
+
+    def _evaluate(self, t: int, state: Record) -> dict[str, Any] | None:
+        if t % self.setting.eval_every and t != self.setting.rounds:
+            return None
+        self.watch(t - 1, self.setting.rounds, f"round {t}, evaluating")
+        meter = Meter("evaluation", t, self.world.device)
+        with meter.span("evaluate"), seeded(self.setting.seed, "evaluation", t, device=self.world.device):
+            predictor = self.method.predictor(state, self._server(t))
+            utility = evaluate(
+                self.world,
+                predictor,
+                self._client if self.setting.eval_clients else None,
+                version=self.store.clients.get,
+                known=self.scores,
+            )
+        self.timings.add(meter.close())
+        return utility
+
+    def _client(self, k: int) -> Client:
+        meter = Meter(f"client {k}", self.setting.rounds, self.world.device)
+        return open_client(self.world, k, 0, 0, meter, self.store.client(k))
+
+    def _count(self, wire: Wire) -> None:
+        for (direction, name), sent in wire.traffic.wire.items():
+            row = self.traffic.setdefault((direction, name), FieldTraffic(direction=direction, field=name))  # type: ignore[arg-type]
+            size = wire.traffic.sizes.get((direction, name))
+            row.wire += sent
+            if size is not None:
+                row.payload += size.payload
+                row.buffers += size.buffers
+        for release in wire.traffic.releases.values():
+            self.releases[release["field"]] = Release(**release)
+        self.digest = xxhash.xxh3_128_hexdigest((self.digest + "".join(wire.traffic.digests)).encode())
+
+    def _enter(self, t: int, entries: Entries, wire: Wire) -> None:
+        policies = self.world.policies.values()
+        for k, of_client in entries:
+            n = self.world.count(k)
+            delta = min((policy.delta_for(n) for policy in policies), default=1 / n)
+            self.ledger.add(k, n, delta, t, of_client)
+        for kind, to in sorted(wire.traffic.relayed):
+            self.ledger.relayed(kind, to)
+
+    def _commit(self, t: int, state: Record, offset: int) -> Record:
+        """Make the round a fact; the state goes on as its codec left it, so that a resumed run cannot differ."""
+        blob = encode(state)
+        record = self.record
+        record.traffic = [self.traffic[key] for key in sorted(self.traffic)]
+        record.releases = [self.releases[key] for key in sorted(self.releases)]
+        record.timings = self.timings.table()
+        record.peak_rss_bytes, record.peak_gpu_bytes = self.timings.peak_rss_bytes, self.timings.peak_gpu_bytes
+        record.transcript_digest = self.digest
+        record.ledger = self.ledger.rows()
+        record.curve = curve_of(record.rounds)
+        record.result = results([row.model_dump() for row in record.rounds])
+        facts = {
+            "transcript": offset,
+            "seq": self.transcript.seq,
+            "attempt": self.attempt,
+            "clock": self.transcript.clock(),
+            "record": json.loads(record.model_dump_json(exclude=set(BESIDE))),
+        }
+        self.store.commit(t, blob, facts)
+        record.save(self.folder)
+        return decode(blob, Record, device=self.world.device)
+
+    def _save_models(self) -> list[str]:
+        """The final models as safetensors: the global one where there is one, and each client's."""
+        folder = self.folder / "models"
+        folder.mkdir(exist_ok=True)
+        saved = []
+        with seeded(self.setting.seed, "evaluation", "final", device=self.world.device):
+            predictor = self.method.predictor(self.state, self._server(self.setting.rounds))
+            if predictor is not None:
+                saved.append(_save_model(folder / "global.safetensors", predictor))
+            for k in sorted(self.store.clients):
+                saved.append(_save_model(folder / f"client-{k:06d}.safetensors", self.method.personal(self._client(k))))
+        # What an outsider gets to see: the global model, or, where a method has none, what the clients deploy.
+        return saved[:1] if predictor is not None else saved
+
+    # --- opening ---
+
+    def _read_head(self, head: dict[str, Any]) -> RunRecord:
+        try:
+            return RunRecord.model_validate(head["record"])
+        except ValidationError as e:
+            raise RunError(
+                f"{self.folder} was begun by another version of fedaudit ({e.error_count()} fields differ). Finish it "
+                "with that version, or start anew in another folder."
+            ) from None
+
+    def _transcript(self, **where: Any) -> TranscriptWriter:
+        return TranscriptWriter(self.folder / "transcript", keep_weights=self.setting.keep_weights, **where)
+
+    def _check_same(self, before: Setting) -> None:
+        old, new = before.model_dump(), self.setting.model_dump()
+        free = [*EXECUTION, "keep_weights", "quorum", "dropout", *([] if self._planned_for_rounds() else ["rounds"])]
+        other = [key for key in old if old[key] != new[key] and key not in free]
+        if other:
+            raise SettingError(
+                f"{self.folder} was begun with another setting: "
+                + ", ".join(f"{key} = {old[key]!r}, now {new[key]!r}" for key in other)
+                + ". Resume with the same, or choose another --out."
+            )
+        if self.setting.rounds < self.record.rounds[-1].round if self.record.rounds else False:
+            raise SettingError(f"{self.folder} has {len(self.record.rounds)} rounds; --rounds asks for fewer.")
+
+    def _planned_for_rounds(self) -> bool:
+        """Whether some noise was calibrated so that all rounds together meet an epsilon: their number is then fixed."""
+        return any(
+            policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
+            for policy in self.world.policies.values()
+        )
+
+    def _new_record(self) -> RunRecord:
+        world, federation = self.world, self.world.federation
+        counts = federation.counts()
+        return RunRecord(
+            setting=self.setting,
+            versions=versions(),
+            device=device_name(world.device),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            data={
+                "shape": list(world.shape),
+                "classes": world.classes,
+                "class_names": list(federation.dataset.class_names),
+                "test": len(federation.dataset.test_y),
+                "aux": len(federation.aux),
+                "public": len(federation.public),
+                "members": [world.count(k) for k in range(len(federation.shards))],
+                "nonmembers": [len(s.nonmembers) for s in federation.shards],
+                "validation": [len(s.validation) for s in federation.shards],
+                "counts": counts.tolist(),
+            },
+            models={
+                arch: {"parameters": world.model_size(arch).payload // 4, "clients": world.archs.count(arch)}
+                for arch in dict.fromkeys(world.archs)
+            },
+        )
+
+
+def _save_model(path: Path, model: nn.Module) -> str:
+    tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
+    arch = getattr(model, "arch", type(model).__name__)
+    safetensors.torch.save_file(tensors, path, metadata={"arch": arch})
+    return path.name
+
+
+class RunFolder:
+    """A finished or unfinished run on disk: its record, its transcript, its published models."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self.record = read_record(self.folder)
+
+    @property
+    def transcript(self) -> Transcript:
+        return Transcript(self.folder / "transcript")
+
+    @property
+    def world(self) -> World:
+        return world_of(self.record.setting.model_dump_json())
+
+    def client_state(self, k: int) -> bytes | None:
+        """Client k's state after the last whole round; None if it was never asked."""
+        store = Store(self.folder / "checkpoint")
+        store.peek()
+        return store.client(k)

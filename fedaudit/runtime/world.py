@@ -1,0 +1,203 @@
+"""The world of a run, as its setting describes it: data, models, method. Built alike on the driver and in workers.
+
+It is a cache and nothing more: dropping it costs time, never state.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedaudit import registry
+from fedaudit.data import Federation, federate, load
+from fedaudit.errors import DataError, SettingError
+from fedaudit.privacy.policy import read_policies
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.method import Method
+from fedaudit.setting import Setting
+from fedaudit.training import models
+from fedaudit.wire.codec import KINDS, Size, message_classes, model_size
+from fedaudit.wire.traffic import Plan
+
+Rows = tuple[Tensor, Tensor]
+
+
+class World:
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self.device = resolve_device(setting.device)
+        self.method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+        self.archs = self.method.archs(setting.model, setting.clients)
+        dataset = load(setting.dataset, setting.data_dir, size=setting.image_size)
+        self.shape, self.classes = dataset.shape, dataset.classes
+        self.federation: Federation = federate(
+            dataset,
+            clients=setting.clients,
+            partition=setting.partition,
+            seed=setting.seed,
+            minimum=setting.minimum,
+            holdout=setting.holdout,
+            validation=setting.validation,
+            aux=setting.aux,
+            public=setting.public,
+            canaries=setting.canaries,
+        )
+        self.policies = read_policies(setting.privacy, KINDS)
+        self._templates: dict[str, models.Net] = {}
+
+    def build(self, arch: str) -> models.Net:
+        """A freshly initialised model on this run's device, in evaluation mode."""
+        model = models.build(arch, shape=self.shape, classes=self.classes)
+        if self.setting.norm == "group":
+            from fedaudit.privacy.persample import repair
+
+            model = cast(models.Net, repair(model))
+        return model.to(self.device).eval()
+
+    @property
+    def _arch_on_server(self) -> str:
+        """The server's model; where clients differ and nobody named one, the first client's."""
+        return self.setting.server_model or self.method.server_arch(self.setting.model) or self.archs[0]
+
+    @property
+    def server_arch(self) -> str:
+        chosen = self.setting.server_model or self.method.server_arch(self.setting.model)
+        if chosen is not None:
+            return chosen
+        if len(set(self.archs)) > 1:
+            raise SettingError(
+                f"{self.setting.method} asks for one server model, but the clients have several "
+                f"({', '.join(sorted(set(self.archs)))}). Name it with --server-model, or choose one --model for all."
+            )
+        return self.archs[0]
+
+    def fresh_model(self, k: int) -> models.Net:
+        """Client k's model before any training. Common: it follows from the seed and its architecture, and is the first
+        model that `Method.init` builds on the server where that has the same one. Own: from the seed and k."""
+        arch = self.archs[k]
+        if self.setting.init == "own":
+            start: tuple[object, ...] = (f"client {k}", "model")
+        else:
+            start = ("server", 0) if arch == self._arch_on_server else ("model", arch)
+        with seeded(self.setting.seed, *start):
+            return self.build(arch)
+
+    def blank_model(self, k: int) -> models.Net:
+        """A model of client k's architecture whose weights are about to be replaced."""
+        arch = self.archs[k]
+        if arch not in self._templates:
+            self._templates[arch] = self.fresh_model(k)
+        return copy.deepcopy(self._templates[arch])
+
+    def count(self, k: int) -> int:
+        shard = self.federation.shards[k]
+        return len(shard.members) + len(shard.canaries)
+
+    def members(self, k: int) -> Rows:
+        return self._to_device(self.federation.members(k))
+
+    def candidates(self, k: int) -> Rows:
+        """The members that are exchangeable with the non-members."""
+        return self._to_device(self.federation.candidates(k))
+
+    def nonmembers(self, k: int) -> Rows:
+        return self._to_device(self.federation.nonmembers(k))
+
+    def validation(self, k: int) -> Rows:
+        return self._to_device(self.federation.validation(k))
+
+    def other_rows(self, k: int) -> Rows:
+        """As many records as client k trains on, but none of its own: for the test of declarations."""
+        x, y = self.federation.auxiliary()
+        if not len(x):
+            raise DataError("Testing a method's declarations needs an auxiliary set: set aux above 0.")
+        n = self.count(k)
+        pick = torch.randint(len(x), (n,), generator=generator(self.setting.seed, f"client {k}", "swap"))
+        return self._to_device((x[pick], y[pick]))
+
+    @functools.cached_property
+    def _public(self) -> Rows:
+        return self._to_device(self.federation.public_set())
+
+    def public(self) -> Rows:
+        if not self.setting.public:
+            raise SettingError(f"{self.setting.method} needs a public transfer set: set --public, for example 0.1.")
+        return self._public
+
+    @functools.cached_property
+    def test(self) -> Rows:
+        return self._to_device(self.federation.test())
+
+    def _to_device(self, rows: Rows) -> Rows:
+        return rows[0].to(self.device), rows[1].to(self.device)
+
+    @functools.cached_property
+    def model_size(self) -> Callable[[str], Size]:
+        """Bytes of a model by its name, as parameters and buffers; built once to be measured."""
+
+        @functools.cache
+        def size(arch: str) -> Size:
+            with seeded("size"):
+                return model_size(self.build(arch))
+
+        return size
+
+    @functools.cached_property
+    def releases(self) -> Callable[[str], int | None]:
+        """How often a client will release a kind over the whole run, by the method's declared traffic."""
+
+        @functools.cache
+        def count(kind: str) -> int | None:
+            declared = self.method.traffic(self.plan(1, list(range(self.setting.clients))))
+            if declared is None:
+                return None
+            fields = {name for direction, name in declared if direction == "up"}
+            return self.setting.rounds * sum(kind_of(name) == kind for name in fields)
+
+        def kind_of(name: str) -> str | None:
+            message, _, field = name.partition(".")
+            for cls in message_classes(type(self.method).__module__):
+                if cls.__name__ == message and (declared := cls.declared().get(field)) is not None:
+                    return declared.kind
+            return None
+
+        return count
+
+    def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
+        return Plan(
+            t=t,
+            participants=participants,
+            n={k: self.count(k) for k in participants},
+            archs={k: self.archs[k] for k in participants},
+            server_arch=self._arch_on_server,
+            shape=self.shape,
+            classes=self.classes,
+            model_size=self.model_size,
+            clients=self.setting.clients,
+            public=len(self.federation.public),
+            **facts,
+        )
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"Unknown device {name!r}. There is: auto, cpu, cuda, cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError(f"The device {name!r} is not supported. There is: auto, cpu, cuda, cuda:N.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"The device {name!r} was asked for, but torch sees no GPU here. Use --device cpu.")
+    return device
+
+
+@functools.lru_cache(maxsize=2)
+def world_of(setting_json: str) -> World:
+    return World(Setting.model_validate_json(setting_json))

@@ -1,0 +1,1 @@
+"""Many runs: suites, their schedule, their cost, their budgets."""

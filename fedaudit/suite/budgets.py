@@ -1,0 +1,273 @@
+"""Budgets: ceilings on what a run may send and use, floors on what it must reach. For continuous integration.
+
+[[budget]]
+method = "my.module:Method"             # which runs; leave out for all
+direction = "up"              # up or down; leave out for both
+field = "Local.w"             # or message = "Local"; leave out for everything
+max = "12 MiB"
+per = "client-round"          # or "round", or "run"
+convention = "payload"        # or "wire"
+
+[[budget]]
+baseline = "main.json"        # a saved record.json; relative to the budget file
+max_growth = "1 %"
+
+[[budget]]
+metric = "accuracy"           # or "flops", "peak_memory"
+min = 0.9
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from fedaudit.errors import SettingError, did_you_mean
+from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.setting import Frozen, read_toml, validated
+from fedaudit.units import bytes_text, parse_bytes
+
+Per = Literal["client-round", "round", "run"]
+
+
+class Budget(Frozen):
+    """One line of a budget file."""
+
+    method: str | None = None
+    dataset: str | None = None
+    direction: Literal["up", "down"] | None = None
+    message: str | None = None
+    field: str | None = None
+    convention: Literal["payload", "wire"] = "payload"
+    per: Per = "client-round"
+    metric: Literal["bytes", "flops", "peak_memory", "accuracy"] = "bytes"
+    max: str | float | None = None
+    min: float | None = None
+    baseline: str | None = None
+    max_growth: str | None = None
+
+    def limit(self) -> float | None:
+        return parse_bytes(self.max) if isinstance(self.max, str) else self.max
+
+    def growth(self) -> float:
+        text = (self.max_growth or "").strip()
+        try:
+            return float(text.removesuffix("%")) / 100
+        except ValueError:
+            raise SettingError(f"max_growth = {self.max_growth!r}: write a share such as '1 %'.") from None
+
+    def title(self) -> str:
+        what = self.field or self.message or ("traffic" if self.metric == "bytes" else self.metric)
+        return " ".join(part for part in (self.method, self.direction, what) if part)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One budget held against one run."""
+
+    budget: Budget
+    run: str
+    value: float
+    limit: float
+    kept: bool
+    fields: list[tuple[str, float, float | None]] = field(default_factory=list)  # name, bytes, bytes before
+
+    def show(self, value: float) -> str:
+        return f"{value:.4g}" if self.budget.metric in ("accuracy", "flops") else bytes_text(value, binary=True)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "budget": self.budget.title(),
+            "measured": self.show(self.value),
+            "allowed": self.show(self.limit),
+            "kept": "yes" if self.kept else f"no, {abs(self.value / self.limit - 1):.1%} off" if self.limit else "no",
+        }
+
+    def message(self) -> str:
+        """What broke, by how much, and which field grew."""
+        word = "under" if self.budget.metric == "accuracy" else "over"
+        share = f" ({abs(self.value / self.limit - 1):.1%} {word})" if self.limit else ""
+        text = (
+            f"{self.run}: {self.budget.title()} is {self.show(self.value)}, the budget {self.show(self.limit)}{share}"
+        )
+        if self.fields:
+            grown = [(name, now - before) for name, now, before in self.fields if before is not None and now > before]
+            if grown:
+                name, more = max(grown, key=lambda item: item[1])
+                text += f"; {name} grew most, by {bytes_text(more, binary=True)}"
+            else:
+                name, now, _ = max(self.fields, key=lambda item: item[1])
+                text += f"; the largest field is {name} with {bytes_text(now, binary=True)}"
+        return text + "."
+
+
+def read_budgets(path: Path | str) -> list[Budget]:
+    raw = read_toml(path)
+    extra = raw.keys() - {"budget"}
+    if extra or not isinstance(raw.get("budget"), list) or not raw["budget"]:
+        hint = did_you_mean(min(extra), ["budget"]) if extra else ""
+        raise SettingError(f"{path}: write one or more tables [[budget]].{hint}")
+    return parse_budgets(raw["budget"], path)
+
+
+def parse_budgets(rows: list[Any], path: Path | str) -> list[Budget]:
+    """Budgets from tables that were read from `path`."""
+    if wrong := [row for row in rows if not isinstance(row, dict)]:
+        raise SettingError(f"{path}: {wrong[0]!r} is no budget. Write tables, such as {{ max = '1 MiB' }}.")
+    budgets = [validated(Budget, values, f"key of a budget in {path}") for values in rows]
+    for budget in budgets:
+        _check(budget, path)
+    return budgets
+
+
+def _check(budget: Budget, path: Path | str) -> None:
+    given = [name for name in ("max", "min", "baseline") if getattr(budget, name) is not None]
+    if len(given) != 1:
+        raise SettingError(
+            f"{path}: the budget {budget.title()!r} needs one of max, min and baseline, not {given or 'none'}."
+        )
+    if (budget.baseline is None) != (budget.max_growth is None):
+        raise SettingError(f"{path}: the budget {budget.title()!r}: baseline and max_growth belong together.")
+    if (budget.metric == "accuracy") != (budget.min is not None):
+        raise SettingError(
+            f"{path}: the budget {budget.title()!r}: accuracy takes a floor (min), the others a ceiling."
+        )
+    if budget.metric != "bytes" and (about := budget.direction or budget.message or budget.field):
+        raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} has no {about!r}; leave it out.")
+    if budget.metric == "flops" and isinstance(budget.max, str):
+        raise SettingError(f"{path}: the budget {budget.title()!r}: FLOPs are a number, such as max = 2e9.")
+    if budget.baseline is not None:
+        budget.growth()
+    budget.limit()
+
+
+def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:
+    """Every budget of a file against every run that it is about. Baselines lie beside the file."""
+    return check_budgets(read_budgets(path), runs, path)
+
+
+def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> list[Outcome]:
+    """Every budget against every run that it is about. A budget that is about none of them is an error."""
+    records = [(str(run), read_record(run)) for run in runs]
+    for name, record in records:
+        if record.status == "running":
+            raise SettingError(
+                f"{name} is not finished ({len(record.rounds)} of {record.setting.rounds} rounds), so no budget can be "
+                "held against it. Go on with it: fedaudit run --resume."
+            )
+    outcomes = []
+    for budget in budgets:
+        found = [
+            hold(budget, record, name, Path(path).parent, ceilings(budgets, budget, record))
+            for name, record in records
+            if budget.method in (None, record.setting.method) and budget.dataset in (None, record.setting.dataset)
+        ]
+        if not found:
+            raise SettingError(f"{path}: the budget {budget.title()!r} matches none of the {len(records)} runs.")
+        outcomes += found
+    return outcomes
+
+
+def ceilings(budgets: list[Budget], budget: Budget, record: RunRecord) -> dict[str, float]:
+    """What the other budgets allow the fields of this one: a field beyond its own, or without one, is what grew."""
+    found = {}
+    for other in budgets:
+        alike = (other.per, other.convention, other.metric) == (budget.per, budget.convention, "bytes")
+        about = (other.method, other.dataset) in itertools.product(
+            (None, record.setting.method), (None, record.setting.dataset)
+        )
+        if alike and about and other.field is not None and (limit := other.limit()) is not None:
+            for direction in ("up", "down") if other.direction is None else (other.direction,):
+                found[f"{direction} {other.field}"] = limit
+    return found
+
+
+def hold(
+    budget: Budget, record: RunRecord, name: str, folder: Path = Path(), allowed: Mapping[str, float] | None = None
+) -> Outcome:
+    """One budget against one record. `allowed` are ceilings of single fields, by which one that grew is known."""
+    value, fields = measure(budget, record)
+    if budget.baseline is None:
+        limit = budget.min if budget.min is not None else budget.limit()
+        assert limit is not None  # _check has looked
+        kept = value >= limit if budget.min is not None else value <= limit
+        parts = [(f, size, allowed.get(f, 0.0) if allowed else None) for f, size in fields.items()]
+        return Outcome(budget, name, value, limit, kept, parts)
+    saved = folder / budget.baseline
+    if not saved.exists():
+        raise SettingError(f"The baseline {saved} is missing. Save one: copy a run's record.json there.")
+    baseline = read_record(saved)
+    if baseline.setting.method != record.setting.method:
+        raise SettingError(
+            f"The baseline {saved} is of {baseline.setting.method}, the run {name} of {record.setting.method}. Say in "
+            "the budget which method it is about: method = ..."
+        )
+    before, fields_before = measure(budget, baseline)
+    limit = before * (1 + budget.growth())
+    compared: list[tuple[str, float, float | None]] = [(f, now, fields_before.get(f, 0.0)) for f, now in fields.items()]
+    return Outcome(budget, name, value, limit, value <= limit, compared)
+
+
+def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]:
+    """The figure that a budget is about, and for bytes its parts by field."""
+    if budget.metric == "accuracy":
+        last = record.result.get("last")
+        if not last:
+            raise SettingError(f"The run of {record.setting.method} has no evaluated round to take an accuracy from.")
+        if last["global"] is not None:
+            return last["global"]["test"]["accuracy"], {}
+        if not last["clients"] or not last["clients"]["global_test"]:
+            raise SettingError(f"The run of {record.setting.method} evaluated no model: run it with --eval-clients.")
+        return last["clients"]["global_test"]["mean"], {}
+    if budget.metric == "peak_memory":
+        return float(record.peak_gpu_bytes or record.peak_rss_bytes), {}
+    if budget.metric == "flops":
+        counted = [row["flops"] for row in record.timings if row["phase"] == "task" and row["flops"] is not None]
+        if not counted:
+            raise SettingError("A budget on FLOPs needs a run that counted them: fedaudit run --flops.")
+        return float(sum(counted)), {}
+    divisor = {
+        "client-round": sum(len(row.participants) for row in record.rounds),
+        "round": len(record.rounds),
+        "run": 1,
+    }[budget.per] or 1
+    fields = {
+        f"{row.direction} {row.field}": getattr(row, budget.convention) / divisor
+        for row in record.traffic
+        if budget.direction in (None, row.direction)
+        and budget.field in (None, row.field)
+        and budget.message in (None, row.field.partition(".")[0])
+    }
+    if not fields and (budget.field or budget.message):
+        known = sorted({row.field for row in record.traffic})
+        hint = did_you_mean(budget.field or budget.message or "", known)
+        raise SettingError(f"The budget {budget.title()!r} matches nothing that {record.setting.method} sends.{hint}")
+    return sum(fields.values()), fields
+
+
+def _github(outcomes: list[Outcome]) -> str:
+    def escaped(text: str) -> str:  # as workflow commands want it
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    return "\n".join(f"::error title=fedaudit budget::{escaped(o.message())}" for o in outcomes if not o.kept)
+
+
+def _junit(outcomes: list[Outcome]) -> str:
+    suite = ElementTree.Element(
+        "testsuite", name="fedaudit", tests=str(len(outcomes)), failures=str(sum(not o.kept for o in outcomes))
+    )
+    for o in outcomes:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="fedaudit.budget", name=f"{o.run}: {o.budget.title()}"
+        )
+        if not o.kept:
+            ElementTree.SubElement(case, "failure", message=o.message())
+    return ElementTree.tostring(suite, encoding="unicode")
+
+
+FORMATS: dict[str, Callable[[list[Outcome]], str]] = {"table": lambda _: "", "github": _github, "junit": _junit}

@@ -1,0 +1,141 @@
+"""One cell of a suite: a run, and the attacks on it. What is finished is left alone, what is not goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedaudit.attack.scene import attack_run, made
+from fedaudit.errors import DataError, FedauditError, NotApplicable
+from fedaudit.runtime.engines import Engine
+from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
+from fedaudit.runtime.runner import run, setting_key
+from fedaudit.setting import Setting
+from fedaudit.wire.transcript import Threat
+
+Spec = str | dict[str, Any]
+Watch = Callable[[int, int, str], None]
+Status = Literal["to do", "done", "refused", "failed"]
+
+
+@dataclass
+class Cell:
+    """What is wanted, and what became of it."""
+
+    folder: Path
+    setting: Setting
+    attacks: list[Spec]
+    threats: list[str]
+    trials: int = 0  # of each protected release path, against its claimed epsilon
+    status: Status = "to do"
+    reason: str | None = None  # why it failed, or why its privacy setting does not apply
+
+    @property
+    def error(self) -> str | None:
+        return self.reason if self.status == "failed" else None
+
+
+def folder_name(setting: Setting) -> str:
+    """A cell's folder follows from what its setting computes."""
+    return f"{setting.method.replace(':', '_')}-{setting_key(setting)[:12]}"
+
+
+def look(cell: Cell) -> RunRecord | None:
+    """What an earlier audit left of a cell; sets its status where nothing is left to do."""
+    if not (cell.folder / "record.json").exists():
+        return None
+    record = read_record(cell.folder)
+    if record.status == "refused" and record.versions.get("fedaudit") == versions().get("fedaudit"):
+        cell.status, cell.reason = "refused", "; ".join(record.notes).removeprefix(REFUSED)
+    elif record.status == "done" and not missing(cell, record) and not untried(cell, record):
+        cell.status = "done"
+    return record
+
+
+def missing(cell: Cell, record: RunRecord) -> list[tuple[Spec, str]]:
+    """Attacks that this very transcript has not yet seen, as (attack, threat). Other settings make another attack."""
+    return [
+        (spec, threat)
+        for threat in cell.threats
+        for spec in cell.attacks
+        if not any(_same(result, spec, threat, record.setting.clients) for result in record.attacks)
+    ]
+
+
+def untried(cell: Cell, record: RunRecord) -> bool:
+    """Whether a claim of epsilon has yet to be held against a lower bound."""
+    return bool(cell.trials and cell.setting.privacy and not record.audits)
+
+
+def _same(result: dict[str, Any], spec: Spec, threat: str, clients: int) -> bool:
+    name, attack = made(spec)
+    if (result["attack"], result["threat"]) != (name, threat):
+        return False
+    if result.get("settings") != attack.model_dump(mode="json"):
+        return False
+    targets = clients - (Threat.parse(threat).peer is not None)  # a peer does not attack itself
+    return not result["ran"] or len(result["clients"]) + len(result["left_out"]) >= targets  # else some were chosen
+
+
+def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = None) -> None:
+    """Run and attack, as far as that was not done. Never raises: what went wrong is the cell's reason."""
+    try:
+        record = look(cell)
+        if cell.status != "to do":
+            return
+        if record is None or record.status != "done":
+            run(cell.setting, out=cell.folder, resume=True, watch=watch, engine=engine, refuse_idle=True)
+        errors = [*_attack(cell, watch), *_try_claims(cell, watch)]
+        cell.status, cell.reason = ("failed", "; ".join(errors)) if errors else ("done", None)
+    except NotApplicable as e:
+        cell.status, cell.reason = "refused", str(e)
+        read_record(cell.folder).refuse(cell.folder, str(e))  # the run wrote a first record before it came so far
+    except Exception as e:  # noqa: BLE001 (a bug in somebody's method must not stop the other cells; it is listed)
+        cell.status, cell.reason = "failed", _text(e)
+
+
+def _attack(cell: Cell, watch: Watch | None) -> list[str]:
+    """The attacks one by one: each is kept when it is through, and one that fails does not stop the others."""
+    errors = []
+    # Blind baselines come last: each of the others brings them along.
+    for spec, threat in sorted(missing(cell, read_record(cell.folder)), key=lambda item: made(item[0])[1].blind):
+        if (spec, threat) not in missing(cell, read_record(cell.folder)):
+            continue
+        name = spec if isinstance(spec, str) else spec["attack"]
+        if watch:
+            watch(cell.setting.rounds, cell.setting.rounds, f"attack {name} by {threat}")
+        try:
+            attack_run(cell.folder, attacks=[spec], threat=threat)
+        except Exception as e:  # noqa: BLE001 (as above: somebody's attack)
+            errors.append(f"attack {name} by {threat}: {_text(e)}")
+    return errors
+
+
+def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
+    """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
+    if not untried(cell, read_record(cell.folder)):
+        return []
+    from fedaudit.attack.one_run import audit_run
+    from fedaudit.attack.release_path import audit_releases
+
+    if watch:
+        watch(cell.setting.rounds, cell.setting.rounds, "claims of epsilon")
+    try:
+        with contextlib.suppress(DataError):  # nothing there that the loss of a record could be read from
+            audit_run(cell.folder)
+        audit_releases(cell.folder, trials=cell.trials)
+    except Exception as e:  # noqa: BLE001 (as above)
+        return [f"claims of epsilon: {_text(e)}"]
+    return []
+
+
+def _text(e: Exception) -> str:
+    if isinstance(e, FedauditError):
+        return str(e)
+    where: Sequence[Any] = traceback.extract_tb(e.__traceback__)[-1:]
+    place = f" ({where[0].name}, {where[0].filename.rsplit('/', 1)[-1]}:{where[0].lineno})" if where else ""
+    return f"{type(e).__name__}: {e}{place}"

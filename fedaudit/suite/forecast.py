@@ -1,0 +1,221 @@
+"""How long cells will take, from how long like ones took; and what a suite would send, before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedaudit.attack.scene import made
+from fedaudit.data import available
+from fedaudit.errors import FedauditError
+from fedaudit.runtime.applies import inapplicable, released_kinds
+from fedaudit.runtime.method import Method
+from fedaudit.runtime.planned_traffic import make_plan
+from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.world import world_of
+from fedaudit.setting import EXECUTION, Setting
+from fedaudit.suite.cell import Cell, carry_out, look, missing
+from fedaudit.units import bytes_text
+from fedaudit.wire.codec import as_size
+from fedaudit.wire.traffic import Plan
+
+# What a cell may differ in from one that was measured, nearest first, and how to say so.
+NEARNESS = (
+    ((), "this cell's own rounds"),
+    (("seed",), "the same with another seed"),
+    (("seed", "rounds"), "the same with other rounds"),
+    (("seed", "rounds", "privacy"), "the same under other privacy"),
+)
+
+
+class Pace:
+    """Seconds per round, and per attack, of what was measured so far."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])  # key: seconds, rounds
+        self.attacks: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+
+    def learn(self, record: RunRecord | None) -> None:
+        """From a record that an earlier audit left."""
+        if record is None or not record.rounds:
+            return
+        self.add_rounds(record.setting, sum(row.wall_s for row in record.rounds), len(record.rounds))
+        for key in _keys(record.setting):
+            self.attacks[key] |= {(a["attack"], a["threat"]): a.get("wall_s", 0.0) for a in record.attacks}
+
+    def add_rounds(self, setting: Setting, seconds: float, rounds: int) -> None:
+        for key in _keys(setting):
+            self.rounds[key][0] += seconds
+            self.rounds[key][1] += rounds
+
+    def per_round(self, setting: Setting) -> tuple[float, str] | None:
+        """Seconds, and what they were taken from; None where nothing like it was measured."""
+        for key, (_, source) in zip(_keys(setting), NEARNESS, strict=True):
+            seconds, rounds = self.rounds.get(key, (0.0, 0))
+            if rounds:
+                return seconds / rounds, source
+        return None
+
+    def per_attack(self, setting: Setting, attack: str, threat: str) -> float | None:
+        for key in _keys(setting):
+            if (attack, threat) in self.attacks.get(key, {}):
+                return self.attacks[key][attack, threat]
+        return None
+
+    def left(self, shares: Iterable[tuple[Setting, float]], jobs: int) -> float | None:
+        """Seconds for what is left of cells, at best; those unlike anything measured at the mean of the others."""
+        known: list[float] = []
+        unknown = 0.0
+        rates = []
+        for setting, share in shares:
+            found = self.per_round(setting)
+            if found is None:
+                unknown += share * setting.rounds
+            else:
+                rates.append(found[0])
+                known.append(found[0] * setting.rounds * share)
+        if unknown and not rates:
+            rates = [self.rounds[key][0] / self.rounds[key][1] for key in self.rounds]
+        if unknown and not rates:
+            return None
+        mean = sum(rates) / len(rates) if rates else 0.0
+        return (sum(known) + unknown * mean) / jobs
+
+
+def _keys(setting: Setting) -> list[str]:
+    return [setting.model_dump_json(exclude={*EXECUTION, *less}) for less, _ in NEARNESS]
+
+
+def duration(seconds: float) -> str:
+    """In words, no more exact than an estimate is."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+# --- before anything runs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is left to do for one cell. None: not known, and `note` says why."""
+
+    cell: Cell
+    state: str
+    bytes: int | None
+    seconds: float | None
+    note: str = ""
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "to send": "?" if self.bytes is None else bytes_text(self.bytes) if self.bytes else "",
+            "time": "?" if self.seconds is None else duration(self.seconds) if self.seconds else "",
+        }
+
+
+def rows(forecasts: list[Forecast]) -> list[dict[str, Any]]:
+    """For a table: the settings in which the cells differ, and what is left to do."""
+    settings = [f.cell.setting.model_dump() for f in forecasts]
+    varied = [key for key in settings[0] if key == "method" or any(s[key] != settings[0][key] for s in settings)]
+    return [
+        {key: _short(value) if isinstance(value := s[key], dict) else value for key in varied} | f.row()
+        for s, f in zip(settings, forecasts, strict=True)
+    ]
+
+
+def forecast(cells: list[Cell], measure: bool = False) -> list[Forecast]:
+    """All cells. With `measure`, one round and the attacks of each kind of cell are tried out in a temporary folder."""
+    pace, records = Pace(), []
+    for cell in cells:
+        records.append(look(cell))
+        pace.learn(records[-1])
+    return [_forecast(cell, record, pace, measure) for cell, record in zip(cells, records, strict=True)]
+
+
+def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -> Forecast:
+    if cell.status == "done":
+        return Forecast(cell, "done", 0, 0.0)
+    if cell.status == "refused":
+        return Forecast(cell, "does not apply", 0, 0.0, cell.reason or "")
+    try:
+        method, plans = _plans(cell.setting)
+        reason = inapplicable(cell.setting.privacy, released_kinds(method, plans))
+    except FedauditError as e:
+        return Forecast(cell, "will fail", None, None, str(e))
+    if reason:
+        return Forecast(cell, "does not apply", 0, 0.0, reason)
+    if measure and pace.per_round(cell.setting) is None:
+        pace.learn(_try_out(cell))
+    behind = len(record.rounds) if record is not None else 0
+    left = cell.setting.rounds - behind
+    declared = method.traffic(plans[0])
+    sent = None if declared is None else left * sum(as_size(size).payload for size in declared.values())
+    notes = [] if declared is not None else ["its traffic is not declared"]
+    seconds, note = _seconds(cell, record, left, pace)
+    state = "attacks" if not left else f"{behind} of {cell.setting.rounds} rounds done" if behind else "new"
+    return Forecast(cell, state, sent, seconds, "; ".join([*notes, note]))
+
+
+def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
+    """Rounds as the method will declare them: of the data where they lie here, of their published size elsewhere."""
+    if not available(setting.dataset, setting.data_dir):
+        method, plan = make_plan(setting)
+        return method, [dataclasses.replace(plan, t=t) for t in sorted({1, 2, setting.rounds})]
+    world = world_of(setting.model_dump_json())
+    participants = list(range(max(1, round(setting.participation * setting.clients))))
+    return world.method, [world.plan(t, participants) for t in sorted({1, 2, setting.rounds})]
+
+
+def _try_out(cell: Cell) -> RunRecord | None:
+    with tempfile.TemporaryDirectory() as folder:
+        setting = cell.setting.model_copy(update={"rounds": 1})
+        trial = Cell(Path(folder) / "run", setting, cell.attacks, cell.threats, cell.trials)
+        carry_out(trial)
+        return look(trial)
+
+
+def _seconds(cell: Cell, record: RunRecord | None, left: int, pace: Pace) -> tuple[float | None, str]:
+    found = pace.per_round(cell.setting)
+    if found is None:
+        return None, "no run like it was measured yet"
+    per_round, source = found
+    todo = [(made(spec)[0], threat) for spec in cell.attacks for threat in cell.threats]
+    if record is not None and not left:
+        todo = [(made(spec)[0], threat) for spec, threat in missing(cell, record)]
+    attacks = [pace.per_attack(cell.setting, *one) for one in todo]
+    unknown = sum(one is None for one in attacks)
+    note = f"time from {source}" + (f", {unknown} attacks not counted" if unknown else "")
+    return left * per_round + sum(one or 0.0 for one in attacks), note
+
+
+def total(forecasts: list[Forecast], jobs: int) -> str:
+    """One paragraph: how many cells, what they will send, how long it will take."""
+    left = [f for f in forecasts if f.state not in ("done", "does not apply")]
+    unsized, untimed = sum(f.bytes is None for f in left), sum(f.seconds is None for f in left)
+    seconds = sum(f.seconds or 0.0 for f in left) / max(1, min(jobs, len(left)))
+    states = Counter("to do" if f in left else f.state for f in forecasts)
+    lines = [f"{len(forecasts)} cells: " + ", ".join(f"{n} {state}" for state, n in states.items()) + "."]
+    if left:
+        sent = bytes_text(sum(f.bytes or 0 for f in left))
+        lines.append(f"To send: {sent} of payload" + (f", and what {unsized} cells send." if unsized else "."))
+    if left and untimed < len(left):
+        more = f", and what {untimed} cells take that are unlike any measured one" if untimed else ""
+        lines.append(f"Time: about {duration(seconds)} with {jobs} at a time{more}.")
+    elif left:
+        lines.append("Time: not known; nothing like these cells was measured in this folder. --measure tries a round.")
+    notes = Counter(f"{f.cell.setting.method}: {f.note}" for f in forecasts if f.note)
+    return "\n".join([*lines, *(f"  {n} x {note}" for note, n in notes.items())])
+
+
+def _short(table: dict[str, Any]) -> str:
+    """A table in a table: enough to tell cells apart."""
+    return ", ".join(
+        f"{key} {' '.join(map(str, value.values()))}" if isinstance(value, dict) else f"{key}={value}"
+        for key, value in table.items()
+    )

@@ -1,0 +1,282 @@
+"""Carrying out a suite: its cells in processes beside each other, one audit per folder, resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import FedauditError, RunError, SettingError
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.engines import Engine, make_engine
+from fedaudit.setting import Setting
+from fedaudit.suite.cell import Cell, carry_out, folder_name, look
+from fedaudit.suite.forecast import Pace, duration
+from fedaudit.suite.suite_file import Suite
+
+PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
+Watch = Callable[[float, float, str], None]  # done, all of it, what is being done
+
+
+def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]:
+    """The suite's cells, each with what an earlier audit of the same folder left of it."""
+    chosen = {} if engine is None else {"engine": engine}
+    wanted = suite.wanted()
+    cells = []
+    for setting in suite.cells():
+        setting = Setting.make(**{**setting.model_dump(), **chosen})
+        cells.append(Cell(out / "runs" / folder_name(setting), setting, wanted, suite.threats, suite.trials))
+    return cells
+
+
+def audit(suite: Suite, out: Path, watch: Watch | None = None, jobs: int = 1, engine: str | None = None) -> list[Cell]:
+    """Run all cells and attacks. A finished cell is not run again; a failing one does not stop the rest."""
+    cells = make_cells(suite, out, engine)
+    on_ray = any(cell.setting.engine == "ray" for cell in cells)
+    if on_ray and jobs > 1:
+        raise SettingError(
+            f"--jobs {jobs} with the engine ray, which already runs the clients of one cell beside each other. Leave "
+            "one of the two out."
+        )
+    with _locked(out) as lock:
+        progress = _Progress(cells, watch, jobs)
+        for cell in cells:
+            with contextlib.suppress(FedauditError):  # a damaged record: its cell will say so
+                progress.pace.learn(look(cell))
+        todo = [cell for cell in cells if cell.status == "to do"]
+        progress.tell()
+        if on_ray:
+            _here(todo, progress)
+        else:
+            _beside(todo, progress, jobs, lock)
+        _save(out, cells)
+    if all(cell.status != "done" for cell in cells):
+        first = next((cell for cell in cells if cell.status == "failed"), cells[0])
+        raise RunError(f"No cell of the suite came through. {first.folder}: {first.reason}")
+    return cells
+
+
+def _save(out: Path, cells: list[Cell]) -> None:
+    """Which cells the last audit was about, and what became of them: for a report that is made later."""
+    rows = [{"folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason} for c in cells]
+    write_atomic(out / "audit.json", json.dumps({"cells": rows}, indent=1).encode())
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[int]:
+    """One audit per folder. Workers inherit the lock: it is free when the last of them is gone."""
+    out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + PATIENCE
+    with open(out / ".lock", "w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"Another audit is at work in {out}. Wait for it, or choose another --out."
+                    ) from None
+                time.sleep(0.05)
+        yield file.fileno()
+
+
+# --- progress --------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """How far the cells are, and how long the rest will take at the pace so far."""
+
+    def __init__(self, cells: list[Cell], watch: Watch | None, jobs: int):
+        self.cells, self.watch, self.jobs = cells, watch, jobs
+        self.pace = Pace()
+        self.rounds: dict[str, float] = {}  # by folder, of cells under way: rounds behind them
+        self.begun: dict[str, tuple[float, int]] = {}  # when, and after which round
+
+    def step(self, cell: Cell, t: int, rounds: int, what: str) -> None:
+        key, now = str(cell.folder), time.monotonic()
+        if key not in self.begun:
+            self.begun[key] = (now, t)
+        elif t > self.rounds.get(key, 0):
+            since, first = self.begun[key]
+            self.pace.add_rounds(cell.setting, now - since, t - first)
+            self.begun[key] = (now, t)
+        self.rounds[key] = t
+        self.tell(f"{cell.setting.method}: {what}")
+
+    def tell(self, what: str = "") -> None:
+        if self.watch is None:
+            return
+        done = sum(self._share(cell) for cell in self.cells)
+        left = self.pace.left([(c.setting, 1 - self._share(c)) for c in self.cells if c.status == "to do"], self.jobs)
+        text = "" if left is None else f"about {duration(left)} left"
+        finished = sum(cell.status != "to do" for cell in self.cells)
+        parts = [f"{finished} of {len(self.cells)} cells", what, text]
+        self.watch(done, len(self.cells), ", ".join(part for part in parts if part))
+
+    def _share(self, cell: Cell) -> float:
+        if cell.status != "to do":
+            return 1.0
+        return min(1.0, self.rounds.get(str(cell.folder), 0) / max(cell.setting.rounds, 1))
+
+
+# --- in this process -------------------------------------------------------------------------------------------
+
+
+def _here(todo: list[Cell], progress: _Progress) -> None:
+    """One cell after another, on one pool of Ray's workers: starting it costs more than a small cell."""
+    engines: dict[tuple[Any, ...], Engine] = {}
+    try:
+        for cell in todo:
+            s = cell.setting
+            key = (s.engine, s.workers, s.threads, s.gpu_fraction, s.ray_address)
+            if key not in engines:
+                engines[key] = make_engine(s)
+            carry_out(cell, functools.partial(progress.step, cell), engines[key])
+            progress.tell()
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+# --- in processes beside each other ----------------------------------------------------------------------------
+
+
+class _Worker:
+    """A process that carries out cells, seen from here."""
+
+    def __init__(self, lock: int, preload: list[str]):
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+        self.cell: Cell | None = None
+        self.answered = False
+        self.start(lock, preload)
+        self._text = b""
+
+    def start(self, lock: int, preload: list[str]) -> None:
+        path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedaudit.suite.worker", *preload],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            pass_fds=[lock],
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
+
+    def give(self, cell: Cell) -> None:
+        self.cell, self.answered = cell, False
+        request = {
+            "folder": str(cell.folder),
+            "setting": cell.setting.model_dump(),
+            "attacks": cell.attacks,
+            "threats": cell.threats,
+            "trials": cell.trials,
+        }
+        data = json.dumps(request).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, which its replies' end will tell
+            while data:
+                data = data[os.write(self.requests, data) :]
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Whole replies that have come; None at the end."""
+        data = os.read(self.replies, 1 << 16)
+        *lines, self._text = (self._text + data).split(b"\n")
+        return [json.loads(line) for line in lines] if data else None
+
+    def last_words(self) -> str:
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        return f" Its last words: {lines[-1]}" if lines else ""
+
+    def hang_up(self) -> None:
+        """It and its cell see the end of the pipe, and stop."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        self.hang_up()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.log.close()
+
+
+def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None:
+    waiting = deque(todo)
+    preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
+    selector = selectors.DefaultSelector()
+    workers: list[_Worker] = []
+
+    def start() -> None:
+        worker = _Worker(lock, preload)
+        workers.append(worker)
+        selector.register(worker.replies, selectors.EVENT_READ, worker)
+        worker.give(waiting.popleft())
+
+    def end(worker: _Worker) -> None:
+        selector.unregister(worker.replies)
+        workers.remove(worker)
+        worker.close()
+
+    try:
+        while len(workers) < min(jobs, len(todo)):
+            start()
+        while workers:
+            for key, _ in selector.select():
+                worker: _Worker = key.data
+                replies = worker.read()
+                for reply in replies or ():
+                    _heed(worker, reply, progress)
+                if replies is None:  # the process has ended
+                    _heed(worker, {"over": worker.process.wait()}, progress)
+                if worker.cell is None and (replies is None or not waiting):
+                    end(worker)
+                    if waiting:
+                        start()
+                elif worker.cell is None:
+                    worker.give(waiting.popleft())
+    finally:
+        for worker in workers:
+            worker.hang_up()
+        for worker in list(workers):
+            end(worker)
+        selector.close()
+
+
+def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:
+    cell = worker.cell
+    if cell is None:
+        return
+    if "t" in reply:
+        progress.step(cell, reply["t"], reply["rounds"], reply["what"])
+    elif "status" in reply:
+        cell.status, cell.reason, worker.answered = reply["status"], reply["reason"], True
+    else:
+        if not worker.answered:
+            how = f"signal {-reply['over']}" if reply["over"] < 0 else f"exit code {reply['over']}"
+            cell.status = "failed"
+            cell.reason = (
+                f"its process ended with {how}, perhaps for want of memory: fewer --jobs take less."
+                f"{worker.last_words()}"
+            )
+        worker.cell = None
+        progress.tell()

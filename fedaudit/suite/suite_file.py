@@ -1,0 +1,119 @@
+"""A suite: a TOML file that names a grid of settings, the attacks on each, and budgets for all. docs/suites.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from fedaudit.errors import FedauditError, SettingError, did_you_mean
+from fedaudit.setting import Frozen, Setting, read_toml, validated
+from fedaudit.suite.budgets import Budget, parse_budgets, read_budgets
+
+QUICKSTART = Path(__file__).parents[1] / "suites" / "quickstart.toml"
+TITLES = {"base": "[base]", "grid": "[grid]", "methods": "[[methods]]"}
+
+
+class Suite(Frozen):
+    """A grid of settings, the attacks to run on each, and what they are held against."""
+
+    base: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    methods: list[dict[str, Any]] = Field(default_factory=list)
+    attacks: list[str | dict[str, Any]] | None = None  # None: all there are; []: none
+    threats: list[str] = Field(default_factory=lambda: ["server"])
+    trials: int = Field(0, ge=0)  # of each protected release, to hold its claimed epsilon against; 0: it is not tried
+    budgets: list[Budget] = Field(default_factory=list)
+
+    def cells(self) -> list[Setting]:
+        """Every setting, methods outermost. A method's own keys win over the grid, the grid's over the base."""
+        axes = [[(key, value) for value in values] for key, values in self.grid.items()]
+        cells = []
+        for method in self.methods or [{}]:
+            for point in itertools.product(*axes):
+                setting = Setting.make(**{**self.base, **dict(point), **method})
+                if setting not in cells:  # where a method fixes a key of the grid, its points coincide
+                    cells.append(setting)
+        if not cells:
+            raise SettingError("The suite has no cell: a list in [grid] is empty.")
+        return cells
+
+    def wanted(self) -> list[str | dict[str, Any]]:
+        """The attacks: names, or tables of a name and settings."""
+        if self.attacks is not None:
+            return self.attacks
+        from fedaudit.registry import names
+
+        return list(names("attacks"))
+
+
+def read_suite(path: Path | str | None) -> Suite:
+    """The suite in a file (None: the quickstart), checked as far as that goes before anything runs."""
+    path = Path(path or QUICKSTART)
+    raw = read_toml(path)
+    try:
+        if "budgets" in raw:
+            raw["budgets"] = _budgets(raw["budgets"], path)
+        suite = validated(Suite, raw, "key of the suite")
+        _check(suite)
+    except FedauditError as e:
+        raise type(e)(f"{path}: {e}") from None
+    return suite
+
+
+def _budgets(value: Any, path: Path) -> list[Budget]:
+    """A file's, or the tables [[budgets]]. Baselines lie beside the file that names them."""
+    if isinstance(value, str):
+        file = path.parent / value
+        budgets, folder = read_budgets(file), file.parent
+    else:
+        budgets, folder = parse_budgets(value if isinstance(value, list) else [value], "budgets"), path.parent
+    return [
+        budget if budget.baseline is None else budget.model_copy(update={"baseline": str(folder / budget.baseline)})
+        for budget in budgets
+    ]
+
+
+def _check(suite: Suite) -> None:
+    """Names and policies. What only a run can tell (data that is not there, a number too large) fails its cell."""
+    from fedaudit.attack.scene import made
+    from fedaudit.data import describe
+    from fedaudit.privacy.policy import read_policies
+    from fedaudit.registry import find
+    from fedaudit.wire.codec import KINDS
+    from fedaudit.wire.transcript import Threat
+
+    for part, tables in (("base", [suite.base]), ("grid", [suite.grid]), ("methods", suite.methods)):
+        for key in (key for table in tables for key in table):
+            if key not in Setting.model_fields:
+                raise SettingError(
+                    f"Unknown setting {key!r} in {TITLES[part]}.{did_you_mean(key, Setting.model_fields)}"
+                )
+    cells = suite.cells()
+    for name in dict.fromkeys(cell.method for cell in cells):
+        find(name)
+    for name in dict.fromkeys(cell.dataset for cell in cells):
+        describe(name)
+    for cell in cells:
+        read_policies(cell.privacy, KINDS)
+    _once("attack", [made(spec)[0] for spec in suite.wanted()])
+    for threat in suite.threats:
+        Threat.parse(threat)
+    _once("threat", suite.threats)
+    for budget in suite.budgets:
+        for what, given in (("method", budget.method), ("dataset", budget.dataset)):
+            known = {getattr(cell, what) for cell in cells}
+            if given is not None and given not in known:
+                raise SettingError(
+                    f"The budget {budget.title()!r} is about the {what} {given!r}, which no cell has."
+                    f"{did_you_mean(given, known)}"
+                )
+
+
+def _once(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"The {what} {name!r} is listed twice; its results would replace each other.")

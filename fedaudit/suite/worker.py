@@ -1,0 +1,108 @@
+"""A process that carries out cells, one at a time: a line of JSON in, lines of JSON out.
+
+It imports everything once and forks for each cell, so that a cell starts at once, its peak memory is its own, and what
+kills it (memory, a crash in somebody's extension) takes nothing else along. When the audit goes, its end of the pipe
+closes, and the cell stops at that instant: the next audit goes on from the last whole round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+USUAL = ("torch._dynamo", "scipy.stats", "sklearn.datasets")  # imported on first use: by optimisers, scores, digits
+FORK = sys.platform == "linux"  # elsewhere forking is not safe under all libraries: a process then serves one cell
+
+
+def main(preload: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the audit decides, and closes the pipe
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what a method prints goes to the log, not between the replies
+    serve(0, replies, prepare(preload))
+    os._exit(0)  # taking all those modules down would take seconds, for which the next audit would have to wait
+
+
+def prepare(preload: list[str]) -> bool:
+    """Import all that a cell may need; whether this process can still be forked.
+
+    Somebody's method may compute while it is imported. torch then has threads, which a fork would wait for in vain.
+    """
+    importlib.import_module("fedaudit.suite.cell")
+    before = _threads()
+    for name in (*USUAL, *preload):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    from fedaudit.registry import names
+
+    names("methods"), names("attacks")
+    return FORK and _threads() == before
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task")) if FORK else 0
+
+
+def serve(requests: int, replies: int, fork: bool = True) -> None:
+    """Answer until the other side has closed the pipe; without `fork`, once."""
+    with open(requests, "rb", buffering=0, closefd=False) as pipe:
+        while line := pipe.readline():
+            if not fork:
+                _work(json.loads(line), requests, replies)
+                return
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    _work(json.loads(line), requests, replies)
+                    code = 0
+                except BaseException:  # noqa: BLE001 (the fork ends here in any case; the log has it)
+                    traceback.print_exc()
+                finally:
+                    sys.stdout.flush()
+                    os._exit(code)
+            _, status = os.waitpid(pid, 0)
+            with contextlib.suppress(BrokenPipeError):  # the audit is gone; so is its end of the other pipe
+                _say(replies, {"over": os.waitstatus_to_exitcode(status)})
+
+
+def _work(request: dict[str, Any], requests: int, replies: int) -> None:
+    from fedaudit.setting import Setting
+    from fedaudit.suite.cell import Cell, carry_out
+
+    threading.Thread(target=_stop_with, args=(requests,), daemon=True).start()
+    setting = Setting.make(**request["setting"])
+    cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
+    last: tuple[int, str] | None = None
+
+    def watch(t: int, rounds: int, what: str) -> None:
+        nonlocal last
+        if (t, what) != last:
+            last = (t, what)
+            _say(replies, {"t": t, "rounds": rounds, "what": what})
+
+    carry_out(cell, watch)
+    _say(replies, {"status": cell.status, "reason": cell.reason})
+
+
+def _stop_with(requests: int) -> None:
+    """Nothing is sent while a cell is under way, so that the only thing to be read is the end of the pipe."""
+    os.read(requests, 1)
+    os._exit(1)
+
+
+def _say(replies: int, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(replies, data) :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,135 @@
+"""The wire: the one road between the parties. It encodes, records, and gives the other side a fresh copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedaudit.errors import ContractError
+from fedaudit.runtime.task import Done
+from fedaudit.wire.codec import Down, Header, Size, Up, _classes, decode, encode, read_header
+from fedaudit.wire.traffic import Key
+from fedaudit.wire.transcript import SERVER, TranscriptWriter, choices, fields_of, measure, party
+
+
+class RoundTraffic:
+    """What crossed the wire in one round: sizes by field, who was asked and who replied, and what was chosen."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[Key, Size] = {}
+        self.wire: dict[Key, int] = {}
+        self.by_client: dict[tuple[str, int], list[int]] = {}  # (direction, client): payload with buffers, wire
+        self.asks: list[tuple[list[int], list[int]]] = []
+        self.choices: dict[str, dict[int, Any]] = {}
+        self.releases: dict[str, dict[str, Any]] = {}
+        self.relayed: set[tuple[str, int]] = set()  # kind, client that now sees it
+        self.digests: list[str] = []
+
+    def total(self, direction: str) -> tuple[int, int]:
+        """Payload (parameters without buffers) and wire bytes in one direction."""
+        payload = sum(size.payload for (d, _), size in self.sizes.items() if d == direction)
+        return payload, sum(n for (d, _), n in self.wire.items() if d == direction)
+
+    def add(self, direction: str, k: int, message: str, head: Header, sizes: Mapping[str, dict[str, int]]) -> None:
+        for name, size in sizes.items():
+            key = (direction, f"{message}.{name}")
+            self.wire[key] = self.wire.get(key, 0) + size["wire"]
+            if size["payload"] or size["buffers"]:
+                self.sizes[key] = self.sizes.get(key, Size()) + Size(size["payload"], size["buffers"])
+        count = self.by_client.setdefault((direction, k), [0, 0])
+        count[0] += sum(size["payload"] for size in sizes.values())
+        count[1] += sum(size["wire"] for size in sizes.values())
+        for name, node in fields_of(head).items():
+            self.choices.setdefault(f"{message}.{name}", {})[k] = choices(node)
+
+
+class Wire:
+    """One round's traffic through one transcript."""
+
+    def __init__(self, transcript: TranscriptWriter, t: int):
+        self.transcript, self.t = transcript, t
+        self.traffic = RoundTraffic()
+        self._sent: dict[int, tuple[bytes, Header, float]] = {}  # on its way: bounded by what an engine has in hand
+
+    def down(self, messages: Mapping[int, Down]) -> Iterator[tuple[int, bytes]]:
+        """Bytes for each client, by ascending client. One message object sent to many is encoded once."""
+        self.traffic.asks.append((sorted(messages), []))
+        encoded: dict[int, tuple[bytes, Header]] = {}
+        for k in sorted(messages):
+            message = messages[k]
+            if not isinstance(message, Down):
+                raise ContractError(f"cohort.ask was given a {type(message).__name__}; only a Down message is sent.")
+            if id(message) not in encoded:
+                encoded.clear()  # a broadcast is one object; of many objects only one needs to be held
+                blob = encode(message)
+                encoded[id(message)] = blob, read_header(blob)
+            blob, head = encoded[id(message)]
+            self._sent[k] = blob, head, self.transcript.clock()
+            yield k, blob
+
+    def back(self, done: Done, fn: str, device: Any) -> Up | None:
+        """Client k is through: record what it was sent and what it answered, and decode the server's own copy.
+
+        Both rows are written here, so that their order does not depend on which clients ran at the same time.
+        """
+        k, ask = done.k, len(self.traffic.asks) - 1
+        blob, head, sent = self._sent.pop(k)
+        self._record(blob, head, "down", k, ask, fn, {}, at=sent)
+        if done.reply is None:
+            self.transcript.event(event="absent", round=self.t, ask=ask, fn=fn, client=k, reason=done.error)
+            return None
+        reply = decode(done.reply, Up, device=device)
+        self._record(done.reply, read_header(done.reply), "up", k, ask, fn, done.protection, at=self.transcript.clock())
+        self.traffic.asks[-1][1].append(k)
+        return reply
+
+    def _record(
+        self,
+        blob: bytes,
+        head: Header,
+        direction: str,
+        k: int,
+        ask: int,
+        fn: str,
+        protection: Mapping[str, Any],
+        at: float,
+    ) -> None:
+        class_id = head.tree["r"][0]
+        message = class_id.rsplit(".", 1)[-1]
+        sizes = measure(head, len(blob))
+        fields: dict[str, dict[str, Any]] = {}
+        for name, declared in _classes[class_id].declared().items():
+            fields[name] = dict(sizes[name])
+            if declared is not None:
+                fields[name] |= {
+                    key: value
+                    for key in ("role", "kind", "via", "unit", "dtype")
+                    if (value := getattr(declared, key)) is not None
+                }
+            if name in protection:
+                fields[name]["protection"] = protection[name]
+        ends = (SERVER, party(k)) if direction == "down" else (party(k), SERVER)
+        self.transcript.message(
+            blob,
+            head,
+            **{"from": ends[0], "to": ends[1]},
+            at=at,
+            round=self.t,
+            ask=ask,
+            fn=fn,
+            client=k,
+            direction=direction,
+            message=message,
+            bytes=len(blob),
+            frame=sizes["(frame)"]["wire"],
+            fields=fields,
+        )
+        self.traffic.add(direction, k, message, head, sizes)
+        self.traffic.digests.append(f"{direction} {k} {head.digest}")
+        for field in fields.values():
+            if field.get("role") == "relay":
+                self.traffic.relayed.add((field["kind"], k))
+        if direction == "up":
+            for name, field in fields.items():
+                facts = {key: field.get(key) for key in ("role", "kind", "via", "unit", "protection")}
+                self.traffic.releases[f"{message}.{name}"] = {"field": f"{message}.{name}", **facts}

@@ -1,0 +1,87 @@
+"""Declared traffic: what a method's paper says that a round costs, held against what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedaudit.errors import RunError
+from fedaudit.wire.codec import TENSOR_HEADER, Size, as_size
+
+Key = tuple[str, str]  # ("up" or "down", "Message.field")
+NUMBER = 8  # bytes of an int or float field
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round as `Method.traffic` sees it: who took part in which ask, and what was chosen; never byte counts.
+
+    When planning, everybody answers and choices are expectations; when checking, they are the run's own.
+    """
+
+    t: int
+    participants: Sequence[int]
+    n: Mapping[int, int]  # records of each participant
+    archs: Mapping[int, str]
+    server_arch: str
+    shape: tuple[int, int, int]
+    classes: int
+    model_size: Callable[[str], Size]
+    clients: int = 0
+    public: int = 0  # rows of the public set
+    asks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None  # per ask: who was asked, who replied
+    choices: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    counts: Mapping[int, Sequence[int]] | None = None  # records of each class, where a partition was planned
+
+    def held(self, k: int, least: int = 1) -> list[int]:
+        """The classes of which client k is expected to hold `least` records; all, where no partition was planned."""
+        if self.counts is None:
+            return list(range(self.classes))
+        return [c for c, n in enumerate(self.counts[k]) if n >= least]
+
+    def asked(self, ask: int) -> Sequence[int]:
+        """The clients that the round's ask number `ask` (from 0) was sent to."""
+        if self.asks is None:
+            return self.participants
+        return self.asks[ask][0] if ask < len(self.asks) else ()
+
+    def replied(self, ask: int) -> Sequence[int]:
+        if self.asks is None:
+            return self.participants
+        return self.asks[ask][1] if ask < len(self.asks) else ()
+
+    def state(self, arch: int | str | None = None) -> Size:
+        """A whole model: of client k, of a named architecture, or the server's."""
+        if isinstance(arch, int):
+            arch = self.archs[arch]
+        return self.model_size(arch or self.server_arch)
+
+    def tensor(self, *shape: int, size: int = 4) -> Size:
+        return Size(math.prod(shape) * size, header=TENSOR_HEADER)
+
+    def choice(self, field_name: str, k: int, default: Any = None) -> Any:
+        """What client k's "Message.field" held besides tensors; `default` when planning."""
+        return self.choices.get(field_name, {}).get(k, default)
+
+
+def compare(declared: Mapping[Key, Size | int] | None, measured: Mapping[Key, Size], *, method: str, t: int) -> None:
+    """Raise with a table of both where they differ. Fields of size zero need no declaration."""
+    if declared is None:
+        return
+    said = {key: as_size(size) for key, size in declared.items()}
+    rows = []
+    for key in sorted(said.keys() | measured.keys()):
+        a, b = said.get(key, Size()), measured.get(key, Size())
+        if a != b:
+            rows.append(f"  {key[0]:>4}  {key[1]:<32} declared {_show(a):>24}   measured {_show(b):>24}")
+    if rows:
+        raise RunError(
+            f"{method}, round {t}: the declared traffic is not what crossed the wire.\n" + "\n".join(rows) +
+            f"\nMend {method}.traffic, or the message that grew."
+        )  # fmt: skip
+
+
+def _show(size: Size) -> str:
+    return f"{size.payload:,} + {size.buffers:,} B" if size.buffers else f"{size.payload:,} B"

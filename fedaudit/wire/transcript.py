@@ -1,0 +1,433 @@
+"""The transcript: every message of a run, in order, and what each threat may read of it.
+
+On disk: `index.jsonl`, one row per message or event, each behind its own checksum, append-only, flushed per row
+and synced per round; and two packs of tensors per round, model states apart from the rest so that old ones can be
+dropped. A pack is written before the row that refers to it, so a kill at any instant loses at most the message
+being written. Within a round a tensor is stored once however often it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from fedaudit.errors import ThreatError, TranscriptError
+from fedaudit.wire.codec import Header, _Decoder
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+}  # fmt: skip
+SERVER = "server"
+
+
+def party(k: int) -> str:
+    return f"client {k}"
+
+
+# --- what stands in a field ------------------------------------------------------------------------------------
+
+
+def _walk(node: Any) -> Iterator[tuple[str, Any]]:
+    """All nodes of an encoded tree, as (what, node)."""
+    match node:
+        case {"t": int()} | {"q": int()}:
+            yield "tensor", node
+        case {"m": _}:
+            yield "state", node
+        case {"d": items}:
+            for key, item in items:
+                yield "key", key
+                yield from _walk(item)
+        case {"l": items} | {"u": items}:
+            for item in items:
+                yield from _walk(item)
+        case {"r": [_, fields]}:
+            for item in fields.values():
+                yield from _walk(item)
+        case _:
+            yield "plain", node
+
+
+def fields_of(head: Header) -> dict[str, Any]:
+    return head.tree["r"][1]
+
+
+def _plain_size(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool):
+        return 1
+    return len(value.encode()) if isinstance(value, str) else 8
+
+
+def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
+    """Bytes per field: payload (the papers' convention), buffers, and what really travelled for it.
+
+    What belongs to no field (the frame of the message, the table of tensors) stands under "(frame)".
+    """
+    length = {i: end - begin for i, (_, _, begin, end) in head.tensors.items()}
+    sizes: dict[str, dict[str, int]] = {}
+    for name, node in fields_of(head).items():
+        payload = buffers = wire = 0
+        for what, item in _walk(node):
+            if what == "tensor":
+                payload += length[item["t"] if "t" in item else item["q"]]
+            elif what == "state":
+                first, names, which = item["m"]
+                inside = sum(length[first + i] for i in which)
+                buffers += inside
+                payload += sum(length[first + i] for i in range(len(names))) - inside
+            else:
+                payload += _plain_size(item)
+                wire -= _plain_size(item)  # it travels in the tree, which is counted below
+        text = len(json.dumps(node, separators=(",", ":")).encode())
+        sizes[name] = {"payload": payload, "buffers": buffers, "wire": wire + payload + buffers + text}
+    sizes["(frame)"] = {"payload": 0, "buffers": 0, "wire": blob_size - sum(s["wire"] for s in sizes.values())}
+    return sizes
+
+
+def choices(tree: Any) -> Any:
+    """The parts of an encoded value that are no tensors: which layers, which classes. Tensors become their shape-less
+    place-holder None, states the list of their names."""
+    match tree:
+        case {"t": _} | {"q": _}:
+            return None
+        case {"m": [_, names, _]}:
+            return list(names)
+        case {"d": items}:
+            return {key: choices(item) for key, item in items}
+        case {"l": items} | {"u": items}:
+            return [choices(item) for item in items]
+        case {"r": [_, fields]}:
+            return {name: choices(item) for name, item in fields.items()}
+        case _:
+            return tree
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+class TranscriptWriter:
+    """Appends messages and events. One writer per run."""
+
+    def __init__(
+        self, folder: Path, *, keep_weights: int, offset: int = 0, last_round: int = 0, seq: int = 0, clock: float = 0.0
+    ):
+        """Open, going on after `offset` bytes of index and `last_round`; what lies beyond is an unfinished round."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.keep_weights = folder, keep_weights
+        self.started = time.time() - clock
+        index = folder / "index.jsonl"
+        if offset > (index.stat().st_size if index.exists() else 0):
+            raise TranscriptError(
+                f"{index} is missing or cut off: the run cannot go on. Start it anew in another folder."
+            )
+        self._index = open(index, "r+b" if index.exists() else "w+b")  # noqa: SIM115 (closed by close())
+        self._index.truncate(offset)
+        self._index.seek(offset)
+        for pack in folder.glob("*.pack"):
+            if int(pack.name.split(".")[0]) > last_round:
+                pack.unlink()
+        self.seq = seq
+        self._packs: dict[str, Any] = {}
+        self._stored: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def clock(self) -> float:
+        """Seconds since the run began, resumptions joined: what an outsider can time."""
+        return round(time.time() - self.started, 4)
+
+    def begin_round(self, t: int) -> None:
+        self._t = t
+
+    def message(self, blob: bytes, head: Header, **facts: Any) -> dict[str, Any]:
+        """Record one message; returns its row. `facts`: round, ask, fn, from, to, direction, fields, ..."""
+        weights = {
+            item["m"][0] + i
+            for node in fields_of(head).values()
+            for what, item in _walk(node)
+            if what == "state"
+            for i in range(len(item["m"][1]))
+        }
+        view = memoryview(blob)
+        tensors = []
+        for i in range(len(head.tensors)):
+            dtype, shape, begin, end = head.tensors[i]
+            pack = "weights" if i in weights else "content"
+            digest, offset = self._store(view[begin:end], pack)
+            tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
+        row = {"type": "message", **facts, "tree": head.tree, "tensors": tensors, "digest": head.digest}
+        self._append(row)
+        return row
+
+    def event(self, **facts: Any) -> None:
+        self._append({"type": "event", **facts})
+
+    def end_round(self, t: int) -> int:
+        """Sync, drop what is not kept, and return the index's length: the point to resume from."""
+        self.event(event="round", round=t)
+        for file in (*self._packs.values(), self._index):
+            file.flush()
+            os.fsync(file.fileno())
+        for file in self._packs.values():
+            file.close()
+        self._packs.clear()
+        self._stored.clear()
+        if (old := t - self.keep_weights) > 0:
+            (self.folder / f"{old:06d}.weights.pack").unlink(missing_ok=True)
+        return self._index.tell()
+
+    def close(self) -> None:
+        for file in (*self._packs.values(), self._index):
+            file.close()
+        self._packs.clear()
+
+    def _store(self, data: memoryview, pack: str) -> tuple[str, int]:
+        digest = xxhash.xxh3_128_hexdigest(data)
+        key = (pack, digest)
+        if key not in self._stored:
+            if pack not in self._packs:
+                self._packs[pack] = open(self.folder / f"{self._t:06d}.{pack}.pack", "wb")  # noqa: SIM115
+            file = self._packs[pack]
+            self._stored[key] = (file.tell(), len(data))
+            file.write(data)
+        return digest, self._stored[key][0]
+
+    def _append(self, row: dict[str, Any]) -> None:
+        for file in self._packs.values():
+            file.flush()
+        row = {"seq": self.seq, "at": self.clock(), **row}
+        text = json.dumps(row, separators=(",", ":"), sort_keys=True).encode()
+        self._index.write(xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n")
+        self._index.flush()
+        self.seq += 1
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One message as it crossed the wire. `entry["field"]` decodes that field, in fresh memory."""
+
+    row: dict[str, Any]
+    folder: Path
+    readable: bool = True
+
+    @property
+    def seq(self) -> int:
+        return self.row["seq"]
+
+    @property
+    def at(self) -> float:
+        """Seconds since the run's start."""
+        return self.row["at"]
+
+    @property
+    def round(self) -> int:
+        return self.row["round"]
+
+    @property
+    def sender(self) -> str:
+        return self.row["from"]
+
+    @property
+    def receiver(self) -> str:
+        return self.row["to"]
+
+    @property
+    def client(self) -> int:
+        return self.row["client"]
+
+    @property
+    def direction(self) -> str:
+        return self.row["direction"]
+
+    @property
+    def bytes(self) -> int:
+        return self.row["bytes"]
+
+    @property
+    def message(self) -> str:
+        return self._visible("message")
+
+    @property
+    def ask(self) -> int:
+        return self._visible("ask")
+
+    @property
+    def fn(self) -> str:
+        """The method's function that the message was sent to, or came from."""
+        return self._visible("fn")
+
+    @property
+    def digest(self) -> str:
+        """Of the whole content."""
+        return self._visible("digest")
+
+    @property
+    def fields(self) -> dict[str, dict[str, Any]]:
+        """Per field: payload, buffers and wire bytes, role, kind, via, unit, and the protection it had."""
+        return self._visible("fields")
+
+    def kinds(self) -> set[str]:
+        return {f["kind"] for f in self.fields.values() if f.get("kind")}
+
+    def __getitem__(self, field: str) -> Any:
+        tree = self._visible("tree")["r"][1]
+        if field not in tree:
+            raise TranscriptError(f"{self.message} has no field {field!r}; it has {', '.join(sorted(tree))}.")
+        decoder = _Decoder(_Lazy(self._tensor))  # type: ignore[arg-type]
+        decoder.plain = True
+        return decoder.value(tree[field])
+
+    def record(self) -> Any:
+        """The whole message, as an instance of its class."""
+        return _Decoder(_Lazy(self._tensor)).value(self._visible("tree"))  # type: ignore[arg-type]
+
+    def state_shapes(self, field: str) -> dict[str, tuple[int, ...]] | None:
+        """Names and shapes where the field is one model state; None where it is anything else. Reads no content."""
+        match self._visible("tree")["r"][1][field]:
+            case {"m": [first, names, _]}:
+                return {name: tuple(self.row["tensors"][first + i][1]) for i, name in enumerate(names)}
+        return None
+
+    def kept(self, field: str) -> bool:
+        """Whether the content is still there: of model states, only the last rounds' are kept."""
+        stored = any(what == "state" for what, _ in _walk(self._visible("tree")["r"][1][field]))
+        return not stored or (self.folder / f"{self.round:06d}.weights.pack").exists()
+
+    def _visible(self, key: str) -> Any:
+        if not self.readable:
+            raise ThreatError(f"An outsider sees when a message went by and its size, not its {key}.")
+        return self.row[key]
+
+    def _tensor(self, i: int) -> Tensor:
+        dtype, shape, pack, offset, size, digest = self.row["tensors"][i]
+        path = self.folder / f"{self.round:06d}.{pack}.pack"
+        if not path.exists():
+            raise TranscriptError(
+                f"{self.message} of round {self.round}: its model states were not kept. Run with a larger keep_weights."
+            )
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = bytearray(file.read(size))
+        if xxhash.xxh3_128_hexdigest(data) != digest:
+            raise TranscriptError(f"{path} is damaged at byte {offset}: the checksum does not match.")
+        if not size:
+            return torch.empty(shape, dtype=_DTYPES[dtype])
+        return torch.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
+
+
+class _Lazy:
+    """Reads a tensor when it is asked for: a field of one message does not load the others."""
+
+    def __init__(self, read: Any):
+        self.read = read
+
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            return [self.read(j) for j in range(i.start, i.stop)]
+        return self.read(i)
+
+
+class Transcript:
+    """Reads a transcript, also one that is being written or was cut off."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        if not (self.folder / "index.jsonl").exists():
+            raise TranscriptError(f"{self.folder} holds no transcript (index.jsonl is missing).")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        with open(self.folder / "index.jsonl", "rb") as file:
+            for number, line in enumerate(file, 1):
+                digest, _, text = line.rstrip(b"\n").partition(b" ")
+                if line.endswith(b"\n") and xxhash.xxh3_64_hexdigest(text).encode() == digest:
+                    yield json.loads(text)
+                elif not file.read(1):
+                    return  # the last row is being written, or was cut off by a kill
+                else:
+                    raise TranscriptError(f"{file.name}, line {number} is damaged: the checksum does not match.")
+
+    def entries(self) -> Iterator[Entry]:
+        return (Entry(row, self.folder) for row in self.rows() if row["type"] == "message")
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        return (row for row in self.rows() if row["type"] == "event")
+
+    def view(self, threat: str) -> TranscriptView:
+        return TranscriptView(self, Threat.parse(threat))
+
+
+@dataclass(frozen=True)
+class Threat:
+    """Who the attacker is: `server` (honest but curious), `peer:k`, or `outsider`."""
+
+    name: str
+    peer: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Threat:
+        if text in ("server", "outsider"):
+            return cls(text)
+        kind, _, k = text.partition(":")
+        if kind == "peer" and k.isdigit():
+            return cls("peer", int(k))
+        raise ThreatError(f"Unknown threat {text!r}. There is: server, peer:k (k a client's number), outsider.")
+
+    def __str__(self) -> str:
+        return self.name if self.peer is None else f"{self.name}:{self.peer}"
+
+
+class TranscriptView:
+    """What one threat may read. The server sees all; a peer its own messages; an outsider sizes and timing only."""
+
+    def __init__(self, transcript: Transcript, threat: Threat):
+        self._transcript, self.threat = transcript, threat
+
+    @cached_property
+    def _entries(self) -> list[Entry]:
+        """Read once: an attack on each of many clients looks through them again and again."""
+        entries = (e for e in self._transcript.entries() if self.threat.peer in (None, e.client))
+        if self.threat.name != "outsider":
+            return list(entries)
+        seen = ("seq", "at", "round", "from", "to", "client", "direction", "bytes")
+        return [Entry({key: e.row[key] for key in seen}, Path(), readable=False) for e in entries]
+
+    @cached_property
+    def _by_client(self) -> dict[int, list[Entry]]:
+        by: dict[int, list[Entry]] = {}
+        for entry in self._entries:
+            by.setdefault(entry.client, []).append(entry)
+        return by
+
+    def entries(
+        self, *, direction: str | None = None, kind: str | None = None, client: int | None = None, t: int | None = None
+    ) -> Iterator[Entry]:
+        for entry in self._entries if client is None else self._by_client.get(client, ()):
+            if direction is not None and entry.direction != direction:
+                continue
+            if t is not None and entry.round != t:
+                continue
+            if kind is not None and (not entry.readable or kind not in entry.kinds()):
+                continue
+            yield entry
+
+    @cached_property
+    def kinds(self) -> set[str]:
+        """The kinds of release that this threat can read at all."""
+        if self.threat.name == "outsider":
+            return set()
+        return {kind for entry in self.entries() for kind in entry.kinds()}

@@ -1,0 +1,232 @@
+"""Canaries in one run: how they are dealt, that a coin is a coin, and what guesses about them say of a claim."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedaudit import run
+from fedaudit.attack.one_run import _claims, audit_run, pairs
+from fedaudit.attack.scene import attack_run
+from fedaudit.data import Dataset, federate, load
+from fedaudit.errors import DataError, SettingError, ThreatError
+from fedaudit.privacy.ledger import ClientLedger, Entry
+from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.world import World, world_of
+from fedaudit.setting import Setting
+
+SMALL = {
+    "dataset": "digits", "model": "mlp", "partition": "iid", "clients": 2, "holdout": 0.4, "eval_clients": False,
+    "aux": 0.6,
+}  # fmt: skip
+OVERTRAINED = {"E": 25, "B": 16, "eta": 0.2}
+
+
+def dealt(canaries, seed=0, **options):
+    return federate(load("digits"), clients=3, partition="iid", seed=seed, aux=0.2, canaries=canaries, **options)
+
+
+# -- the canaries -------------------------------------------------------------------------------------------------
+
+
+def test_canaries_come_out_of_the_auxiliary_set_and_change_nothing_else():
+    without, with_ = dealt(0), dealt(50)
+    pairs_of = [shard.canaries for shard in with_.shards]
+    assert [len(p) for p in pairs_of] == [17, 17, 16]
+    taken = np.concatenate(pairs_of).ravel()
+    assert len(set(taken)) == 100
+    assert set(taken) | set(with_.aux) == set(without.aux)
+    assert not set(taken) & set(with_.aux)
+    for a, b in zip(without.shards, with_.shards, strict=True):
+        assert all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("members", "nonmembers"))
+    rest = np.setdiff1d(np.arange(len(without.dataset.y)), taken)
+    assert torch.equal(with_.dataset.y[rest], without.dataset.y[rest])
+
+
+def test_a_canary_has_a_wrong_label_and_one_of_each_pair_is_trained_on():
+    truth = load("digits").y
+    fed = dealt(60)
+    at = np.concatenate([shard.canaries for shard in fed.shards]).ravel()
+    assert (fed.dataset.y[at] != truth[at]).all()
+    assert torch.equal(load("digits").y, truth), "the shared data set keeps its labels"
+    for k, shard in enumerate(fed.shards):
+        _, y = fed.members(k)
+        assert len(y) == len(shard.members) + len(shard.canaries)
+        assert torch.equal(y[len(shard.members) :], fed.dataset.y[shard.canaries[:, 0]])
+        assert len(fed.candidates(k)[1]) == len(shard.members)
+    assert fed.counts().sum() == sum(len(fed.members(k)[1]) for k in range(3))
+
+
+def test_coins_are_fair_and_independent():
+    """Over 400 seeds, 20 pairs: heads within 4 standard errors of a half, each coin by itself (8000 in all, and the
+    worst of 20), and any two agree as often as not (the worst of 190 within 4.5)."""
+    heads = []
+    for seed in range(400):
+        fed = dealt(20, seed)
+        # The permutation of the auxiliary set is the same with and without canaries, and its order gives the pairs.
+        drawn = np.random.default_rng(_data_seed(seed)).permutation(len(fed.dataset.y))[:40].reshape(20, 2)
+        inside = np.concatenate([shard.canaries[:, 0] for shard in fed.shards])
+        heads.append(np.isin(drawn[:, 0], inside))
+    heads = np.array(heads)
+    assert abs(heads.mean() - 0.5) < 4 * 0.5 / math.sqrt(heads.size)
+    assert np.abs(heads.mean(0) - 0.5).max() < 4 * 0.5 / 20
+    agree = np.array([(heads[:, i] == heads[:, j]).mean() for i in range(20) for j in range(i)])
+    assert np.abs(agree - 0.5).max() < 4.5 * 0.5 / 20
+
+
+def _data_seed(seed):
+    from fedaudit.rng import seed_of
+
+    return seed_of(seed, "data", "aux")
+
+
+def test_pairs_of_the_audit_split_are_fair_coins_too():
+    """A client with 8 records, 4 of them held out: over 1500 seeds, given that two records form a pair, each is the
+    member as often as the other, and which one it is says nothing about another pair. (About 1500 / 7 pairs of records
+    0 and 1, 3 others beside each.)"""
+    x = torch.arange(8, dtype=torch.uint8).reshape(8, 1, 1, 1)
+    toy = Dataset("toy", x, torch.zeros(8, dtype=torch.int64), x, torch.zeros(8, dtype=torch.int64), ("one",))
+    first: list[bool] = []
+    agree: list[bool] = []
+    for seed in range(1500):
+        fed = federate(toy, clients=1, partition="iid", seed=seed, minimum=8, holdout=0.5, validation=0.0, aux=0.0)
+        setting = SimpleNamespace(seed=seed, canaries=0)
+        (xm, _), (xo, _) = pairs(SimpleNamespace(setting=setting, federation=fed, candidates=fed.candidates,
+                                                 nonmembers=fed.nonmembers), 0)  # fmt: skip
+        both = zip(*(((t.flatten() + 1) * 127.5).round().int().tolist() for t in (xm, xo)), strict=True)
+        matched = {frozenset(pair): pair[0] for pair in both}
+        if frozenset((0, 1)) in matched:
+            coin = matched.pop(frozenset((0, 1))) == 0
+            first.append(coin)
+            agree += [(member == min(pair)) == coin for pair, member in matched.items()]
+    assert 150 < len(first) == len(agree) / 3
+    assert abs(np.mean(first) - 0.5) < 4 * 0.5 / math.sqrt(len(first))
+    assert abs(np.mean(agree) - 0.5) < 4 * 0.5 / math.sqrt(len(agree))
+
+
+def test_too_many_canaries():
+    with pytest.raises(SettingError, match="raise aux"):
+        dealt(1000)
+
+
+def test_ordinary_candidates_hold_no_canary():
+    """A membership attack on a run with canaries would know them by their labels."""
+    world = World(Setting.make(**SMALL, canaries=40))
+    for k in range(2):
+        (xm, _), (xo, _) = pairs(world, k)
+        assert len(xm) == len(xo) == 20
+        assert len(world.candidates(k)[0]) == len(world.members(k)[0]) - 20 == world.count(k) - 20
+        assert not (world.candidates(k)[0].flatten(1)[:, None] == xm.flatten(1)[None]).all(2).any(), (
+            "digits repeat none"
+        )
+
+
+# -- the audit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def leaky(tmp_path_factory):
+    """An over-trained FedAvg: its canaries are learnt by heart."""
+    folder = tmp_path_factory.mktemp("runs") / "leaky"
+    run(method="fedavg", rounds=2, canaries=120, set=OVERTRAINED, out=folder, **SMALL)
+    return folder
+
+
+def test_an_overtrained_run_is_found_out_and_a_claim_for_it_refuted(tmp_path):
+    """Embeddings are noised at epsilon 0.5, the weights beside them are not: read as the run's, 0.5 is refuted."""
+    privacy = {"embeddings": {"epsilon": 0.5, "delta": 1e-3}}
+    quick = {"tau": "off", "E_local": 30, "B": 16, "h": 4, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
+    run(method="dffke", rounds=1, canaries=120, set=quick, privacy=privacy, out=tmp_path / "a", **SMALL)
+    audits = audit_run(tmp_path / "a")
+    assert {(a["claim_epsilon"], a["verdict"]) for a in audits} == {(0.5, "refuted")}
+    assert all(a["p_value"] < 0.01 and a["ledger_epsilon"] == math.inf for a in audits)
+    assert read_record(tmp_path / "a").audits == sorted(audits, key=lambda a: a["test"])
+
+
+def test_no_claim_is_no_refutation_but_the_bound_stands(leaky):
+    steinke, fdp = audit_run(leaky)
+    for found in (steinke, fdp):
+        assert found["claim_epsilon"] == found["ledger_epsilon"] == math.inf
+        assert (found["verdict"], found["p_value"], found["trials"]) == ("not refuted", 1.0, 120)
+        assert found["lower_bound"] > 0.8
+    assert "mislabelled canaries" in steinke["how"]
+    (one,) = {a["trials"] for a in audit_run(leaky, clients=[0])}
+    assert one == 60
+
+
+def test_a_blind_attacker_shows_nothing(tmp_path):
+    """The same canaries, guessed from a model that was never trained on them."""
+    run(method="fedavg", rounds=1, canaries=120, set={"eta": 1e-9}, out=tmp_path / "a", **SMALL)
+    assert [a["lower_bound"] for a in audit_run(tmp_path / "a")] == [0, 0]
+
+
+def test_dp_sgd_is_not_refuted(tmp_path):
+    privacy = {"training": {"noise_multiplier": 2.0, "delta": 1e-3}}
+    setting = {"rounds": 1, "canaries": 120, "set": {"E": 1, "B": 64, "eta": 0.1}, "privacy": privacy}
+    run(method="fedavg", out=tmp_path / "a", **setting, **SMALL)
+    audits = audit_run(tmp_path / "a")
+    assert len(audits) == 2, "no epsilon was asked for: the ledger's is the one claim"
+    for found in audits:
+        assert found["verdict"] == "not refuted"
+        assert found["lower_bound"] <= found["ledger_epsilon"] == found["claim_epsilon"] < 3
+        assert "add-or-remove" in found["how"]
+
+
+def test_without_canaries_the_audit_split_serves(tmp_path):
+    run(method="fedavg", rounds=1, set={"E": 1}, out=tmp_path / "a", **SMALL)
+    found = audit_run(tmp_path / "a", guesses=10)
+    world = world_of(read_record(tmp_path / "a").setting.model_dump_json())
+    assert found[0]["trials"] == sum(min(len(s.members), len(s.nonmembers)) for s in world.federation.shards)
+    assert "of 10 guesses" in found[0]["how"]
+    assert "members and non-members" in found[0]["how"]
+
+
+def test_canaries_leave_the_ordinary_attacks_sound(leaky):
+    (loss,) = (r for r in attack_run(leaky, attacks=["loss"]) if r["attack"] == "loss")
+    assert loss["pooled"]["members"] == loss["pooled"]["nonmembers"]
+
+
+def test_claims_and_their_relations():
+    def row(relation, claim=1.0, multiplier=2.0):
+        entry = Entry(
+            field="f", kind="embeddings", mechanism="gaussian", noise_multiplier=multiplier, relation=relation
+        )
+        ledger = ClientLedger(client=0, n=10, delta=1e-2)
+        ledger.add(entry.model_copy(update={"claim": claim}), 1)
+        ledger.close()
+        return ledger
+
+    (_, asked, _), (words, ledger, relation) = _claims([row("replace-one")], True)
+    assert (asked, relation, "ledger" in words) == (1.0, "replace-one", True)
+    assert ledger == row("replace-one").epsilon
+    assert {c[2] for c in _claims([row("replace-one"), row("zero-out")], True)} == {"zero-out"}
+    assert _claims([row("replace-one", None, 0.0)], True)[0][1] == math.inf
+
+
+def test_what_the_ledger_does_not_count_is_not_held_against_it(tmp_path):
+    """Local training releases nothing, so its ledger says 0. The models that clients deploy are known all the same, and
+    give their canaries away: that is no error of the ledger."""
+    run(method="local", rounds=1, canaries=120, set=OVERTRAINED, out=tmp_path / "a", **SMALL)
+    for found in audit_run(tmp_path / "a"):
+        assert found["ledger_epsilon"] == 0 < found["lower_bound"]
+        assert (found["claim_epsilon"], found["verdict"]) == (math.inf, "not refuted")
+
+
+def test_clients_that_were_never_asked_are_left_out(tmp_path):
+    run(method="fedavg", rounds=1, participation=0.5, canaries=20, out=tmp_path / "a", **SMALL)
+    assert {found["trials"] for found in audit_run(tmp_path / "a")} == {10}
+
+
+def test_user_errors(leaky, tmp_path):
+    with pytest.raises(SettingError, match="from 1 to 120"):
+        audit_run(leaky, guesses=121)
+    with pytest.raises(ThreatError, match="no client 9"):
+        audit_run(leaky, clients=[9])
+    with pytest.raises(SettingError, match="Unknown attack"):
+        audit_run(leaky, attack="lose")
+    with pytest.raises(DataError, match="nobody to attack"):
+        audit_run(leaky, threat="peer:0", clients=[0])

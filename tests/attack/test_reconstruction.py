@@ -1,0 +1,504 @@
+"""Model inversion: what the scorer's numbers mean, and what each attack recovers where that is known."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+
+import fedaudit
+from fedaudit.attack import reconstruction as inversion
+from fedaudit.attack.scene import Scene, _candidates, attack_run, made
+from fedaudit.attack.score import Attacked, Reconstructions
+from fedaudit.attack.similarity import PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
+from fedaudit.attacks import gradient_match as gm
+from fedaudit.attacks._invert import Inverter, same_noise, total_variation
+from fedaudit.attacks.class_inversion import batch_norms
+from fedaudit.data import load
+from fedaudit.data.datasets import to_float
+from fedaudit.errors import ContractError, DataError, RunError
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.training import models
+
+# --- how alike two images are ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 11, 8)])
+def test_psnr_and_ssim_are_scikit_images(shape):
+    metrics = pytest.importorskip("skimage.metrics")
+    rng = torch.Generator().manual_seed(0)
+    a = torch.rand(5, *shape, generator=rng, dtype=torch.float64)
+    b = (a + 0.2 * torch.randn(5, *shape, generator=rng, dtype=torch.float64)).clamp(0, 1)
+    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 1.0}
+    options |= {"win_size": window_for(*shape[1:]), "channel_axis": 0}
+    for i, (x, y) in enumerate(zip(a.numpy(), b.numpy(), strict=True)):
+        assert float(psnr(a, b)[i]) == pytest.approx(metrics.peak_signal_noise_ratio(x, y, data_range=1.0), abs=1e-9)
+        assert float(ssim(a, b)[i]) == pytest.approx(metrics.structural_similarity(x, y, **options), abs=1e-9)
+
+
+def test_windows_fit_and_copies_are_finite():
+    assert [window_for(*s) for s in ((8, 8), (28, 28), (9, 30), (3, 4))] == [7, 11, 9, 3]
+    a = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    assert psnr(a, a).tolist() == [PSNR_LIMIT] * 2
+    assert ssim(a, a).tolist() == pytest.approx([1, 1])
+
+
+def test_pixels_undo_what_the_models_see():
+    x = load("digits").x[:3]
+    assert torch.allclose(pixels(to_float(x)), x.double() / 255, atol=1e-6)
+    assert pixels(torch.tensor([[[[-3.0, 3.0]]]])).flatten().tolist() == [0, 1]
+
+
+# --- the scorer, by hand --------------------------------------------------------------------------------------------
+
+
+def flat_image(*values):
+    """One image of 4 x 4 for each pixel value in [0, 1], as the models see it."""
+    return torch.tensor(values)[:, None, None, None].expand(-1, 1, 4, 4) * 2 - 1
+
+
+class FakeWorld:
+    """Members black (class 0) and white (class 1), non-members at 0.25 and 0.75, auxiliary at 0.2 | 0.6 and 1.0."""
+
+    shape, classes, device = (1, 4, 4), 3, torch.device("cpu")
+    auxiliary = flat_image(0.2, 0.6, 1.0), torch.tensor([0, 1, 1])
+
+    def __init__(self):
+        self.federation = SimpleNamespace(auxiliary=lambda: self.auxiliary)
+
+    def members(self, k):
+        return flat_image(0.0, 1.0), torch.tensor([0, 1])
+
+    def nonmembers(self, k):
+        return flat_image(0.25, 0.75), torch.tensor([0, 1])
+
+    def _to_device(self, rows):
+        return rows
+
+
+def scored(tmp_path, claims, monkeypatch, world=None):
+    monkeypatch.setattr(inversion, "_reference", lambda *_: SimpleNamespace(encode=lambda x: x.flatten(1) + 1))
+    world = world or FakeWorld()
+    x, y = (torch.cat(pair) for pair in zip(world.members(0), world.nonmembers(0), strict=True))
+    part = Attacked(0, claims, x, y, torch.tensor([True, True, False, False]))
+    return inversion.reconstruction([part], world, tmp_path / "pictures" / "server", "by-hand", 0)
+
+
+def test_rows_are_held_against_their_records_and_the_baselines(tmp_path, monkeypatch):
+    """Claimed 0.1 for black and 0.9 for white: MSE 0.01, PSNR 20 dB, both nearest to their own; chance 1/2.
+
+    Baselines: the mean image 0.6 gives (0.36 + 0.16) / 2 = 0.26 and is nearest to white, one of two. The class means
+    0.2 and 0.8 give 0.04. The auxiliary images nearest to 0.1 and 0.9 are 0.2 and 1.0: (0.04 + 0) / 2 = 0.02, one copy.
+    The gains: 0.35 and 0.15 over the first, 0.03 twice over the second, 0.03 and -0.01 over the third. Student's
+    interval of two values is 25 standard errors wide to each side, so only the second is beaten.
+    """
+    r = scored(tmp_path, Reconstructions(flat_image(0.1, 0.9), rows=torch.tensor([0, 1])), monkeypatch)
+    pooled, baselines = r["pooled"], r["baselines"]
+    assert pooled["mse"]["value"] == pytest.approx(0.01, abs=1e-6)
+    assert pooled["psnr"]["value"] == pytest.approx(20, abs=1e-3)
+    assert (pooled["identification"]["hits"], pooled["identification"]["chance"]) == (2, 0.5)
+    assert {name: round(b["mse"]["value"], 5) for name, b in baselines.items()} == {
+        "mean_image": 0.26,
+        "class_mean": 0.04,
+        "nearest_auxiliary": 0.02,
+    }
+    assert baselines["mean_image"]["identification"]["hits"] == 1
+    assert not r["beats_baselines"]
+    assert "in MSE it does not beat mean image, nearest auxiliary;" in r["verdict"]
+    assert (r["window"], r["data_range"], r["matched_by"]) == (3, 1.0, ["row"])
+    assert (tmp_path / r["picture"]).is_file()
+    json.dumps(r, allow_nan=False)
+
+
+def test_swapped_rows_are_not_identified(tmp_path, monkeypatch):
+    r = scored(tmp_path, Reconstructions(flat_image(0.1, 0.9), rows=torch.tensor([1, 0])), monkeypatch)
+    assert r["pooled"]["identification"]["hits"] == 0
+    assert r["pooled"]["mse"]["value"] == pytest.approx(0.81, abs=1e-6)
+
+
+def test_classes_are_held_against_their_nearest_member(tmp_path, monkeypatch):
+    """0.9 as class 0 can only be black: 0.81, and its nearest member is of class 1. Class 2 is not held: left out."""
+    r = scored(tmp_path, Reconstructions(flat_image(0.9, 0.9, 0.5), labels=torch.tensor([0, 1, 2])), monkeypatch)
+    assert r["not_held"] == 1
+    assert r["pooled"]["mse"]["value"] == pytest.approx((0.81 + 0.01) / 2, abs=1e-6)
+    assert (r["pooled"]["identification"]["hits"], r["pooled"]["identification"]["n"]) == (1, 2)
+    assert r["pooled"]["identification"]["chance"] == 0.5
+
+
+def test_free_images_are_assigned_and_repeats_count_once(tmp_path, monkeypatch):
+    """0.9, 0.05 and 0.05: white and black are assigned to the first and one other, the third goes without. Nearest of
+    members and non-members: white, black, black; black counts once. Chance: two members of four records."""
+    r = scored(tmp_path, Reconstructions(flat_image(0.9, 0.05, 0.05)), monkeypatch)
+    assert r["pooled"]["mse"]["value"] == pytest.approx((0.01 + 0.0025) / 2, abs=1e-6)
+    assert r["unassigned"] == 1
+    rate = r["pooled"]["identification"]
+    assert (rate["hits"], rate["n"], rate["chance"]) == (2, 2, 0.5)
+    near_to_others = scored(tmp_path, Reconstructions(flat_image(0.26, 0.74)), monkeypatch)
+    assert near_to_others["pooled"]["identification"]["hits"] == 0
+
+
+def test_claims_that_are_no_images_are_refused(tmp_path, monkeypatch):
+    two = flat_image(0.1, 0.9)
+    for claims in (
+        Reconstructions(two[..., :3]),
+        Reconstructions(two * torch.nan),
+        Reconstructions(two, rows=torch.tensor([0, 2])),
+        Reconstructions(two, rows=torch.tensor([0])),
+        Reconstructions(two, rows=torch.tensor([0, 1]), labels=torch.tensor([0, 1])),
+    ):
+        with pytest.raises(ContractError, match="by-hand gave"):
+            scored(tmp_path, claims, monkeypatch)
+    world = FakeWorld()
+    world.auxiliary = flat_image()[:0], torch.zeros(0, dtype=torch.long)
+    with pytest.raises(DataError, match="set --aux above 0"):
+        scored(tmp_path, Reconstructions(two), monkeypatch, world)
+
+
+def test_images_that_ignore_the_split_show_a_ratio_of_one():
+    """Forty images and sixty records of pure noise: the mean log ratio is 0 within its interval. Copies are nearer."""
+    rng = torch.Generator().manual_seed(1)
+    images, records = (torch.rand(n, 1, 4, 4, generator=rng) * 2 - 1 for n in (40, 60))
+    d = inversion.distances(images, records)
+    log_ratio, gain = inversion._against_redrawn(d[:, :40].min(1).values, d, 40)
+    found = inversion._mean(log_ratio.numpy())
+    assert found["low"] < 0 < found["high"]
+    d = inversion.distances(records[:40], records)
+    log_ratio, gain = inversion._against_redrawn(d[:, :40].min(1).values, d, 40)
+    assert inversion._mean(log_ratio.numpy())["high"] < 0 < inversion._mean(gain.numpy())["low"]
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = load("digits")
+    return to_float(data.x[:200]), data.y[:200]
+
+
+def smooth():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 10))
+
+
+def update_by_torch(model, x, y, eta, steps):
+    """What SGD itself takes away, by torch's own optimiser."""
+    trained = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(trained.parameters(), lr=eta)
+    for index in steps:
+        optimiser.zero_grad()
+        cross_entropy(trained(x[index]), y[index]).backward()
+        optimiser.step()
+    after = dict(trained.named_parameters())
+    return {name: (p - after[name]).detach() for name, p in model.named_parameters()}
+
+
+def test_simulated_steps_are_sgds(digits):
+    x, y = digits[0][:5], digits[1][:5]
+    plan = [torch.tensor([0, 1, 2]), torch.tensor([3, 4]), torch.tensor([4, 1, 0])]
+    wanted = update_by_torch(smooth(), x, y, 0.5, plan)
+    made_ = gm.simulated(smooth(), x, one_hot(y, 10).float(), gm.Steps(plan, 0.5))
+    for name, change in wanted.items():
+        assert torch.allclose(made_[name], change, atol=1e-6), name
+
+
+def test_the_closed_form_is_exact_for_one_record(digits):
+    torch.manual_seed(0)
+    model = models.build("mlp", shape=(1, 8, 8), classes=10)
+    name = gm.first_linear(model, 64)
+    assert name == "encoder.fc1"
+    for i in range(10):
+        update = update_by_torch(model, digits[0][i : i + 1], digits[1][i : i + 1], 0.1, [torch.tensor([0])])
+        (found,) = gm.closed_form(update, name, 8)  # all rows agree: one record, however many were asked for
+        assert (found - digits[0][i].flatten()).abs().max() < 1e-4
+
+
+def test_the_closed_form_needs_a_linear_first_layer():
+    assert gm.first_linear(models.build("cnn", shape=(1, 8, 8), classes=10), 64) is None
+
+
+def test_labels_are_inferred(digits):
+    """One record: always. Ten: at most a few of the counts wrong, at the start of training."""
+    x, y = digits
+    model = smooth()
+    for i in range(20):
+        update = update_by_torch(model, x[i : i + 1], y[i : i + 1], 0.1, [torch.tensor([0])])
+        assert gm.inferred(model, update, gm.Steps([torch.tensor([0])], 0.1), 1, x[100:]).tolist() == [int(y[i])]
+    every = torch.arange(10)
+    update = update_by_torch(model, x[20:30], y[20:30], 0.1, [every])
+    guess = gm.inferred(model, update, gm.Steps([every], 0.1), 10, x[100:])
+    wrong = (torch.bincount(guess, minlength=10) - torch.bincount(y[20:30], minlength=10)).abs().sum() / 2
+    assert len(guess) == 10
+    assert wrong <= 2
+
+
+def recovered(digits, form, count):
+    x, y = digits
+    model = smooth()
+    steps = gm.Steps([torch.tensor([0])], 0.1)
+    hits = 0
+    for i in range(count):
+        update = update_by_torch(model, x[i : i + 1], y[i : i + 1], 0.1, steps.plan)
+        rng = torch.Generator().manual_seed(i)
+
+        def begin(r, rng=rng):
+            return 0.3 * torch.randn(1, 1, 8, 8, generator=rng)
+
+        labels = None if form == "dlg" else gm.inferred(model, update, steps, 1, x[100:])
+        if form == "cosine":
+            found = gm.match_cosine(model, update, steps, labels, begin, tv=1e-3, lr=0.1, iterations=100)
+        else:
+            found = gm.match_lbfgs(model, update, steps, labels, 10, begin, rng, iterations=40, restarts=4)
+        hits += int((x - found).square().flatten(1).sum(1).argmin()) == i
+    return hits / count
+
+
+@pytest.mark.parametrize(("form", "count"), [("dlg", 20), ("idlg", 5), ("cosine", 3)])
+def test_gradient_matching_identifies_every_digit(digits, form, count):
+    """From the update of one step on one digit, among 200 digits."""
+    assert recovered(digits, form, count) == 1.0
+
+
+def test_several_steps_on_several_records_are_matched(digits):
+    """Two records, two epochs of one batch: the images that give the client's update are its records."""
+    x, y = digits[0][:2], digits[1][:2]
+    model = smooth()
+    steps = gm.Steps([torch.arange(2)] * 2, 0.5)
+    update = update_by_torch(model, x, y, 0.5, steps.plan)
+    rng = torch.Generator().manual_seed(0)
+
+    def begin(r):
+        return 0.3 * torch.randn(2, 1, 8, 8, generator=rng)
+
+    found = gm.match_lbfgs(model, update, steps, y, 10, begin, rng, iterations=300, restarts=2)
+    assert mse(found, x).max() < 0.01
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def run(folder, method, **values):
+    data = {"dataset": "digits", "clients": 2, "partition": "iid", "rounds": 1, "eval_clients": False}
+    fedaudit.run(method=method, out=folder, **{**data, **values})
+    return folder
+
+
+def scene_of(folder, target=0, threat="server"):
+    opened = RunFolder(folder)
+    x, y, member = _candidates(opened.world, target)
+    return Scene(opened, opened.transcript.view(threat), target, x, y), opened.world, (x, y, member)
+
+
+def claimed(folder, name, **settings):
+    _, attack = made({"attack": name, **settings})
+    scene, world, candidates = scene_of(folder)
+    assert attack.cannot(scene) is None
+    with seeded("attack", name, 0):
+        return attack.run(scene), world, candidates
+
+
+def attacked(folder, name, **settings):
+    """One attack on client 0, scored: what attack_run does, without the membership baselines."""
+    claims, world, candidates = claimed(folder, name, **settings)
+    part = Attacked(0, claims, *candidates)
+    return inversion.reconstruction([part], world, folder / "pictures" / "server", name, 0), claims
+
+
+@pytest.fixture(scope="module")
+def one_record(tmp_path_factory):
+    """Twenty updates of one client, each by one step on one record."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    options = {"model": "mlp", "clients": 1, "rounds": 20, "keep_weights": 20, "eval_every": 20}
+    return run(folder, "leaky:OneRecord", **options)
+
+
+def test_closed_form_from_a_run(one_record):
+    result, claims = attacked(one_record, "gradient_match", form="closed", records=1, uploads=20)
+    members = RunFolder(one_record).world.members(0)[0]
+    gaps = (claims.images[:, None] - members).abs().flatten(2).amax(2).min(1).values
+    assert len(gaps) == 20
+    assert gaps.max() < 1e-4
+    assert result["beats_baselines"]
+    assert result["pooled"]["identification"]["value"] == 1.0
+
+
+def test_dlg_from_a_run(one_record):
+    result, _ = attacked(one_record, "gradient_match", form="dlg", records=1, uploads=3, restarts=6, steps=100)
+    assert result["pooled"]["mse"]["value"] < 1e-3
+    assert result["pooled"]["identification"]["hits"] == 3
+
+
+@pytest.fixture(scope="module")
+def embeds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embeds")
+    run(folder / "plain", "leaky:Embeds", model="mlp")
+    run(folder / "noised", "leaky:Embeds", model="mlp", privacy={"embeddings": {"epsilon": 1.0}})
+    return folder
+
+
+def test_the_decoder_identifies_records_by_their_embeddings(embeds):
+    """N is some 470: chance 0.2 %."""
+    result, claims = attacked(embeds / "plain", "decoder", steps=80)
+    rate = result["pooled"]["identification"]
+    assert rate["chance"] < 0.01
+    assert rate["low"] > 0.3
+    assert result["beats_baselines"]
+    assert result["verdict"].startswith("Succeeded")
+    assert claims.rows.tolist() == list(range(rate["n"]))
+
+
+def test_the_decoder_is_at_chance_under_clipped_noise(embeds):
+    result, _ = attacked(embeds / "noised", "decoder", steps=60)
+    rate = result["pooled"]["identification"]
+    assert rate["low"] <= rate["chance"] <= rate["high"]
+    assert not result["beats_baselines"]
+    assert result["verdict"].startswith("Failed")
+
+
+def test_feature_match_recovers_from_embeddings(embeds):
+    result, claims = attacked(embeds / "plain", "feature_match", most=20, restarts=1, steps=200, tv=1e-4, lr=0.1)
+    assert len(claims.images) == 20
+    assert result["pooled"]["mse"]["value"] < 0.01
+    assert result["pooled"]["identification"]["value"] == 1.0
+    assert result["beats_baselines"]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("decoder", {"steps": 5}), ("feature_match", {"steps": 5, "most": 3})])
+def test_attacks_repeat(embeds, name, settings):
+    first, second = (claimed(embeds / "plain", name, **settings)[0] for _ in range(2))
+    assert torch.equal(first.images, second.images)
+
+
+def test_scores_repeat(embeds):
+    first, second = (attacked(embeds / "plain", "feature_match", steps=2, most=3)[0] for _ in range(2))
+    assert first == second
+
+
+def test_the_attacker_protects_its_own_rows_alike():
+    """Clipped to norm 1, then noise of sigma 2 in every entry; pure noise forgets the rows."""
+    rows = torch.full((4000, 4), 10.0)
+    noised = same_noise(rows, {"mechanism": "gaussian", "clip": 1.0, "sigma": 2.0}, generator("a"))
+    assert noised.mean(0).tolist() == pytest.approx([0.5] * 4, abs=0.15)
+    assert noised.std(0).tolist() == pytest.approx([2.0] * 4, rel=0.05)
+    pure = same_noise(rows, {"mechanism": "pure-noise"}, generator("a"))
+    assert pure.mean(0).tolist() == pytest.approx([0.0] * 4, abs=0.08)
+    assert same_noise(rows, None, generator("a")) is rows
+
+
+def test_results_and_pictures_are_in_the_record(embeds):
+    results = attack_run(embeds / "plain", attacks=[{"attack": "decoder", "steps": 5}], clients=[1])
+    (result,) = [r for r in results if r["attack"] == "decoder"]
+    assert result["claims"] == "reconstruction"
+    assert result["picture"] == "pictures/server/decoder.png"
+    assert (embeds / "plain" / result["picture"]).read_bytes().startswith(b"\x89PNG")
+    saved = fedaudit.attack.pictures.read(embeds / "plain" / "pictures/server/decoder.safetensors")
+    members = RunFolder(embeds / "plain").world.members(1)[0]
+    assert torch.allclose(saved["originals"], pixels(members[saved["record"]]).float())
+    assert saved["label"].tolist() == list(range(10)), "one of each class"
+
+
+def test_the_grid_sets_runs_side_by_side(embeds, tmp_path):
+    """Under the same data setting the columns show the same records; other records are refused."""
+    path = Path(__file__).parents[2] / "docs" / "results" / "inversion_grid.py"
+    spec = importlib.util.spec_from_file_location("inversion_grid", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for name in ("noised", "plain"):
+        attack_run(embeds / name, attacks=[{"attack": "decoder", "steps": 2}], clients=[1])
+    rows = script.found([embeds], "decoder", "server", "embeddings")
+    assert [name for name, _, _ in rows] == ["no noise", "epsilon 1, clipped"]
+    script.grid(rows, tmp_path / "grid.png")
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+    assert script.table(rows).count("\n") == 1 + 2 + 3, "a head, two runs, three baselines"
+    other = run(tmp_path / "other", "leaky:Embeds", model="mlp", seed=1)
+    attack_run(other, attacks=[{"attack": "decoder", "steps": 2}], clients=[1])
+    with pytest.raises(RunError, match="shows other records"):
+        script.grid([*rows, *script.found([other], "decoder", "server", "embeddings")], tmp_path / "grid.png")
+    with pytest.raises(RunError, match="No run was attacked with class_inversion"):
+        script.found([embeds], "class_inversion", "server", "embeddings")
+
+
+@pytest.mark.parametrize(
+    ("name", "threat", "why"),
+    [
+        ("decoder", "server", "sees no embeddings of client 0"),
+        ("feature_match", "server", "sees no embeddings or prototypes or logits of client 0"),
+        ("synthetic_leak", "server", "sees no synthetic_images of client 0"),
+        ("paired_logits", "server", "sees no 16 logits or soft labels of client 0"),
+        ("gradient_match", "outsider", "does not see both the model that client 0 was sent"),
+    ],
+)
+def test_attacks_say_what_they_lack(one_record, name, threat, why):
+    scene, _, _ = scene_of(one_record, threat=threat)
+    assert why in made(name)[1].cannot(scene)
+
+
+# --- images of classes, synthetic images, logits --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    return run(folder, "fedavg", model="cnn_bn", set={"E": 8, "B": 20, "eta": 0.05}, clients=2)
+
+
+def test_class_inversion_makes_what_the_model_takes_for_the_class(averaged):
+    result, claims = attacked(averaged, "class_inversion", form="miface", steps=60, per_class=1)
+    scene, _, _ = scene_of(averaged)
+    message, field = scene.released("weights")[-1]
+    model = scene.model("cnn_bn", message[field]).eval()
+    with torch.no_grad():
+        assert model(claims.images).argmax(1).tolist() == claims.labels.tolist() == list(range(10))
+    assert result["pooled"]["identification"]["chance"] == pytest.approx(0.1, abs=0.02)
+
+
+def test_deep_inversion_brings_the_batch_norms_statistics_near(averaged):
+    def distance(bn):
+        scene, _, _ = scene_of(averaged)
+        claims = made({"attack": "class_inversion", "steps": 60, "per_class": 1, "bn": bn})[1].run(scene)
+        message, field = scene.released("weights")[-1]
+        model = scene.model("cnn_bn", message[field]).eval()
+        first = batch_norms(model)[0]
+        arrived = model.encoder.conv1(claims.images)
+        return float((arrived.detach().mean((0, 2, 3)) - first.running_mean).norm())
+
+    assert distance(1.0) < 0.5 * distance(0.0)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_synthetic_leak_tells_copies_from_noise(tmp_path, copies):
+    folder = run(tmp_path / "run", "leaky:Paints", set={"copies": copies})
+    result, _ = attacked(folder, "synthetic_leak")
+    assert result["beats_baselines"] == copies
+    if copies:
+        assert result["pooled"]["identification"]["hits"] == 30
+        assert result["pooled"]["ratio"]["high"] < 1
+
+
+def test_paired_logits_show_the_classes(tmp_path):
+    """Of ten images one would be of its class by chance; four or more have a probability of 1.3 %."""
+    folder = run(tmp_path / "run", "fke", public=0.2, set={"tau": "off", "E_local": 4, "B": 20, "T_FKE": 0})
+    result, claims = attacked(folder, "paired_logits", steps=100, server_steps=60)
+    assert claims.labels.tolist() == list(range(10))
+    assert result["pooled"]["identification"]["hits"] >= 4
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_total_variation_by_hand():
+    """Rows 0 1 | 0 1: no change downwards, 1 across: 0 + 1."""
+    assert total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 30, 33)])
+def test_inverters_have_the_images_shape(shape):
+    assert Inverter(7, shape, 2)(torch.zeros(3, 7)).shape == (3, *shape)

@@ -1,0 +1,471 @@
+"""Membership attacks on a model, with and without shadows: by hand, against other people's code, and on digits."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from fedaudit import run
+from fedaudit.attack.membership import membership_scores
+from fedaudit.attack.scene import Scene, _candidates, attack_run
+from fedaudit.attacks._models import Shadows, draw, fill, last_upload, log_rest, records, target_model
+from fedaudit.attacks.entropy import entropy
+from fedaudit.attacks.label_only import LabelOnly
+from fedaudit.attacks.lira import confidences, likelihood_ratio, own_variance
+from fedaudit.attacks.lira_offline import one_sided
+from fedaudit.attacks.modified_entropy import modified_entropy
+from fedaudit.attacks.rmia import RMIA, dominated, finer
+from fedaudit.attacks.shadow import ShadowModels
+from fedaudit.errors import SettingError, ThreatError
+from fedaudit.registry import find, names
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.world import World
+
+QUERY = ("loss", "entropy", "modified_entropy", "label_only")
+SHADOW = ("lira", "lira_offline", "rmia", "shadow")
+QUICK = {"label_only": {"queries": 60}, **{name: {"shadows": 2} for name in SHADOW[:3]}}
+QUICK["shadow"] = {"shadows": 2, "classifier": "logistic"}
+
+
+def logits(*rows: tuple[float, ...]) -> torch.Tensor:
+    """Logits whose softmax is these probabilities."""
+    return torch.tensor(rows, dtype=torch.float64).log() + 3.0  # a softmax does not see the 3
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_entropy_by_hand():
+    """p = (1/2, 1/4, 1/4): 1/2 ln 2 + 2 (1/4) ln 4 = 3/2 ln 2. A certain prediction has 0, a uniform one ln 3."""
+    found = entropy(torch.cat([logits((0.5, 0.25, 0.25)), torch.tensor([[100.0, 0, 0], [1, 1, 1]])]))
+    assert found.tolist() == pytest.approx([1.5 * math.log(2), 0, math.log(3)], abs=1e-12)
+
+
+def test_modified_entropy_by_hand():
+    """p = (1/2, 1/4, 1/4).
+
+    y = 0: -(1/2) ln(1/2) - 2 (1/4) ln(3/4) = 0.346574 + 0.143841 = 0.490415
+    y = 1: -(3/4) ln(1/4) - (1/2) ln(1/2) - (1/4) ln(3/4) = 1.039721 + 0.346574 + 0.071921 = 1.458215
+    """
+    z = logits((0.5, 0.25, 0.25)).repeat(2, 1)
+    assert modified_entropy(z, torch.tensor([0, 1])).tolist() == pytest.approx([0.490415, 1.458215], abs=1e-6)
+
+
+def test_a_certain_mistake_is_told_from_a_certain_hit():
+    """p = (1 - e, e) with e = exp(-200), far below what a float keeps beside 1.
+
+    y = 0: -(e) ln(1 - e) - e ln(1 - e) = 0. y = 1: -(1 - e) ln e - (1 - e) ln e = 400.
+    """
+    z = torch.tensor([[200.0, 0], [200.0, 0]], dtype=torch.float64)
+    assert modified_entropy(z, torch.tensor([0, 1])).tolist() == pytest.approx([0, 400], abs=1e-9)
+    assert entropy(z).max() < 1e-80, "the plain entropy holds both for members"
+
+
+def test_log_of_the_rest_is_right_at_both_ends():
+    z = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 5
+    direct = torch.stack([z[:, [j for j in range(7) if j != i]].logsumexp(1) for i in range(7)], 1) - z.logsumexp(
+        1, keepdim=True
+    )
+    torch.testing.assert_close(log_rest(z), direct, atol=1e-10, rtol=1e-10)
+
+
+# phi of two candidates (columns) in four shadows; the target's phi is (3, 0).
+PHI = torch.tensor([[3.0, 1.0], [5.0, 5.0], [-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+MEMBER = torch.tensor([[True, True], [True, True], [False, False], [False, False]])
+TARGET = torch.tensor([3.0, 0.0], dtype=torch.float64)
+
+
+def test_online_lira_by_hand():
+    """Candidate 1: in (3, 5): mean 4, variance 2; out (-1, 1): mean 0, variance 2; at 3:
+    -(1/2) (1/2) + (1/2) (9/2) = 2, the variances cancel.
+    Candidate 2: in (1, 5): mean 3, variance 8; out: mean 0, variance 2; at 0:
+    -(1/2) (9/8 + ln 8) + (1/2) (0 + ln 2) = -9/16 - ln 2.
+    One variance for all: in (2 + 8) / 2 = 5, out 2.
+    Candidate 1: -(1/2) (1/5 + ln 5) + (1/2) (9/2 + ln 2) = 2.15 - (1/2) ln 2.5
+    Candidate 2: -(1/2) (9/5 + ln 5) + (1/2) ln 2 = -0.9 - (1/2) ln 2.5
+    """
+    own = likelihood_ratio(TARGET, PHI, MEMBER, each=True)
+    assert own.tolist() == pytest.approx([2, -9 / 16 - math.log(2)], abs=1e-12)
+    common = likelihood_ratio(TARGET, PHI, MEMBER, each=False)
+    assert common.tolist() == pytest.approx([2.15 - math.log(2.5) / 2, -0.9 - math.log(2.5) / 2], abs=1e-12)
+
+
+def test_offline_lira_by_hand():
+    """All four as "out". Candidate 1: mean 2, squares 1 + 9 + 9 + 1 = 20; candidate 2: mean 3/2, squares
+    1/4 + 49/4 + 25/4 + 1/4 = 19. Own: (3 - 2) / sqrt(20 / 3), -(3/2) / sqrt(19 / 3); common: variance 39 / 6."""
+    own, common = one_sided(TARGET, PHI, each=True), one_sided(TARGET, PHI, each=False)
+    assert own.tolist() == pytest.approx([math.sqrt(3 / 20), -1.5 * math.sqrt(3 / 19)], abs=1e-12)
+    assert common.tolist() == pytest.approx([math.sqrt(6 / 39), -1.5 * math.sqrt(6 / 39)], abs=1e-12)
+
+
+def test_lira_reads_its_confidences_from_logits():
+    """phi = log(p / (1 - p)): with p = 0.8 of the true class ln 4, with 0.5 ln 1, with 0.1 -ln 9. Rows after the
+    candidates are auxiliary records, which LiRA does not look at."""
+    target = logits((0.8, 0.1, 0.1), (0.5, 0.25, 0.25), (0.9, 0.05, 0.05))
+    shadows = torch.stack([target, logits((0.1, 0.8, 0.1), (0.25, 0.25, 0.5), (0.2, 0.2, 0.6))])
+    phi, of_shadows = confidences(target, shadows, torch.tensor([0, 0]))
+    assert phi.tolist() == pytest.approx([math.log(4), 0])
+    assert of_shadows.tolist() == [pytest.approx([math.log(4), 0]), pytest.approx([-math.log(9), -math.log(3)])]
+
+
+def test_few_shadows_share_one_variance():
+    assert [own_variance("auto", n) for n in (63, 64)] == [False, True]
+    assert own_variance("candidate", 2)
+    assert not own_variance("global", 256)
+
+
+def test_equal_shadows_give_finite_scores():
+    """A variance of 0, as answers rounded to equal numbers give it, is no division by 0."""
+    for each in (True, False):
+        assert likelihood_ratio(TARGET, PHI * 0, MEMBER, each).isfinite().all()
+        assert one_sided(TARGET, PHI * 0, each).isfinite().all()
+
+
+def test_rmia_by_hand():
+    """a = 1/2: p = (3/2 p_out + 1/2) / 2. Two candidates x, four auxiliary records z, three shadows.
+
+                 x1    x2    z1    z2      z3    z4
+    p_out        0.2   0.6   0.2   0.9     0.6   0.2
+    p            0.4   0.7   0.4   0.925   0.7   0.4
+    p(.|theta)   0.8   0.35  0.1   0.4625  0.7   0.8
+    ratio        2     0.5   0.25  0.5     1     2
+
+    gamma = 1.9: gamma ratio_z = 0.475, 0.95, 1.9, 3.8, of which x1 reaches three and x2 one: 3/4 and 1/4. p_out is the
+    mean over the shadows without the record: x1 has 0.1 and 0.3 and, in the last, which is said to be trained on it, a
+    value that must not count. The same for z1; all others have p_out in every shadow.
+    """
+    p_theta = [0.8, 0.35, 0.1, 0.4625, 0.7, 0.8]
+    p = torch.tensor([[0.1, 0.6, 0.1, 0.9, 0.6, 0.2], [0.3, 0.6, 0.3, 0.9, 0.6, 0.2], [0.99, 0.6, 0.99, 0.9, 0.6, 0.2]])
+    member = torch.zeros(3, 6, dtype=torch.bool)
+    member[2, 0] = member[2, 2] = True
+    two = torch.stack([p, 1 - p], -1).double().log()
+    shadows = Shadows(two, member, torch.zeros(6, dtype=torch.int64), candidates=2, notes=())
+    ratio = RMIA(a=0.5).ratios(logits(*((q, 1 - q) for q in p_theta)), shadows)
+    assert ratio.tolist() == pytest.approx([2, 0.5, 0.25, 0.5, 1, 2], abs=1e-6)
+    assert dominated(ratio[:2], ratio[2:], 1.9).tolist() == [0.75, 0.25]
+
+
+def test_ties_of_rmia_are_ordered_and_no_order_is_changed():
+    share, ratio = torch.tensor([0.25, 0.25, 0.5, 0.0]), torch.tensor([1e9, 0.1, 0.0, 1e300], dtype=torch.float64)
+    found = finer(share, ratio, 4)
+    assert found.argsort(descending=True).tolist() == [2, 0, 1, 3]
+
+
+def linear(seed: int):
+    """A linear classifier of 8x8 images into two classes, images well inside [-1, 1], and their distances."""
+    rng = torch.Generator().manual_seed(seed)
+    w, x = torch.randn(64, generator=rng), torch.rand(60, 1, 8, 8, generator=rng) - 0.5
+    margin = x.flatten(1) @ w + 0.1
+    return w, x, (margin > 0).long(), margin.abs().double() / w.norm(), rng
+
+
+def test_label_only_finds_the_distance_to_a_plane():
+    """|w x + b| / |w|. The search is from outside, so never below it; and 1000 labels bring it within some 15 %."""
+    w, x, y, true, rng = linear(0)
+    asked = 0
+
+    def predict(images):
+        nonlocal asked
+        asked += len(images)
+        return (images.flatten(1) @ w + 0.1 > 0).long()
+
+    others = torch.rand(100, 1, 8, 8, generator=rng) * 2 - 1
+    errors = []
+    for queries in (100, 1000):
+        asked = 0
+        found = LabelOnly(queries=queries).distances(predict, x, y, others, torch.Generator().manual_seed(1))
+        assert asked - len(others) <= queries * len(x), "the budget is a bound"
+        assert (found >= true - 1e-4).all()
+        errors.append(float((found / true).median()))
+    assert errors[1] < 1.15 < errors[0]
+
+
+def test_label_only_without_a_boundary_gives_one_distance_to_all():
+    _, x, y, _, rng = linear(0)
+    found = LabelOnly().distances(lambda images: torch.ones(len(images), dtype=torch.int64), x, y * 0 + 1, x, rng)
+    assert found.tolist() == pytest.approx([2 * 8] * 60)  # from corner to corner of [-1, 1]^64
+
+
+def test_a_shadow_classifier_learns_what_there_is_to_learn():
+    """Members have probability 0.9 of the true class and others 0.5, in class 0; in class 1 the other way round, which
+    one classifier without the class could not tell; class 2 has too few examples for a classifier of its own."""
+    rng = np.random.default_rng(0)
+    labels, inside = np.array([0] * 200 + [1] * 200 + [2] * 20), np.arange(420) % 2 == 0
+    sure = np.where((labels == 1) ^ inside, 0.9, 0.5) + rng.uniform(-0.05, 0.05, 420)
+    X = np.log(np.stack([sure, 1 - sure], 1))
+    for settings in ({}, {"classifier": "logistic"}, {"per_class": False}):
+        found = ShadowModels(**settings).learn(X, labels, inside, X, labels, 3, seed=0)
+        for c in range(3 if settings != {"classifier": "logistic"} else 2):
+            assert roc_auc_score(inside[labels == c], found[labels == c]) > 0.95, (settings, c)
+
+
+# --- what shadows are trained on -------------------------------------------------------------------------------------
+
+
+def scene_of(folder, k=0, threat="server"):
+    opened = RunFolder(folder)
+    x, y, member = _candidates(opened.world, k)
+    return Scene(opened, opened.transcript.view(threat), k, x, y), member
+
+
+SETTING = {
+    "method": "fedavg", "set": {"E": 20, "B": 8, "eta": 0.1}, "model": "mlp", "clients": 2, "rounds": 1,
+    "partition": "iid", "aux": 0.8, "holdout": 0.45, "validation": 0.0, "eval_clients": False,
+}  # fmt: skip
+PRIVATE = {"training": {"mechanism": "dp-sgd", "epsilon": 1.0, "sensitivity": "clip:1.0"}}
+
+
+@pytest.fixture(scope="module")
+def leaky(tmp_path_factory):
+    """FedAvg that trains for 20 epochs on 79 digits per client."""
+    folder = tmp_path_factory.mktemp("leaky") / "run"
+    run(out=folder, **SETTING)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    """The same with DP-SGD at epsilon 1."""
+    folder = tmp_path_factory.mktemp("private") / "run"
+    run(out=folder, **SETTING, privacy=PRIVATE)
+    return folder
+
+
+def test_online_shadows_hold_half_of_the_candidates_each(leaky):
+    scene, _ = scene_of(leaky)
+    picks, member, repeated = draw(scene, 6, online=True)
+    n, candidates = scene._world.count(0), len(scene.y)
+    assert records(scene) == n, "the view shows the count"
+    assert [len(pick.unique()) for pick in picks] == [n] * 6
+    assert not repeated
+    inside = member[:, :candidates]
+    assert (inside.sum(0) == 3).all(), "each candidate is in half of the shadows"
+    assert (inside.sum(1) == candidates // 2).all()
+    assert torch.equal(inside[0], ~inside[1])
+    assert not torch.equal(inside[0], inside[2])
+
+
+def test_offline_shadows_hold_no_candidate_and_leave_auxiliary_records_out(leaky):
+    scene, _ = scene_of(leaky)
+    picks, member, _ = draw(scene, 6, online=False)
+    candidates = len(scene.y)
+    assert not member[:, :candidates].any()
+    assert all(len(pick.unique()) == scene._world.count(0) for pick in picks)
+    labels = scene.auxiliary[1]
+    for c in labels.unique():
+        assert (member[:, candidates:][:, labels == c].double().mean(1) <= 0.51).all()
+
+
+def test_auxiliary_records_follow_the_candidates_labels():
+    y, rng = torch.arange(1000) % 10, torch.Generator().manual_seed(0)
+    like = torch.tensor([0] * 30 + [1] * 10)
+    found = y[fill(like, y, 80, 0.0, rng)]
+    assert found.bincount(minlength=10).tolist() == [60, 20, 0, 0, 0, 0, 0, 0, 0, 0]
+    short = y[fill(like, y, 80, 0.5, rng)].bincount(minlength=10)  # class 0 has 50 to give; others fill in
+    assert int(short.sum()) == 80
+    assert int(short[0]) == 50
+    assert int(short[1]) >= 20
+    assert len(fill(like, y, 2000, 0.5, rng).unique()) == 500, "no more than there are"
+
+
+def test_too_few_auxiliary_records_are_repeated_and_said(tiny, tmp_path):
+    run(tiny("fedavg", aux=0.02, model="mlp", rounds=1, partition="iid"), out=tmp_path / "a")
+    (result,) = named(attack_run(tmp_path / "a", attacks=[{"attack": "rmia", "shadows": 2}], clients=[0]), "rmia")
+    assert "too few auxiliary records" in result["notes"][0]
+    scene, _ = scene_of(tmp_path / "a")
+    picks, _, repeated = draw(scene, 2, online=False)
+    assert repeated
+    assert [len(pick) for pick in picks] == [scene._world.count(0)] * 2
+
+
+def test_the_count_is_estimated_where_the_view_shows_none(leaky):
+    scene, _ = scene_of(leaky, threat="outsider")
+    scene.released = lambda kind: []
+    assert records(scene) == pytest.approx(scene._world.count(0), abs=2)
+
+
+# --- on digits -------------------------------------------------------------------------------------------------------
+
+
+def named(results, *wanted):
+    return [result for result in results if result["attack"] in wanted]
+
+
+def auc(result):
+    return result["pooled"]["auc"]
+
+
+def few(name, shadows=4):
+    return {"attack": name, "shadows": shadows}
+
+
+def test_an_over_trained_fedavg_is_given_away(leaky):
+    """Every interval is above 1/2, and shadows tell more than the loss does."""
+    found = named(attack_run(leaky, attacks=["loss", few("lira"), few("rmia")]), "loss", "lira", "rmia")
+    assert len(found) == 3
+    by_name = {result["attack"]: auc(result) for result in found}
+    assert all(value["low"] > 0.5 for value in by_name.values()), by_name
+    assert by_name["lira"]["low"] > by_name["loss"]["value"]
+    assert by_name["rmia"]["value"] > by_name["loss"]["value"]
+
+
+def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
+    """A shadow without candidates in the target's place: what is in an attack's own draws must not look like a leak."""
+    scores, truth = [], []
+    for k in range(2):
+        scene, member = scene_of(leaky, k)
+        entry, field, _ = last_upload(scene)
+        picks, _, _ = draw(scene, 2, online=False)
+        target = scene.shadows(entry, field, picks)[0][0].double()
+        _, shadows = find("lira", "attacks")(shadows=4).attacked(scene, online=True)
+        phi, of_shadows = confidences(target, shadows.logits, scene.y)
+        scores.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each=False))
+        truth.append(member)
+    found = membership_scores(torch.cat(scores).numpy(), torch.cat(truth).numpy())["auc"]
+    assert found["low"] < 0.5 < found["high"]
+
+
+def test_under_dp_sgd_the_loss_gives_nothing_away(private, leaky):
+    (result,) = named(attack_run(private, attacks=["loss"]), "loss")
+    (without,) = named(attack_run(leaky, attacks=["loss"]), "loss")
+    assert auc(result)["low"] < 0.5 < auc(result)["high"]
+    assert auc(result)["value"] < auc(without)["value"]
+
+
+@pytest.mark.slow
+def test_under_dp_sgd_shadows_give_nothing_away(private):
+    """The shadows train with DP-SGD as the client did, with noise of their own."""
+    for result in named(attack_run(private, attacks=[few("lira"), few("rmia")]), "lira", "rmia"):
+        assert auc(result)["low"] < 0.5 < auc(result)["high"], result["attack"]
+
+
+def test_all_of_them_run_on_a_run_and_say_the_same_again(leaky):
+    """Also where the shadows are trained anew."""
+    specs = [{"attack": name, **QUICK.get(name, {})} for name in (*QUERY, *SHADOW)]
+
+    def once():
+        found = named(attack_run(leaky, attacks=specs, clients=[1]), *QUERY, *SHADOW)
+        return [{key: value for key, value in result.items() if key != "wall_s"} for result in found]
+
+    first = once()
+    assert [result["attack"] for result in first] == [*QUERY, *SHADOW]
+    assert all(result["ran"] for result in first)
+    shutil.rmtree(leaky / "shadows")
+    assert once() == first
+
+
+def test_the_attacks_share_one_set_of_offline_shadows(leaky):
+    shutil.rmtree(leaky / "shadows", ignore_errors=True)
+    attack_run(leaky, attacks=[{"attack": name, **QUICK[name]} for name in SHADOW[1:]], clients=[0])
+    assert len(list((leaky / "shadows").iterdir())) == 1
+
+
+def test_the_auc_is_scikit_learns(leaky):
+    scores, truth = [], []
+    for k in range(2):
+        scene, member = scene_of(leaky, k)
+        scores.append(find("entropy", "attacks")().run(scene).scores)
+        truth.append(member)
+    (result,) = named(attack_run(leaky, attacks=["entropy"]), "entropy")
+    wanted = roc_auc_score(torch.cat(truth).numpy(), torch.cat(scores).numpy())
+    assert auc(result)["value"] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_label_only_stands_on_the_gap_attack_of_art(leaky):
+    """ART's rule-based attack calls a record a member if it is rightly classified, so that its true-positive rate is
+    the accuracy on members and its false-positive rate that on the others. Those are the records with a distance above
+    0."""
+    membership = pytest.importorskip("art.attacks.inference.membership_inference", reason="needs ART")
+    classification = pytest.importorskip("art.estimators.classification", reason="needs ART")
+    scene, member = scene_of(leaky)
+    model = target_model(scene)
+    theirs = membership.MembershipInferenceBlackBoxRuleBased(
+        classification.PyTorchClassifier(model, nn.CrossEntropyLoss(), scene.shape, scene.classes, device_type="cpu")
+    )
+    called = theirs.infer(scene.x.numpy(), scene.y.numpy()).ravel().astype(bool)
+    ours = LabelOnly(queries=16).run(scene).scores.numpy() > 0
+    assert (ours == called).all()
+    right = (model(scene.x).argmax(1) == scene.y).numpy()
+    assert called[member].mean() == right[member].mean()
+    assert called[~member].mean() == right[~member].mean()
+    assert 0 < right[~member].mean() < 1
+
+
+def test_true_positives_at_low_false_positives_are_arts(leaky):
+    privacy = pytest.importorskip("art.metrics.privacy", reason="needs ART")
+    rng = np.random.default_rng(0)
+    member = np.arange(2000) % 2 == 0
+    scores = rng.normal(size=2000) + member
+    for at in membership_scores(scores, member)["tpr_at_fpr"]:
+        ((fpr, tpr, _),) = privacy.get_roc_for_fpr(scores, member.astype(int), targeted_fpr=at["fpr"])
+        assert at["value"] == pytest.approx(tpr)
+        assert at["fpr_measured"] == pytest.approx(fpr)
+
+
+# --- who may see what ------------------------------------------------------------------------------------------------
+
+
+def test_no_attack_sees_who_is_a_member(leaky, monkeypatch):
+    """The scene has no such thing, and nothing that an attack calls asks the world for it."""
+    for name in (*QUERY, *SHADOW):
+        scene, member = scene_of(leaky)
+        shown = {key: getattr(scene, key) for key in dir(scene) if key[0] != "_" and key != "own"}
+        assert not [key for key in shown if "member" in key]
+        for value in shown.values():
+            if isinstance(value, torch.Tensor) and value.shape == member.shape:
+                assert not torch.equal(value.bool(), member)
+                assert not torch.equal(value.bool(), ~member)
+        with monkeypatch.context() as patch:
+            for secret in ("members", "nonmembers", "validation", "candidates", "count"):
+                patch.setattr(World, secret, lambda *_, secret=secret: pytest.fail(f"asked for {secret}"))
+            claims = find(name, "attacks")(**QUICK.get(name, {})).run(scene)
+        assert claims.scores.shape == member.shape
+
+
+def test_without_the_upload_models_are_queried_and_no_shadows_made(leaky):
+    results = attack_run(leaky, attacks=["loss", "entropy", *SHADOW], threat="outsider")
+    for result in named(results, "loss", "entropy"):
+        assert result["ran"], "there is the published model"
+    for result in named(results, *SHADOW):
+        assert not result["ran"]
+        assert "the outsider sees no weights" in result["reason"]
+
+
+def test_parts_of_a_model_have_no_shadows(tiny, tmp_path):
+    """heterofl with static batch norm uploads parameters and keeps the statistics."""
+    run(tiny("heterofl", model="cnn_bn@0.25", rounds=1, eval_clients=False), out=tmp_path / "a")
+    lira, loss = named(attack_run(tmp_path / "a", attacks=["lira", "loss"]), "lira", "loss")
+    assert "uploads parts of its model" in lira["reason"]
+    assert loss["ran"]
+
+
+def test_a_method_that_fails_in_a_replay_is_a_reason(leaky, monkeypatch):
+    def refuse(self, scene, online):
+        raise ThreatError("client 0's train of round 1 cannot be replayed")
+
+    monkeypatch.setattr(find("lira", "attacks"), "attacked", refuse)
+    (result,) = named(attack_run(leaky, attacks=["lira"]), "lira")
+    assert not result["ran"]
+    assert "cannot be replayed" in result["reason"]
+
+
+def test_every_attack_is_described_in_a_line_of_its_own():
+    from fedaudit.cli.listing import listing
+
+    rows = {row["name"]: row for row in listing("attacks")}
+    texts = [rows[name]["what it is"] for name in (*QUERY, *SHADOW)]
+    assert len(set(texts)) == 8
+    assert all(20 < len(text) < 250 for text in texts)
+    assert "gamma=2.0" in rows["rmia"]["settings"]
+    assert not [name for name in names("attacks") if name.startswith("_")]
+
+
+def test_a_wrong_setting_is_named(leaky):
+    with pytest.raises(SettingError, match="setting of rmia a = 2"):
+        attack_run(leaky, attacks=[{"attack": "rmia", "a": 2}])

@@ -1,0 +1,171 @@
+"""`fedaudit epsilon ...`, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedaudit import run
+from fedaudit.registry import find
+from fedaudit.runtime.run_record import read_record
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    privacy = {"soft_labels": {"epsilon": 1.0, "delta": 1e-2}}
+    setting = {"model": "mlp", "partition": "iid", "clients": 2, "rounds": 1, "public": 0.1, "canaries": 30, "aux": 0.5}
+    quick = dict(find("dsfl").quick)
+    run(method="dsfl", set=quick, privacy=privacy, eval_clients=False, out=folder, **setting)
+    return folder
+
+
+def test_one_run_reference_values(fedaudit):
+    counts = ("--canaries", 1000, "--guesses", 1000, "--correct", 700)
+    words = ("epsilon", "one-run", *counts, "--delta", "1e-5", "--confidence", "0.95")
+    code, out, _ = fedaudit(*words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["steinke"]["epsilon"] == pytest.approx(0.73174, abs=5e-6)
+    assert found["f_dp"]["epsilon"] == pytest.approx(1.37198, abs=5e-6)
+    code, out, _ = fedaudit(*words, "--claim", 1)
+    assert "epsilon >= 0.73174" in out
+    assert "epsilon >= 1.37198" in out
+    assert out.index("epsilon = 1: not refuted") < out.index("epsilon = 1: refuted (p = 0.00")
+    assert "private" not in out
+    assert json.loads(fedaudit(*words[:-1], "0.5", "--json")[1])["steinke"]["epsilon"] > 0.73174
+    assert "f_dp" not in json.loads(
+        fedaudit("epsilon", "one-run", "--canaries", 9, "--correct", 9, "--delta", 0, "--json")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--canaries", 10, "--correct", 11), "11 correct of 10 guesses on 10 canaries is impossible"),
+        (("--canaries", -1, "--correct", 0), "canaries = -1 is no count"),
+        (("--canaries", 10, "--correct", 5, "--delta", 2), "delta = 2"),
+        (("--canaries", 10, "--correct", 5, "--delta", "nan"), "delta = nan"),
+        (("--canaries", 10, "--correct", 5, "--confidence", 1), "confidence = 1"),
+        (("--canaries", 10, "--correct", 5, "--claim", "inf"), "claim = inf"),
+        (("--canaries", "ten", "--correct", 5), "Invalid value for '--canaries'"),
+        (("--correct", 5), "--canaries"),
+    ],
+)
+def test_bad_numbers(fedaudit, options, words):
+    code, out, err = fedaudit("epsilon", "one-run", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def scores_file(path, shift, n=1000, seed=0, order=None):
+    rng = np.random.default_rng(seed)
+    rows = [f"{s},{int(i < n)}" for i, s in enumerate(np.concatenate([rng.normal(shift, 1, n), rng.normal(0, 1, n)]))]
+    if order is not None:
+        rows = [rows[i] for i in np.random.default_rng(order).permutation(2 * n)]
+    path.write_text("score,member\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("correction", ["bonferroni", "split"])
+def test_from_scores(fedaudit, tmp_path, correction):
+    """A Gaussian toy (truth 4.377) is bounded away from 0 and below the truth; null scores give 0; the order of rows
+    changes nothing."""
+    options = ("--delta", 1e-5, "--correction", correction, "--json")
+    ask = lambda path: fedaudit("epsilon", "from-scores", path, *options)  # noqa: E731
+    code, out, _ = ask(scores_file(tmp_path / "a.csv", 1.0, 10_000))
+    found = json.loads(out)["from_scores"]
+    assert code == 0
+    assert 1.7 <= found["epsilon"] < 4.377
+    assert found["detail"]["tp"] + found["detail"]["fn"] == found["trials"] / 2
+    assert ask(scores_file(tmp_path / "b.csv", 1.0, 10_000, order=1))[1] == out
+    assert json.loads(ask(scores_file(tmp_path / "null.csv", 0.0))[1])["from_scores"]["epsilon"] == 0
+
+
+def test_a_claim_against_scores(fedaudit, tmp_path):
+    path = scores_file(tmp_path / "a.csv", 2.0)
+    _, out, _ = fedaudit("epsilon", "from-scores", path, "--claim", 1, "--json")
+    against = json.loads(out)["from_scores"]["against"]
+    assert (against["verdict"], against["claim"], against["p_value"] < 0.05) == ("refuted", 1, True)
+    _, out, _ = fedaudit("epsilon", "from-scores", path, "--claim", 8)
+    assert "epsilon = 8: not refuted (p = 1, 2000 trials)" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no column score and no column member"),
+        (
+            "points,member\n1,1\n",
+            "has no column score: its first line is to read score,member. It has: points, member.",
+        ),
+        ("score,member\n", "holds no scores"),
+        ("score,member\n1,1\nnan,0\n", "line 3: score is 'nan', which no threshold can rank"),
+        ("score,member\n1,1\n-inf,0\n", "line 3: score is '-inf'"),
+        ("score,member\n1,1\nhigh,0\n", "line 3: score is 'high', and has to be a number"),
+        ("score,member\n1,1\n2\n", "line 3: member is None; write 0 or 1"),
+        ("score,member\n1,1\n2,maybe\n", "line 3: member is 'maybe'; write 0 or 1"),
+        ("score,member\n1,1\n2,1\n", "there are no non-members"),
+        ("score,member\n1,false\n2,0\n", "there are no members"),
+        (b"\xff\xfe\x00PK", "is no CSV file"),
+    ],
+)
+def test_bad_files(fedaudit, tmp_path, content, words):
+    path = tmp_path / "scores.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, out, err = fedaudit("epsilon", "from-scores", path)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_missing_files_and_folders(fedaudit, tmp_path):
+    for words in (("from-scores", tmp_path / "no.csv"), ("release-path", tmp_path / "no"), ("audit", tmp_path / "no")):
+        code, _, err = fedaudit("epsilon", *words)
+        assert code == 2
+        assert "There is no file" in err or "holds no run" in err
+    assert fedaudit("epsilon", "from-scores", tmp_path)[0] == 2
+    assert (
+        "Did you mean 'split'"
+        in fedaudit("epsilon", "from-scores", scores_file(tmp_path / "a.csv", 1.0, 50), "--correction", "splt")[2]
+    )
+
+
+def test_audits_of_a_run(fedaudit, a_run):
+    code, out, _ = fedaudit("epsilon", "release-path", a_run, "--kind", "soft_labels", "--trials", 50, "--json")
+    assert code == 0
+    (release,) = json.loads(out)
+    code, out, _ = fedaudit("epsilon", "audit", a_run, "--threat", "outsider", "--json")
+    assert code == 0
+    by_run = json.loads(out)
+    keys = {
+        "claim_epsilon", "ledger_epsilon", "lower_bound", "p_value", "trials", "confidence", "delta", "verdict", "kind",
+        "method", "how", "threat",
+    }  # fmt: skip
+    for found in (release, *by_run):
+        assert keys <= found.keys()
+        assert found["verdict"] == "not refuted"
+        assert found["confidence"] == 0.95
+    assert (release["claim_epsilon"], release["trials"]) == (1, 100)
+    assert {found["trials"] for found in by_run} == {30}
+    assert len(read_record(a_run).audits) == 1 + len(by_run)
+    _, out, _ = fedaudit("show", a_run)
+    assert out.count("not refuted (p = ") == 1 + len(by_run)
+    _, out, _ = fedaudit("epsilon", "audit", a_run, "--threat", "outsider", "--guesses", 5)
+    assert "of 5 guesses right on 30 pairs of mislabelled canaries" in out
+    assert fedaudit("epsilon", "audit", a_run, "--client", "first")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["", "one-run", "from-scores", "release-path", "audit"])
+def test_help_imports_nothing_heavy(command):
+    words = ["epsilon", *command.split(), "--help"]
+    code = f"import sys; sys.argv = ['fedaudit', *{words}]\nfrom fedaudit.cli import main as cli\n"
+    code += "try: cli.main()\nexcept SystemExit: pass\n"
+    code += "assert not {'torch', 'numpy', 'scipy'} & sys.modules.keys(), 'heavy'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout

@@ -1,0 +1,168 @@
+"""For tests of suites: workers without another import of torch, records without their times, and what goes wrong.
+
+Run as a script, this file is a nursery: a process that has imported everything and forks a worker whenever it is asked
+to. The test process cannot fork its own: it has computed with torch, whose threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outside import Averages, Margin
+
+from fedaudit import read_record
+from fedaudit.attack.scene import Attack, Claims
+from fedaudit.suite import scheduler as auditing
+
+TIMES = ("started", "finished", "timings", "peak_rss_bytes", "peak_gpu_bytes", "wall_s")
+
+
+def comparable(folder: Path, timings: bool = False) -> dict[str, Any]:
+    """A record as plain data; without `timings`, less what no two runs have in common, and where it was carried out."""
+    record = read_record(folder).model_dump(mode="json")
+    return record if timings else _without(record, {*TIMES, "engine"})
+
+
+def _without(value: Any, keys: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(item, keys) for key, item in value.items() if key not in keys}
+    return [_without(item, keys) for item in value] if isinstance(value, list) else value
+
+
+# --- the nursery -----------------------------------------------------------------------------------------------
+
+
+def nursery(path: str) -> None:
+    from fedaudit.suite.worker import prepare, serve
+
+    prepare([])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its workers
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen()
+    server.settimeout(1.0)
+    parent = os.getppid()
+    while os.getppid() == parent:  # the tests may be killed, too
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            continue
+        with connection:
+            group, fds, _, _ = socket.recv_fds(connection, 64, 3)
+            if not fds:
+                continue  # killed before it could ask
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                server.close()
+                connection.close()
+                os.setpgid(0, int(group))
+                serve(fds[0], fds[1])
+                os._exit(0)
+            for fd in fds:
+                os.close(fd)
+            try:
+                connection.sendall(str(pid).encode())
+            except BrokenPipeError:
+                continue
+
+
+class Born:
+    """As much of subprocess.Popen as an audit uses, around a worker from the nursery."""
+
+    def __init__(self, path: str, lock: int):
+        requests, ours = os.pipe()
+        theirs, replies = os.pipe()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            socket.send_fds(connection, [str(os.getpgrp()).encode()], [requests, replies, lock])
+            self.pid = int(connection.recv(64))
+        os.close(requests)
+        os.close(replies)
+        self.stdin, self.stdout = open(ours, "wb", 0), open(theirs, "rb", 0)  # noqa: SIM115
+
+    def wait(self, timeout: float = 60.0) -> int:
+        deadline = time.monotonic() + timeout
+        while Path(f"/proc/{self.pid}").exists():
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            time.sleep(0.002)
+        return 0
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(path) == 0
+
+
+@pytest.fixture(scope="session")
+def nursery_at() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        process = subprocess.Popen([sys.executable, __file__, path], env=env)
+        try:
+            while not _answers(path):
+                assert process.poll() is None, "the nursery did not start"
+                time.sleep(0.02)
+            yield path
+        finally:
+            process.kill()
+            process.wait()
+
+
+def from_nursery(path: str) -> Any:
+    """What stands in for `_Worker.start`."""
+
+    def start(worker: Any, lock: int, preload: list[str]) -> None:
+        worker.process = Born(path, lock)
+        worker.requests, worker.replies = worker.process.stdin.fileno(), worker.process.stdout.fileno()
+
+    return start
+
+
+@pytest.fixture
+def quick(nursery_at, monkeypatch):
+    """Workers are forks of the nursery, which has imported everything, instead of processes that import it again."""
+    monkeypatch.setattr(auditing._Worker, "start", from_nursery(nursery_at))
+
+
+# --- methods and attacks ---------------------------------------------------------------------------------------
+
+
+class Killed(Averages):
+    """Its process is shot, as the kernel does when memory is short."""
+
+    def update(self, client, msg):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Scaled(Margin):
+    """An attack with a setting."""
+
+    by: float = 1.0
+
+    def run(self, scene):
+        return Claims(self.by * super().run(scene).scores)
+
+
+class BrokenAttack(Attack):
+    def run(self, scene):
+        return 1 / 0
+
+
+if __name__ == "__main__":
+    nursery(sys.argv[1])

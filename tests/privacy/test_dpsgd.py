@@ -1,0 +1,186 @@
+"""DP-SGD inside fit: against opacus, against the ledger, and where it is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedaudit import run, sgd
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.dpsgd import calibrated, fit_private
+from fedaudit.privacy.policy import Policy, parse_policy
+from fedaudit.training import models
+
+
+def ce(f, x, y):
+    return cross_entropy(f(x), y, reduction="none")
+
+
+def training(text):
+    return dict([parse_policy(f"training:{text}")])
+
+
+def one_step(policy, n=40, seed=0, lr=1.0, **options):
+    torch.manual_seed(seed)
+    model = models.build("mlp", shape=(1, 4, 4), classes=3)
+    x, y = torch.randn(n, 1, 4, 4), torch.randint(3, (n,))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    values = {"opt": sgd(lr), "batch": n, "epochs": 1, "steps": None, "given": None, "fits": 1} | options
+    fitted, entry = fit_private(
+        model,
+        ce,
+        (x, y),
+        policy=policy,
+        rng=torch.Generator().manual_seed(1),
+        noise=torch.Generator().manual_seed(2),
+        **values,
+    )
+    return model, before, (x, y), fitted, entry
+
+
+def test_one_step_equals_opacus_on_plain_cross_entropy():
+    """A full batch, multiplier 1e-9 (no noise to speak of): the step is the mean of clipped per-sample gradients, which
+    opacus' own hooks compute as well."""
+    from opacus import GradSampleModule
+
+    C = 0.5
+    model, before, (x, y), _, entry = one_step(
+        Policy(mechanism="dp-sgd", noise_multiplier=1e-9, sensitivity=f"clip:{C}")
+    )
+    torch.manual_seed(0)
+    twin = GradSampleModule(models.build("mlp", shape=(1, 4, 4), classes=3))
+    cross_entropy(twin(x), y, reduction="sum").backward()
+    norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in twin.parameters()]).norm(dim=0)
+    assert (norms > C).any(), "the clipping must bite, or the test shows nothing"
+    factor = (C / (norms + 1e-6)).clamp(max=1)
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        step = torch.einsum("i,i...->...", factor, q.grad_sample) / len(x)
+        assert torch.allclose(before[name] - p.detach(), step, atol=1e-6)
+    assert entry["sample_rate"] == 1.0
+    assert not any(hasattr(p, "grad_sample") for p in model.parameters()), "nothing is left behind"
+
+
+def test_the_noise_on_a_step_has_the_right_scale():
+    """With C = 1, multiplier 2 and an expected batch of 40, the step is clipped mean + N(0, (2 / 40)^2)."""
+    quiet, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9))
+    loud, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=2.0))
+    difference = torch.cat(
+        [(a - b).detach().flatten() for a, b in zip(loud.parameters(), quiet.parameters(), strict=True)]
+    )
+    assert float(difference.std()) == pytest.approx(2 / 40, rel=0.1)
+    assert abs(float(difference.mean())) < 4 * (2 / 40) / math.sqrt(len(difference))
+
+
+def test_poisson_sampling_and_steps():
+    """n = 40, batch 10: q = 0.25, four steps an epoch."""
+    *_, fitted, entry = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1.0), batch=10, epochs=3)
+    assert fitted.steps == entry["steps"] == 12
+    assert entry["sample_rate"] == 0.25
+    assert entry["relation"] == "add-or-remove"
+
+
+def test_empty_samples_are_steps_too():
+    *_, fitted, entry = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1.0), n=40, batch=1, epochs=None, steps=30)
+    assert fitted.steps == 30
+    assert entry["sample_rate"] == 1 / 40
+
+
+@pytest.mark.parametrize(("epsilon", "q", "steps"), [(1.0, 0.1, 50), (8.0, 0.3, 200), (3.0, 1.0, 10)])
+def test_calibration_meets_epsilon_and_is_not_wasteful(epsilon, q, steps):
+    multiplier = calibrated(epsilon, 1e-3, q, steps)
+    spent = compose([Event(multiplier, q, steps)], 1e-3, compare=False).epsilon_of_record
+    assert 0.96 * epsilon < spent <= epsilon
+
+
+def test_a_run_under_dp_sgd_has_a_finite_ledger(tiny, tmp_path):
+    record = run(tiny("fedavg", rounds=2, privacy=training("eps=5,clip=1")), out=tmp_path / "a")
+    for client in record.ledger:
+        assert 0 < client.epsilon <= 5
+        assert client.by_relation["add-or-remove"].accountant == "prv"
+        assert client.by_kind["weights"] == 0, "post-processing of protected training"
+        assert client.by_kind["count"] == 0
+
+
+def test_what_reads_the_records_again_pays_also_under_dp_sgd(tiny, tmp_path):
+    record = run(tiny("outside:Exchange", rounds=1, privacy=training("noise=1,clip=1")), out=tmp_path / "a")
+    client = record.ledger[0]
+    assert client.by_kind["weights"] == client.by_kind["logits"] == 0
+    assert client.by_kind["embeddings"] == client.by_kind["labels"] == client.epsilon == math.inf
+
+
+def test_dp_sgd_repeats_with_its_seed(tiny, tmp_path):
+    setting = tiny("fedavg", rounds=1, clients=2, privacy=training("noise=1,clip=1"))
+    a, b = (run(setting, out=tmp_path / name) for name in "ab")
+    assert a.transcript_digest == b.transcript_digest
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("outside:Stops", {}, "stops training by looking at its records"),
+        ("outside:Inseparable", {}, "does not separate over records"),
+        ("outside:Paints", {}, "client.optimise cannot be made private"),
+        ("fedavg", {"model": "cnn_bn"}, r"BatchNorm2d.*--norm group"),
+    ],
+)
+def test_where_dp_sgd_does_not_apply_it_says_why(method, options, words, tiny, tmp_path):
+    with pytest.raises(PrivacyError, match=words):
+        run(tiny(method, rounds=1, privacy=training("noise=1,clip=1"), **options), out=tmp_path / "a")
+
+
+def test_the_repaired_model_trains_with_and_without_privacy(tiny, tmp_path):
+    options = {"rounds": 1, "clients": 2, "model": "cnn_bn", "norm": "group"}
+    plain = run(tiny("fedavg", **options), out=tmp_path / "a")
+    private = run(tiny("fedavg", privacy=training("noise=1,clip=1"), **options), out=tmp_path / "b")
+    assert plain.models == private.models
+    assert plain.bytes("up") == private.bytes("up")
+
+
+def test_training_past_dp_sgd_is_not_free(tiny, tmp_path):
+    record = run(tiny("outside:Unbilled", rounds=1, privacy=training("noise=1,clip=1")), out=tmp_path / "a")
+    assert record.ledger[0].epsilon == math.inf
+
+
+def test_more_trainings_than_planned_are_refused(tiny, tmp_path):
+    with pytest.raises(PrivacyError, match=r"planned 1 trainings of client 0, and this is number 2.*releases"):
+        run(tiny("outside:TwiceTrained", rounds=1, privacy=training("eps=2,clip=1")), out=tmp_path / "a")
+    record = run(
+        tiny("outside:TwiceTrained", rounds=1, clients=2, privacy=training("eps=2,clip=1,releases=2")),
+        out=tmp_path / "b",
+    )
+    assert all(1.5 < client.epsilon <= 2 for client in record.ledger)
+
+
+def test_secure_training_does_not_repeat(tiny, tmp_path):
+    setting = tiny("fedavg", rounds=1, clients=2, privacy=training("noise=1,clip=1,secure"))
+    assert len({run(setting, out=tmp_path / name).transcript_digest for name in "ab"}) == 2
+
+
+def test_memory_is_that_of_a_chunk():
+    """130 rows in chunks of 64: the step is the same as with all gradients at once."""
+    from fedaudit.privacy import dpsgd
+
+    whole = []
+    for chunk in (64, 1000):
+        before, dpsgd.CHUNK = dpsgd.CHUNK, chunk
+        try:
+            model, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9), n=130)
+        finally:
+            dpsgd.CHUNK = before
+        whole.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(whole[0], whole[1], atol=1e-6)
+
+
+def test_clients_of_nearly_the_same_size_share_a_calibration():
+    from fedaudit.privacy.dpsgd import multiplier_for
+
+    calibrated.cache_clear()
+    found = {multiplier_for(2.0, 1 / n, 32 / n, 3 * math.ceil(n / 32)) for n in (700, 701, 702)}
+    assert calibrated.cache_info().misses == 1
+    (multiplier,) = found
+    for n in (700, 701, 702):
+        assert compose([Event(multiplier, 32 / n, 3 * math.ceil(n / 32))], 1 / n, compare=False).epsilon_of_record <= 2

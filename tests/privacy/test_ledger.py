@@ -1,0 +1,174 @@
+"""The ledger tells what was guaranteed: per release, per kind, composed, infinite where nothing protected."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from engines import Killed, KillEngine
+
+from fedaudit import read_record, run
+from fedaudit.errors import ContractError, SettingError
+from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.ledger import ClientLedger, Entry
+from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.contract import check_declarations
+
+
+def privacy(*texts):
+    return dict(parse_policy(text) for text in texts)
+
+
+def gauss(field="M.e", kind="embeddings", m=5.0, relation="replace-one", **more):
+    return Entry(field=field, kind=kind, mechanism="gaussian", noise_multiplier=m, relation=relation, **more)
+
+
+def ledger(*entries, rounds=1, delta=1e-5):
+    made = ClientLedger(client=0, n=100, delta=delta)
+    for t in range(1, rounds + 1):
+        for entry in entries:
+            made.add(entry, t)
+    made.close()
+    return made
+
+
+def test_fifty_gaussian_releases_compose_by_the_closed_form():
+    made = ledger(gauss(claim=1.0), rounds=50)
+    assert made.epsilon == pytest.approx(6.57297006703, abs=1e-10)
+    total = made.by_relation["replace-one"]
+    assert total.accountant == "gaussian-closed-form"
+    assert total.by_accountant["rdp"] == pytest.approx(7.07739, abs=1e-5)
+    assert made.claim == 1.0, "the paper's own way of counting, beside it"
+    assert len(made.entries) == 1
+    assert made.entries[0].rounds == list(range(1, 51))
+
+
+def test_two_kinds_compose_to_the_total():
+    """Multipliers 5 and 4, ten rounds each: mu^2 = 10 / 25 + 10 / 16."""
+    made = ledger(gauss(), gauss("M.z", "logits", 4.0), rounds=10)
+    assert made.by_kind["embeddings"] == pytest.approx(gaussian_epsilon(math.sqrt(10) / 5, 1e-5))
+    assert made.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(10 / 25 + 10 / 16), 1e-5))
+
+
+def test_one_unprotected_release_makes_the_total_infinite():
+    made = ledger(gauss(), gauss("M.w", "weights", 0.0, "any"))
+    assert made.by_kind["embeddings"] < math.inf
+    assert made.by_kind["weights"] == math.inf
+    assert made.epsilon == math.inf
+
+
+def test_relations_are_never_composed():
+    made = ledger(gauss(), gauss("training", "training", 1.0, "add-or-remove", sample_rate=0.1, steps=10))
+    assert made.epsilon is None
+    assert set(made.by_relation) == {"replace-one", "add-or-remove"}
+    assert made.by_relation["add-or-remove"].accountant == "prv"
+    free = ledger(gauss(), gauss("M.n", "count", math.inf, "any"))
+    assert free.epsilon == pytest.approx(gaussian_epsilon(0.2, 1e-5))
+
+
+def test_infinity_survives_the_record(tiny, tmp_path):
+    run(tiny("outside:Exchange", privacy=privacy("embeddings:eps=1,clip=1")), out=tmp_path / "a")
+    raw = json.loads((tmp_path / "a" / "record.json").read_text())
+    assert raw["ledger"][0]["epsilon"] == "Infinity"
+    made = read_record(tmp_path / "a").ledger[0]
+    assert made.epsilon == math.inf
+    assert made.by_kind["embeddings"] == pytest.approx(
+        gaussian_epsilon(math.sqrt(2) / made.entries[0].noise_multiplier, made.delta)
+    )
+    assert made.by_kind["weights"] == made.by_kind["labels"] == math.inf
+    assert made.claim == 1.0
+    assert made.entries[0].cosine is not None
+
+
+def test_observers_include_who_got_a_relay(tiny, tmp_path):
+    record = run(tiny("outside:Exchange"), out=tmp_path / "a")
+    assert record.ledger[0].observers["embeddings"] == ["server", "client 1", "client 2"]
+    assert record.ledger[0].observers["weights"] == ["server"]
+
+
+def test_total_calibration_meets_its_epsilon_over_the_run(tiny, tmp_path):
+    setting = tiny("outside:Exchange", rounds=3, privacy=privacy("embeddings:eps=1,clip=1,total"))
+    record = run(setting, out=tmp_path / "a")
+    for client in record.ledger:
+        assert client.by_kind["embeddings"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_ledger_survives_a_resume(tiny, tmp_path):
+    setting = tiny("outside:Exchange", rounds=3, privacy=privacy("embeddings:eps=1,clip=1", "logits:eps=2,clip=1"))
+    whole = run(setting, out=tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(setting, out=tmp_path / "cut", engine=KillEngine(9))
+    cut = run(setting, out=tmp_path / "cut", resume=True)
+    assert cut.ledger == whole.ledger
+    assert cut.transcript_digest == whole.transcript_digest, "a repeated round repeats the same noise"
+
+
+def test_where_bits_are_not_promised_a_replayed_round_draws_anew(tiny, tmp_path):
+    setting = tiny("outside:Exchange", rounds=2, deterministic=False, privacy=privacy("embeddings:eps=1,clip=1"))
+    whole = run(setting, out=tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(setting, out=tmp_path / "cut", engine=KillEngine(7))
+    with pytest.raises(Killed):
+        run(setting, out=tmp_path / "cut", resume=True, engine=KillEngine(1))
+    head = json.loads((tmp_path / "cut" / "checkpoint" / "HEAD.json").read_text())
+    assert head["attempt"] == 1
+    assert run(setting, out=tmp_path / "cut", resume=True).transcript_digest != whole.transcript_digest
+    assert json.loads((tmp_path / "cut" / "checkpoint" / "HEAD.json").read_text())["attempt"] == 2
+
+
+def test_an_extended_run_does_not_keep_its_old_totals(tiny, tmp_path):
+    policy = privacy("embeddings:eps=1,clip=1")
+    run(tiny("outside:Exchange", rounds=1, privacy=policy), out=tmp_path / "a")
+    with pytest.raises(Killed):
+        run(tiny("outside:Exchange", rounds=4, privacy=policy), out=tmp_path / "a", resume=True, engine=KillEngine(8))
+    record = read_record(tmp_path / "a")
+    assert record.status == "running"
+    assert record.ledger[0].by_kind == {}
+    assert record.ledger[0].epsilon is None
+
+
+def test_rounds_are_fixed_where_noise_was_planned_for_them(tiny, tmp_path):
+    policy = privacy("embeddings:eps=1,clip=1,total")
+    run(tiny("outside:Exchange", rounds=1, privacy=policy), out=tmp_path / "a")
+    with pytest.raises(SettingError, match="rounds = 1, now 2"):
+        run(tiny("outside:Exchange", rounds=2, privacy=policy), out=tmp_path / "a", resume=True)
+
+
+def test_a_policy_that_applied_to_nothing_is_noted(tiny, tmp_path):
+    record = run(tiny("fedavg", rounds=1, privacy=privacy("embeddings:eps=1,clip=1")), out=tmp_path / "a")
+    assert "the policy on embeddings applied to nothing: fedavg released none" in record.notes
+
+
+def test_noise_changes_what_crosses_the_wire_and_nothing_else(tiny, tmp_path):
+    """Local training reads no noise here: the weights that cross the wire are those of the run without privacy."""
+    from fedaudit.wire.transcript import Transcript
+
+    plain = run(tiny("outside:Exchange"), out=tmp_path / "a")
+    noisy = run(tiny("outside:Exchange", privacy=privacy("embeddings:eps=1,clip=1")), out=tmp_path / "b")
+    assert plain.bytes("up") == noisy.bytes("up")
+    pairs = zip(*(Transcript(tmp_path / name / "transcript").entries() for name in "ab"), strict=True)
+    for a, b in pairs:
+        if a.message == "Shared":
+            assert all((a["w"][name] == b["w"][name]).all() for name in a["w"])
+            assert not (a["e"] == b["e"]).any()
+            assert b.fields["e"]["protection"]["sensitivity"] == 2.0
+            assert "protection" not in a.fields["e"]
+
+
+def test_soft_labels_of_released_means_are_free_and_of_raw_means_are_not(tiny, tmp_path):
+    policy = privacy("logits:eps=1,clip=1")
+    derived = run(tiny("outside:SoftLabels", privacy=policy), out=tmp_path / "a").ledger[0]
+    assert derived.by_kind["soft_labels"] == 0
+    assert 0 < derived.by_kind["logits"] < math.inf
+    assert derived.by_kind["label_counts"] == derived.epsilon == math.inf, "which classes there are went out as it is"
+    second = run(tiny("outside:RawSoftLabels", privacy=policy), out=tmp_path / "b").ledger[0]
+    assert second.by_kind["soft_labels"] == second.epsilon == math.inf
+
+
+@pytest.mark.parametrize("texts", [(), ("logits:eps=1,clip=1",)])
+def test_a_false_derivation_is_found(tiny, texts):
+    """With other records behind the same released means, what is derived from them must not change."""
+    check_declarations(tiny("outside:SoftLabels", privacy=privacy(*texts)))
+    with pytest.raises(ContractError, match=r'Softened\.r is declared via="released", but it changes'):
+        check_declarations(tiny("outside:FalseSoftLabels", privacy=privacy(*texts)))

@@ -1,0 +1,371 @@
+"""Clipping and noise between a client's computation and its bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fedaudit import State, Up, private, public
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.calibration import analytic
+from fedaudit.privacy.mechanism import (
+    Context,
+    clip_rows,
+    protect,
+    protect_field,
+    random_pixel_sensitivity,
+    system_normal,
+)
+from fedaudit.privacy.policy import Policy
+from fedaudit.wire.codec import decode, encode
+
+
+class Rows(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+    t: int = public()
+
+
+class Two(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+    z: Tensor = private("logits", via="model", unit="client")
+
+
+class Many(Up):
+    z: dict[int, Tensor] = private("logits", via="model", unit="client")
+
+
+class Means(Up):
+    p: dict[int, Tensor] = private("prototypes", via="data", unit="client")
+
+
+class Counts(Up):
+    n: Tensor = private("label_counts", via="data", unit="client")
+
+
+class Images(Up):
+    x: Tensor = private("synthetic_images", via="data", unit="client")
+
+
+class Gradients(Up):
+    g: State = private("gradients", via="data", unit="client")
+
+
+class Labels(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+
+
+def context(key=(0, "client 0", 1, 0, 0), n=1000, **policies):
+    return Context(
+        key=key,
+        n=n,
+        policies={name: Policy(**values) for name, values in policies.items()},
+        releases=lambda kind: 7,
+        images=lambda: torch.zeros(3, 1, 4, 4),
+        encode=lambda x: x.flatten(1),
+    )
+
+
+ONE = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def noise_of(sigma_values, key=(0, "client 0", 1, 0, 0), shape=(200, 50), **changes):
+    zero = torch.zeros(shape)
+    reply, _, _ = protect(Rows(zero, 1), context(key, embeddings={**ONE, **changes}))
+    return reply.e.flatten().numpy()
+
+
+def test_no_policy_no_change_and_an_infinite_entry():
+    reply = Rows(torch.randn(5, 3), 1)
+    after, protection, entries = protect(reply, context())
+    assert after is reply
+    assert protection == {}
+    assert [(e["field"], e["noise_multiplier"]) for e in entries] == [("Rows.e", 0.0)]
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1, True), (2 / 3, False), (3 / 2, False)])
+def test_the_noise_has_the_calibrated_sigma(factor, accepted):
+    """Kolmogorov-Smirnov on 10,000 numbers, with the wrong sigmas as negative controls. Sensitivity 2 C = 2."""
+    sigma = analytic(1.0, 1e-5, 2.0)
+    p = stats.kstest(noise_of(sigma), stats.norm(0, sigma * factor).cdf).pvalue
+    assert (p > 0.01) == accepted
+
+
+def test_the_system_generator_is_normal_and_never_repeats():
+    a, b = system_normal(20000, chunk=3000), system_normal(20000)
+    assert stats.kstest(a, "norm").pvalue > 1e-4
+    assert stats.kstest(a, stats.norm(0, 1.5).cdf).pvalue < 1e-4
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
+    assert not np.array_equal(noise_of(1, secure=True), noise_of(1, secure=True))
+
+
+def test_noise_repeats_with_its_key_and_is_independent_otherwise():
+    """One key, one noise; another client, round, ask, attempt, field or seed: no correlation beyond chance."""
+    base = (0, "client 0", 1, 0, 0)
+    assert np.array_equal(noise_of(1, base), noise_of(1, base))
+    others = [(1, *base[1:])] + [(*base[:i], v, *base[i + 1 :]) for i, v in ((1, "client 1"), (2, 2), (3, 1), (4, 1))]
+    noises = [noise_of(1, key) for key in [base, *others]]
+    both, _, _ = protect(
+        Two(torch.zeros(200, 50), torch.zeros(200, 50)),
+        context(base, embeddings=ONE, logits={**ONE, "noise_multiplier": None}),
+    )
+    noises += [both.e.flatten().numpy(), both.z.flatten().numpy()]
+    for a, b in itertools.combinations(noises, 2):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(len(a))  # four standard errors
+
+
+def test_rows_are_clipped_before_the_noise():
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    assert torch.allclose(clip_rows(x, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    assert x[0, 0] == 3.0, "a copy"
+    assert clip_rows(torch.full((4,), 2.0), 1.0).norm() == pytest.approx(1.0)
+    assert clip_rows(torch.zeros(0, 5), 1.0).shape == (0, 5)
+    huge = torch.full((2, 3), 1e30)
+    a, _, _ = protect(Rows(huge, 1), context(embeddings={"noise_multiplier": 1e-9, "sensitivity": "clip:2"}))
+    assert a.e.norm(dim=1).max() <= 2 + 1e-5
+
+
+def entry(reply, **policies):
+    made = context(**policies)
+    return protect(reply, made)[2][0]
+
+
+@pytest.mark.parametrize(("relation", "swing"), [("replace-one", 2.0), ("zero-out", 1.0)])
+def test_joint_sensitivities(relation, swing):
+    """Rule 5, C = 3. A row of one record: swing C. R = 8 rows of all records: sqrt(8) 2 C under both relations, since a
+    zeroed record can move such a row anywhere in its ball; a whole state is one such row, 12 pixels are 12 of them with
+    C = 1. A histogram under replace-one moves one count down and one up: sqrt(2).
+    """
+    p = {"epsilon": 1.0, "sensitivity": "clip:3", "relation": relation}
+    assert entry(Rows(torch.randn(8, 5), 1), embeddings=p)["sensitivity"] == pytest.approx(swing * 3)
+    many = Many({1: torch.randn(5, 4), 2: torch.randn(3, 4)})
+    assert entry(many, logits=p)["sensitivity"] == pytest.approx(math.sqrt(8) * 2 * 3)
+    state = Gradients(State({"a": torch.randn(3, 2), "b": torch.randn(4)}))
+    assert entry(state, gradients=p)["sensitivity"] == pytest.approx(2 * 3)
+    expected = math.sqrt(2) if relation == "replace-one" else 1
+    assert entry(Counts(torch.tensor([3.0, 4.0])), label_counts=p)["sensitivity"] == pytest.approx(expected)
+    images = Images(torch.rand(3, 1, 2, 2))
+    assert entry(images, synthetic_images=p)["sensitivity"] == pytest.approx(math.sqrt(12) * 2)
+
+
+def test_what_depends_on_all_records_moves_across_its_ball_also_under_zero_out():
+    """A release that is +v with the record and -v without it: the distance is 2 C, and so must the sensitivity be."""
+    quiet = {"noise_multiplier": 1e-12, "sensitivity": "clip:1", "relation": "zero-out"}
+    moved = [protect(Many({0: s * torch.tensor([[9.0, 0.0]])}), context(logits=quiet)) for s in (1, -1)]
+    distance = float((moved[0][0].z[0] - moved[1][0].z[0]).norm())
+    assert distance == pytest.approx(moved[0][2][0]["sensitivity"])
+
+
+def test_neighbours_differ_by_no_more_than_the_sensitivity():
+    """Brute force: over random pairs of neighbouring inputs, the clipped releases stay within 2 C (rows of one record)
+    and sqrt(R) 2 C (rows that all depend on it); opposite unit vectors reach the bound."""
+    g = torch.Generator().manual_seed(0)
+    quiet = {"noise_multiplier": 1e-12, "sensitivity": "clip:1"}
+    worst = 0.0
+    for _ in range(200):
+        a = torch.randn(6, 3, generator=g) * 5
+        b = a.clone()
+        b[2] = torch.randn(3, generator=g) * 5
+        after = [protect(Rows(x, 1), context(embeddings=quiet))[0].e for x in (a, b)]
+        worst = max(worst, float((after[0] - after[1]).norm()))
+    assert worst <= 2 + 1e-5
+    a = torch.tensor([[9.0, 0.0]])
+    far = [protect(Rows(s * a, 1), context(embeddings=quiet))[0].e for s in (1, -1)]
+    assert float((far[0] - far[1]).norm()) == pytest.approx(2.0)
+
+
+def test_class_means_need_clipped_records(tmp_path):
+    with pytest.raises(PrivacyError, match=r"client\.class_means"):
+        protect(Means({0: torch.ones(3)}), context(prototypes=ONE))
+    made = context(prototypes={"epsilon": 1.0, "sensitivity": "clip:2"})
+    mean = torch.ones(3)
+    made.means[id(mean)] = (2.0, 11)
+    assert protect(Means({0: mean}), made)[2][0]["sensitivity"] == pytest.approx(math.sqrt(2) * 2 * 2 / 10)
+    made.means[id(mean)] = (1.0, 11)
+    with pytest.raises(PrivacyError, match=r"clipped to 1\.0, the policy says 2\.0"):
+        protect(Means({0: mean}), made)
+
+
+def test_a_class_mean_moves_by_no_more_than_its_sensitivity():
+    """Brute force over a record that changes its value and its label: each of the two means moves at most
+    2 C / (N_c - 1), so both together at most the noise-normalised 1."""
+    g = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        y = torch.tensor([0] * 4 + [1] * 6)
+        x = clip_rows(torch.randn(10, 3, generator=g) * 9, 1.0)
+        x2, y2 = x.clone(), y.clone()
+        x2[0] = clip_rows(torch.randn(1, 3, generator=g) * 9, 1.0)[0]
+        y2[0] = 1
+        moved = sum(
+            float((x[y == c].mean(0) - x2[y2 == c].mean(0)).norm() / (math.sqrt(2) * 2 / (int((y == c).sum()) - 1)))
+            ** 2
+            for c in (0, 1)
+        )
+        assert math.sqrt(moved) <= 1 + 1e-6
+
+
+def test_total_calibration_divides_the_budget():
+    """Seven planned releases: the multiplier is sqrt(7) times that of one release at the same mu."""
+    one = entry(Rows(torch.randn(4, 2), 1), embeddings=ONE)["noise_multiplier"]
+    total = entry(Rows(torch.randn(4, 2), 1), embeddings={**ONE, "calibration": "total"})["noise_multiplier"]
+    assert total == pytest.approx(math.sqrt(7) * one, rel=1e-9)
+    made = context(embeddings={**ONE, "calibration": "total"})
+    with pytest.raises(PrivacyError, match=r"privacy\.embeddings\.releases"):
+        protect(Rows(torch.randn(4, 2), 1), dataclasses.replace(made, releases=lambda kind: None))
+    said = entry(Rows(torch.randn(4, 2), 1), embeddings={**ONE, "calibration": "total", "releases": 9})
+    assert said["noise_multiplier"] == pytest.approx(3 * one, rel=1e-9)
+
+
+def test_random_pixel_is_the_largest_change_of_sampled_edits():
+    """The encoder doubles one pixel, which is 0.5 in every image, and ignores the others. A value from U(-1, 1) in its
+    place changes the output by at most 2 x 1.5 = 3, and over 4,000 edits of 16 pixels some 250 hit it: close to 3."""
+
+    def encode(x):
+        return 2 * x[:, :, 0, 0]
+
+    s = random_pixel_sensitivity(torch.full((5, 1, 4, 4), 0.5), encode, 4000, (0,))
+    assert 2.7 < s <= 3.0
+    made = context(embeddings={"epsilon": 1.0, "sensitivity": "random-pixel:64"})
+    reply, protection, (e,) = protect(Rows(torch.zeros(3, 16), 1), made)
+    assert e["noise_multiplier"] == 0.0, "a heuristic guarantees nothing"
+    assert "heuristic" in e["mechanism"]
+    assert e["claim"] == 1.0
+    assert protection["e"]["sigma"] == pytest.approx(analytic(1.0, 0.001, 1.0) * e["sensitivity"])
+    assert float(reply.e.std()) == pytest.approx(e["sigma"], rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"), [(Many({0: torch.ones(1, 2)}), "logits"), (Images(torch.zeros(1, 1, 2, 2)), "synthetic_images")]
+)
+def test_random_pixel_is_not_applicable_elsewhere(reply, kind):
+    with pytest.raises(PrivacyError, match=f"not applicable to {kind}: they are no function of one private image"):
+        protect(reply, context(**{kind: {"epsilon": 1.0, "sensitivity": "random-pixel"}}))
+
+
+def test_pure_noise_holds_nothing_of_the_input():
+    a, b = (
+        protect(Rows(x, 1), context(embeddings={"mechanism": "pure-noise"}))[0].e
+        for x in (torch.zeros(50, 40), torch.ones(50, 40) * 9)
+    )
+    assert torch.equal(a, b)
+    assert stats.kstest(a.flatten().numpy(), "norm").pvalue > 0.01
+    e = entry(Rows(torch.randn(50, 40), 1), embeddings={"mechanism": "pure-noise"})
+    assert e["noise_multiplier"] == math.inf
+    assert abs(e["cosine"]) < 0.1
+
+
+def test_cosine_similarity_falls_with_epsilon():
+    x = torch.nn.functional.normalize(torch.randn(500, 64, generator=torch.Generator().manual_seed(0)), dim=1)
+    cosines = [
+        entry(Rows(x, 1), embeddings={"epsilon": eps, "delta": 1e-2})["cosine"]
+        for eps in (1000.0, 100.0, 10.0, 1.0, 0.25)
+    ]
+    assert cosines == sorted(cosines, reverse=True)
+    assert cosines[0] > 0.9
+    assert cosines[-1] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.arange(4), "floating-point numbers, not torch.int64"),
+        (torch.tensor([[torch.nan]]), "NaN or infinity before any noise"),
+        (torch.tensor([[torch.inf]]), "NaN or infinity before any noise"),
+    ],
+)
+def test_what_takes_no_noise_is_refused(value, words):
+    with pytest.raises(PrivacyError, match=words):
+        protect(Labels(value), context(embeddings=ONE))
+
+
+def test_parameters_are_public_and_the_cosine_is_not():
+    _, protection, (e,) = protect(Rows(torch.randn(4, 2), 1), context(embeddings=ONE))
+    assert set(protection["e"]) == {"mechanism", "sigma", "sensitivity", "clip", "relation", "delta", "claim"}
+    assert e["cosine"] is not None
+
+
+def test_more_rows_than_records_are_no_rows_of_records():
+    with pytest.raises(PrivacyError, match="more rows than the client has records"):
+        protect(Rows(torch.randn(101, 2), 1), context(n=100, embeddings=ONE))
+
+
+def test_a_field_is_protected_once():
+    """Twice the same noise would cancel in a difference."""
+    made = context(embeddings=ONE)
+    protect_field(Rows, "e", torch.randn(4, 2), made)
+    with pytest.raises(PrivacyError, match="protected before in this task"):
+        protect_field(Rows, "e", torch.randn(4, 2), made)
+
+
+def test_what_was_protected_is_entered_also_where_it_is_not_sent():
+    made = context(embeddings=ONE)
+    protect_field(Rows, "e", torch.randn(4, 2), made)
+    _, _, entries = protect(Counts(torch.ones(2)), made)
+    assert [e["field"] for e in entries] == ["Rows.e", "Counts.n"]
+
+
+def test_another_value_than_the_protected_one_is_refused():
+    made = context(embeddings=ONE)
+    protect_field(Rows, "e", torch.randn(4, 2), made)
+    with pytest.raises(PrivacyError, match="was protected once by"):
+        protect(Rows(torch.randn(4, 2), 1), made)
+
+
+class Number(Up):
+    n: int = private("count", via="data", unit="client")
+
+
+def test_only_the_number_of_records_is_free():
+    assert protect(Number(100), context(n=100))[2][0]["noise_multiplier"] == math.inf
+    assert protect(Number(7), context(n=100))[2][0]["noise_multiplier"] == 0.0
+
+
+class Picture(Up):
+    x: Tensor = private("synthetic_images", via="data", unit="client", dtype="uint8")
+
+
+def test_noised_images_still_travel_as_bytes():
+    reply, _, _ = protect(Picture(torch.zeros(2, 1, 4, 4)), context(synthetic_images=ONE))
+    assert float(reply.x.abs().max()) <= 1
+    assert decode(encode(reply), Picture).x.shape == (2, 1, 4, 4)
+
+
+def test_more_releases_than_planned_are_refused():
+    made = context(embeddings={**ONE, "calibration": "total", "releases": 2})
+    for _ in range(2):
+        protect(Rows(torch.randn(4, 2), 1), made)
+    with pytest.raises(PrivacyError, match="planned 2 releases of embeddings, and this is number 3"):
+        protect(Rows(torch.randn(4, 2), 1), made)
+
+
+def test_classes_and_counts_are_a_release_of_their_own():
+    made = context(prototypes=ONE)
+    mean = torch.ones(3)
+    made.means[id(mean)] = (1.0, 11)
+    _, _, entries = protect(Means({0: mean}), made)
+    assert [(e["kind"], e["noise_multiplier"] > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]
+
+
+class ByClass(Up):
+    x: dict[int, Tensor] = private("synthetic_images", via="data", unit="client", dtype="uint8")
+
+
+@pytest.mark.parametrize("policy", [ONE, {"mechanism": "pure-noise"}])
+def test_keys_that_come_from_the_records_are_a_release_whatever_the_noise(policy):
+    """Noise on the images of class 3 does not hide that there is a class 3; keys by round (Many) tell nothing."""
+    _, _, entries = protect(ByClass({3: torch.zeros(2, 1, 4, 4)}), context(synthetic_images=policy))
+    images, classes = entries
+    assert images["noise_multiplier"] > 0
+    assert (classes["field"], classes["kind"], classes["noise_multiplier"]) == (
+        "ByClass.x (classes)",
+        "label_counts",
+        0,
+    )
+    _, _, entries = protect(Many({1: torch.zeros(4, 3)}), context(logits=policy))
+    assert len(entries) == 1

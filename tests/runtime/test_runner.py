@@ -1,0 +1,346 @@
+"""A run: record, resume, evaluation, participation, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from fedaudit import Setting, read_record, run
+from fedaudit.errors import RunError, SettingError, WireError
+from fedaudit.rng import generator, seed_of, seeded
+from fedaudit.runtime.utility import results
+
+
+def test_the_folder_holds_record_transcript_and_models(tiny, tmp_path):
+    record = run(tiny("fedavg"), out=tmp_path / "a")
+    assert read_record(tmp_path / "a") == record
+    assert record.status == "done"
+    assert {p.name for p in (tmp_path / "a" / "models").iterdir()} == {
+        "global.safetensors", "client-000000.safetensors", "client-000001.safetensors", "client-000002.safetensors",
+    }  # fmt: skip
+    assert record.published == ["global.safetensors"]
+    assert (tmp_path / "a" / "transcript" / "index.jsonl").exists()
+
+
+def test_python_and_command_line_write_the_same_record(tiny, tmp_path):
+    python = run(method="fedavg", rounds=2, clients=3, out=tmp_path / "a")
+    command = [sys.executable, "-m", "fedaudit", "run", "--method", "fedavg", "--rounds", "2", "--clients", "3"]
+    out = subprocess.run([*command, "--out", str(tmp_path / "b"), "--json"], capture_output=True, text=True, check=True)
+    shell = json.loads(out.stdout)
+    assert shell["transcript_digest"] == python.transcript_digest
+    assert shell["result"] == json.loads(python.model_dump_json())["result"]
+    assert out.stderr == "", "no progress bar where the output is no terminal"
+
+
+def test_fedavg_learns_digits(tmp_path):
+    record = run(method="fedavg", partition="iid", rounds=5, set={"E": 5, "B": 16, "eta": 0.1}, out=tmp_path / "a")
+    test = record.result["last"]["global"]["test"]
+    assert test["accuracy"] > 0.9
+    assert test["low"] < test["accuracy"] < test["high"]
+    clients = record.result["last"]["clients"]
+    assert len(clients["local_test"]["each"]) == 5
+    assert clients["local_test"]["mean"] == pytest.approx(sum(clients["local_test"]["each"]) / 5)
+
+
+def test_local_shares_nothing(tmp_path, tiny):
+    record = run(tiny("local"), out=tmp_path / "a")
+    assert record.bytes("up") == record.bytes("down") == 0
+    assert record.bytes("up", "wire") > 0
+    assert record.result["last"]["global"] is None
+    assert record.result["last"]["clients"]["global_test"]["mean"] > 0
+
+
+def test_results_name_last_chosen_and_best_test_round():
+    """Validation is best in round 1, the test set in round 3, and round 4 is the last."""
+
+    def utility(validation, test):
+        return {"global": {"validation": validation, "test": {"accuracy": test}}, "clients": None}
+
+    rounds = [(1, 0.9, 0.5), (2, 0.8, 0.6), (3, 0.9, 0.7), (4, 0.7, 0.4)]
+    found = results([{"round": t, "utility": utility(v, a)} for t, v, a in rounds] + [{"round": 5, "utility": None}])
+    assert found["last"]["round"] == 4
+    assert found["chosen"]["round"] == 1
+    assert found["best_test_round"] == {"round": 3, "accuracy": 0.7}
+
+
+def test_evaluation_rounds_and_no_client_evaluation(tiny, tmp_path):
+    record = run(tiny("fedavg", rounds=5, eval_every=2, eval_clients=False), out=tmp_path / "a")
+    assert [row.round for row in record.rounds if row.utility] == [2, 4, 5]
+    assert record.rounds[-1].utility["clients"] is None
+
+
+def test_heterogeneous_clients(tiny, tmp_path):
+    record = run(tiny("local", model="digits-3"), out=tmp_path / "a")
+    assert set(record.models) == {"cnn", "cnn_bn", "mlp"}
+    with pytest.raises(SettingError, match="asks for one server model, but the clients have several"):
+        run(tiny("fedavg", model="digits-3"), out=tmp_path / "b")
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tiny, tmp_path):
+    run(tiny("local", rounds=1), out=tmp_path / "a")
+    with pytest.raises(RunError, match="already holds a run"):
+        run(tiny("local", rounds=1), out=tmp_path / "a")
+
+
+def test_resume_can_add_rounds_but_not_change_the_setting(tiny, tmp_path):
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    longer = run(tiny("fedavg", rounds=3), out=tmp_path / "a", resume=True)
+    whole = run(tiny("fedavg", rounds=3), out=tmp_path / "b")
+    assert longer.transcript_digest == whole.transcript_digest
+    with pytest.raises(SettingError, match=r"clients = 3, now 4"):
+        run(tiny("fedavg", rounds=3, clients=4), out=tmp_path / "a", resume=True)
+    with pytest.raises(SettingError, match="asks for fewer"):
+        run(tiny("fedavg", rounds=2), out=tmp_path / "a", resume=True)
+
+
+def test_resume_of_a_finished_run_changes_nothing(tiny, tmp_path):
+    first = run(tiny("local", rounds=1), out=tmp_path / "a")
+    assert run(tiny("local", rounds=1), out=tmp_path / "a", resume=True) == first
+
+
+def test_only_one_process_at_a_time(tiny, tmp_path):
+    from fedaudit.runtime.runner import _locked
+
+    with _locked(tmp_path / "a"), pytest.raises(RunError, match="Another process is running"):
+        run(tiny("local"), out=tmp_path / "a")
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.35, 0.8])
+def test_sigkill_and_resume(tmp_path, delay):
+    """A real kill, at an instant that nobody chose: the resumed run equals one that was never disturbed."""
+    setting = {"method": "fedavg", "rounds": 6, "clients": 3, "set": {"E": 2}}
+    whole = run(**setting, out=tmp_path / "whole")
+    (tmp_path / "s.toml").write_text('method="fedavg"\nrounds=6\nclients=3\nset={E=2}\n')
+    command = [sys.executable, "-m", "fedaudit", "run", str(tmp_path / "s.toml"), "--out", str(tmp_path / "cut")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while not (tmp_path / "cut" / "record.json").exists() and time.time() < deadline:
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    cut = run(**setting, out=tmp_path / "cut", resume=True)
+    assert cut.transcript_digest == whole.transcript_digest
+    assert cut.result == whole.result
+
+
+def test_old_client_states_do_not_pile_up(tiny, tmp_path):
+    run(tiny("fedavg", rounds=4), out=tmp_path / "a")
+    assert len(list((tmp_path / "a" / "checkpoint").iterdir())) == 3 + 2  # three clients, server, HEAD
+
+
+def test_progress_is_told(tiny, tmp_path):
+    told = []
+    run(tiny("local"), out=tmp_path / "a", watch=lambda *what: told.append(what))
+    assert told[0] == (0, 2, "ready; the transcript takes up to 0 B a round")
+    assert told[-1] == (2, 2, "round 2")
+
+
+def test_damaged_checkpoints_and_records_say_so(tiny, tmp_path):
+    run(tiny("local", rounds=1), out=tmp_path / "a")
+    (tmp_path / "a" / "checkpoint" / "HEAD.json").write_text("{")
+    with pytest.raises(RunError, match=r"HEAD\.json is damaged"):
+        run(tiny("local", rounds=2), out=tmp_path / "a", resume=True)
+    for text, words in (
+        ("{", "cannot be read"),
+        ('{"schema_version": 99}', "schema version 99"),
+        ('{"schema_version": 1}', "no valid run record"),
+    ):
+        (tmp_path / "a" / "record.json").write_text(text)
+        with pytest.raises(RunError, match=words):
+            read_record(tmp_path / "a")
+    with pytest.raises(RunError, match="holds no run"):
+        read_record(tmp_path / "nothing")
+
+
+def test_a_damaged_client_state_fails_that_client(tiny, tmp_path):
+    run(tiny("fedavg", rounds=1, quorum=1.0), out=tmp_path / "a")
+    state = next((tmp_path / "a" / "checkpoint").glob("client-000002*"))
+    blob = bytearray(state.read_bytes())
+    blob[len(blob) // 2] ^= 1
+    state.write_bytes(bytes(blob))
+    with pytest.raises((RunError, WireError), match=r"checksum|damaged"):
+        run(tiny("fedavg", rounds=2, quorum=1.0), out=tmp_path / "a", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"round": 3}, r"Unknown setting 'round'. Did you mean 'rounds'\?"),
+        ({"rounds": -1}, r"setting rounds = -1"),
+        ({"participation": 0}, "participation"),
+        ({"method": "fedavgg"}, r"Unknown method 'fedavgg'. Did you mean 'fedavg'"),
+        ({"method": "nowhere:Method"}, "cannot be imported"),
+        ({"method": "outside:ce"}, "is no Method"),
+        ({"set": {"EE": 3}}, r"Unknown hyper-parameter of fedavg 'EE'. Did you mean 'E'"),
+        ({"set": {"E": "many"}}, "hyper-parameter of fedavg E = 'many'"),
+        ({"dataset": "digit"}, "Did you mean 'digits'"),
+        ({"model": "resnet19"}, "Did you mean 'resnet1"),
+        ({"partition": "dirichlet"}, "dirichlet"),
+        ({"device": "cuda"} if not torch.cuda.is_available() else {"device": "gpu"}, "device"),
+    ],
+)
+def test_bad_settings_are_explained(values, words, tmp_path):
+    with pytest.raises(SettingError, match=words):
+        run(**{"rounds": 1, **values}, out=tmp_path / "a")
+
+
+def test_a_public_set_is_asked_for_by_name(tmp_path):
+    world_setting = Setting.make(method="local")
+    from fedaudit.runtime.world import World
+
+    with pytest.raises(SettingError, match="needs a public transfer set: set --public"):
+        World(world_setting).public()
+
+
+def test_generators_are_derived_and_forks_leave_no_trace():
+    a = torch.rand(3, generator=generator(0, "client 1", 2, "noise"))
+    assert torch.equal(a, torch.rand(3, generator=generator(0, "client 1", 2, "noise")))
+    assert not torch.equal(a, torch.rand(3, generator=generator(0, "client 1", 3, "noise")))
+    assert seed_of(1, 23) != seed_of(12, 3)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with seeded(0, "server"):
+        b = torch.rand(2)
+    with seeded(0, "server"):
+        assert torch.equal(b, torch.rand(2))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_timings_and_flops(tiny, tmp_path):
+    record = run(tiny("fedavg", rounds=1, flops=True), out=tmp_path / "a")
+    by = {(row["party"], row["phase"]): row for row in record.timings}
+    assert by["client 0", "fit"]["wall_s"] <= by["client 0", "task"]["wall_s"]
+    assert by["client 0", "task"]["flops"] > 1e6
+    assert by["server", "round"]["flops"] == 0, "averaging is no work that the counter knows; the clients' is theirs"
+    assert by["server", "round"]["wall_s"] < by["client 0", "task"]["wall_s"]
+    assert by["client 0", "task"]["peak_bytes"] > 1e7
+    assert record.peak_rss_bytes > 1e7
+
+
+def test_attacks_survive_what_happens_to_the_run(tiny, tmp_path):
+    from fedaudit.attack.scene import attack_run
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    attack_run(tmp_path / "a", attacks=["loss"])
+    assert "loss" in {a["attack"] for a in run(tiny("fedavg", rounds=1), out=tmp_path / "a", resume=True).attacks}
+    run(tiny("fedavg", rounds=2), out=tmp_path / "a", resume=True)
+    assert read_record(tmp_path / "a").attacks == [], "they were on another transcript"
+
+
+def test_an_attacker_does_not_get_the_seed(tiny, tmp_path):
+    from fedaudit.attack.scene import Scene
+    from fedaudit.runtime.runner import RunFolder
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    folder = RunFolder(tmp_path / "a")
+    scene = Scene(folder, folder.transcript.view("server"), 0, torch.empty(0), torch.empty(0))
+    assert "seed" not in scene.setting
+
+
+def test_candidates_are_exchangeable(tmp_path):
+    """Records sorted by class, more non-members than members: the labels alone must tell nothing."""
+    import numpy as np
+
+    from fedaudit.attack.scene import _candidates
+    from fedaudit.runtime.world import World
+
+    x = np.random.default_rng(0).integers(0, 255, (2000, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(2000) // 200)
+    world = World(
+        Setting.make(method="local", dataset=f"npz:{tmp_path / 'd.npz'}", clients=2, partition="iid", holdout=0.6)
+    )
+    for k in range(2):
+        _, y, member = _candidates(world, k)
+        inside, outside = y[member].float(), y[~member].float()
+        error = float((inside.var() / len(inside) + outside.var() / len(outside)).sqrt())
+        assert abs(float(inside.mean() - outside.mean())) < 4 * error
+
+
+def test_a_client_that_did_not_change_is_not_evaluated_again(tiny, tmp_path, monkeypatch):
+    from fedaudit.runtime import utility as evaluate
+
+    calls = []
+    real = evaluate._client_scores
+    monkeypatch.setattr(evaluate, "_client_scores", lambda world, k, f: calls.append(k) or real(world, k, f))
+    run(tiny("fedavg", rounds=3, clients=6, participation=0.34), out=tmp_path / "a")
+    assert len(calls) == 6 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "{folder}"], "directory"),
+        (["run", "--out", "{file}"], "exists"),
+        (["run", "--device", "mps", "--out", "{new}"], "not supported"),
+        (["run", "{badset}", "--out", "{new}"], "it is a table"),
+        (["attack", "{run}", "--client", "99"], "There is no client 99"),
+    ],
+)
+def test_plausible_mistakes_are_no_tracebacks(words, message, tiny, tmp_path):
+    places = {
+        "folder": tmp_path,
+        "file": tmp_path / "f",
+        "new": tmp_path / "n",
+        "run": tmp_path / "r",
+        "badset": tmp_path / "s.toml",
+    }
+    places["file"].write_text("x")
+    places["badset"].write_text("set = 5")
+    run(tiny("fedavg", rounds=1), out=places["run"])
+    command = [sys.executable, "-m", "fedaudit", *(word.format(**places) for word in words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
+    from fedaudit.attack.scene import attack_run
+
+    run(tiny("fedavg", rounds=1), out=tmp_path / "a")
+    (result,) = attack_run(tmp_path / "a", attacks=["loss"], threat="peer:0", clients=[0])
+    assert not result["ran"]
+
+
+# --- accuracy against bytes -----------------------------------------------------------------------------------------
+
+
+def test_the_record_holds_accuracy_against_cumulated_bytes(tiny, tmp_path):
+    """Four rounds, evaluated in the second and the last: two points, with what all rounds so far have sent. The model
+    is 54,824 bytes, for three clients, up (with 8 for the count) and down."""
+    record = run(tiny("fedavg", rounds=4, eval_every=2), out=tmp_path / "a")
+    assert [point.round for point in record.curve] == [2, 4]
+    assert [point.up_payload for point in record.curve] == [2 * 3 * 54_832, 4 * 3 * 54_832]
+    assert [point.down_payload for point in record.curve] == [2 * 3 * 54_824, 4 * 3 * 54_824]
+    last, reached = record.curve[-1], record.result["last"]
+    assert (last.up_wire, last.down_wire) == (record.bytes("up", "wire"), record.bytes("down", "wire"))
+    assert (last.accuracy, last.low, last.high) == tuple(
+        reached["global"]["test"][key] for key in ("accuracy", "low", "high")
+    )
+    assert last.clients_mean == reached["clients"]["global_test"]["mean"]
+    command = [sys.executable, "-m", "fedaudit", "show", str(tmp_path / "a"), "--json"]
+    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert shown["curve"] == [point.model_dump() for point in record.curve]
+
+
+def test_a_curve_that_the_rounds_do_not_add_up_to_is_refused(tiny, tmp_path):
+    run(tiny("local", rounds=2), out=tmp_path / "a")
+    path = tmp_path / "a" / "record.json"
+    written = json.loads(path.read_text())
+    assert [point["accuracy"] for point in written["curve"]] == [None, None]  # there is no global model
+    assert all(point["clients_mean"] > 0 for point in written["curve"])
+    written["curve"][1]["up_payload"] = 5
+    path.write_text(json.dumps(written))
+    with pytest.raises(RunError, match="the curve is not what the rounds add up to"):
+        read_record(path)
+    del written["curve"]  # as records were before they had one
+    path.write_text(json.dumps(written))
+    assert len(read_record(path).curve) == 2

@@ -1,0 +1,277 @@
+"""Budgets: kept, broken, against a baseline, malformed, about nothing; and the plugin in somebody else's suite."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fedaudit import run
+from fedaudit.errors import SettingError
+from fedaudit.runtime.run_record import read_record
+from fedaudit.suite.budgets import check_runs
+from fedaudit.units import bytes_text, parse_bytes
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """FedAvg on digits: the model is 4 x 13,706 = 54,824 bytes up and down, and 8 for the count."""
+    folder = tmp_path_factory.mktemp("gate") / "a"
+    run(method="fedavg", rounds=2, clients=3, flops=True, out=folder)
+    return folder
+
+
+def budgets(tmp_path, text):
+    path = tmp_path / "budgets.toml"
+    path.write_text(text)
+    return path
+
+
+def one(tmp_path, a_run, text):
+    (outcome,) = check_runs([a_run], budgets(tmp_path, "[[budget]]\n" + text))
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "kept"),
+    [
+        ('direction = "up"\nmax = "54832 B"', 54832, True),
+        ('direction = "up"\nmax = "54831 B"', 54832, False),
+        ('direction = "down"\nmax = 54824', 54824, True),
+        ('max = "1 MiB"', 54824 + 54832, True),
+        ('field = "Local.n"\nmax = "8 B"', 8, True),
+        ('message = "Local"\nper = "round"\nmax = "1 B"', 3 * 54832, False),
+        ('message = "Local"\nper = "run"\nmax = "1 GB"', 6 * 54832, True),
+        ('metric = "accuracy"\nmin = 0.01', None, True),
+        ('metric = "accuracy"\nmin = 0.999', None, False),
+        ('metric = "peak_memory"\nmax = "1 MiB"', None, False),
+        ('metric = "peak_memory"\nmax = "1 TiB"', None, True),
+        ('metric = "flops"\nmax = 1e12', None, True),
+        ('metric = "flops"\nmax = 1000', None, False),
+    ],
+)
+def test_ceilings_and_floors(tmp_path, a_run, text, value, kept):
+    outcome = one(tmp_path, a_run, text)
+    assert outcome.kept == kept
+    if value is not None:
+        assert outcome.value == value
+
+
+def test_wire_bytes_are_more_than_payload(tmp_path, a_run):
+    text = 'direction = "up"\nmax = "1 MiB"\n'
+    payload, wire = (one(tmp_path, a_run, text + f'convention = "{c}"').value for c in ("payload", "wire"))
+    assert payload < wire < 1.03 * payload
+
+
+def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
+    """4 kB more in 110 kB: beyond the 1 % of growth that is allowed, and the field that grew is named."""
+    run(method="outside:Fat", rounds=2, clients=3, out=tmp_path / "main")
+    shutil.copy(tmp_path / "main" / "record.json", tmp_path / "main.json")
+    path = budgets(tmp_path, '[[budget]]\nbaseline = "main.json"\nmax_growth = "1 %"\n')
+    run(method="outside:Fat", rounds=2, clients=3, set={"extra": 200}, out=tmp_path / "same")
+    assert check_runs([tmp_path / "same"], path)[0].kept
+    run(method="outside:Fat", rounds=2, clients=3, set={"extra": 1000}, out=tmp_path / "fat")
+    (outcome,) = check_runs([tmp_path / "fat"], path)
+    assert not outcome.kept
+    assert "up Extra.x grew most, by 3.90 KiB" in outcome.message()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"write one or more tables \[\[budget\]\]"),
+        ("[[budgets]]\nmax = 1", "Did you mean 'budget'"),
+        ('[[budget]]\nmaximum = "1 B"', "Unknown key of a budget"),
+        ("[[budget]]\n", "needs one of max, min and baseline"),
+        ('[[budget]]\nmax = "1 B"\nmin = 2.0', "needs one of max, min and baseline"),
+        ('[[budget]]\nmax = "12 elephants"', "is no size in bytes"),
+        ('[[budget]]\nbaseline = "b.json"', "baseline and max_growth belong together"),
+        ('[[budget]]\nbaseline = "b.json"\nmax_growth = "much"', "write a share"),
+        ('[[budget]]\nbaseline = "b.json"\nmax_growth = "1 %"', "The baseline .*b.json is missing"),
+        ('[[budget]]\nmetric = "accuracy"\nmax = 1', "accuracy takes a floor"),
+        ('[[budget]]\nmethod = "fedsomething"\nmax = "1 B"', "matches none of the 1 runs"),
+        ('[[budget]]\nfield = "Local.weights"\nmax = "1 B"', "matches nothing that fedavg sends"),
+        ('[[budget]]\nmetric = "flops"\nmax = "1 GB"', "FLOPs are a number"),
+        ('[[budget]]\nmetric = "flops"\ndirection = "up"\nmax = 1', "flops has no 'up'"),
+        ("rounds = = 3", "is not valid TOML"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_an_error_not_a_pass(tmp_path, a_run, text, words):
+    with pytest.raises(SettingError, match=words):
+        check_runs([a_run], budgets(tmp_path, text))
+
+
+def test_flops_need_a_run_that_counted_them(tmp_path):
+    run(method="fedavg", rounds=1, clients=2, out=tmp_path / "a")
+    with pytest.raises(SettingError, match="needs a run that counted them"):
+        check_runs([tmp_path / "a"], budgets(tmp_path, '[[budget]]\nmetric = "flops"\nmax = 1'))
+
+
+def test_flops_may_grow_over_a_baseline_too(tmp_path, a_run):
+    shutil.copy(a_run / "record.json", tmp_path / "main.json")
+    assert one(tmp_path, a_run, 'metric = "flops"\nbaseline = "main.json"\nmax_growth = "0 %"').kept
+
+
+def test_a_baseline_of_another_method_is_an_error(tmp_path, a_run):
+    run(method="local", rounds=1, clients=2, out=tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "record.json", tmp_path / "main.json")
+    with pytest.raises(SettingError, match=r"main\.json is of local, the run .* of fedavg"):
+        one(tmp_path, a_run, 'baseline = "main.json"\nmax_growth = "1 %"')
+
+
+def test_an_unfinished_run_neither_keeps_nor_breaks_a_budget(tmp_path, a_run):
+    record = read_record(a_run)
+    record.status = "running"
+    record.save(tmp_path)
+    with pytest.raises(SettingError, match="is not finished"):
+        check_runs([tmp_path], budgets(tmp_path, '[[budget]]\nmax = "1 MiB"'))
+
+
+def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):
+    good = budgets(tmp_path, '[[budget]]\nmax = "1 MiB"\n')
+    assert fedaudit("check", a_run, "--budget", good)[0] == 0
+    bad = budgets(tmp_path, '[[budget]]\ndirection = "up"\nmax = "50 kB"\n[[budget]]\nmax = "1 MiB"\n')
+    code, out, _ = fedaudit("check", a_run, "--budget", bad)
+    assert code == 1
+    assert "the largest field is up Local.w" in out
+    code, out, _ = fedaudit("check", a_run, "--budget", bad, "--format", "github")
+    assert code == 1
+    assert out.startswith("::error title=fedaudit budget::")
+    assert out.count("::error") == 1
+    assert "(9.7%25 over)" in out  # a workflow command wants its percent signs so
+    code, out, _ = fedaudit("check", a_run, "--budget", bad, "--format", "junit")
+    assert code == 1
+    suite = ElementTree.fromstring(out)
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert "Local.w" in suite.find("testcase/failure").get("message")
+    growth = budgets(tmp_path, '[[budget]]\nbaseline = "gone.json"\nmax_growth = "1 %"\n')
+    code, _, err = fedaudit("check", a_run, "--budget", growth)
+    assert code == 2
+    assert "gone.json is missing. Save one" in err
+    nothing = budgets(tmp_path, '[[budget]]\nmethod = "fedzge"\nmax = "1 MiB"\n')
+    assert fedaudit("check", a_run, "--budget", nothing)[0] == 2
+    assert fedaudit("check", a_run, "--budget", budgets(tmp_path, "[[budget]]\n"))[0] == 2
+    assert fedaudit("check", a_run, "--budget", good, "--format", "yaml")[0] == 2
+    assert fedaudit("check", tmp_path / "nothing", "--budget", good)[0] == 2
+
+
+def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
+    pytester.makepyfile(
+        mine="""
+        from outside import Averages
+
+        class Mine(Averages):
+            pass
+        """,
+        test_mine="""
+        import pytest
+
+        @pytest.mark.comm_budget(uplink="60 kB", downlink="60 kB")
+        def test_small(federated_run):
+            assert federated_run(method="mine:Mine", rounds=1, clients=2).status == "done"
+
+        @pytest.mark.comm_budget(uplink="10 kB")
+        def test_too_large(federated_run):
+            federated_run(method="mine:Mine", rounds=1, clients=2)
+
+        def test_by_hand(federated_run, comm_budget):
+            record = federated_run(method="mine:Mine", rounds=1, clients=2)
+            comm_budget(record, downlink="1 kB", per="run")
+        """,
+    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "helpers"))
+    result = pytester.runpytest_subprocess("-q", "--strict-markers")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*mine:Mine: up traffic is *the largest field is up Weights.w*"])
+
+
+def test_the_plugin_names_the_field_that_grew(pytester, monkeypatch, tmp_path):
+    """Against a record of the leaner method, saved beside the tests: Fat's 1000 floats are 3.90 KiB more than one."""
+    run(method="outside:Fat", rounds=1, clients=2, out=tmp_path / "main")
+    shutil.copy(tmp_path / "main" / "record.json", pytester.path / "main.json")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.comm_budget(baseline="main.json", max_growth="1 %")
+        @pytest.mark.parametrize("extra", [1, 1000])
+        def test_growth(federated_run, extra):
+            federated_run(method="outside:Fat", rounds=1, clients=2, set={"extra": extra})
+
+        @pytest.mark.comm_budget(baseline="main.json")
+        def test_half_a_budget(federated_run):
+            federated_run(method="outside:Fat", rounds=1, clients=2)
+        """
+    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "helpers"))
+    result = pytester.runpytest_subprocess("-q", "--strict-markers")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*outside:Fat: traffic is *; up Extra.x grew most, by 3.90 KiB.*"])
+    result.stdout.fnmatch_lines(["*baseline and max_growth belong together*"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("12 MiB", 12 * 2**20), ("1.5kB", 1500), ("7 b", 7), ("2 GiB", 2**31)])
+def test_sizes_in_words(text, value):
+    assert parse_bytes(text) == value
+
+
+def test_decimal_and_binary_units_are_told_apart():
+    assert bytes_text(1_500_000) == "1.50 MB"
+    assert bytes_text(1.5 * 2**20, binary=True) == "1.50 MiB"
+    assert bytes_text(999) == "999 B"
+    assert bytes_text(5e15) == "5000.00 TB"
+
+
+# --- the README's workflow ------------------------------------------------------------------------------------------
+
+
+def block(language: str, containing: str) -> str:
+    """The code block of the README's section on gating that holds a word."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    section = text[text.index("### Gate communication in your CI") :].split("\n## ")[0]
+    (found,) = [b for b in re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL) if containing in b]
+    return found
+
+
+def readme_method() -> str:
+    """The README's own method, whole."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    section = text[text.index("## How to add a method") :].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+
+
+def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch):
+    """Its commands, in its order, on a package that holds the README's method; only the floor on accuracy is another,
+    because three rounds of that method's default settings reach next to nothing."""
+    yaml = pytest.importorskip("yaml", reason="to read the workflow")
+    workflow = yaml.safe_load(block("yaml", "jobs:"))
+    steps = [step["run"] for step in workflow["jobs"]["budget"]["steps"] if "run" in step]
+    assert all(word in " ".join(steps) for word in ("pip install", "fedaudit run", "fedaudit check", "--format github"))
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "my_method.py").write_text(readme_method().replace("class FedAvg(", "class MyMethod("))
+    (tmp_path / "budgets.toml").write_text(block("toml", "[[budget]]").replace("min = 0.9", "min = 0.05"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    commands = [shlex.split(step)[1:] for step in steps if step.startswith("fedaudit ")]
+    assert [words[0] for words in commands] == ["run", "check"]
+    assert fedaudit(*commands[0])[0] == 0
+    code, _, err = fedaudit(*commands[1])
+    assert code == 2
+    assert "main.json is missing. Save one: copy a run's record.json there" in err
+    shutil.copy("run/record.json", "main.json")  # as the README says
+    code, out, err = fedaudit(*commands[1])
+    assert (code, out.strip()) == (0, ""), err
+
+
+def test_the_readmes_test_file_is_a_test_file(pytester):
+    pytester.makepyfile("import pytest\n" + block("python", "comm_budget"))
+    result = pytester.runpytest_subprocess("-q", "--strict-markers", "--collect-only")
+    result.stdout.fnmatch_lines(["2 tests collected*"])

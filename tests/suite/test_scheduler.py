@@ -1,0 +1,419 @@
+"""Suites: reading them, resuming, failing cells, attacks, budgets, forecasts, one audit at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from suite_tools import comparable, nursery_at, quick  # noqa: F401 (fixtures)
+
+from fedaudit import read_record, run
+from fedaudit.errors import FedauditError, RunError
+from fedaudit.registry import find
+from fedaudit.setting import Setting
+from fedaudit.suite import scheduler as auditing
+from fedaudit.suite.cell import Cell, carry_out, folder_name, look, missing
+from fedaudit.suite.forecast import Pace, duration, forecast, total
+from fedaudit.suite.scheduler import audit, make_cells
+from fedaudit.suite.suite_file import Suite, read_suite
+
+SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp"}
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    return path
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("attack = []", r"Unknown key of the suite 'attack'\. Did you mean 'attacks'\?"),
+        ("[base]\nround = 3", r"Unknown setting 'round' in \[base\]\. Did you mean 'rounds'\?"),
+        ("[grid]\nseeds = [0]", r"Unknown setting 'seeds' in \[grid\]\. Did you mean 'seed'\?"),
+        ('[[methods]]\nmetod = "local"', r"Unknown setting 'metod' in \[\[methods\]\]\. Did you mean 'method'\?"),
+        ("[grid]\nseed = 0", "grid.seed = 0: input should be a valid list"),
+        ("[grid]\nseed = []", r"no cell: a list in \[grid\] is empty"),
+        ("[base]\nrounds = -1", "rounds = -1"),
+        ('[base]\nmethod = "fedavgg"', "Unknown method 'fedavgg'. Did you mean 'fedavg'"),
+        ('[base]\ndataset = "digit"', "'digit'.*[Dd]id you mean 'digits'"),
+        ('attacks = ["los"]', "Unknown attack 'los'. Did you mean 'loss'"),
+        ('attacks = [{ attack = "loss", stepps = 3 }]', "Unknown setting of loss 'stepps'"),
+        ("attacks = [{ name = 'loss' }]", "names no attack"),
+        ('attacks = ["loss", "loss"]', "'loss' is listed twice"),
+        ('threats = ["sever"]', "Unknown threat 'sever'"),
+        ("[base.privacy.embedings]\nepsilon = 1", "'embedings'.*Did you mean 'embeddings'"),
+        ("[base.privacy.weights]\nepsilon = 1", "Use DP-SGD"),
+        ("[base.privacy.logits]\neps = 1", "'eps'.*Did you mean 'epsilon'"),
+        ("[[budgets]]\nmaximum = 1", "Unknown key of a budget in budgets 'maximum'. Did you mean 'max'"),
+        ("[[budgets]]\ndirection = 'up'", "needs one of max, min and baseline"),
+        ("[[budgets]]\nmethod = 'fedaf'\nmax = 1", "about the method 'fedaf', which no cell has"),
+        ("budgets = 'nowhere.toml'", "There is no file"),
+        ("budgets = [3]", "3 is no budget"),
+        ("[base", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_suite_is_said_before_anything_runs(tmp_path, text, words):
+    with pytest.raises(FedauditError, match=rf"(?s)s\.toml.*{words}"):
+        read_suite(written(tmp_path, text))
+
+
+def test_a_bad_suite_is_one_paragraph_and_exit_code_2(fedaudit, tmp_path):
+    code, out, err = fedaudit("audit", written(tmp_path, "[base]\nround = 3"), "--out", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_wins_over_the_grid_and_the_grid_over_the_base():
+    suite = Suite(base={"rounds": 1, "seed": 7}, grid={"seed": [0, 1]}, methods=[{"method": "local"}, {"seed": 5}])
+    assert [(cell.method, cell.seed, cell.rounds) for cell in suite.cells()] == [
+        ("local", 0, 1), ("local", 1, 1), ("fedavg", 5, 1),
+    ]  # fmt: skip
+
+
+def test_a_cell_is_named_by_what_it_computes():
+    """Where and how it is carried out changes nothing; anything else does."""
+    one = Setting.make(rounds=1)
+    assert folder_name(one) == folder_name(Setting.make(rounds=1, engine="ray", workers=2, data_dir="/elsewhere"))
+    others = [Setting.make(rounds=1, **{key: value}) for key, value in (("seed", 1), ("set", {"E": 2}), ("aux", 0.2))]
+    assert len({folder_name(s) for s in [one, *others]}) == 4
+
+
+def test_budgets_of_a_suite_from_a_file_or_in_it(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "budgets.toml").write_text(
+        '[[budget]]\nmax = "1 MiB"\n[[budget]]\nbaseline = "main.json"\nmax_growth = "1 %"\n'
+    )
+    first, second = read_suite(written(tmp_path, 'budgets = "b/budgets.toml"')).budgets
+    assert first.max == "1 MiB"
+    assert second.baseline == str(tmp_path / "b" / "main.json"), "beside the file that names it"
+    (inline,) = read_suite(written(tmp_path, 'budgets = { max = "2 MiB" }')).budgets
+    assert inline.max == "2 MiB"
+    (table,) = read_suite(written(tmp_path, '[[budgets]]\nbaseline = "x.json"\nmax_growth = "1 %"')).budgets
+    assert table.baseline == str(tmp_path / "x.json")
+
+
+# --- carrying out ----------------------------------------------------------------------------------------------
+
+
+def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_alone(quick, tmp_path, monkeypatch):  # noqa: F811
+    suite = Suite(
+        base=SMALL,
+        attacks=["loss"],
+        methods=[{"method": "outside:Broken", "set": {}}, {"method": "fedavg"}, {"method": "fedavg", "seed": 1}],
+    )
+    broken, one, two = audit(suite, tmp_path, jobs=2)
+    assert broken.status == "failed"
+    assert "ZeroDivisionError" in broken.error
+    assert (one.status, two.status) == ("done", "done")
+    saved = json.loads((tmp_path / "audit.json").read_text())["cells"]
+    assert [row["status"] for row in saved] == ["failed", "done", "done"]
+    assert "ZeroDivisionError" in saved[0]["reason"]
+
+    before = [comparable(cell.folder, timings=True) for cell in (one, two)]
+    again = audit(suite, tmp_path)
+    assert [cell.status for cell in again] == ["failed", "done", "done"]
+    assert [comparable(cell.folder, timings=True) for cell in (one, two)] == before, "not touched, not even its times"
+
+    wider = suite.model_copy(update={"attacks": ["loss", "outside:Margin"], "threats": ["server", "outsider"]})
+    audit(wider, tmp_path)
+    found = {(a["attack"], a["threat"]): a for a in read_record(one.folder).attacks if not a["blind"]}
+    assert set(found) == {(a, t) for a in ("loss", "outside:Margin") for t in ("server", "outsider")}
+    assert found["loss", "server"] in before[0]["attacks"], "the old result with its old time"
+    assert comparable(one.folder, timings=True) | {"attacks": []} == before[0] | {"attacks": []}
+
+
+def test_an_attack_counts_for_its_transcript_its_settings_and_all_clients(tmp_path):
+    from fedaudit.attack.scene import attack_run
+
+    setting = Setting.make(**SMALL)
+    cell = Cell(tmp_path / "a", setting, ["suite_tools:Scaled"], ["server"])
+    run(setting, out=cell.folder)
+    attack_run(cell.folder, attacks=["suite_tools:Scaled"], clients=[1])
+    assert len(missing(cell, read_record(cell.folder))) == 1, "of one client only"
+    carry_out(cell)
+    assert cell.status == "done"
+    assert missing(cell, read_record(cell.folder)) == []
+    cell.attacks = [{"attack": "suite_tools:Scaled", "by": 1.0}]
+    assert missing(cell, read_record(cell.folder)) == [], "the default, written out"
+    cell.attacks = [{"attack": "suite_tools:Scaled", "by": -1.0}]
+    assert len(missing(cell, read_record(cell.folder))) == 1
+    cell.status = "to do"
+    carry_out(cell)
+    assert {"by": -1.0} in [a["settings"] for a in read_record(cell.folder).attacks]
+    run(setting.model_copy(update={"rounds": 2}), out=cell.folder, resume=True)
+    assert len(missing(cell, read_record(cell.folder))) == 1, "the transcript is another one"
+
+
+def test_one_failing_attack_fails_its_cell_and_stops_no_other_attack(tmp_path):
+    cell = Cell(tmp_path / "a", Setting.make(**SMALL), ["suite_tools:BrokenAttack", "loss"], ["server"])
+    carry_out(cell)
+    assert cell.status == "failed"
+    assert cell.reason.startswith("attack suite_tools:BrokenAttack by server: ZeroDivisionError")
+    assert "loss" in [a["attack"] for a in read_record(cell.folder).attacks]
+
+
+def test_a_killed_cell_stops_no_other(quick, tmp_path):  # noqa: F811
+    """What the kernel does when memory is short."""
+    suite = Suite(base=SMALL, attacks=[], methods=[{"method": "suite_tools:Killed", "set": {}}, {"method": "fedavg"}])
+    killed, other = audit(suite, tmp_path)
+    assert killed.status == "failed"
+    assert "its process ended with signal 9" in killed.reason
+    assert other.status == "done"
+
+
+def test_when_nothing_comes_through(quick, tmp_path):  # noqa: F811
+    suite = Suite(base={**SMALL, "method": "outside:Broken", "set": {}}, attacks=[])
+    with pytest.raises(RunError, match=r"No cell of the suite came through\..*ZeroDivisionError"):
+        audit(suite, tmp_path)
+
+
+def test_a_damaged_record_fails_its_cell_alone(quick, tmp_path):  # noqa: F811
+    suite = Suite(base=SMALL, attacks=[], grid={"seed": [0, 1]})
+    first, second = audit(suite, tmp_path)
+    (first.folder / "record.json").write_text("{")
+    first, second = audit(suite, tmp_path)
+    assert first.status == "failed"
+    assert "cannot be read" in first.reason
+    assert second.status == "done"
+
+
+def test_two_audits_of_one_folder_do_not_clash(quick, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(auditing, "PATIENCE", 0.1)
+    suite = Suite(base=SMALL, attacks=[])
+    with auditing._locked(tmp_path), pytest.raises(RunError, match="Another audit is at work in"):
+        audit(suite, tmp_path)
+    assert audit(suite, tmp_path)[0].status == "done"
+
+
+def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(auditing, "make_engine", lambda setting: ray_engine)
+    monkeypatch.setattr(ray_engine, "close", lambda: None)
+    suite = Suite(base=SMALL, attacks=["loss"], grid={"seed": [0, 1]})
+    serial, on_ray = audit(suite, tmp_path / "a"), audit(suite, tmp_path / "b", engine="ray")
+    assert [cell.folder.name for cell in serial] == [cell.folder.name for cell in on_ray]
+    for a, b in zip(serial, on_ray, strict=True):
+        assert read_record(b.folder).setting.engine == "ray"
+        assert comparable(a.folder) == comparable(b.folder)
+    with pytest.raises(FedauditError, match="--jobs 2 with the engine ray"):
+        audit(suite, tmp_path / "c", engine="ray", jobs=2)
+    with pytest.raises(FedauditError, match="engine = 'rai'"):
+        audit(suite, tmp_path / "c", engine="rai")
+
+
+def test_progress_with_time_left_is_told_to_whoever_watches(quick, tmp_path):  # noqa: F811
+    told = []
+    suite = Suite(base={**SMALL, "rounds": 3}, attacks=["loss"], grid={"seed": [0, 1]})
+    audit(suite, tmp_path, watch=lambda *what: told.append(what))
+    assert told[0] == (0, 2, "0 of 2 cells")
+    assert told[-1] == (2, 2, "2 of 2 cells, about 1 s left") or told[-1][2].startswith("2 of 2 cells")
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told), "it never goes back"
+    assert any("1 of 2 cells, fedavg: round 2" in what and " left" in what for _, _, what in told)
+
+
+# --- privacy that does not apply -------------------------------------------------------------------------------
+
+CLIP = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}, "logits": {"epsilon": 1.0, "sensitivity": "clip:1"}}
+
+
+def test_privacy_that_is_about_nothing_released_is_refused_and_marked(quick, tmp_path):  # noqa: F811
+    suite = Suite(base=SMALL, attacks=["loss"], grid={"privacy": [{}, CLIP]})
+    plain, private = audit(suite, tmp_path)
+    assert (plain.status, private.status) == ("done", "refused")
+    words = "a policy on embeddings, logits protects nothing where count, weights is released."
+    assert private.reason == words
+    record = read_record(private.folder)
+    assert record.status == "refused"
+    assert record.notes == [f"the privacy setting does not apply: {words}"]
+    assert record.rounds == []
+    assert record.privacy_applies is False
+    assert read_record(plain.folder).privacy_applies is None
+    again = audit(suite, tmp_path)[1]
+    assert (again.status, again.reason) == ("refused", words), "known without another try"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"logits": {"epsilon": 1.0, "sensitivity": "random-pixel"}}, "random-pixel sensitivity is not applicable"),
+        ({"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}, "client.optimise cannot be made private"),
+    ],
+)
+def test_privacy_that_turns_out_not_to_apply_is_refused_too(tmp_path, privacy, words):
+    """FedAF's class means of logits are no function of one image, and its condensation is no training of a model."""
+    setting = Setting.make(method="fedaf", set={"IPC": 1, "steps": 1, "E": 1}, clients=2, rounds=1, privacy=privacy)
+    cell = Cell(tmp_path / "a", setting, ["loss"], ["server"])
+    carry_out(cell)
+    assert cell.status == "refused"
+    assert words in cell.reason
+    assert read_record(cell.folder).privacy_applies is False
+
+
+def test_privacy_that_applies_in_part_runs_and_is_marked_so(tmp_path):
+    """Exchange releases embeddings and logits, and no prototypes."""
+    policy = {"epsilon": 1.0, "sensitivity": "clip:1"}
+    setting = Setting.make(
+        method="outside:Exchange", clients=2, rounds=1, set={"steps": 1},
+        privacy={"embeddings": policy, "prototypes": policy},
+    )  # fmt: skip
+    cell = Cell(tmp_path / "a", setting, [], ["server"])
+    carry_out(cell)
+    assert (cell.status, cell.reason) == ("done", None)
+    record = read_record(cell.folder)
+    assert record.idle_policies == ["prototypes"]
+    assert record.privacy_applies is True
+
+
+def test_a_privacy_error_that_the_user_can_mend_is_a_failure(tmp_path):
+    """Calibrated for one training in all, and there is one per round: that is a wrong setting, not a hopeless one."""
+    privacy = {"training": {"epsilon": 8.0, "sensitivity": "clip:1", "releases": 1}}
+    cell = Cell(tmp_path / "a", Setting.make(**{**SMALL, "rounds": 2}, privacy=privacy), [], ["server"])
+    carry_out(cell)
+    assert cell.status == "failed"
+    assert "Say how many there will be" in cell.reason
+
+
+# --- the command line ------------------------------------------------------------------------------------------
+
+
+def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
+    import fedaudit.attack.release_path
+
+    privacy = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}}
+    setting = Setting.make(method="dffke", clients=3, rounds=1, set=dict(find("dffke").quick), privacy=privacy)
+    carry_out(cell := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
+    assert cell.status == "done", cell.reason
+    (tried,) = [audit for audit in read_record(tmp_path / "a").audits if audit["kind"] == "embeddings"]
+    assert tried["verdict"] == "not refuted"
+    assert tried["trials"] >= 20
+    monkeypatch.setattr(
+        fedaudit.attack.release_path, "audit_releases", lambda *_, **__: pytest.fail("it was tried already")
+    )
+    carry_out(again := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
+    assert again.status == "done"
+
+
+def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):  # noqa: F811
+    base = '[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n'
+    base += '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n'
+    kept = written(tmp_path, 'attacks = []\nbudgets = { max = "1 MiB" }\n' + base)
+    code, out, err = fedaudit("audit", kept, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert out.count("yes") == 2, "each cell held against it, also the one that sends nothing"
+    broken = written(tmp_path, 'attacks = []\nbudgets = { method = "fedavg", max = "1 B" }\n' + base)
+    code, out, _ = fedaudit("audit", broken, "--out", tmp_path / "out")
+    assert code == 1
+    assert "the budget 1 B" in out
+    assert "The report is in" in out
+
+
+def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, fedaudit, tmp_path):  # noqa: F811
+    path = written(
+        tmp_path,
+        'attacks = []\n[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n[grid]\nseed = [0, 1]\n'
+        "privacy = [{}, { embeddings = { epsilon = 1.0 } }]\n",
+    )
+    code, out, err = fedaudit("audit", path, "--out", tmp_path / "out", "--jobs", 2)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "does not apply (2 cells): fedavg: a policy on embeddings protects nothing where count, weights is released.",
+        f"The report is in {tmp_path / 'out' / 'report.html'}",
+    ]
+
+
+def test_workers_are_processes_of_their_own(tmp_path):
+    """The whole command, as a user starts it: everything else here forks its workers to save the imports."""
+    suite = written(tmp_path, 'attacks = ["loss"]\n[base]\nclients = 2\nrounds = 1\nmodel = "mlp"\n')
+    words = [sys.executable, "-m", "fedaudit", "audit", str(suite), "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    (record,) = (tmp_path / "out").glob("runs/*/record.json")
+    assert "loss" in [a["attack"] for a in read_record(record).attacks]
+
+
+# --- forecasts -------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_is_exact_about_bytes_and_honest_about_time(quick, tmp_path):  # noqa: F811
+    suite = Suite(base=SMALL, attacks=["loss"], grid={"seed": [0, 1], "privacy": [{}, CLIP]})
+    fresh = forecast(make_cells(suite, tmp_path))
+    assert [f.state for f in fresh] == ["new", "does not apply", "new", "does not apply"]
+    assert fresh[0].seconds is None
+    assert "Time: not known" in total(fresh, 1)
+    assert not (tmp_path / "runs").exists(), "nothing ran"
+
+    audit(Suite(base=SMALL, attacks=["loss"]), tmp_path)  # the cell of seed 0
+    first, _, second, _ = after = forecast(make_cells(suite, tmp_path))
+    record = read_record(first.cell.folder)
+    assert (first.state, first.bytes, first.seconds) == ("done", 0, 0.0)
+    assert second.bytes == record.bytes("up") + record.bytes("down") == fresh[0].bytes
+    (loss,) = (a for a in record.attacks if a["attack"] == "loss")
+    assert second.seconds == pytest.approx(record.rounds[0].wall_s + loss["wall_s"])
+    assert second.note == "time from the same with another seed"
+    assert total(after, 2).startswith("4 cells: 1 done, 2 does not apply, 1 to do.")
+
+
+def test_a_dry_run_can_measure(tmp_path):
+    suite = Suite(base={**SMALL, "rounds": 40}, attacks=["loss"])
+    (found,) = forecast(make_cells(suite, tmp_path), measure=True)
+    assert found.seconds > 0
+    assert found.note == "time from the same with other rounds"
+    assert not (tmp_path / "runs").exists(), "what was tried out left nothing"
+
+
+def test_a_dry_run_names_cells_that_will_fail(fedaudit, tmp_path):
+    path = written(tmp_path, "attacks = []\n[base]\nset = { E = 'many' }\n")
+    code, out, _ = fedaudit("audit", path, "--dry-run", "--out", tmp_path / "out")
+    assert code == 0
+    assert "will fail" in out
+    assert "hyper-parameter of fedavg E = 'many'" in out
+
+
+def test_the_pace_of_the_nearest_like_cell():
+    """Ten rounds took 20 s: 2 s a round. The other seed has 10 rounds, half of them done: 10 s; by two, 5 s."""
+    pace = Pace()
+    one = Setting.make(rounds=10)
+    assert pace.per_round(one) is None
+    assert pace.left([(one, 1.0)], 1) is None
+    pace.add_rounds(one, 20.0, 10)
+    assert pace.per_round(one) == (2.0, "this cell's own rounds")
+    assert pace.per_round(one.model_copy(update={"seed": 1})) == (2.0, "the same with another seed")
+    assert pace.per_round(one.model_copy(update={"rounds": 3})) == (2.0, "the same with other rounds")
+    assert pace.per_round(one.model_copy(update={"privacy": CLIP})) == (2.0, "the same under other privacy")
+    assert pace.per_round(one.model_copy(update={"clients": 6})) is None
+    assert pace.left([(one.model_copy(update={"seed": 1}), 0.5)], 2) == 5.0
+    # One like nothing else counts at the others' mean: 20 s of known work, and 10 rounds at 2 s.
+    assert pace.left([(one, 1.0), (one.model_copy(update={"clients": 6}), 1.0)], 1) == 40.0
+
+
+def test_durations():
+    assert [duration(s) for s in (0.2, 12, 89, 300, 7200)] == ["1 s", "12 s", "89 s", "5 min", "2.0 h"]
+
+
+def test_a_cell_half_done_says_so(tmp_path):
+    setting = Setting.make(**{**SMALL, "rounds": 3})
+    suite = Suite(base=SMALL | {"rounds": 3}, attacks=[])
+    (cell,) = make_cells(suite, tmp_path)
+
+    class Enough(Exception):
+        pass
+
+    def stop(t, rounds, what):
+        if t == 2:
+            raise Enough
+
+    with pytest.raises(Enough):
+        run(setting, out=cell.folder, watch=stop)
+    assert look(cell).status == "running"
+    (found,) = forecast([cell])
+    assert found.state == "2 of 3 rounds done"
+    assert found.note == "time from this cell's own rounds"

@@ -1,0 +1,198 @@
+"""The training loop against loops written out by hand."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedaudit.errors import ContractError
+from fedaudit.training.fit import Turns, adam, batches, check_pure, fit, sgd
+
+
+def ce(f, x, y):
+    return cross_entropy(f(x), y, reduction="none")
+
+
+def rows(n=21):
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(n, 4, generator=g), torch.randint(3, (n,), generator=g)
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("opt", [sgd(0.1, momentum=0.9, weight_decay=0.01), adam(0.01)])
+def test_equals_a_loop_written_out(opt):
+    (x, y), f, g = rows(), model(), model()
+    done = fit(f, ce, (x, y), opt=opt, batch=8, epochs=3, rng=torch.Generator().manual_seed(7))
+    rng = torch.Generator().manual_seed(7)
+    optimiser = opt.build(list(g.parameters()))
+    for _ in range(3):
+        order = torch.randperm(21, generator=rng)
+        total = 0.0
+        for i in range(0, 21, 8):
+            index = order[i : i + 8]
+            loss = cross_entropy(g(x[index]), y[index])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += loss.item() * len(index)
+    assert torch.equal(f.weight, g.weight)
+    assert torch.equal(f.bias, g.bias)
+    assert done.steps == 9
+    assert done.epochs == 3
+    assert done.loss == pytest.approx(total / 21, rel=1e-5)
+
+
+def test_a_last_row_alone_joins_the_batch_before():
+    sizes = [len(b) for b in batches(17, 8, torch.Generator())]
+    assert sizes == [8, 9]
+    assert sorted(torch.cat(list(batches(17, 8, torch.Generator()))).tolist()) == list(range(17))
+    assert [len(b) for b in batches(1, 8, torch.Generator())] == [1]
+    assert [len(b) for b in batches(16, 8, torch.Generator())] == [8, 8]
+
+
+def test_steps_and_until():
+    done = fit(model(), ce, rows(), opt=sgd(0.1), batch=8, steps=4, rng=torch.Generator())
+    assert (done.steps, done.epochs) == (4, 2)
+    seen = []
+
+    def until(f, x, y):
+        seen.append(f(x).shape)
+        return len(seen) == 2
+
+    done = fit(model(), ce, rows(), opt=sgd(0.1), batch=8, epochs=9, rng=torch.Generator(), until=until)
+    assert done.epochs == 2
+    assert seen == [(21, 3), (21, 3)]
+
+
+def test_given_and_params_make_a_proximal_loss():
+    """The gradient of 0.5 |w - w0|^2 is w - w0: from w0 + 1 one step of size 0.1 goes a tenth of the way back."""
+
+    def proximal(f, x, y, w0):
+        return 0.5 * sum(((p - w0[name]) ** 2).sum() for name, p in f.params.items()) + 0 * y
+
+    f = model()
+    w0 = {name: p.detach() - 1 for name, p in f.named_parameters()}
+    fit(f, proximal, rows(), opt=sgd(0.1), batch=21, epochs=1, rng=torch.Generator(), given={"w0": w0})
+    for name, p in f.named_parameters():
+        assert torch.allclose(p, w0[name] + 0.9)
+
+
+def test_mode_is_restored_and_frozen_parameters_stay():
+    f = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)).eval()
+    f[0].requires_grad_(False)
+    before = f[0].weight.clone()
+    fit(f, ce, rows(), opt=sgd(0.1), batch=8, epochs=1, rng=torch.Generator())
+    assert not f.training
+    assert torch.equal(f[0].weight, before)
+
+
+def test_contract_errors():
+    options = {"opt": sgd(0.1), "batch": 8, "rng": torch.Generator()}
+
+    def reduced(f, x, y):
+        return cross_entropy(f(x), y)
+
+    with pytest.raises(ContractError, match=r"reduced returned the shape \(\) for 8 rows"):
+        fit(model(), reduced, rows(), epochs=1, **options)
+    fit(model(), reduced, rows(), epochs=1, separable=False, **options)
+    with pytest.raises(ContractError, match="either epochs or steps"):
+        fit(model(), ce, rows(), **options)
+    with pytest.raises(ContractError, match="one common, positive number of rows"):
+        fit(model(), ce, (torch.ones(3, 4), torch.ones(2)), epochs=1, **options)
+    with pytest.raises(ContractError, match="tuple of tensors"):
+        fit(model(), ce, (), epochs=1, **options)
+
+
+def test_a_loss_carries_no_tensor_or_module():
+    teacher, target = nn.Linear(2, 2), torch.ones(2)
+    tau = 2.0
+
+    def closes(f, x, y):
+        return teacher(x).sum(1)
+
+    def defaults(f, x, y, t=target):
+        return t * x
+
+    def fine(f, x, y):
+        return f(x).sum(1) / tau
+
+    check_pure(fine)
+    check_pure(functools.partial(fine, y=3))
+    for loss in (closes, defaults, functools.partial(fine, y=target), teacher.forward):
+        with pytest.raises(ContractError, match="carries a"):
+            check_pure(loss)
+
+
+def test_fewer_than_no_epochs_are_refused():
+    with pytest.raises(ContractError, match="-1 epochs: a number from 0 up"):
+        fit(model(), ce, rows(), opt=sgd(0.1), batch=8, epochs=-1, rng=torch.Generator())
+
+
+def which(x):
+    """To which of two parts of 5 and 3 rows each batch belongs; it must not mix them."""
+    parts = {int(i >= 5) for i in x.tolist()}
+    assert len(parts) == 1
+    return parts.pop()
+
+
+@pytest.mark.parametrize(("by", "order"), [("step", [0, 1, 0]), ("epoch", [0, 0, 1])])
+def test_parts_take_turns(by, order):
+    """Five rows and three, in batches of two. Five make two batches, as a last row alone joins the one before; three
+    make one batch. By step the longer part ends alone. Each part is shuffled by itself, in order."""
+    seen = list(batches(8, 2, torch.Generator().manual_seed(0), Turns((5, 3), by)))
+    assert [which(index) for index in seen] == order
+    first = torch.Generator().manual_seed(0)
+    alone = [torch.randperm(5, generator=first).tolist(), (torch.randperm(3, generator=first) + 5).tolist()]
+    assert [[i for index in seen if which(index) == part for i in index.tolist()] for part in (0, 1)] == alone
+    assert [len(index) for index in batches(5, 3, first, Turns((0, 5), by))] == [3, 2], "an empty part has no turn"
+
+
+def test_one_optimiser_serves_all_parts():
+    """SGD with momentum on x -> (w - x)^2 / 2, two parts of one row each, 1 and 3, w = 0, learning rate 1/2, momentum
+    1/2. Step 1 on 1: gradient -1, v = -1, w = 1/2. Step 2 on 3: gradient -5/2, v = -1/2 - 5/2 = -3, w = 2. With a new
+    optimiser in step 2, w would be 1/2 + 5/4."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.zero_()
+    rows = (torch.tensor([[1.0], [3.0]]),)
+
+    def half_square(f, x):
+        return ((f(torch.ones_like(x)) - x) ** 2 / 2)[:, 0]
+
+    opt = sgd(0.5, momentum=0.5)
+    fit(model, half_square, rows, opt=opt, batch=1, epochs=1, rng=torch.Generator(), turns=Turns((1, 1)))
+    assert model.weight.item() == 2.0
+
+
+def test_turns_cover_the_rows():
+    with pytest.raises(ContractError, match=r"parts that take turns have \(2, 2\) rows, the data 3"):
+        fit(nn.Linear(1, 1), lambda f, x: f(x)[:, 0], (torch.ones(3, 1),), opt=sgd(0.1), batch=1, epochs=1,
+            rng=torch.Generator(), turns=Turns((2, 2)))  # fmt: skip
+
+
+@pytest.mark.parametrize("norms", ["batch", "running"])
+def test_batch_norms_learn_from_the_batch_or_stay(norms):
+    """Rows of mean 4: the running mean goes from 0 to 0.4 (momentum 0.1), or stays; and it is what normalises, or not.
+    The weights of the norm are trained either way."""
+    norm = nn.BatchNorm1d(1)
+    x = torch.tensor([[3.0], [5.0]])
+    seen: list[torch.Tensor] = []
+
+    def loss(f, x):
+        out = f(x)
+        seen.append(out.detach().clone())
+        return out[:, 0] ** 2
+
+    fit(norm, loss, (x,), opt=sgd(0.1), batch=2, epochs=1, rng=torch.Generator(), norms=norms)
+    output, mean = {"batch": ([-1.0, 1.0], 0.4), "running": ([3.0, 5.0], 0.0)}[norms]
+    assert sorted(seen[0].flatten().tolist()) == pytest.approx(output, abs=1e-4)
+    assert norm.running_mean.item() == pytest.approx(mean)
+    assert norm.weight.item() != 1
+    assert norm.training, "as it was before"
