@@ -30,7 +30,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedaudit import FedauditError, Setting, registry, run
-from fedaudit.transcript import Transcript
+from fedaudit.wire.transcript import Transcript
 
 if __name__ == "__main__":
     from precision import double

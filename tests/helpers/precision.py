@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from fedaudit import Method, registry
-from fedaudit.world import world_of
+from fedaudit.runtime.world import world_of
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import pytest
 from safetensors.torch import load_file
 
 from fedaudit import Setting, read_record, run
-from fedaudit.listing import summary
+from fedaudit.cli.listing import summary
 from fedaudit.reports.runs import grouped, read_runs
 from fedaudit.reports.table import rows_of
-from fedaudit.world import World
+from fedaudit.runtime.world import World
 
 SETTING = {"device": "cpu", "clients": 4, "partition": "dirichlet:0.2", "rounds": 1, "set": {"eta": 0.1, "B": 16}}
 
