@@ -46,6 +46,9 @@ class Setting(Frozen):
     )
     norm: Literal["keep", "group"] = Field("keep", description="group: GroupNorm instead of batch norm, for DP-SGD")
 
+    start: dict[str, Any] | None = Field(
+        None, description='another run, whose clients this one starts with: { method = "local", rounds = 1 }'
+    )
     rounds: int = Field(10, ge=0, description="communication rounds, T")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients asked in a round")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")

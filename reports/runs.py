@@ -131,7 +131,9 @@ def command(setting: Setting, out: str | None = None) -> str:
         if value != default or key in ("method", "seed"):
             name = key.replace("_", "-")
             words += (
-                [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+                [f"--{name}" if value else f"--no-{name}"]
+                if isinstance(value, bool)
+                else [f"--{name}", _toml(value) if isinstance(value, dict) else str(value)]
             )
     for key, value in setting.set.items():
         words += ["--set", f"{key}={_toml(value)}"]

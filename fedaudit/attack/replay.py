@@ -274,6 +274,11 @@ def replay(
 
     `together` shadows are held at a time; with 1, each is trained alone.
     """
+    if world.setting.start is not None:
+        raise ThreatError(
+            "the clients started as another run left them, and what they were sent there is not in this transcript: "
+            "shadows would start untrained. Attack a run without start."
+        )
     notes = set() if notes is None else notes
     k = messages[0].client
     for first in range(0, len(picks), together):

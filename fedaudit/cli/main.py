@@ -16,7 +16,7 @@ import typer
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
 from fedaudit.errors import FedauditError, SettingError, unknown
-from fedaudit.setting import Setting, parse_pairs, read_toml
+from fedaudit.setting import Setting, parse_pairs, parse_value, read_toml
 
 app = typer.Typer(
     help="Privacy and evaluation audits for federated learning.",
@@ -103,8 +103,10 @@ def run(
     if file is not None:
         values |= read_toml(file)
     values |= {key: value for key, value in options.items() if value is not None}
-    for key in ("set", "privacy"):
-        if not isinstance(values.get(key, {}), dict):
+    if isinstance(values.get("start"), str):
+        values["start"] = parse_value(values["start"])
+    for key in ("set", "privacy", "start"):
+        if not isinstance(values.get(key) or {}, dict):
             raise SettingError(f"{key} = {values[key]!r}: it is a table, [{key}] in the file.")
     values["set"] = {**values.get("set", {}), **parse_pairs(set_)}
     if privacy:
@@ -154,6 +156,7 @@ def _run_signature() -> inspect.Signature:
             kind = str
         elif type(None) in get_args(kind):
             kind = next(arg for arg in get_args(kind) if arg is not type(None))
+            kind = str if get_origin(kind) is dict else kind  # a table, as TOML writes it
         shown = "" if field.default is None else f" [default: {field.default}]"
         option = typer.Option(help=f"{field.description}{shown}", show_default=False)
         parameters.append(keyword(name, Annotated[kind | None, option], None))

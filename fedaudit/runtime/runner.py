@@ -38,6 +38,7 @@ from fedaudit.runtime.run_record import (
     read_record,
     versions,
 )
+from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import Task, compute, open_client
 from fedaudit.runtime.utility import Scores, evaluate, results
 from fedaudit.runtime.world import World, world_of
@@ -74,8 +75,21 @@ def run(
         setting = Setting.make(**{**setting.model_dump(), **values})
     setting = setting or Setting.make(**values)
     folder = Path(out) if out is not None else default_folder(setting)
+    first = first_setting(setting)
+    beside = None if first is None else folder.parent / folder_name(first)
+    if first is not None and beside is not None and not _is_done(beside):
+        run(first, out=beside, resume=True, watch=watch, engine=engine)
     with _locked(folder):
-        return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle).go()
+        return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle, beside).go()
+
+
+def _is_done(folder: Path) -> bool:
+    return (folder / "record.json").exists() and read_record(folder).status == "done"
+
+
+def folder_name(setting: Setting) -> str:
+    """A folder's name that follows from what its setting computes."""
+    return f"{setting.method.replace(':', '_')}-{setting_key(setting)[:12]}"
 
 
 def default_folder(setting: Setting) -> Path:
@@ -112,14 +126,21 @@ class _locked:
 
 class _Run:
     def __init__(
-        self, setting: Setting, folder: Path, resume: bool, watch: Watch, engine: Engine | None, refuse_idle: bool
+        self,
+        setting: Setting,
+        folder: Path,
+        resume: bool,
+        watch: Watch,
+        engine: Engine | None,
+        refuse_idle: bool,
+        first: Path | None = None,
     ):
         if (folder / "record.json").exists() and not resume:
             raise RunError(f"{folder} already holds a run. Use --resume to go on with it, or another --out.")
         if setting.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
         self.setting, self.folder, self.watch = setting, folder, watch
-        self.given_engine, self.refuse_idle = engine, refuse_idle
+        self.given_engine, self.refuse_idle, self.first = engine, refuse_idle, first
         self.json = setting.model_dump_json()
         self.world: World = world_of(self.json)
         self.method = self.world.method
@@ -164,6 +185,8 @@ class _Run:
             with seeded(self.setting.seed, "server", 0, device=self.world.device):
                 first = self.method.init(self._server(0))
             self._check_state(first, "init")
+            if self.first is not None:
+                self.ledger = Ledger(take_over(self.first, self.record, self.store).ledger)
             self.state = self._commit(0, first, self.transcript.end_round(0))
         else:
             self.record = self._read_head(head)

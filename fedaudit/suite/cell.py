@@ -13,7 +13,7 @@ from fedaudit.attack.scene import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
-from fedaudit.runtime.runner import run, setting_key
+from fedaudit.runtime.runner import run
 from fedaudit.setting import Setting
 from fedaudit.wire.transcript import Threat
 
@@ -37,11 +37,6 @@ class Cell:
     @property
     def error(self) -> str | None:
         return self.reason if self.status == "failed" else None
-
-
-def folder_name(setting: Setting) -> str:
-    """A cell's folder follows from what its setting computes."""
-    return f"{setting.method.replace(':', '_')}-{setting_key(setting)[:12]}"
 
 
 def look(cell: Cell) -> RunRecord | None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ from typing import Any
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
+from fedaudit.runtime.runner import folder_name
+from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
-from fedaudit.suite.cell import Cell, carry_out, folder_name, look
+from fedaudit.suite.cell import Cell, carry_out, look
 from fedaudit.suite.forecast import Pace, duration
 from fedaudit.suite.suite_file import Suite
 
@@ -30,14 +31,28 @@ Watch = Callable[[float, float, str], None]  # done, all of it, what is being do
 
 
 def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]:
-    """The suite's cells, each with what an earlier audit of the same folder left of it."""
+    """The suite's cells, each with what an earlier audit of the same folder left of it.
+
+    A run from which others take their clients is a cell, too, before them; it is attacked only if the suite lists it.
+    """
     chosen = {} if engine is None else {"engine": engine}
     wanted = suite.wanted()
-    cells = []
-    for setting in suite.cells():
-        setting = Setting.make(**{**setting.model_dump(), **chosen})
-        cells.append(Cell(out / "runs" / folder_name(setting), setting, wanted, suite.threats, suite.trials))
-    return cells
+    settings = [Setting.make(**{**setting.model_dump(), **chosen}) for setting in suite.cells()]
+    listed = {folder_name(setting) for setting in settings}
+    cells: dict[str, Cell] = {}
+
+    def add(setting: Setting) -> None:
+        name = folder_name(setting)
+        if name in cells:
+            return
+        if (first := first_setting(setting)) is not None:
+            add(first)
+        attacks, trials = (wanted, suite.trials) if name in listed else ([], 0)
+        cells[name] = Cell(out / "runs" / name, setting, attacks, suite.threats, trials)
+
+    for setting in settings:
+        add(setting)
+    return list(cells.values())
 
 
 def audit(suite: Suite, out: Path, watch: Watch | None = None, jobs: int = 1, engine: str | None = None) -> list[Cell]:
@@ -138,7 +153,9 @@ def _here(todo: list[Cell], progress: _Progress) -> None:
     """One cell after another, on one pool of Ray's workers: starting it costs more than a small cell."""
     engines: dict[tuple[Any, ...], Engine] = {}
     try:
-        for cell in todo:
+        waiting = _Queue(todo)
+        while waiting.ready():
+            cell = waiting.take()
             s = cell.setting
             key = (s.engine, s.workers, s.threads, s.gpu_fraction, s.ray_address)
             if key not in engines:
@@ -220,8 +237,40 @@ class _Worker:
         self.log.close()
 
 
+class _Queue:
+    """Cells to do, in order, but none before the run from which it takes its clients."""
+
+    def __init__(self, cells: list[Cell]):
+        self.cells = list(cells)
+        self.firsts = {cell.folder: cell for cell in cells}
+
+    def ready(self) -> bool:
+        for cell in list(self.cells):
+            before = self._first(cell)
+            if before is not None and before.status in ("failed", "refused"):
+                cell.status = "failed"
+                cell.reason = (
+                    f"its clients start as {before.folder.name} leaves them, which {before.status}: {before.reason}"
+                )
+                self.cells.remove(cell)
+        return any(map(self._free, self.cells))
+
+    def take(self) -> Cell:
+        cell = next(filter(self._free, self.cells))
+        self.cells.remove(cell)
+        return cell
+
+    def _free(self, cell: Cell) -> bool:
+        before = self._first(cell)
+        return before is None or before.status == "done"
+
+    def _first(self, cell: Cell) -> Cell | None:
+        first = first_setting(cell.setting)
+        return None if first is None else self.firsts.get(cell.folder.parent / folder_name(first))
+
+
 def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None:
-    waiting = deque(todo)
+    waiting = _Queue(todo)
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
     workers: list[_Worker] = []
@@ -230,7 +279,7 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
         worker = _Worker(lock, preload)
         workers.append(worker)
         selector.register(worker.replies, selectors.EVENT_READ, worker)
-        worker.give(waiting.popleft())
+        worker.give(waiting.take())
 
     def end(worker: _Worker) -> None:
         selector.unregister(worker.replies)
@@ -238,7 +287,7 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
         worker.close()
 
     try:
-        while len(workers) < min(jobs, len(todo)):
+        while len(workers) < jobs and waiting.ready():
             start()
         while workers:
             for key, _ in selector.select():
@@ -248,12 +297,12 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
                     _heed(worker, reply, progress)
                 if replies is None:  # the process has ended
                     _heed(worker, {"over": worker.process.wait()}, progress)
-                if worker.cell is None and (replies is None or not waiting):
+                if worker.cell is None and (replies is None or not waiting.ready()):
                     end(worker)
-                    if waiting:
-                        start()
                 elif worker.cell is None:
-                    worker.give(waiting.popleft())
+                    worker.give(waiting.take())
+                while len(workers) < jobs and waiting.ready():
+                    start()
     finally:
         for worker in workers:
             worker.hang_up()

@@ -13,9 +13,10 @@ from suite_tools import comparable, nursery_at, quick  # noqa: F401 (fixtures)
 from fedaudit import read_record, run
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.registry import find
+from fedaudit.runtime.runner import folder_name
 from fedaudit.setting import Setting
 from fedaudit.suite import scheduler as auditing
-from fedaudit.suite.cell import Cell, carry_out, folder_name, look, missing
+from fedaudit.suite.cell import Cell, carry_out, look, missing
 from fedaudit.suite.forecast import Pace, duration, forecast, total
 from fedaudit.suite.scheduler import audit, make_cells
 from fedaudit.suite.suite_file import Suite, read_suite
