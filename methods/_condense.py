@@ -1,9 +1,33 @@
 """Condensation by distribution matching, as FedAF and FedDM share it: all classes of a client in one forward pass.
 
 Every step draws from the seeded global generator, works on tensors of fixed shapes and never waits for the device.
-Batch norm is frozen (evaluation mode, the received statistics): rows then do not see each other, and one pass over all
-classes gives what a loop over classes gives. Statistics of each class's own batch would set the first two moments of
-real and condensed features equal in every layer, which are what Eq. 3 of FedAF is there to match.
+
+What the papers leave open, and where the two methods must agree to be compared, is set here for both:
+
+- `norm`, how batch norm behaves while condensing. `"frozen"`: as received, in evaluation mode. Rows then do not see
+  each other, and one pass over all classes gives what a loop over classes gives; but an untrained network's statistics
+  are 0 and 1, so that in round 1 features are small and images hardly leave their start. `"joint"`: the statistics of
+  the batch, all classes together, the real records in one and the condensed images in another, as the code of dataset
+  condensation does (general knowledge). For a client with one class this sets the first two moments of real and
+  condensed features equal in every layer, which are what Eq. 3 of FedAF is there to match.
+- `clamp`, when images are put back into [-1, 1]: after each `"step"`, or at the `"end"` only, as they have to be to
+  travel with 8 bits a channel (FedAF, Appendix C).
+- `sigma_x`, the unit in which the image learning rate counts. Published code standardises each channel; pixels here are
+  in [-1, 1]. A step eta_S in units of sigma_x is a step eta_S sigma_x^2 here, momentum included: with the standard
+  deviations of Fashion-MNIST (0.706 in [-1, 1]) and of the CIFAR sets as condensation code has them (0.40), half and a
+  sixth. The network itself is fed [-1, 1] in any case.
+- `restart`: S_k starts anew in each round, or goes on where the last one ended ("update S_k" leans to the latter).
+- `aug`: nothing, or the siamese set of dataset condensation (`_siamese.py`), which is on by default in the code of [37]
+  and named by neither paper. It is applied while condensing, not on the server.
+- `dm_scale`: Eq. 4 sums over the features; `"mean"` divides by their number, as a mean-squared-error loss does.
+- `start`, `averaged`: FedAF's images begin as averages of records, of how many is not said.
+- `least`, the fewest records that make a class held. Table 7's uploads are those of clients that condense classes of
+  IPC records or more (`least = IPC`); no text says so. The default leaves out classes of one record only.
+
+Privacy. A starting image is the first thing of S_k that is near a record. `start = "single"` begins at the records
+themselves. An average of one record is that record: a class of one record starts from noise, and with the default
+`least` is not condensed at all. Even so images that match the mean embedding of very few records come to resemble
+them: whoever publishes S_k should set `least` well above 2.
 """
 
 from __future__ import annotations
@@ -14,20 +38,74 @@ from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from fedaudit import Client, Method, sgd
+from fedaudit.errors import SettingError
+from fedaudit.methods._siamese import Augmentation
 from fedaudit.training.models import Net
 
 Start = Literal["average", "single", "noise"]
+Norm = Literal["frozen", "joint"]
+Scale = Literal["sum", "mean"]
 ROWS = {"cpu": 256, "cuda": 8192}  # of one forward pass without gradient: what the cache, or the memory, has room for
+
+
+class Condensing(Method):
+    """The hyper-parameters of condensation and of training on what it made."""
+
+    IPC: int = 50  # condensed images per class
+    steps: int = 1000  # of condensation, a round
+    B: int = 256  # records of each class in a step
+    eta_S: float = 1.0  # image learning rate
+    sigma_x: float = Field(default=1.0, gt=0)  # the unit of a pixel in which eta_S counts
+    norm: Norm = "frozen"
+    clamp: Literal["step", "end"] = "step"
+    aug: Augmentation = "none"
+    dm_scale: Scale = "sum"
+    start: Start = "average"
+    averaged: int = Field(default=10, ge=1)  # records in a starting average
+    restart: bool = True  # S_k starts anew in each round, or else where the last one ended
+    least: int = Field(default=2, ge=1)  # fewest records that make a class held
+    E: int = 500  # epochs on the server
+    B_w: int = 256  # batch size on the server
+    eta_w: float = 0.001  # learning rate on the server
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of both optimisers
+
+    def begin(self, client: Client, D: Records) -> Tensor:
+        """S_k (class, image, channel, height, width) before the first step of this round."""
+        if not self.restart and "S" in client.memory:
+            return cast(Tensor, client.memory["S"]).clone().requires_grad_()
+        return D.start(self.start, self.IPC, self.averaged).requires_grad_()
+
+    def descend(
+        self, client: Client, S: Tensor, classes: list[int], loss: Callable[[Tensor], Tensor]
+    ) -> dict[int, Tensor]:
+        """SGD on the images; {class: images} as they leave."""
+        value = recorded(loss, S)
+
+        def step() -> Tensor:
+            if self.clamp == "step":
+                with torch.no_grad():
+                    S.clamp_(-1, 1)
+            return value(S)
+
+        opt = sgd(self.eta_S * self.sigma_x**2, momentum=self.momentum)
+        client.optimise([S], step, steps=self.steps, opt=opt)
+        if not self.restart:
+            client.memory["S"] = S.detach().clamp(-1, 1) if self.clamp == "step" else S.detach()
+        return dict(zip(classes, S.detach().clamp(-1, 1), strict=True))
 
 
 class Records:
     """The records of a client sorted by class, those of a class with fewer than `least` left out.
 
-    `draw` takes B of each class (all, where there are no more) and `mean` averages what was computed of them by class.
+    With P classes held and N_c records of class c, `x` is (sum of N_c, channel, height, width). `draw` takes
+    m_c = min(B, N_c) of each class, (sum of m_c, ...), and `mean` averages what was computed of them, (P, ...).
     """
 
     def __init__(self, x: Tensor, y: Tensor, B: int, least: int = 1):
@@ -38,42 +116,53 @@ class Records:
         self.classes: list[int] = found[count >= least].tolist()
         self.N: list[int] = count[count >= least].tolist()
         P, device = len(self.classes), x.device
-        self.group = torch.arange(P, device=device).repeat_interleave(count[count >= least])
-        self.first = [sum(self.N[:i]) for i in range(P)]
-        drawn = [min(B, n) for n in self.N]
+        self.group = torch.arange(P, device=device).repeat_interleave(count[count >= least])  # of each record, 0..P-1
+        drawn = [min(B, n) for n in self.N]  # m_c
         self.whole = drawn == self.N
-        self.take = self._places(drawn)
-        row = self.group[self.take]  # the class of each row drawn
+        first = [sum(self.N[:i]) for i in range(P)]
+        spans = [f + torch.arange(m) for f, m in zip(first, drawn, strict=True)]
+        self.take = torch.cat([torch.empty(0, dtype=torch.long), *spans]).to(device)  # the first m_c of each class
         share = 1 / torch.tensor(drawn, device=device, dtype=x.dtype)
-        self.average = (row == torch.arange(P, device=device)[:, None]).to(x.dtype) * share[:, None]
-
-    def _places(self, each: list[int]) -> Tensor:
-        """The first `each` places of every class; round again where a class has fewer."""
-        spans = [f + torch.arange(m) % n for f, m, n in zip(self.first, each, self.N, strict=True)]
-        return torch.cat([torch.empty(0, dtype=torch.long), *spans]).to(self.x.device)
-
-    def shuffled(self) -> Tensor:
-        """A random order within each class: one sort for all of them."""
-        return (2 * self.group + torch.rand(self.group.shape, device=self.x.device)).argsort()
+        row = self.group[self.take]  # the class of each row drawn
+        self.average = (row == torch.arange(P, device=device)[:, None]).to(x.dtype) * share[:, None]  # (P, sum of m_c)
 
     def draw(self) -> Tensor:
-        return self.x if self.whole else self.x[self.shuffled()[self.take]]
+        if self.whole:
+            return self.x
+        shuffled = (2 * self.group + torch.rand(self.group.shape, device=self.x.device)).argsort()  # within each class
+        return self.x[shuffled[self.take]]
 
     def mean(self, rows: Tensor) -> Tensor:
         return self.average @ rows
 
     def start(self, how: Start, IPC: int, averaged: int) -> Tensor:
-        """Condensed images to begin with (class, image, channel, height, width): averages of so many records drawn at
-        random, single records, or Gaussian noise."""
-        shape = (len(self.classes), IPC, *self.x.shape[1:])
+        """Condensed images to begin with (class, image, channel, height, width), all different: averages of so many
+        records drawn at random for each image, single records (and averages once they are used up), or noise."""
+        noise = torch.randn(len(self.classes), IPC, *self.x.shape[1:], device=self.x.device, dtype=self.x.dtype)
+        noise = noise.clamp_(-1, 1)
         if how == "noise":
-            return torch.randn(shape, device=self.x.device).clamp_(-1, 1)
-        places = self._places([IPC] * len(self.classes))
-        times = averaged if how == "average" else 1
-        total = torch.zeros(shape, device=self.x.device)
-        for _ in range(times):
-            total += self.x[self.shuffled()[places]].reshape(shape)
-        return total / times
+            return noise
+        made = []
+        for x, from_noise in zip(self.x.split(self.N), noise, strict=True):
+            own = x[torch.rand(len(x), device=x.device).argsort()[:IPC]] if how == "single" else x[:0]
+            rest = from_noise if len(x) == 1 else _averages(x, IPC, max(averaged, 2))
+            made.append(torch.cat([own, rest])[:IPC])
+        return torch.stack(made)
+
+
+def _averages(x: Tensor, IPC: int, averaged: int) -> Tensor:
+    """IPC averages of records drawn at random, anew for each image.
+
+    Of a class with few records, plain averages would repeat: two records have eleven averages of ten. There the shares
+    of the records are drawn from a Dirichlet distribution, with the mean and the covariance that `averaged` draws with
+    replacement would give them. No two images are then the same, and hardly one is nearly a record.
+    """
+    n = len(x)
+    if n < 3 * averaged:
+        share = torch.distributions.Dirichlet(x.new_full((IPC, n), (averaged - 1) / n)).sample()
+        return (share @ x.flatten(1)).unflatten(1, x.shape[1:])
+    which = torch.rand(IPC, n, device=x.device).topk(averaged, dim=1).indices
+    return x[which].mean(1)
 
 
 class Sampled:
@@ -82,8 +171,13 @@ class Sampled:
     All its parameters are views of one vector, so that fresh weights cost a few operations and not some for each layer.
     """
 
-    def __init__(self, model: Net):
+    def __init__(self, model: Net, norm: Norm = "frozen"):
         self.f = copy.deepcopy(model).eval().requires_grad_(False)
+        self.norm = norm
+        if norm == "joint":
+            for m in self.f.modules():
+                if isinstance(m, _BatchNorm):
+                    m.train().momentum = 0.0  # the batch's statistics; those received are not touched
         self.now = parameters_to_vector(self.f.parameters())
         vector_to_parameters(self.now, self.f.parameters())
         self.w = self.now.clone()
@@ -103,6 +197,13 @@ class Sampled:
         self.now.normal_()
         self.now.mul_((rho / self.now.norm()).clamp(max=1)).add_(self.w)
         return self.f
+
+    def real(self, x: Tensor) -> Tensor:
+        """The embeddings of real records, without gradient; with joint statistics in one pass."""
+        if self.norm == "frozen":
+            return in_chunks(self.f.encode, x)
+        with torch.no_grad():
+            return self.f.encode(x)
 
 
 def _initial(model: nn.Module) -> dict[int, tuple[float, float]]:
@@ -130,32 +231,29 @@ def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([f(part) for part in x.split(ROWS.get(x.device.type, ROWS["cuda"]))])
 
 
-def closure(loss: Callable[[Tensor], Tensor], S: Tensor) -> Callable[[], Tensor]:
-    """`loss(S)` for `optimise`, with the images first put back into [-1, 1].
+def recorded(loss: Callable[[Tensor], Tensor], S: Tensor) -> Callable[[Tensor], Tensor]:
+    """`loss`, on a GPU with forward and backward pass recorded once and replayed for each S of this shape.
 
-    On a GPU forward and backward pass are recorded once and replayed, since Python launches the many small kernels of a
-    step slower than they run. A counter of FLOPs would not see what is replayed: under one nothing is recorded.
+    Python launches the many small kernels of a step slower than they run. A counter of FLOPs would not see what is
+    replayed: under one nothing is recorded.
     """
-    if S.is_cuda and not is_in_torch_dispatch_mode():
-        sample = S.detach().clone().requires_grad_()
-        loss = cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(loss, (sample,)))
-
-    def projected() -> Tensor:
-        with torch.no_grad():
-            S.clamp_(-1, 1)
-        return loss(S)
-
-    return projected
+    if not S.is_cuda or is_in_torch_dispatch_mode():
+        return loss
+    sample = S.detach().clone().requires_grad_()
+    return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(loss, (sample,)))
 
 
-def dm(mu_real: Tensor, mu_syn: Tensor) -> Tensor:
-    """sum_c ||mu^real_c - mu^syn_c||^2 (FedAF, Eq. 4)."""
-    return (mu_real - mu_syn).square().sum()
+def dm(mu_real: Tensor, mu_syn: Tensor, scale: Scale = "sum") -> Tensor:
+    """sum_c ||mu^real_c - mu^syn_c||^2 (FedAF, Eq. 4); with scale = "mean" over the number of features."""
+    distance = (mu_real - mu_syn).square().sum()
+    return distance / mu_real.shape[1] if scale == "mean" else distance
 
 
 def gathered(sets: Mapping[int, Mapping[int, Tensor]]) -> tuple[Tensor, Tensor]:
     """What the clients sent, {client: {class: images}}, as images and labels, by ascending client and class."""
     images = [(c, sets[k][c]) for k in sorted(sets) for c in sorted(sets[k])]
+    if not images:
+        raise SettingError("No client condensed a class: none holds one of `least` records. Set least=... lower.")
     x = torch.cat([S for _, S in images])
     labels = torch.tensor([c for c, _ in images]).repeat_interleave(torch.tensor([len(S) for _, S in images]))
     return x, labels.to(x.device)

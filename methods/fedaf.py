@@ -20,20 +20,18 @@ Left open by the paper, or contradicted in it, and chosen here:
   mini-batch. D_KL of the matrices in Eq. 15 is the sum over the classes, as in Eqs. 4 and 10.
 - Eq. 3 takes all records of a class, Section 5.1 a local batch of 256: B records of each class in a step, all where
   there are no more.
-- Of how many records a starting image is the average is not said (`averaged`), nor whether S_k starts anew in each
-  round (`restart`). The start is itself a privacy decision: `start="single"` begins at the records themselves, and so
-  does the "average" of a class with one record.
-- Table 7's uploads are those of clients that condense classes of IPC records or more, in partitions that give a client
-  with its fair share no more (`dirichlet-capped`); no text says so. `least` is the fewest records that make a class
-  held: 1, every class present.
-- How batch norm behaves while condensing is not said. It is frozen, as received (`_condense.py` says why); an untrained
-  network's statistics are 0 and 1, so that in round 1 features are small and images hardly leave their start.
 - On the server batch norm trains as usual; with `T_over="all"` every step passes the mini-batch and all of S, so that
   the running statistics see both and t_c is at batch statistics of S. Without LGKM they see the mini-batches alone.
 - Eq. 10 sums F over all classes; a client sums over those it holds, as it has no u_c of the others.
+- How F and the losses are scaled decides what the published weights mean. F is a mean over the L projections
+  (`swd_scale="sum"`: their sum, L times as much), Eq. 4 a sum over the features (`dm_scale`), Eq. 15 a sum over the
+  classes (`lgkm_scale="mean"`: over them, ten times less; what a "batchmean" gives). With the published lambda_loc and
+  the defaults CDC's share of an image's gradient is below a thousandth, so that Table 4's 1 to 1.6 points can hardly
+  come from it; with the other scales it is larger. A test measures all four.
 - tau = 2, L = 50 and averages of 10 records are ours: a usual temperature, enough projections for ten logits, and
   enough records that a start resembles none of them.
-- Images are put back into [-1, 1] after each step, since they travel with 8 bits a channel (Appendix C).
+- What FedDM needs too (batch norm, clamping, pixel units, starting images, `restart`, augmentation, `least`):
+  see fedaudit/methods/_condense.py.
 
 `lambda_loc = 0` is Table 4's "w/o CDC", `lambda_glob = 0` its "w/o LGKM"; what an ablation does not need is not sent.
 Which classes a client holds is to be seen in every message of it.
@@ -41,14 +39,35 @@ Which classes a client holds is to be seen in every message of it.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, kl, load, private, register, relay, sgd, state_of
-from fedaudit.methods._condense import Records, Sampled, Start, closure, dm, gathered, in_chunks
+from fedaudit import (
+    NUMBER,
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    kl,
+    load,
+    private,
+    register,
+    relay,
+    sgd,
+    state_of,
+)
+from fedaudit.methods._condense import Condensing, Records, Sampled, Scale, dm, gathered, in_chunks
+from fedaudit.methods._siamese import views
 
 
 class Global(Down):
@@ -78,14 +97,14 @@ class Trained(Record):
 
 
 def swd_points(u: Tensor, v: Tensor, L: int) -> Tensor:
-    """Sliced W_1 of point masses at u_c and v_c, for each row c: the mean |theta . (u - v)| over directions theta."""
+    """Sliced W_1 of point masses at u_c and v_c: |theta . (u - v)| for each row c and each of L directions theta."""
     theta = normalize(torch.randn(L, u.shape[1], device=u.device, dtype=u.dtype), dim=1)
-    return ((u - v) @ theta.T).abs().mean(1)
+    return ((u - v) @ theta.T).abs()
 
 
 def swd_entries(u: Tensor, v: Tensor) -> Tensor:
-    """W_1 of the entries of u_c and v_c as samples on the line, for each row c."""
-    return (u.sort(1).values - v.sort(1).values).abs().mean(1)
+    """W_1 of the entries of u_c and v_c as samples on the line: for each row c the distances, sorted, to average."""
+    return (u.sort(1).values - v.sort(1).values).abs()
 
 
 def mean_by_class(sent: dict[int, dict[int, Tensor]]) -> dict[int, Tensor]:
@@ -94,139 +113,148 @@ def mean_by_class(sent: dict[int, dict[int, Tensor]]) -> dict[int, Tensor]:
     return {c: torch.stack([sent[k][c] for k in sorted(sent) if c in sent[k]]).mean(0) for c in held}
 
 
-def lgkm(z: Tensor, y: Tensor, r: Tensor, held: Tensor, tau: float) -> Tensor:
+def lgkm(z: Tensor, y: Tensor, r: Tensor, held: Tensor, tau: float, scale: Scale = "sum") -> Tensor:
     """Eqs. 13 and 15 from the logits z of condensed images of classes y. Classes without r_c or image count nothing."""
     member = (y[:, None] == torch.arange(len(r), device=y.device)).to(z.dtype)
     n = member.sum(0)
     t = member.T @ z / n.clamp(min=1)[:, None] / tau  # Eq. 13, before the softmax
-    both = kl(r.log(), t) + kl(t, r.log())
-    return 0.5 * (both * (held * (n > 0))).sum()  # Eq. 15
+    counts = held * (n > 0)
+    both = 0.5 * ((kl(r.log(), t) + kl(t, r.log())) * counts).sum()  # Eq. 15
+    return both / counts.sum().clamp(min=1) if scale == "mean" else both
 
 
-def l_glob(f, x, y, *, S, r, held, tau, lambda_glob):
+def l_glob(
+    f: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    S: tuple[Tensor, Tensor] | None,
+    r: Tensor,
+    held: Tensor,
+    tau: float,
+    lambda_glob: float,
+    scale: Scale = "sum",
+) -> Tensor:
     """Eq. 14. The LGKM term is one number, the same on every row."""
     z = f(x)
-    matched = lgkm(z, y, r, held, tau) if S is None else lgkm(f(S[0]), S[1], r, held, tau)
+    matched = lgkm(z, y, r, held, tau, scale) if S is None else lgkm(f(S[0]), S[1], r, held, tau, scale)
     return cross_entropy(z, y, reduction="none") + lambda_glob * matched
 
 
 @register("fedaf")
-class FedAF(Method):
-    IPC: int = 50  # condensed images per class
-    steps: int = 1000  # of condensation, a round
-    B: int = 256  # records of each class in a step
-    eta_S: float = 1.0  # image learning rate
+class FedAF(Condensing):
     lambda_loc: float = 1e-4  # weight of CDC; 0 leaves it out
     gamma: float = 0.9  # re-sampling: share of the received model
     swd: Literal["points", "entries"] = "points"
+    swd_scale: Scale = "mean"
     L: int = 50  # projections
-    start: Start = "average"
-    averaged: int = 10  # records in a starting average
-    restart: bool = True  # S_k starts anew in each round, or else where the last one ended
-    least: int = 1  # fewest records that make a class held
-    E: int = 500  # epochs on the server
-    B_w: int = 256  # batch size on the server
-    eta_w: float = 0.001  # learning rate on the server
     lambda_glob: float = 0.01  # weight of LGKM; 0 leaves it out
+    lgkm_scale: Scale = "sum"
     tau: float = 2.0  # temperature
     soft: Literal["released", "records"] = "released"
     T_over: Literal["all", "batch"] = "all"
-    momentum: float = 0.9  # of both optimisers
 
     quick: ClassVar = {"IPC": 2, "steps": 2, "B": 16, "E": 2, "B_w": 16, "eta_w": 0.05}
-    presets: ClassVar = {  # Section 5.1 and Appendix A
-        "fashion-mnist": {"eta_S": 0.2, "lambda_loc": 0.001, "lambda_glob": 2.0},
-        "cifar10": {"eta_S": 1.0, "lambda_loc": 0.0001, "lambda_glob": 0.01},
-        "cifar100": {"eta_S": 0.1, "lambda_loc": 0.0001, "lambda_glob": 0.01},
-        "domainnet": {"eta_S": 1.0, "lambda_loc": 0.01, "lambda_glob": 0.1, "IPC": 20},
+    presets: ClassVar = {  # Section 5.1 and Appendix A; `least` as Table 7 has it
+        "fashion-mnist": {"eta_S": 0.2, "lambda_loc": 0.001, "lambda_glob": 2.0, "least": 50},
+        "cifar10": {"eta_S": 1.0, "lambda_loc": 0.0001, "lambda_glob": 0.01, "least": 50},
+        "cifar100": {"eta_S": 0.1, "lambda_loc": 0.0001, "lambda_glob": 0.01, "least": 50},
+        "domainnet": {"eta_S": 1.0, "lambda_loc": 0.01, "lambda_glob": 0.1, "IPC": 20, "least": 20},
     }
 
-    def init(self, server):
+    def init(self, server: Server) -> Trained:
         return Trained(state_of(server.model()))
 
-    def round(self, s, server, cohort):  # on the server
-        logits = cohort.ask(self.share, Global(s.w))
+    def round(self, s: Trained, server: Server, cohort: Cohort) -> Trained:  # on the server
+        logits: dict[int, Any] = cohort.ask(self.share, Global(s.w))
         V = mean_by_class({k: a.V for k, a in logits.items()}) if self.lambda_loc else {}  # Eqs. 8, 9
-        sent = cohort.ask(self.condense, Peers(V))
+        sent: dict[int, Any] = cohort.ask(self.condense, Peers(V))
         S = gathered({k: a.S for k, a in sent.items()})
         w = load(server.model(), s.w)
-        options = {"epochs": self.E, "batch": self.B_w, "opt": sgd(self.eta_w, momentum=self.momentum)}
+        opt = sgd(self.eta_w, momentum=self.momentum)
         if not self.lambda_glob:
-            server.fit(w, ce, S, **options)
+            server.fit(w, ce, S, epochs=self.E, batch=self.B_w, opt=opt)
             return Trained(state_of(w))
-        r = torch.full((server.classes, server.classes), 1 / server.classes, device=server.device)
-        held = torch.zeros(server.classes, device=server.device)
-        for c, r_c in mean_by_class({k: a.R for k, a in sent.items()}).items():  # Eq. 12
-            r[c] = r_c.clamp(min=1e-8) / r_c.clamp(min=1e-8).sum()  # a probability, also after noise or underflow
-            held[c] = 1
-        given = {"r": r, "held": held, "tau": self.tau, "lambda_glob": self.lambda_glob}
+        r, held = self.soft_targets({k: a.R for k, a in sent.items()}, server.classes, server.device)
+        given = {"r": r, "held": held, "tau": self.tau, "lambda_glob": self.lambda_glob, "scale": self.lgkm_scale}
         given["S"] = S if self.T_over == "all" else None
-        server.fit(w, l_glob, S, given=given, separable=False, **options)  # Eqs. 13-16
+        server.fit(w, l_glob, S, epochs=self.E, batch=self.B_w, opt=opt, given=given, separable=False)  # Eqs. 13-16
         return Trained(state_of(w))
 
-    def share(self, client, msg):  # on client k: V_k
+    def soft_targets(
+        self, R: dict[int, dict[int, Tensor]], classes: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """r (class, class), a row for each class, and which classes have one."""
+        r = torch.full((classes, classes), 1 / classes, device=device)
+        held = torch.zeros(classes, device=device)
+        for c, r_c in mean_by_class(R).items():  # Eq. 12
+            r[c] = r_c.clamp(min=1e-8) / r_c.clamp(min=1e-8).sum()  # a probability, also after noise or underflow
+            held[c] = 1
+        return r, held
+
+    def share(self, client: Client, msg: Global) -> MeanLogits:  # on client k: V_k
         load(client.model, msg.w)
-        if not self.needs_V():
+        if not self.needs_V:
             return MeanLogits({})
         D = Records(client.x, client.y, self.B, self.least)
-        V = client.class_means(in_chunks(client.model.eval(), D.x), "logits", D.y)  # Eq. 5
+        V = client.class_means(in_chunks(client.model.eval(), D.x), "logits", D.y) if D.classes else {}  # Eq. 5
         client.memory["V"] = client.protect(MeanLogits, "V", V)
         return MeanLogits(client.memory["V"])
 
-    def needs_V(self):  # for CDC (Eq. 10), or to make R_k from it
+    @property
+    def needs_V(self) -> bool:  # for CDC (Eq. 10), or to make R_k from it
         return bool(self.lambda_loc or (self.lambda_glob and self.soft == "released"))
 
-    def condense(self, client, msg):  # on client k: S_k and R_k
+    @property
+    def answer(self) -> type[Condensed] | type[CondensedAnew]:
+        return CondensedAnew if self.lambda_glob and self.soft == "records" else Condensed
+
+    def condense(self, client: Client, msg: Peers) -> Condensed | CondensedAnew:  # on client k: S_k and R_k
         D = Records(client.x, client.y, self.B, self.least)
         S = self.condensed(client, D, msg.V) if D.classes else {}
-        R = self.soft_labels(client, D) if self.lambda_glob else {}
-        return (CondensedAnew if self.lambda_glob and self.soft == "records" else Condensed)(S, R)
+        R = self.soft_labels(client, D) if self.lambda_glob and D.classes else {}
+        return self.answer(S, R)
 
-    def soft_labels(self, client, D):
+    def soft_labels(self, client: Client, D: Records) -> dict[int, Tensor]:
         if self.soft == "released":
             return {c: (v / self.tau).softmax(0) for c, v in client.memory["V"].items()}  # Eq. 11
         z = in_chunks(client.model.eval(), D.x)
         return client.class_means((z / self.tau).softmax(1), "soft_labels", D.y)
 
-    def condensed(self, client, D, V):
-        S = D.start(self.start, self.IPC, self.averaged)
-        if not self.restart and "S" in client.memory:
-            S = client.memory["S"]
-        S.requires_grad_()
-        w = Sampled(client.model)
+    def condensed(self, client: Client, D: Records, V: dict[int, Tensor]) -> dict[int, Tensor]:
+        S = self.begin(client, D)
+        w = Sampled(client.model, self.norm)
         v = torch.stack([V[c] for c in D.classes]) if V else None
 
-        def l_loc(S):
+        def l_loc(S: Tensor) -> Tensor:
             f = w.interpolate(self.gamma)  # Eq. 17
-            mu_real = D.mean(in_chunks(f.encode, D.draw()))  # Eq. 3
-            h = f.encode(S.flatten(0, 1))
-            loss = dm(mu_real, h.unflatten(0, S.shape[:2]).mean(1))  # Eqs. 3, 4
+            x, x_tilde = views(self.aug, D.draw(), S.flatten(0, 1))
+            mu_real = D.mean(w.real(x))  # Eq. 3
+            h = f.encode(x_tilde)
+            loss = dm(mu_real, h.unflatten(0, S.shape[:2]).mean(1), self.dm_scale)  # Eqs. 3, 4
             if v is None:
                 return loss
             u = f.classify(h).unflatten(0, S.shape[:2]).mean(1)  # Eq. 6
             F = swd_points(u, v, self.L) if self.swd == "points" else swd_entries(u, v)
+            F = F.mean(1) if self.swd_scale == "mean" else F.sum(1)
             return loss + self.lambda_loc * F.sum()  # Eq. 10
 
-        client.optimise([S], closure(l_loc, S), steps=self.steps, opt=sgd(self.eta_S, momentum=self.momentum))
-        S = S.detach().clamp(-1, 1)
-        if not self.restart:
-            client.memory["S"] = S
-        return dict(zip(D.classes, S, strict=True))
+        return self.descend(client, S, D.classes, l_loc)
 
-    def predictor(self, s, server):
+    def predictor(self, s: Trained, server: Server) -> nn.Module:
         return load(server.model(), s.w)
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         planned = {k: plan.held(k, self.least) for k in plan.participants}
         everybody = {c for of_client in planned.values() for c in of_client}
-        up = "CondensedAnew" if self.lambda_glob and self.soft == "records" else "Condensed"
+        up = self.answer.__name__
         vector = plan.tensor(plan.classes) + NUMBER  # and the class it belongs to
         images = plan.tensor(self.IPC, *plan.shape, size=1) + NUMBER
 
-        def classes(field, k, sent):
+        def classes(field: str, k: int, sent: object) -> int:
             return len(plan.choice(field, k, everybody if field == "Peers.V" else planned[k])) if sent else 0
 
-        V, R = self.needs_V(), self.lambda_glob
+        V, R = self.needs_V, self.lambda_glob
         return {
             ("down", "Global.w"): plan.state() * len(plan.asked(0)),
             ("up", "MeanLogits.V"): sum(vector * classes("MeanLogits.V", k, V) for k in plan.replied(0)),

@@ -8,18 +8,37 @@ Left open by FedAF's account, and chosen here:
 - FedDM matches the class means of logits as well as those of embeddings (`logits`); FedAF's Eq. 4, given there as the
   loss of both methods, has the embeddings only.
 - The clipped gradient is that of all images of a client together.
-- As in FedAF: 8-bit images, kept in [-1, 1], started anew in each round from averages of real ones; momentum 0.9 for
-  both optimisers (FedAF's Appendix A); classes of any size; batch norm frozen while condensing.
+- The clipped gradient is in units of `sigma_x`, as eta_S is.
+- As in FedAF: 8-bit images started from averages of real ones; momentum 0.9 for both optimisers (FedAF's Appendix A);
+  what both leave open is set in fedaudit/methods/_condense.py.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, load, private, register, sgd, state_of
-from fedaudit.methods._condense import Records, Sampled, Start, closure, dm, gathered, in_chunks
+from fedaudit import (
+    NUMBER,
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    load,
+    private,
+    register,
+    sgd,
+    state_of,
+)
+from fedaudit.methods._condense import Condensing, Records, Sampled, dm, gathered
+from fedaudit.methods._siamese import views
 
 
 class Global(Down):
@@ -35,60 +54,54 @@ class Trained(Record):
 
 
 @register("feddm")
-class FedDM(Method):
-    IPC: int = 50  # condensed images per class
-    steps: int = 1000  # of condensation, a round
-    B: int = 256  # records of each class in a step
-    eta_S: float = 1.0  # image learning rate
+class FedDM(Condensing):
     clip: float = 2.0  # norm of the images' gradient
     rho: float = 5.0  # radius of the perturbation
     logits: bool = True  # match mean logits as well
-    start: Start = "average"
-    averaged: int = 10  # records in a starting average
-    least: int = 1  # fewest records that make a class held
-    E: int = 500  # epochs on the server
-    B_w: int = 256  # batch size on the server
-    eta_w: float = 0.001  # learning rate on the server
-    momentum: float = 0.9  # of both optimisers
 
     quick: ClassVar = {"IPC": 2, "steps": 2, "B": 16, "E": 2, "B_w": 16, "eta_w": 0.05}
-    presets: ClassVar = {"fashion-mnist": {}, "cifar10": {}, "cifar100": {}, "domainnet": {"IPC": 20}}
+    presets: ClassVar = {  # FedAF, Section 5.1 and Appendix A; `least` as its Table 7 has it
+        "fashion-mnist": {"least": 50},
+        "cifar10": {"least": 50},
+        "cifar100": {"least": 50},
+        "domainnet": {"IPC": 20, "least": 20},
+    }
 
-    def init(self, server):
+    def init(self, server: Server) -> Trained:
         return Trained(state_of(server.model()))
 
-    def round(self, s, server, cohort):  # on the server
-        sent = cohort.ask(self.condense, Global(s.w))
+    def round(self, s: Trained, server: Server, cohort: Cohort) -> Trained:  # on the server
+        sent: dict[int, Any] = cohort.ask(self.condense, Global(s.w))
         w = load(server.model(), s.w)
         S = gathered({k: a.S for k, a in sent.items()})
         server.fit(w, ce, S, epochs=self.E, batch=self.B_w, opt=sgd(self.eta_w, momentum=self.momentum))
         return Trained(state_of(w))
 
-    def condense(self, client, msg):  # on client k
+    def condense(self, client: Client, msg: Global) -> Condensed:  # on client k
         load(client.model, msg.w)
         D = Records(client.x, client.y, self.B, self.least)
         if not D.classes:
             return Condensed({})
-        S = D.start(self.start, self.IPC, self.averaged).requires_grad_()
-        S.register_hook(lambda g: g * (self.clip / g.norm()).clamp(max=1))
-        w_r = Sampled(client.model)
+        S = self.begin(client, D)
+        S.register_hook(lambda g: g * (self.clip / (self.sigma_x * g.norm())).clamp(max=1))
+        w_r = Sampled(client.model, self.norm)
 
-        def loss(S):
+        def loss(S: Tensor) -> Tensor:
             f = w_r.perturb(self.rho)  # w ~ P(w_r)
-            real = in_chunks(f.encode, D.draw())
-            syn = f.encode(S.flatten(0, 1))
-            matched = dm(D.mean(real), syn.unflatten(0, S.shape[:2]).mean(1))
+            x, x_tilde = views(self.aug, D.draw(), S.flatten(0, 1))
+            real, syn = w_r.real(x), f.encode(x_tilde)
+            matched = dm(D.mean(real), syn.unflatten(0, S.shape[:2]).mean(1), self.dm_scale)
             if not self.logits:
                 return matched
-            return matched + dm(D.mean(f.classify(real)), f.classify(syn).unflatten(0, S.shape[:2]).mean(1))
+            z_real, z_syn = D.mean(f.classify(real)), f.classify(syn).unflatten(0, S.shape[:2]).mean(1)
+            return matched + dm(z_real, z_syn, self.dm_scale)
 
-        client.optimise([S], closure(loss, S), steps=self.steps, opt=sgd(self.eta_S, momentum=self.momentum))
-        return Condensed(dict(zip(D.classes, S.detach().clamp(-1, 1), strict=True)))
+        return Condensed(self.descend(client, S, D.classes, loss))
 
-    def predictor(self, s, server):
+    def predictor(self, s: Trained, server: Server) -> nn.Module:
         return load(server.model(), s.w)
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         images = plan.tensor(self.IPC, *plan.shape, size=1) + NUMBER  # of one class, and which
         classes = {k: plan.choice("Condensed.S", k, plan.held(k, self.least)) for k in plan.replied(0)}
         return {

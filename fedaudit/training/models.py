@@ -6,6 +6,8 @@ The papers leave open, and we chose:
   `classifier` (the MobileNets, EfficientNet, GoogLeNet) therefore belong to the encoder.
 - `convnet` (FedAF): three times convolution 3x3 of width 128 with bias, batch norm, ReLU, 2x2 average pooling. This is
   the structure with the paper's 381,450 parameters; it has them at 3x64x64 (at 3x32x32 there are 320,010).
+  `convnet_padded` widens the zeros around its input until every pooling comes out even, as dataset condensation's
+  network does for 28x28: 32-16-8-4, 2,048 features, where `convnet` has 28-14-7-3, 1,152, and drops a row and a column.
 - `fedfree_cnn` (FedFree, Table A1, Model_1 and global model): "2 Conv layers, 3 FC layers, about 3.2M" and no widths.
   5x5 convolutions of width 32 and 64, as in the CNN of FedAvg, and linear layers of width 704 and 384 come to 3.21 M
   at 3x32x32.
@@ -76,13 +78,21 @@ def _plain(
     kernel: int = 3,
     norm: bool = False,
     pool: Callable[[int], nn.Module] = nn.MaxPool2d,
+    even: bool = False,
 ) -> tuple[nn.Module, int]:
-    """Convolutions that keep the size, each followed by a halving, then linear layers; and the embedding's width."""
+    """Convolutions that keep the size, each followed by a halving, then linear layers; and the embedding's width.
+
+    `even`: the first one adds so many zeros around the image that no halving drops a row.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, h, w = shape
+    edge = tuple(math.ceil(-side % 2 ** len(convs) / 2) for side in (h, w)) if even else (0, 0)
+    h, w = h + 2 * edge[0], w + 2 * edge[1]
     for i, full in enumerate(convs, 1):
         width = _scaled(full, ratio)
-        layers[f"conv{i}"] = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
+        more = edge if i == 1 else (0, 0)
+        padding = kernel // 2 + more[0], kernel // 2 + more[1]
+        layers[f"conv{i}"] = nn.Conv2d(channels, width, kernel, padding=padding)
         if norm:
             layers[f"bn{i}"] = nn.BatchNorm2d(width)
         layers[f"relu{i}"] = nn.ReLU()
@@ -105,6 +115,7 @@ _PLAIN: dict[str, Callable[[Shape, Fraction], tuple[nn.Module, int]]] = {
     "cnn_bn": partial(_plain, convs=(16, 32), linears=(64,), norm=True),
     "mlp": partial(_plain, linears=(128,)),
     "convnet": partial(_plain, convs=(128, 128, 128), norm=True, pool=nn.AvgPool2d),
+    "convnet_padded": partial(_plain, convs=(128, 128, 128), norm=True, pool=nn.AvgPool2d, even=True),
     "fedfree_cnn": partial(_plain, convs=(32, 64), linears=(704, 384), kernel=5),
 }
 
