@@ -55,7 +55,7 @@ def loop(method, client, D, V):
             loss = loss + (mu_real - h.mean(0)).pow(2).sum()
             if method.lambda_loc:
                 u = f.classify(h).mean(0)
-                loss = loss + method.lambda_loc * swd_points(u[None], V[c][None], method.L).sum()
+                loss = loss + method.lambda_loc * swd_points(u[None], V[c][None], method.L).mean()
         return loss
 
     client.optimise([S], l_loc, steps=method.steps, opt=sgd(method.eta_S, momentum=method.momentum))
@@ -111,6 +111,13 @@ GPU = [
         3,
         FedAF.make({"steps": 100}, "fashion-mnist"),
         {"shape": (1, 28, 28), "classes": 10, "each": 600},
+    ),
+    # As a client holds them at alpha = 0.1, where there is less to batch.
+    (
+        "three-classes",
+        3,
+        FedAF.make({"steps": 100}, "fashion-mnist"),
+        {"shape": (1, 28, 28), "classes": 3, "each": 2000},
     ),
     ("cifar100", 3, FedAF.make({"steps": 20}, "cifar100"), {"shape": (3, 32, 32), "classes": 100, "each": 50}),
     ("domainnet", 1.5, FedAF.make({"steps": 50}, "domainnet"), {"shape": (3, 64, 64), "classes": 10, "each": 60}),

@@ -123,7 +123,7 @@ def test_many_records_are_averaged_ten_at_a_time():
     (S,) = Records(x, torch.zeros(60, dtype=torch.long), B=64).start("average", 50, 10)
     assert torch.allclose(S.sum((1, 2, 3)), torch.ones(50))
     assert sorted({round(v, 5) for v in S.flatten().tolist()}) == [0.0, 0.1]
-    assert 60 == (S.sum(0) > 0).sum(), "every record is in one of the images"
+    assert (S.sum(0) > 0).sum() == 60, "every record is in one of the images"
     assert len({tuple(image.flatten().tolist()) for image in S}) == 50
 
 
@@ -147,7 +147,8 @@ def test_a_class_of_one_record_is_not_published(name, tiny, tmp_path):
     assert lonely, "the partition has a class of one record"
     run(setting, out=tmp_path / "a")
     held = {(k, c) for k, e in sent(tmp_path / "a", "Condensed").items() for c in e["S"]}
-    assert held and not held & lonely
+    assert held
+    assert not held & lonely
 
     again = tiny(name, rounds=1, partition="dirichlet:0.2", minimum=2, set={**find(name).quick, "least": 1})
     run(again, out=tmp_path / "b")
