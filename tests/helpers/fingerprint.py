@@ -24,18 +24,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from precision import double
 from safetensors.torch import load_file
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedaudit import FedauditError, Setting, registry, run
 from fedaudit.wire.transcript import Transcript
-
-if __name__ == "__main__":
-    from precision import double
-else:
-    from helpers.precision import double
 
 FOLDER = Path(__file__).resolve().parents[1] / "fingerprints"
 

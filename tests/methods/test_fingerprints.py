@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import json
 
+import fingerprint
 import pytest
-from helpers import fingerprint
 
 # Compositions share both their parts' code; one of each kind runs by default.
 QUICK = ("fedavg+dfrd", "heterofl+dense")
