@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedaudit.errors import FedauditError
     from fedaudit.registry import register, register_attack
-    from fedaudit.runtime.method import Client, Cohort, Method, Server, weighted_mean
+    from fedaudit.runtime.method import Client, Cohort, Method, Server, in_chunks, weighted_mean
     from fedaudit.runtime.run_record import RunRecord, read_record
     from fedaudit.runtime.runner import run
     from fedaudit.setting import Setting
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "errors": "FedauditError",
     "registry": "register register_attack",
-    "runtime.method": "Client Cohort Method Server weighted_mean",
+    "runtime.method": "Client Cohort Method Server in_chunks weighted_mean",
     "runtime.run_record": "RunRecord read_record",
     "runtime.runner": "run",
     "setting": "Setting",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -316,15 +316,22 @@ class Client(Party):
         model: nn.Module | None = None,
         turns: Turns | None = None,
         norms: Norms = "batch",
+        beside: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> Fitted:
-        """Train this client's model on its private records, or on `data` built from received messages or noise."""
+        """Train this client's model on its private records, or on `data` built from received messages or noise.
+
+        `beside`: what fixed models make of each record, computed once; the loss gets it after the record's own rows.
+        Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds what a
+        record can do.
+        """
         options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         model = model or self.model
+        rows = self._rows if data is None else data
+        rows = (*rows, *(in_chunks(fixed, rows[0]) for fixed in beside))
         if data is None and TRAINING in self._world.policies:
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
-            return self._fit_private(model, loss, until, separable, options)
-        rows = self._rows if data is None else data
+            return self._fit_private(model, loss, rows, until, separable, options)
         fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
         if data is None:
             self.plain_fits += 1
@@ -334,7 +341,13 @@ class Client(Party):
         return fitted
 
     def _fit_private(
-        self, model: nn.Module, loss: Loss, until: Until | None, separable: bool, options: dict[str, Any]
+        self,
+        model: nn.Module,
+        loss: Loss,
+        rows: Sequence[Tensor],
+        until: Until | None,
+        separable: bool,
+        options: dict[str, Any],
     ) -> Fitted:
         from fedaudit.privacy.dpsgd import fit_private
 
@@ -362,7 +375,7 @@ class Client(Party):
             fitted, entry = fit_private(
                 model,
                 loss,
-                self._rows,
+                rows,
                 rng=generator(*key, f"sample {self._fits}", device=self.device),
                 noise=generator(*key, f"dp-sgd {self._fits}", device=self.device),
                 policy=policy,
@@ -381,6 +394,9 @@ class Client(Party):
             del self._rows
 
 
+U = TypeVar("U", bound=Up)
+
+
 class Cohort:
     """The clients of one round. Built by the run; a method sees `ids` and `ask`."""
 
@@ -388,13 +404,13 @@ class Cohort:
         self.ids = list(ids)
         self._ask = ask
 
-    def ask(self, fn: Callable[[Any, Any], Up], message: Down | Mapping[int, Down]) -> dict[int, Up]:
+    def ask(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Down]) -> dict[int, U]:
         """Send a message to the clients, run `fn` there, and return who answered what, by ascending client.
 
         `fn` is a function of the running method. With a dict, only its keys are asked. A client that fails is
         absent here and from later asks of the round.
         """
-        return self._ask(self, fn, message)
+        return cast(dict[int, U], self._ask(self, fn, message))
 
 
 def function_path(method: Method, fn: Callable[..., Any]) -> str:
@@ -424,6 +440,12 @@ def find_function(method: Method, path: str) -> Callable[[Client, Down], Up]:
     for part in path.split("."):
         found = getattr(found, part)
     return cast(Callable[[Client, Down], Up], found)
+
+
+@torch.no_grad()
+def in_chunks(fixed: Callable[[Tensor], Tensor], x: Tensor, size: int = 500) -> Tensor:
+    """What `fixed` makes of the rows of x, in pieces that fit into memory."""
+    return torch.cat([fixed(part) for part in x.split(size)])
 
 
 def weighted_mean(states: Mapping[int, State], weights: Mapping[int, float]) -> State:

@@ -19,7 +19,7 @@ from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
 from fedaudit.stats import mean_std
 from fedaudit.training import models
-from fedaudit.wire.codec import FRAME, Size, as_size, model_size
+from fedaudit.wire.codec import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
 
 CONVENTIONS = ("payload", "wire")
@@ -48,16 +48,16 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
         server_arch=setting.server_model or method.server_arch(setting.model) or archs[0],
         shape=shape,
         classes=classes,
-        model_size=lambda arch: _model_size(arch, shape, classes),
+        model_size=lambda arch, part=None: _model_size(arch, shape, classes, part),
         clients=setting.clients,
         public=public,
     )
 
 
 @functools.cache
-def _model_size(arch: str, shape: models.Shape, classes: int) -> Size:
+def _model_size(arch: str, shape: models.Shape, classes: int, part: Part | None = None) -> Size:
     with torch.device("meta"):
-        return model_size(models.build(arch, shape=shape, classes=classes))
+        return model_size(models.build(arch, shape=shape, classes=classes), part)
 
 
 def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:

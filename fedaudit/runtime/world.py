@@ -21,7 +21,7 @@ from fedaudit.rng import generator, seeded
 from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
 from fedaudit.training import models
-from fedaudit.wire.codec import KINDS, Size, message_classes, model_size
+from fedaudit.wire.codec import KINDS, Part, Size, message_classes, model_size
 from fedaudit.wire.traffic import Plan
 
 Rows = tuple[Tensor, Tensor]
@@ -137,13 +137,13 @@ class World:
         return rows[0].to(self.device), rows[1].to(self.device)
 
     @functools.cached_property
-    def model_size(self) -> Callable[[str], Size]:
-        """Bytes of a model by its name, as parameters and buffers; built once to be measured."""
+    def model_size(self) -> Callable[..., Size]:
+        """Bytes of a model, or of a part of it, as parameters and buffers; built once to be measured."""
 
         @functools.cache
-        def size(arch: str) -> Size:
+        def size(arch: str, part: Part | None = None) -> Size:
             with seeded("size"):
-                return model_size(self.build(arch))
+                return model_size(self.build(arch), part)
 
         return size
 

@@ -22,6 +22,10 @@ The papers leave open, and we chose:
   gradients of the deep ResNets overflow. Use `_cifar`, or larger batches, for small images.
 
 `name@ratio` is the family at a fraction of its hidden widths (rounded up); input channels and classes stay.
+
+`name/width` has an embedding of that width whatever the encoder's own: adaptive average pooling before the classifier,
+as HtFLlib does where clients differ (DFFKE's rivals: `HtFE-10/512`). `name/pWIDTH` has a linear projection there
+instead.
 """
 
 from __future__ import annotations
@@ -265,6 +269,31 @@ def _narrow(encoder: nn.Module, classifier: nn.Linear, shape: Shape, ratio: Frac
     cut(classifier, "weight", classifier.out_features, width)
 
 
+# --- a common embedding width ---------------------------------------------------------------------------------------
+
+
+class _Pool(nn.Module):
+    """Adaptive average pooling of vectors: entry i is the mean over [floor(i L / W), ceil((i + 1) L / W)).
+
+    As a product, because torch's own has no deterministic gradient on GPUs.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, e: Tensor) -> Tensor:
+        length = e.shape[-1]
+        i, j = torch.arange(self.width, device=e.device), torch.arange(length, device=e.device)[:, None]
+        inside = (j >= i * length // self.width) & (j < -(-(i + 1) * length // self.width))
+        return e @ (inside / inside.sum(0)).to(e.dtype)
+
+
+def _widened(encoder: nn.Module, own: int, width: int, how: str, classes: int) -> tuple[nn.Module, nn.Linear]:
+    step = nn.Linear(own, width) if how == "p" else _Pool(width)
+    return nn.Sequential(OrderedDict(own=encoder, width=step)), nn.Linear(width, classes)
+
+
 # --- by name --------------------------------------------------------------------------------------------------------
 
 _TEN = (*_RESNETS[:3], "googlenet", "efficientnet_v2_s", *_MOBILE, "vit_tiny")
@@ -281,7 +310,7 @@ def names() -> list[str]:
 
 def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
     """A fresh network for images of `shape` (channels, height, width), drawn from the global generator."""
-    name, ratio = _parse(arch)
+    name, ratio, common = _parse(arch)
     if len(shape) != 3 or min(shape) < 1 or classes < 1:
         raise SettingError(
             f"Model {arch!r} cannot be built for shape {tuple(shape)} and {classes} classes. "
@@ -298,13 +327,18 @@ def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
         encoder, classifier = _stock(name, (channels, h, w), classes)
         if ratio < 1:
             _narrow(encoder, classifier, (channels, h, w), ratio)
+    if common is not None:
+        encoder, classifier = _widened(encoder, classifier.in_features, *common, classes)
     return Net(encoder, classifier, width=classifier.in_features, arch=arch)
 
 
 def assign(spec: str, clients: int) -> list[str]:
     """Which client gets which model: `cnn` for all, a group's members in turn, or blocks `resnet18:3,resnet34:7`."""
-    if spec in GROUPS:
-        return [GROUPS[spec][i % len(GROUPS[spec])] for i in range(clients)]
+    group, slash, width = spec.partition("/")
+    if group in GROUPS:
+        of = [f"{name}{slash}{width}" for name in GROUPS[group]]
+        _parse(of[0])
+        return [of[i % len(of)] for i in range(clients)]
     if ":" not in spec and "," not in spec:
         _parse(spec, GROUPS)
         return [spec] * clients
@@ -337,12 +371,23 @@ def count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction]:
-    name, at, text = arch.partition("@")
+def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[int, str] | None]:
+    """Family, ratio of its widths, and the common embedding width with how it is reached."""
+    rest, slash, text = arch.partition("/")
+    common = None
+    if slash:
+        how, digits = ("p", text[1:]) if text.startswith("p") else ("", text)
+        if not (digits.isdecimal() and int(digits)):
+            raise SettingError(
+                f"Model {arch!r}: {text!r} is no embedding width. Write for example {rest}/512 (average pooling) or "
+                f"{rest}/p512 (a linear projection)."
+            )
+        common = int(digits), how
+    name, at, text = rest.partition("@")
     if name not in names():
         raise SettingError(unknown("model", name, [*names(), *groups]))
     if not at:
-        return name, Fraction(1)
+        return name, Fraction(1), common
     if name == "vit_tiny":
         raise SettingError(
             f"Model {arch!r}: a transformer's width is tied to its attention heads, so it has no scaled variants. "
@@ -354,4 +399,4 @@ def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction]:
         ratio = Fraction(0)
     if not 0 < ratio <= 1:
         raise SettingError(f"Model {arch!r}: the ratio {text!r} is no number in (0, 1]. Write for example {name}@0.5.")
-    return name, ratio
+    return name, ratio, common

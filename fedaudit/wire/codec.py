@@ -16,7 +16,7 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, dataclass_transform, get_args, get_origin, get_type_hints
 
 import safetensors.torch
@@ -54,20 +54,26 @@ class State(dict[str, Tensor]):
         return {name: t for name, t in self.items() if name not in self.buffers}
 
 
-def state_of(model: nn.Module) -> State:
-    """A copy of the model's state: later training does not reach it."""
+Part = Callable[[nn.Module], Collection[str]]  # the names of those tensors of a model that travel
+
+
+def state_of(model: nn.Module, part: Part | None = None) -> State:
+    """A copy of the model's state, or of a part of it: later training does not reach it."""
     parameters = dict(model.named_parameters())
-    tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    names = None if part is None else part(model)
+    tensors = {n: t.detach().clone() for n, t in model.state_dict().items() if names is None or n in names}
     return State(tensors, buffers=tensors.keys() - parameters.keys())
 
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def load(model: M, state: Mapping[str, Tensor]) -> M:
-    """Put `state` into `model` (copied, never aliased) and return the model."""
+def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
+    """Put `state` into `model`, or into a part of it (copied, never aliased), and return the model."""
     try:
-        model.load_state_dict(state, strict=True)
+        if part is not None and (wrong := set(part(model)) ^ state.keys()):
+            raise RuntimeError(f"{', '.join(sorted(wrong))} on one side only")
+        model.load_state_dict({**model.state_dict(), **state} if part is not None else state, strict=True)
     except RuntimeError as e:
         raise ContractError(
             f"A state does not fit the model {getattr(model, 'arch', type(model).__name__)!r}: {e}. "
@@ -222,11 +228,12 @@ FRAME = 160  # bytes of a message around its fields, about
 TENSOR_HEADER = 70  # bytes that describe one tensor, about
 
 
-def model_size(model: nn.Module) -> Size:
-    """A whole model as `state_of` sends it. Works on the meta device."""
-    tensors = model.state_dict()
+def model_size(model: nn.Module, part: Part | None = None) -> Size:
+    """A whole model, or a part of it, as `state_of` sends it. Works on the meta device."""
+    names = None if part is None else part(model)
+    tensors = {name: t for name, t in model.state_dict().items() if names is None or name in names}
     bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-    payload = sum(bytes_of[name] for name, _ in model.named_parameters())
+    payload = sum(bytes_of[name] for name, _ in model.named_parameters() if name in bytes_of)
     header = sum(TENSOR_HEADER + len(name) + 5 for name in tensors)
     return Size(payload, sum(bytes_of.values()) - payload, header)
 

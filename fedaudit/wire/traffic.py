@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedaudit.errors import RunError
-from fedaudit.wire.codec import TENSOR_HEADER, Size, as_size
+from fedaudit.wire.codec import TENSOR_HEADER, Part, Size, as_size
 
 Key = tuple[str, str]  # ("up" or "down", "Message.field")
 NUMBER = 8  # bytes of an int or float field
@@ -28,7 +28,7 @@ class Plan:
     server_arch: str
     shape: tuple[int, int, int]
     classes: int
-    model_size: Callable[[str], Size]
+    model_size: Callable[..., Size]  # of a named architecture, or of a part of it
     clients: int = 0
     public: int = 0  # rows of the public set
     asks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None  # per ask: who was asked, who replied
@@ -52,11 +52,12 @@ class Plan:
             return self.participants
         return self.asks[ask][1] if ask < len(self.asks) else ()
 
-    def state(self, arch: int | str | None = None) -> Size:
-        """A whole model: of client k, of a named architecture, or the server's."""
+    def state(self, arch: int | str | None = None, part: Part | None = None) -> Size:
+        """A whole model, or a part of it: of client k, of a named architecture, or the server's."""
         if isinstance(arch, int):
             arch = self.archs[arch]
-        return self.model_size(arch or self.server_arch)
+        arch = arch or self.server_arch
+        return self.model_size(arch) if part is None else self.model_size(arch, part)
 
     def tensor(self, *shape: int, size: int = 4) -> Size:
         return Size(math.prod(shape) * size, header=TENSOR_HEADER)
