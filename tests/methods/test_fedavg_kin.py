@@ -1,0 +1,180 @@
+"""FedProx, FedDyn, MOON and FedBN: their losses by hand, what makes each of them FedAvg, and what they keep."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedaudit import run
+from fedaudit.methods.fedbn import travels
+from fedaudit.methods.feddyn import regularised
+from fedaudit.methods.fedprox import proximal
+from fedaudit.methods.moon import contrastive, l_con
+from fedaudit.training.fit import Live
+from fedaudit.training.models import Net, build
+from fedaudit.wire.transcript import Transcript
+
+LN2, LN3 = math.log(2), math.log(3)
+
+
+class Scaled(Net):
+    """e = x; two logits (a x_1, 0) with the one parameter a."""
+
+    def __init__(self, a):
+        super().__init__(nn.Identity(), nn.Identity(), width=2, arch="by hand")
+        self.a = nn.Parameter(torch.tensor(a))
+
+    def classify(self, e):
+        return torch.stack([self.a * e[:, 0], torch.zeros(len(e))], 1)
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+def test_proximal_loss_by_hand():
+    """a = 1, w^t = 3, mu = 0.5: 0.25 (1 - 3)^2 = 1 on top of the cross-entropy. Logits (ln 3, 0) are (3/4, 1/4): class
+    0 costs ln 4/3, class 1 ln 4. The slope of the second term is mu (a - w^t) = -1."""
+    model = Scaled(1.0)
+    x, y = torch.tensor([[LN3, 0.0], [LN3, 0.0]]), torch.tensor([0, 1])
+    rows = proximal(Live(model), x, y, {"a": torch.tensor(3.0)}, 0.5)
+    assert rows.tolist() == pytest.approx([math.log(4 / 3) + 1, math.log(4) + 1], abs=1e-6)
+    still = torch.zeros(1, 2), torch.tensor([0])
+    proximal(Live(model), *still, {"a": torch.tensor(3.0)}, 0.5).sum().backward()
+    assert model.a.grad.item() == pytest.approx(-1.0)
+
+
+def test_dynamic_regulariser_by_hand():
+    """a = 1, g = 0.3, theta^{t-1} = 3, alpha = 0.5: - 0.3 + 0.25 (1 - 3)^2 = 0.7 beside ln 2 of equal logits; its slope
+    is -g + alpha (a - theta^{t-1}) = -1.3."""
+    model = Scaled(1.0)
+    still = torch.zeros(1, 2), torch.tensor([0])
+    value = regularised(Live(model), *still, {"a": torch.tensor(0.3)}, {"a": torch.tensor(3.0)}, 0.5)
+    assert value.item() == pytest.approx(LN2 + 0.7, abs=1e-6)
+    value.sum().backward()
+    assert model.a.grad.item() == pytest.approx(-1.3)
+
+
+def test_contrastive_loss_by_hand():
+    """tau = 0.5. z = (1, 0), z_glob = (2, 0), z_prev = (0, 3): cosines 1 and 0, so -log e^2 / (e^2 + 1) = ln(1 + e^-2).
+    Turned round, ln(1 + e^2). Where z_prev is z_glob, ln 2."""
+    z = torch.tensor([[1.0, 0.0]] * 3)
+    glob, prev = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]]), torch.tensor([[0.0, 3.0], [2.0, 0.0], [2.0, 2.0]])
+    expected = [math.log(1 + math.exp(-2)), math.log(1 + math.exp(2)), LN2]
+    assert l_con(z, glob, prev, 0.5).tolist() == pytest.approx(expected, abs=1e-6)
+    x, y = torch.tensor([[1.0, 0.0]] * 3), torch.tensor([0, 0, 0])
+    rows = contrastive(Live(Scaled(0.0)), x, y, glob, prev, 3.0, 0.5)
+    assert rows.tolist() == pytest.approx([LN2 + 3 * v for v in expected], abs=1e-5)
+
+
+# --- what makes them FedAvg -------------------------------------------------------------------------------------------
+
+SAME = {"E": 2, "B": 32, "eta": 0.1}
+
+
+def models(folder):
+    return {path.name: load_file(path) for path in sorted((folder / "models").iterdir())}
+
+
+def entries(folder, direction, field):
+    return [e[field] for e in Transcript(folder / "transcript").entries() if e.direction == direction]
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture
+def ran(tiny, tmp_path):
+    def make(method, name, **values):
+        chosen = {**SAME, **values.pop("set", {})}
+        record = run(tiny(method, set=chosen, **{"rounds": 3, "model": "cnn_bn", **values}), out=tmp_path / name)
+        return record, tmp_path / name
+
+    return make
+
+
+def same_as_fedavg(ran, method, **values):
+    a, b = ran(method, "a", **values)[1], ran("fedavg", "b", **{**values, "set": {}})[1]
+    a, b = models(a), models(b)
+    return a.keys() == b.keys() and all(equal(a[file], b[file]) for file in a)
+
+
+@pytest.mark.parametrize(("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0})])
+def test_without_its_term_it_is_fedavg_to_the_bit(method, off, ran):
+    assert same_as_fedavg(ran, method, set=off)
+
+
+@pytest.mark.parametrize(("method", "on"), [("fedprox", {"mu": 0.1}), ("moon", {"mu": 1.0})])
+def test_with_its_term_it_is_not(method, on, ran):
+    assert not same_as_fedavg(ran, method, set=on)
+
+
+def test_fedbn_without_batch_norm_is_fedavg_to_the_bit(ran):
+    assert same_as_fedavg(ran, "fedbn", model="cnn")
+
+
+def test_feddyn_at_alpha_0_is_fedavg_of_equal_weights_to_the_bit(ran):
+    """Clients of equal size, so that FedAvg's weights are equal too."""
+    even = {"partition": "iid", "clients": 2, "public": 0.0, "aux": 0.0}
+    assert same_as_fedavg(ran, "feddyn", set={"alpha": 0.0}, **even)
+
+
+def test_as_alpha_vanishes_feddyns_clients_train_as_fedavgs_and_its_server_overshoots(ran):
+    """Round 1: replies tend to FedAvg's; theta^1 = mean - h / alpha = 2 mean - theta^0 where everybody answered."""
+    small = ran("feddyn", "a", set={"alpha": 1e-6}, rounds=2)[1]
+    plain = ran("fedavg", "b", rounds=2)[1]
+    down, up = entries(small, "down", "theta"), entries(small, "up", "theta")
+    names = down[0].parameters
+    for mine, fedavgs in zip(up[:3], entries(plain, "up", "w")[:3], strict=True):
+        assert all(torch.allclose(mine[name], fedavgs[name], atol=1e-5) for name in names)
+    for name in names:
+        mean = sum(theta[name] for theta in up[:3]) / 3
+        assert torch.allclose(down[3][name], 2 * mean - down[0][name], atol=1e-5)
+    assert not torch.allclose(down[3]["classifier.weight"], sum(w["classifier.weight"] for w in up[:3]) / 3, atol=1e-4)
+
+
+def test_feddyns_server_adds_up_over_rounds(ran):
+    """h adds up -alpha / m (theta_k - theta^{t-1}) over all rounds and the clients that took part in each."""
+    record, folder = ran("feddyn", "a", set={"alpha": 0.1}, clients=4, participation=0.5, rounds=4, model="cnn")
+    assert len({tuple(row.participants) for row in record.rounds}) > 1
+    sent = {(e.round, e.client, e.direction): e["theta"] for e in Transcript(folder / "transcript").entries()}
+    name = "classifier.weight"
+    h = torch.zeros_like(sent[1, record.rounds[0].participants[0], "down"][name])
+    for row in record.rounds[:-1]:
+        t, P = row.round, row.participants
+        before = sent[t, P[0], "down"][name]
+        h = h - 0.1 / 4 * sum(sent[t, k, "up"][name] - before for k in P)
+        after = sum(sent[t, k, "up"][name] for k in P) / len(P) - h / 0.1
+        following = record.rounds[t].participants[0]
+        assert torch.allclose(sent[t + 1, following, "down"][name], after, atol=1e-5)
+
+
+# --- FedBN's split ----------------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_never_travels_and_everything_else_does(ran):
+    folder = ran("fedbn", "a")[1]
+    every = set(build("cnn_bn", shape=(1, 8, 8), classes=10).state_dict())
+    own = {name for name in every if ".bn" in name}
+    assert len(own) == 10
+    for state in [*entries(folder, "down", "w"), *entries(folder, "up", "w")]:
+        assert set(state) == every - own
+    a, b = (models(folder)[f"client-{k:06d}.safetensors"] for k in (0, 1))
+    assert not any(torch.equal(a[name], b[name]) for name in own if "num_batches" not in name)
+
+
+def test_group_norm_travels():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.BatchNorm2d(4))
+    assert travels(model) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def test_moon_compares_with_its_own_last_model(ran):
+    """In round 1 there is none, and the contrastive loss has no influence: round 2 is the first that differs."""
+    plain, moon = ran("fedavg", "b")[1], ran("moon", "a", set={"mu": 5.0})[1]
+    a, b = entries(plain, "up", "w"), entries(moon, "up", "w")
+    name = "encoder.conv1.weight"
+    assert [torch.allclose(x[name], y[name], atol=1e-7) for x, y in zip(a, b, strict=True)] == [True] * 3 + [False] * 6
