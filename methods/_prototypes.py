@@ -1,0 +1,88 @@
+"""One vector per class: what FedProto, FedTGP, FedGH, FedDistill and FedKTL share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit import NUMBER, Plan, Server, Size
+from fedaudit.errors import SettingError
+from fedaudit.training import models
+from fedaudit.training.models import Net
+
+ByClass = dict[int, Tensor]
+
+
+def head(model: nn.Module) -> set[str]:
+    """The part of a model that is its classifier."""
+    return {name for name in model.state_dict() if name.startswith("classifier.")}
+
+
+@functools.cache
+def width_of(arch: str, shape: tuple[int, int, int], classes: int) -> int:
+    return int(models.describe(arch, shape, classes)["width"])
+
+
+def common_width(server: Server, method: str) -> int:
+    """The width of all clients' embeddings; what is not one width cannot be averaged or compared."""
+    archs = {server.arch(k) for k in range(server.clients)}
+    widths = {arch: width_of(arch, server.shape, server.classes) for arch in sorted(archs)}
+    if len(set(widths.values())) > 1:
+        listed = ", ".join(f"{arch} {width}" for arch, width in widths.items())
+        raise SettingError(
+            f"{method} needs one embedding width, but the clients' models have several ({listed}). Give all of them "
+            "one: a width behind the model's name, such as HtFE-10/512 (average pooling) or cnn/p64 (a projection)."
+        )
+    return next(iter(widths.values()))
+
+
+def mean_by_class(sent: Mapping[int, ByClass], n: Mapping[int, Tensor] | None = None) -> ByClass:
+    """The mean over the clients that hold a class, alike or by their counts n_k (one number a class)."""
+    held = sorted({c for of_client in sent.values() for c in of_client})
+    means = {}
+    for c in held:
+        who = [k for k in sorted(sent) if c in sent[k]]
+        vectors = torch.stack([sent[k][c] for k in who])
+        weights = None if n is None else torch.stack([n[k][c] for k in who]).clamp_min(0).to(vectors)
+        even = weights is None or not bool(weights.sum() > 0)  # noise could have made the counts nothing
+        means[c] = vectors.mean(0) if even or weights is None else weights / weights.sum() @ vectors
+    return means
+
+
+def table(vectors: ByClass, classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors as rows of a matrix, 0 for a class that has none, and a 1 for each class that has one."""
+    rows, held = like.new_zeros(classes, like.shape[-1]), like.new_zeros(classes)
+    for c, vector in vectors.items():
+        rows[c], held[c] = vector, 1
+    return rows, held
+
+
+class Nearest(Net):
+    """Predicts the class whose prototype is nearest to the embedding, among those that there are."""
+
+    C: Tensor
+    held: Tensor
+
+    def __init__(self, model: Net, C: Tensor, held: Tensor) -> None:
+        super().__init__(model.encoder, model.classifier, width=model.width, arch=model.arch)
+        self.register_buffer("C", C)
+        self.register_buffer("held", held)
+
+    def classify(self, e: Tensor) -> Tensor:
+        away = (e[:, None] - self.C).square().sum(2)
+        return torch.where(self.held > 0, -away, torch.finfo(away.dtype).min)
+
+
+def bill(plan: Plan, field: str, ids: Iterable[int], entries: int, nobody: bool = False) -> Size:
+    """A vector with the number of its class, for each class in the messages to or from `ids`.
+
+    When planning, what comes up are the classes that a client holds, what goes down those that anybody does; `nobody`:
+    that there are none yet.
+    """
+    up = {k: plan.held(k) for k in plan.participants}
+    everybody = {c for held in up.values() for c in held}
+    expected = {k: [] if nobody else everybody if field.startswith("Global") else up[k] for k in ids}
+    return sum(((plan.tensor(entries) + NUMBER) * len(plan.choice(field, k, expected[k])) for k in ids), Size())
