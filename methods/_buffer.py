@@ -1,4 +1,5 @@
-"""The memory buffer B of DFFKE (Section 3.3): past synthetic data, kept as what regenerates it (Section 4.3).
+"""The memory buffer B of DFFKE (Section 3.3): past synthetic data, kept as what regenerates it (Section 4.3), and the
+sample B^t of it that a round reviews.
 
 `memory["B"]` maps a round s to {"Dec": the decoder's checkpoint of s, "E": {i: translated embeddings of client i}}.
 Rounds are keys, never positions: a client that sat out a round lacks its key, and nothing after it shifts.
@@ -9,44 +10,83 @@ neither a client's 5,000 nor everybody's 50,000. Eq. 14 needs the rows of all cl
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedaudit import State
 from fedaudit.rng import generator
-from fedaudit.wire.codec import State, size_of
+from fedaudit.wire.codec import size_of
 
 Memory = dict[str, Any]
+Past = dict[str, Any]  # one round: {"Dec": State, "E": {i: Tensor}}
+Rounds = int | Literal["unlimited"]
 
 
-def held(memory: Memory) -> dict[int, dict[str, Any]]:
+# --- what is held -----------------------------------------------------------------------------------------------------
+
+
+def held(memory: Memory) -> dict[int, Past]:
     """What the buffer holds, by round, oldest first."""
     return memory.get("B", {})
 
 
-def remember(memory: Memory, t: int, Dec: State, E: dict[int, Tensor], R: int | str) -> None:
+def newest(rounds: Iterable[int], R: Rounds) -> list[int]:
+    """The R newest of some rounds, oldest first."""
+    ordered = sorted(rounds)
+    return ordered if R == "unlimited" else ordered[max(len(ordered) - R, 0) :]
+
+
+def remember(memory: Memory, t: int, Dec: State, E: Mapping[int, Tensor], R: Rounds) -> None:
     """Algorithm 1, line 21: add round t, and forget all but the R newest rounds that this client holds."""
-    rounds = {**held(memory), t: {"Dec": Dec, "E": E}}
-    keep = sorted(rounds) if R == "unlimited" else sorted(rounds)[max(len(rounds) - int(R), 0) :]
-    memory["B"] = {s: rounds[s] for s in keep}
+    rounds = {**held(memory), t: {"Dec": Dec, "E": dict(E)}}
+    memory["B"] = {s: rounds[s] for s in newest(rounds, R)}
 
 
-def allot(seed: int, i: int, rounds: list[int], n: int) -> dict[int, int]:
-    """How many of B^t_i's n rows come from each round: as in a draw without replacement from n rows of each."""
-    if not rounds:
-        return {}
-    drawn = torch.randperm(n * len(rounds), generator=generator(seed, i, "rounds"))[:n] // n
-    counts = torch.bincount(drawn, minlength=len(rounds)).tolist()
-    return {s: m for s, m in zip(rounds, counts, strict=True) if m}
+# --- what is reviewed -------------------------------------------------------------------------------------------------
 
 
-def pick(seed: int, i: int, s: int, n: int, m: int) -> Tensor:
-    """Which m of client i's n rows of round s are in B^t_i: the same for whoever holds that round.
+@dataclass(frozen=True)
+class Sample:
+    """B^t_i of every client i: n_i of client i's past rows, uniform over the rounds that i holds and has rows in.
 
-    On the CPU, so that parties with other devices draw the same rows.
+    It follows from a seed that the server sends, so that teacher and student draw the same rows without sending them.
     """
-    return torch.randperm(n, generator=generator(seed, i, s))[:m]
+
+    seed: int
+
+    def counts(self, i: int, rounds: Iterable[int], n: int) -> dict[int, int]:
+        """How many of B^t_i's n rows come from each round: as in a draw without replacement from n rows of each."""
+        ordered = sorted(rounds)
+        if not ordered:
+            return {}
+        drawn = torch.randperm(n * len(ordered), generator=generator(self.seed, i, "rounds"))[:n] // n
+        counts = torch.bincount(drawn, minlength=len(ordered)).tolist()
+        return {s: m for s, m in zip(ordered, counts, strict=True) if m}
+
+    def rows(self, i: int, s: int, n: int, m: int) -> Tensor:
+        """Which m of client i's n rows of round s are in B^t_i: the same for whoever holds that round.
+
+        On the CPU, so that parties with other devices draw the same rows.
+        """
+        return torch.randperm(n, generator=generator(self.seed, i, s))[:m]
+
+    def own(self, k: int, past: Mapping[int, Past], n: int) -> dict[int, Tensor]:
+        """B^t_k by round, as embeddings: what client k answers on."""
+        mine = {s: p["E"][k] for s, p in past.items() if k in p["E"]}
+        counts = self.counts(k, mine, n)
+        return {s: mine[s][self.rows(k, s, len(mine[s]), m).to(mine[s].device)] for s, m in counts.items()}
+
+    def of_peer(self, i: int, s: int, past: Past, m: int) -> Tensor:
+        """The m rows of round s in B^t_i, as embeddings: what client i has answered on."""
+        e: Tensor = past["E"][i]
+        return e[self.rows(i, s, len(e), m).to(e.device)]
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
 
 
 def buffer_bytes(memory: Memory) -> int:

@@ -1,4 +1,4 @@
-"""The embedding decoder of DFFKE, Dec: R^h -> R^d (Sections 3.2 and 4.1), "3-layer, 4.4M-parameter".
+"""The embedding decoder of DFFKE, Dec: R^h -> R^d (Sections 3.2 and 4.1), "3-layer, 4.4M-parameter", and its training.
 
 The paper gives that, a source (the generator of Fang et al., "Contrastive Model Inversion", IJCAI 2021) and a size on
 disk, 16.89 MB. The structure below is the one with these numbers: a linear layer h -> 128 x H/4 x W/4, batch norm, two
@@ -12,19 +12,29 @@ Left open by the paper, and chosen here:
 - The size of the images: they are 128 x 128 in the experiments, where a decoder of H/4 x W/4 would have 67.5 M
   parameters. The 4.4 M are those of 32 x 32, so larger images are decoded at 32 x 32 and resized (bilinear); smaller
   ones are decoded at their own size, rounded up to a multiple of four and resized back.
+- Batches: they mix all clients, so that Dec's batch norms see in training what they are averaged over.
+- The clients' batch norms while Dec is trained: evaluation mode, the statistics of the records behind E_k.
+- Who the student of L_md is (Appendix E): every peer of the client whose embedding is decoded, on average. MAE and MSE
+  are of probabilities, which the bound 2/n implies. L_fid and L_md add up, KL scaled by 0.1.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit.wire.codec import Size, State, load
+from fedaudit import Opt, Server, Size, State, kl, load, state_of
+from fedaudit.methods._docking import z
+from fedaudit.training.fit import batches
+from fedaudit.training.models import Net
 
+Discrepancy = Literal["none", "KL", "MAE", "MSE"]
 LARGEST = 32  # pixels along a side that the decoder itself makes
 
 
@@ -84,3 +94,65 @@ def decoder_size(h: int, shape: tuple[int, int, int], width: int = 64) -> Size:
         model = Decoder(h, shape, width)
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     return Size(parameters, sum(b.numel() * b.element_size() for b in model.buffers()))
+
+
+# --- training it ------------------------------------------------------------------------------------------------------
+
+
+def fidelity(pred: Tensor, e: Tensor) -> Tensor:
+    """MSE(z(h(Dec(e); theta_k^h); theta_k^z), e), Eq. 12."""
+    return (pred - e).square().mean(1)
+
+
+def discrepancy(choice: Discrepancy, teacher: Tensor, student: Tensor) -> Tensor:
+    """L_md of Eq. 4 and Appendix E: minus the gap of two models' logits. MAE and MSE lie in [-2/n, 0]."""
+    if choice == "KL":
+        return -0.1 * kl(teacher, student)  # unscaled it diverges, says Appendix E
+    gap = teacher.softmax(-1) - student.softmax(-1)
+    return -(gap.abs() if choice == "MAE" else gap.square()).mean(-1)
+
+
+def decoder_loss(
+    k: int, x: Tensor, e: Tensor, clients: Mapping[int, Net], theta_z: Mapping[int, State], md: Discrepancy = "none"
+) -> Tensor:
+    """L_fid (Eq. 12) of client k's rows e and their images x, and with `md` L_md (Eq. 4) towards every peer."""
+    embedding = clients[k].encode(x)
+    value = fidelity(z(embedding, theta_z[k]), e)
+    peers = [model for i, model in clients.items() if i != k]
+    if md == "none" or not peers:
+        return value
+    teacher = clients[k].classify(embedding)
+    return value + torch.stack([discrepancy(md, teacher, model(x)) for model in peers]).mean(0)
+
+
+def train_decoder(
+    server: Server,
+    Dec: Decoder,
+    clients: Mapping[int, Net],
+    theta_z: Mapping[int, State],
+    E: Mapping[int, Tensor],
+    *,
+    epochs: int,
+    batch: int,
+    opt: Opt,
+    md: Discrepancy,
+) -> State:
+    """Eq. 12: Dec's images, through the frozen encoder and docking layer of the row's client, give the row back."""
+    for model in clients.values():
+        model.requires_grad_(False).eval()
+    rows, sizes = torch.cat(list(E.values())), [len(e) for e in E.values()]
+    owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    rng = server.rng("Dec")
+    order = [i.cpu().sort().values for _ in range(epochs) for i in batches(len(rows), batch, rng)]
+    todo = iter(order)
+
+    def loss() -> Tensor:
+        index = next(todo)  # sorted, and so by client: the split below is known without asking the device
+        split = torch.bincount(owner[index], minlength=len(sizes)).tolist()
+        e = rows[index.to(rows.device)]
+        parts = zip(E, Dec(e).split(split), e.split(split), strict=True)
+        return torch.cat([decoder_loss(k, x, e, clients, theta_z, md) for k, x, e in parts if len(x)]).mean()
+
+    Dec.train()
+    server.optimise(list(Dec.parameters()), loss, steps=len(order), opt=opt)
+    return state_of(Dec)

@@ -1,12 +1,16 @@
-"""The docking layers of DFFKE, z(.; theta_k^z): R^{h_k} -> R^h (Section 3.1), one linear layer per client."""
+"""The docking layers of DFFKE, z(.; theta_k^z): R^{h_k} -> R^h (Section 3.1), one linear layer per client, and their
+training towards one embedding space (Eq. 11)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit.wire.codec import State
+from fedaudit import Opt, Server, State, load
 
 
 class Docking(nn.Module):
@@ -33,3 +37,35 @@ class Docking(nn.Module):
 
 def z(e: Tensor, theta_z: State) -> Tensor:
     return F.linear(e, theta_z["weight"], theta_z["bias"])
+
+
+def alignment(f: Any, e: Tensor, k: Tensor, y: Tensor) -> Tensor:
+    """CE(l(z(e; theta_k^z); theta_global^l), y), Eq. 11."""
+    return F.cross_entropy(f(e, k), y, reduction="none")
+
+
+def unify(
+    server: Server,
+    shared: Mapping[int, tuple[Tensor, Tensor]],
+    before: Mapping[int, State],
+    h: int,
+    *,
+    epochs: int,
+    batch: int,
+    opt: Opt,
+) -> dict[int, State]:
+    """Eq. 11: theta_k^z and the temporary head, trained together on everybody's (E_k, Y_k); the head is dropped.
+
+    A layer in `before` goes on from there.
+    """
+    widths = {k: e.shape[1] for k, (e, _) in shared.items()}
+    layers = {k: nn.Linear(width, h) for k, width in widths.items()}
+    for k in layers.keys() & before.keys():
+        load(layers[k], before[k])
+    model = Docking(list(layers.values()), server.classes).to(server.device)
+    pad = max(widths.values())
+    e = torch.cat([F.pad(e, (0, pad - e.shape[1])) for e, _ in shared.values()])
+    owner = torch.cat([torch.full_like(y, position) for position, (_, y) in enumerate(shared.values())])
+    y = torch.cat([y for _, y in shared.values()])
+    server.fit(model, alignment, (e, owner, y), epochs=epochs, batch=batch, opt=opt)
+    return {k: model.layer(position, width) for position, (k, width) in enumerate(widths.items())}

@@ -1,199 +1,99 @@
-"""DFFKE and FKE. "Aggregation-Free Heterogeneous Federated Learning with Data-Free Knowledge Exchange" (under review),
-Algorithm 1 and Eqs. 8-14.
+"""DFFKE. "Aggregation-Free Heterogeneous Federated Learning with Data-Free Knowledge Exchange" (under review),
+Algorithm 1 and Eqs. 9-14. The transfer set of FKE comes out of a decoder that the server trains on the clients'
+embeddings.
 
 What leaves a client: theta_k, E_k, Y_k and logits. The two of Section 4.3 (line 7 of Algorithm 1) are protected by
-policies on `embeddings` and `logits`, before they leave (the algorithm shares first and protects then). The sensitivity
-of Appendix G is that of an image's output under an edit of one pixel: it is carried out for embeddings; logits are of
-synthetic images, which no private pixel is a pixel of, so for them it is refused, and clip=C is what there is. The
-pure-noise column of Table 4 is `--privacy embeddings:pure-noise --privacy logits:pure-noise`; theta_k and Y_k travel
-even then.
+policies on `embeddings` and `logits`, before they leave (the algorithm shares first and protects then). Table 4's
+noise is `calibration = "classical"` (Eq. 15) with `sensitivity = "random-pixel"` (Appendix G) on both kinds: it
+assumes that neighbours differ in one random pixel of one record, and for logits that a private image is what they
+were computed on, which it is not. The ledger therefore says infinity, with the paper's epsilon as the claim. The last
+column is `mechanism = "pure-noise"` on both; theta_k and Y_k travel even then.
 
-Left open by the paper or contradicted in it, and chosen here:
+Contradicted in the paper:
 
-- Eq. 8 has the teacher first in the KL, Eqs. 13-14 the student. Algorithm 1 cites 13 and 14: `student-first` is the
-  default of DFFKE, Eq. 8's `teacher-first` that of FKE, which Eq. 8 defines; `kl` sets it. No temperature is given: 1.
+- Eq. 8 has the teacher first in the KL, Eqs. 13-14 the student. Algorithm 1 cites 13 and 14: `kl`, here
+  `student-first`.
+- "In each iteration" clients alternate between Eqs. 13 and 14 (Section 3.3), or in each of T_FKE steps, which are
+  epochs (Algorithm 1, lines 18-20, and Section 4.1): `alternate`, `step` or `epoch`. One Adam serves the whole
+  exchange.
+- Section 2 defines Y^_k on X_k, Appendix D on D^_k. Eq. 13 compares it with f(D^_k): it is on D^_k.
+- The docking layer is R^h -> R^h while encoders' widths differ: here R^{h_k} -> R^h, with a bias. h = 512 is said of
+  the baselines only; with it the decoder has the 4.4 M parameters that are given.
+- Buffers are "synchronized", but with participation rho < 1 clients miss rounds. Logits are keyed by round, and a
+  student skips rounds that it lacks, or with `sync` gets Dec and E~ of what it missed, billed like everything.
+- Table 5's "Unlimited, up to 50" is read as a run of 50 rounds, not as a limit of 50.
+
+Left open (those of local training, batch norm, collaboration and test points: see `fedaudit.methods.fke`; those of
+the decoder: `_decoder`):
+
 - Sums over clients of CE, MSE and KL of whole collections: every row counts alike, as in the mini-batch epochs that
   the paper trains for; a mean per client would blow up the rows of small clients.
-- h = 512: the paper says it of its baselines only; with it the decoder has the 4.4 M parameters that it gives.
-- Table 5's "Unlimited, up to 50" is read as a run of 50 rounds, not as a limit of 50.
-- The docking layer is written R^h -> R^h while encoders' widths differ: here R^{h_k} -> R^h, with a bias.
 - Whether Dec and docking layers go on from round to round: Algorithm 1 requires one Gen and trains it in every round,
-  so Dec goes on, and so do the docking layers, whose space it decodes (`fresh`: both are new in each round). Only the
+  so Dec goes on, and so do the docking layers, whose space it decodes. `fresh`: both are new in each round. Only the
   head is said to be discarded.
-- Dec's batches mix all clients, so that its batch norms see in training what they are averaged over.
-- Appendix E does not say who the student of L_md is: here every peer of the client whose embedding is decoded, on
-  average. MAE and MSE are of probabilities, which the bound 2/n implies. L_fid and L_md add up, KL scaled by 0.1.
-- Section 2 defines Y^_k on X_k, Appendix D on D^_k. Eq. 13 compares it with f(D^_k): it is on D^_k.
-- How B^t is drawn: |B^t_k| = N_k of client k's past rows, uniform, so that |B^t| = n^ (Appendix D). The server sends a
-  seed, by which all draw the same rows. Under partial participation buffers cannot be "synchronized": logits are keyed
-  by round, and a student skips the rounds that it does not hold.
-- Exchange and review alternate by epochs (Algorithm 1, lines 18-20), not by steps; Adam starts anew in each.
-- A cap on local epochs: 100; Table 9 has 80 at most. `tau = "off"` trains exactly so many, as DP-SGD demands.
-- The batch of the docking layers' training is not given: 100, as of the others.
-- Limited collaboration (Table 6) is `pi`: the first pi K clients take part at all, the others are never asked. Whose
-  accuracy that table averages is not said; the run record lists every client's.
-- When a client's model is tested "after each round": as Algorithm 1 leaves it, just drawn towards its peers. Local
-  accuracy (Table 3) is far lower there than after the next local training; `deploy = "trained"` tests it as Eq. 9 does.
-- With public data "the rest of the protocol would remain unchanged" (Section 3.2), which has Eq. 13's direction and a
-  buffer; Eq. 8, which defines FKE, has neither, and is followed.
-- FKE needs "the transfer dataset assigned to client i", D^_i: here everybody's is the whole public set. A buffer would
-  hold that set again, so FKE has none.
+- How B^t is drawn: |B^t_k| = N_k of client k's past rows, uniform, so that |B^t| = n^ (Appendix D), by a seed that
+  the server sends.
+- The batch size of the docking layers: `B_Tran`, 100, as of the others.
+- Whose n is in delta = 1/n, "dataset size": the client's, which protects each record of it. How many pixel edits the
+  sensitivity of Appendix G is the largest of: 256, `random-pixel:SAMPLES`.
+- Partitions: Dir(alpha), by class or by client, balanced or not: the setting's `partition` (`dirichlet`,
+  `dirichlet-capped`).
+
+Deviations, off by default:
+
+- `own`: the client's own D^_k with its own logits in Eq. 13, whose sum has i != k. It holds the client to what it
+  knew.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from fedaudit import NUMBER, Down, Method, Record, State, Up, adam, ce, kl, load, private, register, relay, state_of
-from fedaudit.methods._buffer import allot, held, pick, remember
-from fedaudit.methods._decoder import Decoder, decode, decoder_size
-from fedaudit.methods._docking import Docking, z
-from fedaudit.training import models  # fmt: skip
-from fedaudit.training.fit import batches
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Server,
+    State,
+    Turns,
+    Up,
+    adam,
+    load,
+    private,
+    register,
+    relay,
+    state_of,
+)  # fmt: skip
+from fedaudit.methods._buffer import Past, Sample, held, newest, remember
+from fedaudit.methods._decoder import Decoder, Discrepancy, decode, train_decoder
+from fedaudit.methods._dffke_traffic import Traffic, traffic
+from fedaudit.methods._docking import unify, z
+from fedaudit.methods.fke import FKE, Begin, Direction, Exchanged, outputs
 
-Direction = Literal["student-first", "teacher-first"]
-Discrepancy = Literal["none", "KL", "MAE", "MSE"]
-
-
-# --- the losses: one value per row ------------------------------------------------------------------------------------
-
-
-def student_first(f: Any, x: Tensor, ys: Tensor) -> Tensor:
-    """sum_i KL[f(x; theta_k) || Y^_i], Eqs. 13-14. `ys` is row x peer x class, with the peers that answered on x."""
-    return kl(f(x)[:, None], ys).sum(1)
-
-
-def teacher_first(f: Any, x: Tensor, ys: Tensor) -> Tensor:
-    """sum_i KL[Y^_i || f(x; theta_k)], Eq. 8."""
-    return kl(ys, f(x)[:, None]).sum(1)
-
-
-def alignment(f: Any, e: Tensor, k: Tensor, y: Tensor) -> Tensor:
-    """CE(l(z(e; theta_k^z); theta_global^l), y), Eq. 11."""
-    return F.cross_entropy(f(e, k), y, reduction="none")
-
-
-def fidelity(pred: Tensor, e: Tensor) -> Tensor:
-    """MSE(z(h(Dec(e); theta_k^h); theta_k^z), e), Eq. 12."""
-    return (pred - e).square().mean(1)
-
-
-def discrepancy(choice: Discrepancy, teacher: Tensor, student: Tensor) -> Tensor:
-    """L_md of Eq. 4 and Appendix E: minus the gap of two models' logits. MAE and MSE lie in [-2/n, 0]."""
-    if choice == "KL":
-        return -0.1 * kl(teacher, student)  # unscaled it diverges, says Appendix E
-    gap = teacher.softmax(-1) - student.softmax(-1)
-    return -(gap.abs() if choice == "MAE" else gap.square()).mean(-1)
-
-
-def reached(f: Any, x: Tensor, y: Tensor, tau: float) -> bool:
-    """Whether the training accuracy has come to the goal tau (Appendix F)."""
-    hits = [(f(xs).argmax(1) == ys).sum() for xs, ys in zip(x.split(1000), y.split(1000), strict=True)]
-    return bool(torch.stack(hits).sum() >= tau * len(y))
-
-
-@torch.no_grad()
-def outputs(function: Any, x: Tensor, batch: int = 1000) -> Tensor:
-    return torch.cat([function(part) for part in x.split(batch)])
-
-
-# --- FKE: exchange on a public transfer set ---------------------------------------------------------------------------
-
-
-class Begin(Down):
-    pass
-
-
-class Known(Up):
-    Y: Tensor = private("logits", via="model", unit="client")
-
-
-class Others(Down):
-    Y: dict[int, Tensor] = relay("logits")
-
-
-class Exchanged(Up):
-    pass
-
-
-class Nothing(Record):
-    pass
-
-
-@register("fke")
-class FKE(Method):
-    quick: ClassVar = {"tau": "off", "E_local": 1, "B": 32}
-
-    tau: float | Literal["off"] = 0.98  # local training goes on to this training accuracy; off: for E_local epochs
-    E_local: int = Field(100, ge=1)  # epochs of local training, at most
-    eta: float = 1e-3  # learning rate of Adam, everywhere
-    B: int = Field(100, ge=1)  # batch size
-    T_FKE: int = Field(2, ge=0)  # epochs of knowledge exchange
-    kl: Direction = "teacher-first"
-    pi: float = Field(1.0, gt=0, le=1)  # share of the clients that collaborate at all (Table 6)
-    deploy: Literal["exchanged", "trained"] = "exchanged"  # what is evaluated: theta_k as of the round's end, or Eq. 9
-
-    def collaborates(self, k: int, K: int) -> bool:
-        return self.pi == 1 or k < max(1, round(self.pi * K))
-
-    def init(self, server):
-        return Nothing()
-
-    def round(self, s, server, cohort):
-        members = [k for k in cohort.ids if self.collaborates(k, server.clients)]
-        known = cohort.ask(self.share, dict.fromkeys(members, Begin()))
-        others = {k: Others({i: r.Y for i, r in known.items() if i != k}) for k in known}
-        cohort.ask(self.exchange, others)
-        return s
-
-    def share(self, client, msg):
-        self.train(client)
-        x, _ = client.public
-        return Known(outputs(client.model, x))  # f(D^_k; theta_k)
-
-    def train(self, client):
-        until = None if self.tau == "off" else functools.partial(reached, tau=self.tau)
-        client.fit(ce, epochs=self.E_local, batch=self.B, opt=adam(self.eta), until=until)  # Eq. 9
-        if self.deploy == "trained":
-            client.memory["trained"] = state_of(client.model)
-
-    def exchange(self, client, msg):
-        loss = {"student-first": student_first, "teacher-first": teacher_first}[self.kl]
-        if msg.Y and self.T_FKE:
-            x, _ = client.public
-            rows = x, torch.stack(list(msg.Y.values()), 1)
-            client.fit(loss, rows, epochs=self.T_FKE, batch=self.B, opt=adam(self.eta))  # Eq. 8
-        return Exchanged()
-
-    def personal(self, client):
-        return load(client.model, client.memory["trained"]) if "trained" in client.memory else client.model
-
-    def traffic(self, plan):
-        logits = plan.tensor(plan.public, plan.classes)
-        known = self._of(plan, plan.replied(0))
-        others = len(known) - 1
-        return {
-            ("up", "Known.Y"): logits * len(known),
-            ("down", "Others.Y"): (logits + NUMBER) * others * len(self._of(plan, plan.asked(1))),
-        }
-
-    def _of(self, plan, ids):
-        return [k for k in ids if self.collaborates(k, plan.clients)]
-
-
-# --- DFFKE: the transfer set comes out of a decoder -------------------------------------------------------------------
+Rows = list[tuple[Tensor, Tensor]]  # images, and logits on them as row x peer x class
 
 
 class Shared(Up):
     theta: State = private("weights", via="model", unit="client")
     E: Tensor = private("embeddings", via="data", unit="record")
     Y: Tensor = private("labels", via="data", unit="record")
+
+
+class Missed(Down):
+    """What a client was not there to get, by round (`sync`)."""
+
+    Dec: dict[int, State]
+    E: dict[int, dict[int, Tensor]] = relay("embeddings")
+
+
+class CaughtUp(Up):
+    pass
 
 
 class Unified(Down):
@@ -215,11 +115,8 @@ class Peers(Down):
 class DataFree(Record):
     Dec: State
     z: dict[int, State]  # theta_k^z
-
-
-@functools.cache
-def width_of(arch: str, shape: tuple[int, int, int], classes: int) -> int:
-    return int(models.describe(arch, shape, classes)["width"])
+    past: dict[int, dict[str, Any]]  # with `sync`: the R newest rounds' Dec and E~, and who holds which of them
+    holds: dict[int, list[int]]
 
 
 @register("dffke")
@@ -232,6 +129,8 @@ class DFFKE(FKE):
     }
 
     kl: Direction = "student-first"
+    alternate: Literal["step", "epoch"] = "step"  # Eqs. 13 and 14 take turns by mini-batch or by epoch
+    own: bool = False  # the client's own D^_k in Eq. 13: a deviation
     h: int = Field(512, ge=1)  # width of the unified embedding space
     T_Tran: int = Field(100, ge=0)  # epochs of the docking layers
     T_Dec: int = Field(3, ge=0)  # epochs of the decoder
@@ -240,145 +139,113 @@ class DFFKE(FKE):
     w_Dec: int = Field(64, ge=1)  # channels of the decoder's last layer; 64 gives its 4.4 M parameters
     md: Discrepancy = "none"  # F of the model discrepancy loss (Appendix E)
     fresh: bool = False  # docking layers and decoder begin anew in each round
-    R: int | Literal["unlimited"] = "unlimited"  # rounds that the memory buffer holds
+    R: Annotated[int, Field(ge=0)] | Literal["unlimited"] = "unlimited"  # rounds that the memory buffer holds
+    sync: bool = False  # a client gets Dec and E~ of the rounds that it missed
 
-    def init(self, server):
-        return DataFree(state_of(Decoder(self.h, server.shape, self.w_Dec)), {})
+    def init(self, server: Server) -> DataFree:
+        return DataFree(state_of(Decoder(self.h, server.shape, self.w_Dec)), {}, {}, {})
 
-    def round(self, s, server, cohort):
+    def round(self, s: DataFree, server: Server, cohort: Cohort) -> DataFree:
         members = [k for k in cohort.ids if self.collaborates(k, server.clients)]
         shared = cohort.ask(self.local_training, dict.fromkeys(members, Begin()))  # lines 3-7
         if not shared:
             return s
-        clients = {k: load(server.model(server.arch(k)), r.theta).requires_grad_(False) for k, r in shared.items()}
-        theta_z = self.unify(s, server, {k: (r.E, r.Y) for k, r in shared.items()})  # lines 8-10
-        E = {k: z(r.E, theta_z[k]) for k, r in shared.items()}  # Eq. 10
-        Dec = self.train_decoder(s, server, clients, theta_z, E)  # lines 11-12
+        holds = self.synchronise(s, cohort, list(shared)) if self.sync else s.holds
+        theta_z = unify(  # lines 8-9, Eq. 11
+            server, {k: (r.E, r.Y) for k, r in shared.items()}, {} if self.fresh else s.z, self.h,
+            epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta),
+        )  # fmt: skip
+        E = {k: z(r.E, theta_z[k]) for k, r in shared.items()}  # line 10, Eq. 10
+        Dec = self.train_decoder(s, server, {k: r.theta for k, r in shared.items()}, theta_z, E)  # lines 11-12
         seed = int(torch.randint(1 << 62, (), generator=server.rng("B^t"), device=server.device))
-        answered = cohort.ask(self.answer, dict.fromkeys(shared, Unified(Dec, E, seed)))  # line 13
+        present = [k for k in shared if k in cohort.ids]
+        answered = cohort.ask(self.answer, dict.fromkeys(present, Unified(Dec, E, seed)))  # line 13
         peers = {k: Peers({i: r.Y for i, r in answered.items() if i != k}) for k in answered}
-        cohort.ask(self.exchange, peers)  # lines 14-21
-        return DataFree(Dec, {**s.z, **theta_z})
+        exchanged = cohort.ask(self.exchange, peers)  # lines 14-21
+        past = {**s.past, server.t: {"Dec": Dec, "E": E}} if self.sync else {}
+        kept = newest(past, self.R)
+        held_by = {k: [*holds.get(k, []), *([server.t] if k in exchanged else [])] for k in {*holds, *exchanged}}
+        holds = {k: [t for t in rounds if t in kept] for k, rounds in sorted(held_by.items())}
+        return DataFree(Dec, {**s.z, **theta_z}, {t: past[t] for t in kept}, holds if self.sync else {})
 
     # --- on client k ---
 
-    def local_training(self, client, msg):
+    def local_training(self, client: Client, msg: Begin) -> Shared:
         self.train(client)
         return Shared(state_of(client.model), outputs(client.model.encode, client.x), client.y)  # E_k = h(X_k)
 
-    def answer(self, client, msg):
+    def catch_up(self, client: Client, msg: Missed) -> CaughtUp:
+        for s in msg.Dec:
+            remember(client.memory, s, msg.Dec[s], msg.E[s], self.R)
+        return CaughtUp()
+
+    def answer(self, client: Client, msg: Unified) -> Answered:
         k, past = client.id, held(client.memory)
-        client.memory["now"] = {"Dec": msg.Dec, "E": msg.E, "seed": msg.seed}
         Y = {client.t: outputs(client.model, decode(msg.Dec, msg.E[k], client.shape))}  # Y^_k on D^_k
-        for s, m in allot(msg.seed, k, sorted(past), len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
-            rows = pick(msg.seed, k, s, len(client), m).to(client.device)
-            Y[s] = outputs(client.model, decode(past[s]["Dec"], past[s]["E"][k][rows], client.shape))
+        client.memory["now"] = {
+            "Dec": msg.Dec,
+            "E": msg.E,
+            "seed": msg.seed,
+            **({"Y": Y[client.t]} if self.own else {}),
+        }
+        for s, e in Sample(msg.seed).own(k, past, len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
+            Y[s] = outputs(client.model, decode(past[s]["Dec"], e, client.shape))
         return Answered(Y)
 
-    def exchange(self, client, msg):
+    def exchange(self, client: Client, msg: Peers) -> Exchanged:
         now = client.memory.pop("now")
-        D = self.transfer_set(client, msg, {client.t: now}, now["seed"])  # line 16: D^_i = Dec(E~_i), i != k
-        B = self.transfer_set(client, msg, held(client.memory), now["seed"])
-        loss = {"student-first": student_first, "teacher-first": teacher_first}[self.kl]
-        for _ in range(self.T_FKE):
-            if D:
-                client.fit(loss, D, epochs=1, batch=self.B, opt=adam(self.eta))  # Eq. 13
-            if B:
-                client.fit(loss, B, epochs=1, batch=self.B, opt=adam(self.eta))  # Eq. 14
+        self.mark_trained(client)
+        D = self.current_rows(client, now, msg.Y)  # Eq. 13
+        B = self.review_rows(client, Sample(now["seed"]), held(client.memory), msg.Y)  # Eq. 14
+        if (D or B) and self.T_FKE:  # lines 18-20
+            x, y = (torch.cat(parts) for parts in zip(*D, *B, strict=True))
+            sizes = sum(len(ys) for _, ys in D), sum(len(ys) for _, ys in B)
+            self.learn(client, (x, y), turns=Turns(sizes, self.alternate))
         remember(client.memory, client.t, now["Dec"], now["E"], self.R)  # line 21
         return Exchanged()
 
-    def transfer_set(self, client, msg, rounds, seed):
-        """Synthetic data of all peers with their logits, of the rounds that this client holds; () if there is none."""
-        x: list[Tensor] = []
-        y: list[Tensor] = []
-        for s, past in rounds.items():
-            logits = {i: by_round[s] for i, by_round in msg.Y.items() if s in by_round}
-            if not logits:
-                continue
-            e = []
-            for i, ys in logits.items():
-                n, m = len(past["E"][i]), len(ys)
-                all_of_it = s == client.t
-                e.append(past["E"][i] if all_of_it else past["E"][i][pick(seed, i, s, n, m).to(client.device)])
-            x.append(decode(past["Dec"], torch.cat(e), client.shape))
-            y += logits.values()
-        return (torch.cat(x), torch.cat(y)[:, None]) if x else ()  # one peer a row
+    def current_rows(self, client: Client, now: Past, Y: dict[int, dict[int, Tensor]]) -> Rows:
+        """Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
+        targets = {i: by_round[client.t] for i, by_round in Y.items()}
+        if self.own:
+            targets[client.id] = now["Y"]
+        return [(decode(now["Dec"], now["E"][i], client.shape), ys[:, None]) for i, ys in targets.items()]
 
-    # --- the data-free module, on the server ---
+    def review_rows(
+        self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
+    ) -> Rows:
+        """Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on it."""
+        return [
+            (
+                decode(past[s]["Dec"], sample.of_peer(i, s, past[s], len(by_round[s])), client.shape),
+                by_round[s][:, None],
+            )
+            for s in past
+            for i, by_round in Y.items()
+            if s in by_round
+        ]
 
-    def unify(self, s, server, shared):
-        """Eq. 11: docking layers and the temporary head, trained together on everybody's embeddings."""
-        widths = {k: e.shape[1] for k, (e, _) in shared.items()}
-        layers = [nn.Linear(width, self.h) for width in widths.values()]
-        for k, layer in zip(widths, layers, strict=True):
-            if k in s.z and not self.fresh:
-                load(layer, s.z[k])
-        model = Docking(layers, server.classes).to(server.device)
-        pad = max(widths.values())
-        e = torch.cat([F.pad(e, (0, pad - e.shape[1])) for e, _ in shared.values()])
-        k = torch.cat([torch.full_like(y, position) for position, (_, y) in enumerate(shared.values())])
-        y = torch.cat([y for _, y in shared.values()])
-        server.fit(model, alignment, (e, k, y), epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta))
-        return {k: model.layer(position, width) for position, (k, width) in enumerate(widths.items())}
+    # --- on the server ---
 
-    def train_decoder(self, s, server, clients, theta_z, E):
-        """Eq. 12: Dec's images, through the frozen encoder and docking layer of the row's client, give the row back."""
+    def train_decoder(
+        self, s: DataFree, server: Server, theta: dict[int, State], theta_z: dict[int, State], E: dict[int, Tensor]
+    ) -> State:
         Dec = Decoder(self.h, server.shape, self.w_Dec).to(server.device)
         if not self.fresh:
             load(Dec, s.Dec)
-        rows, sizes = torch.cat(list(E.values())), [len(e) for e in E.values()]
-        owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        rng = server.rng("Dec")
-        order = [i.cpu().sort().values for _ in range(self.T_Dec) for i in batches(len(rows), self.B_Dec, rng)]
-        todo = iter(order)
+        clients = {k: load(server.model(server.arch(k)), state) for k, state in theta.items()}
+        options: dict[str, Any] = {"epochs": self.T_Dec, "batch": self.B_Dec, "opt": adam(self.eta), "md": self.md}
+        return train_decoder(server, Dec, clients, theta_z, E, **options)  # Eq. 12
 
-        def loss() -> Tensor:
-            index = next(todo)  # sorted, and so by client: the split below is known without asking the device
-            split = torch.bincount(owner[index], minlength=len(sizes)).tolist()
-            e = rows[index.to(rows.device)]
-            parts = zip(clients, Dec(e).split(split), e.split(split), strict=True)
-            return torch.cat([self.decoder_loss(k, x, e, clients, theta_z) for k, x, e in parts if len(x)]).mean()
-
-        Dec.train()
-        server.optimise(list(Dec.parameters()), loss, steps=len(order), opt=adam(self.eta))
-        return state_of(Dec)
-
-    def decoder_loss(self, k, x, e, clients, theta_z):
-        """L_fid (Eq. 12) of client k's rows, and with `md` L_md (Eq. 4) towards every peer."""
-        embedding = clients[k].encode(x)
-        value = fidelity(z(embedding, theta_z[k]), e)
-        peers = [model for i, model in clients.items() if i != k]
-        if self.md == "none" or not peers:
-            return value
-        teacher = clients[k].classify(embedding)
-        return value + torch.stack([discrepancy(self.md, teacher, model(x)) for model in peers]).mean(0)
-
-    # --- bytes of a round: two circulations (Appendix D), and the models ---
-
-    def traffic(self, plan):
-        shared, answered = self._of(plan, plan.replied(0)), self._of(plan, plan.replied(1))
-        unified, asked = self._of(plan, plan.asked(1)), self._of(plan, plan.asked(2))
-        width = {k: width_of(plan.archs[k], plan.shape, plan.classes) for k in shared}
-        embeddings = sum(plan.tensor(plan.n[k], self.h) + NUMBER for k in shared)
-        logits = {k: self._logits(plan, k) for k in answered}
-        return {
-            ("up", "Shared.theta"): sum(plan.state(k) for k in shared),
-            ("up", "Shared.E"): sum(plan.tensor(plan.n[k], width[k]) for k in shared),
-            ("up", "Shared.Y"): sum(plan.tensor(plan.n[k], size=8) for k in shared),
-            ("down", "Unified.Dec"): decoder_size(self.h, plan.shape, self.w_Dec) * len(unified),
-            ("down", "Unified.E"): embeddings * len(unified),
-            ("down", "Unified.seed"): NUMBER * len(unified),
-            ("up", "Answered.Y"): sum(logits.values()),
-            ("down", "Peers.Y"): sum(logits[i] + NUMBER for k in asked for i in answered if i != k),
+    def synchronise(self, s: DataFree, cohort: Cohort, ids: list[int]) -> dict[int, list[int]]:
+        """Send Dec and E~ of the buffer's rounds to those who lack them. Returns who then holds which."""
+        lacks = {k: [t for t in s.past if t not in s.holds.get(k, [])] for k in ids}
+        missed = {
+            k: Missed({t: s.past[t]["Dec"] for t in rounds}, {t: s.past[t]["E"] for t in rounds})
+            for k, rounds in lacks.items()
+            if rounds
         }
+        return {**s.holds, **{k: list(s.past) for k in cohort.ask(self.catch_up, missed)}}
 
-    def _logits(self, plan, k):
-        """N_k rows on D^_k, as many on B^t_k once there is a buffer; a key for each round."""
-        rounds = plan.choice("Answered.Y", k)
-        if rounds is None:  # planning: the rounds in which a client is expected to have taken part
-            past = round((plan.t - 1) * len(plan.participants) / max(plan.clients, 1))
-            past = past if self.R == "unlimited" else min(past, self.R)
-        else:
-            past = len(rounds) - 1
-        return plan.tensor(plan.n[k] * (2 if past else 1), plan.classes) + NUMBER * (1 + past)
+    def traffic(self, plan: Plan) -> Traffic:
+        return traffic(self, plan)

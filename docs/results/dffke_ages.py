@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedaudit.methods._buffer import held
-from fedaudit.methods.dffke import decode as images_of
+from fedaudit.methods._decoder import decode as images_of
 from fedaudit.rng import seeded
 from fedaudit.runtime.runner import RunFolder
 from fedaudit.runtime.task import ClientState

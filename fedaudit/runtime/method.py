@@ -134,7 +134,7 @@ class Server(Party):
         """The architecture of client k's model: public knowledge."""
         return self._world.archs[k]
 
-    def model(self, arch: str | None = None) -> nn.Module:
+    def model(self, arch: str | None = None) -> models.Net:
         """A freshly initialised model, in evaluation mode."""
         if arch is None:
             arch = self._world.server_arch
@@ -404,7 +404,7 @@ class Cohort:
         self.ids = list(ids)
         self._ask = ask
 
-    def ask(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Down]) -> dict[int, U]:
+    def ask(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Any]) -> dict[int, U]:
         """Send a message to the clients, run `fn` there, and return who answered what, by ascending client.
 
         `fn` is a function of the running method. With a dict, only its keys are asked. A client that fails is

@@ -180,6 +180,7 @@ class World:
             model_size=self.model_size,
             clients=self.setting.clients,
             public=len(self.federation.public),
+            records={k: self.count(k) for k in range(self.setting.clients)},
             **facts,
         )
 

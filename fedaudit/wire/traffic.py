@@ -34,6 +34,7 @@ class Plan:
     asks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None  # per ask: who was asked, who replied
     choices: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     counts: Mapping[int, Sequence[int]] | None = None  # records of each class, where a partition was planned
+    records: Mapping[int, int] = field(default_factory=dict)  # of every client, also of those that sit this round out
 
     def held(self, k: int, least: int = 1) -> list[int]:
         """The classes of which client k is expected to hold `least` records; all, where no partition was planned."""

@@ -15,24 +15,16 @@ from torch.nn import functional as F
 
 from fedaudit import run
 from fedaudit.errors import PrivacyError
-from fedaudit.methods._buffer import allot, buffer_bytes, formula_bytes, held, pick, remember
-from fedaudit.methods._decoder import Decoder, decode, decoder_size, resize
-from fedaudit.methods._docking import Docking, z
-from fedaudit.methods.dffke import (
-    DFFKE,
-    FKE,
-    Peers,
-    Unified,
-    alignment,
-    discrepancy,
-    fidelity,
-    outputs,
-    reached,
-    student_first,
-    teacher_first,
-)
+from fedaudit.methods._buffer import Sample, buffer_bytes, formula_bytes, held, remember
+from fedaudit.methods._decoder import Decoder, decode, decoder_loss, decoder_size, discrepancy, fidelity, resize
+from fedaudit.methods._docking import Docking, alignment, z
+from fedaudit.methods.dffke import DFFKE, Unified
+from fedaudit.methods.fke import FKE, outputs, reached, student_first, teacher_first
+from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.task import ClientState
 from fedaudit.training.models import count
 from fedaudit.wire.codec import Size, State, state_of
+from fedaudit.wire.codec import decode as decode_record
 from fedaudit.wire.traffic import Plan
 from fedaudit.wire.transcript import Transcript
 
@@ -129,9 +121,9 @@ def test_decoder_loss_by_hand():
     clients = {0: net(2.0, LN(3) / 2), 1: net(1.0, 0.0), 2: net(1.0, LN(3))}
     theta_z = {0: State({"weight": torch.ones(1, 1), "bias": torch.ones(1)})}
     x, e = torch.ones(1, 1), torch.full((1, 1), 5.0)
-    assert DFFKE().decoder_loss(0, x, e, clients, theta_z).tolist() == [4.0]
-    assert DFFKE(md="MSE").decoder_loss(0, x, e, clients, theta_z).tolist() == pytest.approx([4 - 1 / 32], abs=1e-6)
-    assert DFFKE(md="MSE").decoder_loss(0, x, e, {0: clients[0]}, theta_z).tolist() == [4.0], "nobody to differ from"
+    assert decoder_loss(0, x, e, clients, theta_z).tolist() == [4.0]
+    assert decoder_loss(0, x, e, clients, theta_z, "MSE").tolist() == pytest.approx([4 - 1 / 32], abs=1e-6)
+    assert decoder_loss(0, x, e, {0: clients[0]}, theta_z, "MSE").tolist() == [4.0], "nobody to differ from"
 
 
 def test_the_goal_is_reached_at_tau_and_not_before():
@@ -206,15 +198,19 @@ def test_the_buffers_bytes_are_the_papers_formula():
 
 def test_the_sample_is_uniform_over_the_buffer_and_as_large_as_the_client():
     """N = 400 rows out of 3 x 400: each round gives 400/3 on average; hypergeometric, standard deviation 7.7."""
-    counts = allot(11, 2, [1, 3, 4], 400)
+    counts = Sample(11).counts(2, [1, 3, 4], 400)
     assert sum(counts.values()) == 400
     assert all(abs(m - 400 / 3) < 5 * 7.7 for m in counts.values())
-    assert allot(11, 2, [5], 9) == {5: 9}
-    assert allot(11, 2, [], 9) == {}
-    assert len({allot(s, 2, [1, 2], 40)[1] for s in range(9)}) > 1
-    assert len(set(pick(11, 2, 3, 50, 20).tolist())) == 20
-    assert pick(11, 2, 3, 50, 20).tolist() == pick(11, 2, 3, 50, 30).tolist()[:20]
-    assert pick(11, 2, 3, 50, 20).tolist() != pick(11, 2, 4, 50, 20).tolist() != pick(12, 2, 3, 50, 20).tolist()
+    assert Sample(11).counts(2, [5], 9) == {5: 9}
+    assert Sample(11).counts(2, [], 9) == {}
+    assert len({Sample(s).counts(2, [1, 2], 40)[1] for s in range(9)}) > 1
+    assert len(set(Sample(11).rows(2, 3, 50, 20).tolist())) == 20
+    assert Sample(11).rows(2, 3, 50, 20).tolist() == Sample(11).rows(2, 3, 50, 30).tolist()[:20]
+    assert (
+        Sample(11).rows(2, 3, 50, 20).tolist()
+        != Sample(11).rows(2, 4, 50, 20).tolist()
+        != Sample(12).rows(2, 3, 50, 20).tolist()
+    )
 
 
 def party(k, t, memory, n=6):
@@ -244,18 +240,21 @@ def test_logits_meet_their_rows_whatever_rounds_peers_hold():
     message = Unified(past[5]["Dec"], past[5]["E"], seed=3)
     reply = method.answer(teacher, message)
     method.answer(student, message)
-    assert {s: len(y) for s, y in reply.Y.items() if s != 5} == allot(3, 1, [1, 3, 4], 6)
+    assert {s: len(y) for s, y in reply.Y.items() if s != 5} == Sample(3).counts(1, [1, 3, 4], 6)
     assert set(reply.Y) >= {1, 3, 4, 5}, "the seed was chosen so that all rounds are in the sample"
-    peers = Peers({1: reply.Y})
-    now = {5: student.memory["now"]}
-    for rounds, expected in ((now, 6), (held(student.memory), len(reply.Y[3]) + len(reply.Y[4]))):
-        x, y = method.transfer_set(student, peers, rounds, 3)
+    Y = {1: reply.Y}
+    past_rows = method.review_rows(student, Sample(3), held(student.memory), Y)
+    for rows, expected in (
+        (method.current_rows(student, student.memory["now"], Y), 6),
+        (past_rows, len(reply.Y[3]) + len(reply.Y[4])),
+    ):
+        x, y = (torch.cat(parts) for parts in zip(*rows, strict=True))
         assert x.shape == (expected, 1, 8, 8)
         assert y.shape == (expected, 1, 3)
         assert torch.allclose(outputs(teacher.model, x), y[:, 0], atol=1e-6)
-    assert len(method.transfer_set(student, peers, held(student.memory), 4)[0]) == expected
-    wrong = method.transfer_set(student, peers, held(student.memory), 4)  # another seed, other rows
-    assert not torch.allclose(outputs(teacher.model, wrong[0]), wrong[1][:, 0], atol=1e-3)
+    wrong = method.review_rows(student, Sample(4), held(student.memory), Y)  # another seed, other rows
+    assert sum(len(x) for x, _ in wrong) == expected
+    assert not all(torch.allclose(outputs(teacher.model, x), y[:, 0], atol=1e-3) for x, y in wrong)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -377,6 +376,51 @@ def test_limited_collaboration_asks_the_first_clients_only(tmp_path):
         folder = tmp_path / name
         run(method=name, rounds=2, clients=4, public=0.1, set={**quick, "pi": 0.5}, out=folder)
         assert {e.client for e in Transcript(folder / "transcript").entries()} == {0, 1}
+
+
+def buffers(folder, clients):
+    """The rounds that each client holds after a run, with whose rows."""
+    states = {k: RunFolder(folder).client_state(k) for k in range(clients)}
+    memories = {k: decode_record(state, ClientState).memory for k, state in states.items() if state is not None}
+    return {k: {s: sorted(past["E"]) for s, past in held(memory).items()} for k, memory in memories.items()}
+
+
+def test_missed_rounds_are_sent_again_and_billed(tmp_path):
+    """Two of four clients a round, six rounds, R = 3. Without `sync` a client holds the rounds that it was in; with it,
+    whoever was in the last round holds the last three, with the rows of those who were in them. The run itself compares
+    what was declared with what crossed the wire; here the bytes once more by hand, from who sat out which round."""
+    values = {"method": "dffke", "rounds": 6, "clients": 4, "participation": 0.5}
+    records = {}
+    for sync in (False, True):
+        records[sync] = run(**values, set={**QUICK, "R": 3, "sync": sync}, out=tmp_path / str(sync))
+    took_part = {row.round: row.participants for row in records[True].rounds}
+    for k, rounds in buffers(tmp_path / "False", 4).items():
+        mine = [t for t in took_part if k in took_part[t]]
+        assert rounds == {t: took_part[t] for t in mine[-3:]}
+    caught_up = buffers(tmp_path / "True", 4)
+    for k in took_part[6]:
+        assert caught_up[k] == {t: took_part[t] for t in (4, 5, 6)}
+    n = records[True].data["members"]
+    Dec, rows, holds = 0, 0, {k: set() for k in range(4)}
+    one = decoder_size(16, (1, 8, 8), QUICK["w_Dec"])
+    for t, present in took_part.items():
+        for k in present:
+            lacks = set(range(max(t - 3, 1), t)) - holds[k]
+            Dec += len(lacks) * (one.payload + 8)
+            rows += sum(8 + sum(8 + 4 * 16 * n[i] for i in took_part[s]) for s in lacks)
+            holds[k] |= lacks | {t}
+    sent = {row.field: row.payload for row in records[True].traffic}
+    assert (sent["Missed.Dec"], sent["Missed.E"]) == (Dec, rows)
+    assert Dec > 0, "the seed was chosen so that somebody misses a round"
+    assert "Missed.Dec" not in {row.field for row in records[False].traffic}
+
+
+def test_sync_survives_drop_outs(tmp_path):
+    """Who drops out after catching up holds what it got, and is sent no more than it lacks."""
+    setting = {"rounds": 5, "clients": 5, "participation": 0.8, "dropout": 0.15, "quorum": 0.25}
+    record = run(method="dffke", **setting, set={**QUICK, "R": "unlimited", "sync": True}, out=tmp_path / "a")
+    assert {absence.ask for row in record.rounds for absence in row.absent} >= {1, 2}
+    assert record.status == "done"
 
 
 def test_what_is_deployed(tmp_path):
