@@ -65,6 +65,7 @@ from fedaudit import (
     Up,
     adam,
     load,
+    models,
     private,
     register,
     relay,
@@ -76,6 +77,7 @@ from fedaudit.methods._dffke_traffic import Traffic, traffic
 from fedaudit.methods._docking import unify, z
 from fedaudit.methods.fke import FKE, Begin, Direction, Exchanged, outputs
 
+Net = models.Net
 Rows = list[tuple[Tensor, Tensor]]  # images, and logits on them as row x peer x class
 
 
@@ -151,12 +153,13 @@ class DFFKE(FKE):
         if not shared:
             return s
         holds = self.synchronise(s, cohort, list(shared)) if self.sync else s.holds
+        clients = {k: load(server.model(server.arch(k)), r.theta) for k, r in shared.items()}
         theta_z = unify(  # lines 8-9, Eq. 11
             server, {k: (r.E, r.Y) for k, r in shared.items()}, {} if self.fresh else s.z, self.h,
             epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta),
         )  # fmt: skip
         E = {k: z(r.E, theta_z[k]) for k, r in shared.items()}  # line 10, Eq. 10
-        Dec = self.train_decoder(s, server, {k: r.theta for k, r in shared.items()}, theta_z, E)  # lines 11-12
+        Dec = self.train_decoder(s, server, clients, theta_z, E)  # lines 11-12
         seed = int(torch.randint(1 << 62, (), generator=server.rng("B^t"), device=server.device))
         present = [k for k in shared if k in cohort.ids]
         answered = cohort.ask(self.answer, dict.fromkeys(present, Unified(Dec, E, seed)))  # line 13
@@ -228,12 +231,11 @@ class DFFKE(FKE):
     # --- on the server ---
 
     def train_decoder(
-        self, s: DataFree, server: Server, theta: dict[int, State], theta_z: dict[int, State], E: dict[int, Tensor]
+        self, s: DataFree, server: Server, clients: dict[int, Net], theta_z: dict[int, State], E: dict[int, Tensor]
     ) -> State:
         Dec = Decoder(self.h, server.shape, self.w_Dec).to(server.device)
         if not self.fresh:
             load(Dec, s.Dec)
-        clients = {k: load(server.model(server.arch(k)), state) for k, state in theta.items()}
         options: dict[str, Any] = {"epochs": self.T_Dec, "batch": self.B_Dec, "opt": adam(self.eta), "md": self.md}
         return train_decoder(server, Dec, clients, theta_z, E, **options)  # Eq. 12
 

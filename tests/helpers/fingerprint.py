@@ -50,6 +50,20 @@ MODELS: list[dict[str, Any]] = [
 
 # Settings that send a method another way than its defaults do: name, method, what is set.
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dffke@readings": (
+        "dffke",
+        {
+            "set": {
+                "kl": "teacher-first",
+                "alternate": "epoch",
+                "own": True,
+                "statistics": "own",
+                "sync": True,
+                "fresh": True,
+                "md": "MSE",
+            }
+        },
+    ),
     "fedgen@image": ("fedgen", {"set": {"space": "image"}}),
     "fedavg@dp-sgd": (
         "fedavg",
