@@ -65,19 +65,18 @@ from fedaudit import (
     Up,
     adam,
     load,
-    models,
     private,
     register,
     relay,
     state_of,
-)  # fmt: skip
+)
 from fedaudit.methods._buffer import Past, Sample, held, newest, remember
 from fedaudit.methods._decoder import Decoder, Discrepancy, decode, train_decoder
 from fedaudit.methods._dffke_traffic import Traffic, traffic
 from fedaudit.methods._docking import unify, z
 from fedaudit.methods.fke import FKE, Begin, Direction, Exchanged, outputs
+from fedaudit.training.models import Net
 
-Net = models.Net
 Rows = list[tuple[Tensor, Tensor]]  # images, and logits on them as row x peer x class
 
 
