@@ -1,0 +1,269 @@
+"""Wrong edits of the code, kept, each with the tests that must fail on it: `make mutants`.
+
+An entry of tests/mutants/*.toml names a file, a text that occurs in it exactly once, what stands there instead, and
+pytest targets. Each is tried in a copy of the tree, never in the tree itself. What passes its tests survives: a test is
+missing. `survives = "why"` marks an edit that changes nothing that can be seen.
+
+    python tests/helpers/mutants.py                     # all, two at a time
+    python tests/helpers/mutants.py --only ledger       # whose name or file holds "ledger"
+    python tests/helpers/mutants.py --slice 3/20        # every 20th, from the third on: what a CI run takes
+    python tests/helpers/mutants.py --list
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = {"name", "file", "find", "replace", "tests", "why"}
+LIMIT = 180  # seconds for one mutant's tests: what hangs is found out too
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+    why: str
+    survives: str = ""
+    listed: str = field(default="", compare=False)  # the file that lists it
+
+    def fault(self, root: Path = ROOT) -> str | None:
+        """Why this entry no longer says anything; None where it does."""
+        path = root / self.file
+        if not path.is_file():
+            return f"there is no file {self.file}"
+        text = path.read_text()
+        if text.count(self.find) != 1:
+            return f"its text occurs {text.count(self.find)} times in {self.file}: {self.find!r}"
+        if self.find == self.replace:
+            return "it replaces its text by the same"
+        try:
+            ast.parse(self.applied(text))
+        except SyntaxError as e:
+            return f"{self.file} would not be Python any more: {e}"
+        for target in self.tests:
+            test, _, name = target.partition("::")
+            if not (root / test).is_file():
+                return f"there is no test file {test}"
+            if name and f"def {name.split('[')[0].split('::')[-1]}(" not in (root / test).read_text():
+                return f"{test} has no {name}"
+        return None if self.tests else "it names no tests"
+
+    def applied(self, text: str) -> str:
+        return text.replace(self.find, self.replace)
+
+
+def listed(folder: Path = ROOT / "tests" / "mutants") -> list[Mutant]:
+    found: list[Mutant] = []
+    for path in sorted(folder.glob("*.toml")):
+        for entry in tomllib.loads(path.read_text()).get("mutant", []):
+            if entry.keys() - {"survives"} != KEYS:
+                raise SystemExit(f"{path.name}, {entry.get('name')}: an entry has {', '.join(sorted(KEYS))}.")
+            found.append(Mutant(**{**entry, "tests": tuple(entry["tests"])}, listed=path.name))
+    names = [mutant.name for mutant in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SystemExit(f"Two mutants have the name {twice[0]}.")
+    return found
+
+
+def slice_of(mutants: Sequence[Mutant], text: str) -> list[Mutant]:
+    i, _, n = text.partition("/")
+    if not (i.isdigit() and n.isdigit() and int(n) > 0):
+        raise SystemExit(f"--slice {text!r}: write 3/20, the third of twenty.")
+    return list(mutants[int(i) % int(n) :: int(n)])
+
+
+# --- trying them ----------------------------------------------------------------------------------------------------
+
+
+def copied(root: Path, to: Path) -> Path:
+    """What git knows or would add, links as links, with their times: compiled files stay valid."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    ).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, names)):
+        if (root / name).is_symlink() or (root / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, to / name, follow_symlinks=False)
+    return to
+
+
+def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
+    """Run pytest on these targets in `tree`, in a fork of this process, which has the heavy imports behind it.
+
+    Returns the child's id; its exit status is pytest's.
+    """
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.chdir(tree)
+        sys.path[:] = [
+            str(tree),
+            *(p for p in sys.path if p and Path(p).resolve() not in (ROOT, ROOT / "tests/helpers")),
+        ]
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONPATH"] = str(tree)
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        import pytest
+
+        code = pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:randomly", *targets])
+        sys.stdout.flush()
+        os._exit(int(code))
+    except BaseException as e:  # noqa: BLE001 (nothing of the parent's may run on in the child)
+        os.write(2, repr(e).encode())
+        os._exit(9)
+
+
+def verdict(code: int | None) -> str:
+    match code:
+        case None:
+            return "killed"  # its tests do not come to an end
+        case 0:
+            return "survived"
+        case 1 | 2 | 3:
+            return "killed"  # a test fails; it cannot even be imported; the run breaks off
+        case _:
+            return "untried"  # no such tests
+
+
+def waited(running: dict[int, tuple[Any, float]]) -> tuple[Any, int | None, float]:
+    """The next child to end, or to overstay: its entry, pytest's exit code (None: stopped), and the seconds it took."""
+    while True:
+        for pid, (entry, begun) in list(running.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            took = time.perf_counter() - begun
+            if done:
+                del running[pid]
+                return entry, os.waitstatus_to_exitcode(status), took
+            if took > LIMIT:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                del running[pid]
+                return entry, None, took
+        time.sleep(0.05)
+
+
+def tried(mutants: Iterable[Mutant], jobs: int, folder: Path) -> Iterator[tuple[Mutant, str, float, str]]:
+    """Each mutant with what became of it, the seconds, and the end of its tests' output."""
+    free = [copied(ROOT, folder / f"tree-{i}") for i in range(jobs)]
+    running: dict[int, tuple[Any, float]] = {}
+    waiting = list(mutants)
+    while waiting or running:
+        while waiting and free:
+            mutant, tree = waiting.pop(0), free.pop()
+            path = tree / mutant.file
+            kept = path.read_text()
+            times = path.stat()
+            path.write_text(mutant.applied(kept))
+            output = folder / f"{mutant.name}.txt"
+            pid = attempt(tree, mutant.tests, output)
+            running[pid] = ((mutant, tree, path, kept, times, output), time.perf_counter())
+        (mutant, tree, path, kept, times, output), code, took = waited(running)
+        path.write_text(kept)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        free.append(tree)
+        yield mutant, verdict(code), took, output.read_text()[-2000:] if output.exists() else ""
+
+
+def passes_without(mutants: Sequence[Mutant], folder: Path) -> str:
+    """Empty if all their tests pass on the code as it is; else the end of pytest's output. Without this, a test that
+    fails anyway would kill every mutant."""
+    tree = copied(ROOT, folder / "as-it-is")
+    targets = list(dict.fromkeys(target for mutant in mutants for target in mutant.tests))
+    whole = {target for target in targets if "::" not in target}
+    targets = [target for target in targets if target in whole or target.partition("::")[0] not in whole]
+    output = folder / "as-it-is.txt"
+    _, status = os.waitpid(attempt(tree, targets, output), 0)
+    return "" if os.waitstatus_to_exitcode(status) == 0 else output.read_text()[-3000:]
+
+
+def warm_up() -> None:
+    """Import once what every child needs, and nothing of the project. No thread may be running when it forks."""
+    for name in ("numpy", "pydantic", "pytest", "safetensors.torch", "scipy.stats", "sklearn.datasets", "torch"):
+        importlib.import_module(name)
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mutants", description="Try the kept wrong edits against their tests.")
+    parser.add_argument("--only", default="", help="whose name, file or list holds this text")
+    parser.add_argument("--slice", default="", help="i/n: every n-th, from the i-th on")
+    parser.add_argument("--jobs", type=int, default=2, help="so many at a time")
+    parser.add_argument("--list", action="store_true", help="name them, try nothing")
+    parser.add_argument("--trust", action="store_true", help="do not first see the tests pass without any mutant")
+    parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
+    parser.add_argument("--least", type=float, default=0.95, help="share that must be killed")
+    given = parser.parse_args(words)
+
+    mutants = [m for m in listed() if any(given.only in text for text in (m.name, m.file, m.listed))]
+    if given.slice:
+        mutants = slice_of(mutants, given.slice)
+    if given.list:
+        print("\n".join(f"{m.name:50} {m.file:40} {m.why}" for m in mutants))
+        return 0
+    faults = [f"{m.listed}, {m.name}: {fault}" for m in mutants if (fault := m.fault())]
+    if faults:
+        print("\n".join(["These entries no longer apply. Mend them:", *faults]))
+        return 2
+    if not mutants:
+        print("No mutant is called for.")
+        return 2
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not given.cold:
+        warm_up()
+    begun = time.perf_counter()
+    counts = dict.fromkeys(("killed", "survived", "untried", "expected"), 0)
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        if not given.trust and (said := passes_without(mutants, folder)):
+            print(said)
+            print("The tests fail on the code as it is: mend that first.")
+            return 2
+        for mutant, fate, took, said in tried(mutants, max(1, given.jobs), folder):
+            if mutant.survives and fate == "survived":
+                fate = "expected"
+            counts[fate] += 1
+            print(f"{fate:9} {took:6.1f} s  {mutant.name}", flush=True)
+            if fate in ("survived", "untried"):
+                lines.append(f"{fate}: {mutant.name} ({mutant.file}): {mutant.why}")
+                lines += [f"    {line}" for line in said.strip().splitlines()[-3:]] if fate == "untried" else []
+            elif fate == "expected":
+                lines.append(f"survives, as told: {mutant.name}: {mutant.survives}")
+            elif mutant.survives:
+                lines.append(f"killed, though said to survive: {mutant.name}. Remove its `survives`.")
+    share = counts["killed"] / max(1, len(mutants) - counts["expected"])
+    print("\n".join(["", *lines]))
+    print(
+        f"{counts['killed']} of {len(mutants)} killed ({share:.1%} without {counts['expected']} that cannot be seen), "
+        f"{counts['survived']} survived, {counts['untried']} untried, in {time.perf_counter() - begun:.0f} s"
+    )
+    return 0 if share >= given.least and not counts["untried"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""The list of wrong edits is about the code as it is now, and the runner tells a survivor from a victim."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import mutants
+import pytest
+
+
+def test_every_entry_still_applies():
+    faults = [f"{m.listed}, {m.name}: {fault}" for m in mutants.listed() if (fault := m.fault())]
+    assert not faults, "\n".join(faults)
+
+
+def test_there_are_enough_of_them():
+    assert len(mutants.listed()) >= 120
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"find": "nowhere to be found"}, "occurs 0 times"),
+        ({"find": "import"}, "occurs .* times"),
+        ({"replace": "class"}, "would not be Python"),
+        ({"file": "fedaudit/gone.py"}, "there is no file"),
+        ({"tests": ("tests/gone.py",)}, "there is no test file"),
+        ({"tests": ("tests/test_mutants.py::test_gone",)}, "has no test_gone"),
+        ({"tests": ()}, "names no tests"),
+    ],
+)
+def test_an_entry_that_says_nothing_is_named(change, fault):
+    values = {"name": "m", "file": "fedaudit/units.py", "find": '"""', "replace": "", "tests": (), "why": ""}
+    text = (mutants.ROOT / "fedaudit/units.py").read_text()
+    values |= {"find": text.splitlines()[-1], "tests": ("tests/test_mutants.py",), **change}
+    found = mutants.Mutant(**values).fault()
+    assert found
+    assert re.search(fault, found), found
+
+
+def test_slices_share_out_all():
+    every = mutants.listed()
+    parts = [mutants.slice_of(every, f"{i}/7") for i in range(1, 8)]
+    assert sorted(m.name for part in parts for m in part) == sorted(m.name for m in every)
+
+
+def test_exit_codes():
+    assert [mutants.verdict(code) for code in (0, 1, 2, None, 4, 5)] == [
+        "survived", "killed", "killed", "killed", "untried", "untried",
+    ]  # fmt: skip
+
+
+def test_a_survivor_and_a_victim(tmp_path):
+    """The runner itself, on a tree of two files: the edit that a test sees dies, the other lives, the tree is whole."""
+    (tmp_path / "tests" / "helpers").mkdir(parents=True)
+    (tmp_path / "tests" / "mutants").mkdir()
+    shutil.copy(mutants.ROOT / "tests/helpers/mutants.py", tmp_path / "tests/helpers/mutants.py")
+    (tmp_path / "coded.py").write_text("def double(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n")
+    (tmp_path / "tests" / "test_coded.py").write_text(
+        "from coded import double, half\n\n\ndef test_double():\n    assert double(3) == 6\n    assert half(0) == 0\n"
+    )
+    entry = (
+        '[[mutant]]\nname = "{}"\nfile = "coded.py"\nfind = "{}"\nreplace = "{}"\ntests = ["tests/test_coded.py"]\n'
+        'why = ""\n'
+    )
+    (tmp_path / "tests" / "mutants" / "m.toml").write_text(
+        entry.format("seen", "2 * x", "3 * x") + entry.format("unseen", "x / 2", "x / 3")
+    )
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "tests/helpers/mutants.py", "--cold"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "survived: unseen (coded.py)" in done.stdout
+    assert "1 of 2 killed (50.0%" in done.stdout
+    assert (tmp_path / "coded.py").read_text().count("2") == 2
