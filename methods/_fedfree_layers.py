@@ -1,0 +1,118 @@
+"""FedFree's layers: what counts as one, which of two architectures correspond, and what one weighs on the wire."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from fedaudit import State
+from fedaudit.training import models
+
+TYPES: dict[type[nn.Module], str] = {nn.Conv2d: "conv", nn.Linear: "linear"}
+
+
+class Weights(NamedTuple):
+    """A layer's numbers: its weight and, where it has one, its bias."""
+
+    w: Tensor
+    b: Tensor | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is public about a layer."""
+
+    type: str
+    depth: float  # relative: 0 the first, 1 the last
+    groups: int
+    bytes: int
+
+
+# --- in a model ----------------------------------------------------------------------------------------------------
+
+
+def types_in(model: nn.Module) -> dict[str, str]:
+    """The model's layers from first to last, and the type of each."""
+    return {name: kind for name, m in model.named_modules() for of, kind in TYPES.items() if isinstance(m, of)}
+
+
+def of_layer(state: Mapping[str, Tensor], name: str) -> State:
+    """The tensors of one layer, under their full names."""
+    return State({full: state[full] for full in (f"{name}.weight", f"{name}.bias") if full in state})
+
+
+def weights_of(state: Mapping[str, Tensor], name: str) -> Weights:
+    return Weights(state[f"{name}.weight"], state.get(f"{name}.bias"))
+
+
+def named(name: str, layer: Weights) -> State:
+    """`weights_of` turned round."""
+    return State({f"{name}.weight": layer.w} | ({} if layer.b is None else {f"{name}.bias": layer.b}))
+
+
+# --- over architectures ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def layers_of(arch: str, shape: tuple[int, int, int], classes: int) -> dict[str, Layer]:
+    """The layers of an architecture: public knowledge, found without allocating the model."""
+    with torch.random.fork_rng(devices=()), torch.device("meta"):
+        net = models.build(arch, shape=shape, classes=classes)
+    types, found = types_in(net), {}
+    for position, (name, kind) in enumerate(types.items()):
+        module = net.get_submodule(name)
+        size = sum(p.numel() * p.element_size() for p in module.parameters())
+        found[name] = Layer(kind, position / max(len(types) - 1, 1), getattr(module, "groups", 1), size)
+    return found
+
+
+def corresponding(layer: Layer, among: Mapping[str, Layer]) -> str | None:
+    """The global layer of the same type at the nearest relative depth; None if no layer is of that type."""
+    same = [name for name, g in among.items() if g.type == layer.type]
+    return min(same, key=lambda name: abs(among[name].depth - layer.depth), default=None)
+
+
+def kernel(weight: Tensor, groups: int = 1, outputs: int | None = None) -> Tensor:
+    """A layer's weight as outputs x inputs x height x width: linear layers are 1 x 1, grouped ones made dense. Of those
+    the first `outputs` are enough: all of them can be many."""
+    if weight.dim() == 2:
+        return weight[:, :, None, None]
+    if groups == 1:
+        return weight
+    in_a_group = len(weight) // groups
+    weight = weight[:outputs]
+    rows = torch.arange(len(weight), device=weight.device)
+    dense = weight.new_zeros(len(weight), groups, *weight.shape[1:])
+    dense[rows, rows // in_a_group] = weight
+    return dense.flatten(1, 2)
+
+
+def centred(weight: Tensor, h: int, w: int) -> Tensor:
+    """The kernel in the middle of h x w: zeros around it, or its rim cut off."""
+    dh, dw = h - weight.shape[2], w - weight.shape[3]
+    return pad(weight, (dw // 2, dw - dw // 2, dh // 2, dh - dh // 2))
+
+
+# --- on the wire -----------------------------------------------------------------------------------------------------
+
+
+def chosen(choice: Any) -> list[str] | None:
+    """The layers that a message named, as one string or as the tensors of a state; None when planning."""
+    if isinstance(choice, str):
+        return [choice]
+    return None if choice is None else list(dict.fromkeys(full.rpartition(".")[0] for full in choice))
+
+
+def billed(
+    size: Callable[[str, Layer], int], layers: Mapping[str, Layer], names: Sequence[str] | None, count: int
+) -> int:
+    """`size` summed over the named layers; when planning, over `count` layers of the mean size."""
+    if names is not None:
+        return sum(size(name, layers[name]) for name in names)
+    return round(min(count, len(layers)) * sum(size(name, layer) for name, layer in layers.items()) / len(layers))
