@@ -28,8 +28,10 @@ The paper leaves open or contradicts itself, and we chose:
   "corresponding" ones (`"corresponding"`). The equation is the default.
 - Eq. 7 zero-fills what its text says keeps its local values (`fill = "keep"`), and line 19 inserts an adapter of which
   nothing else is said: the equation is the default, for weight and bias each, and there is no adapter. Under batch norm
-  a filter of zeros has variance 0: the norm divides its gradient by sqrt(epsilon) = 0.003, so zero fill multiplies the
-  gradient of the replaced layer by up to 300, and the next local training starts with a leap. `keep` does not.
+  a filter of zeros has variance 0, and the norm divides its gradient by sqrt(epsilon) = 0.003. Where that gradient is
+  not stopped (a short cut, as in ResNets, or a shift above 0 before the ReLU) it grows a hundredfold: the global conv2
+  put into resnet18's layer4.0.conv2 leaves 2.2 % of it nonzero and raises its gradient's norm from 5 to 550, so that
+  the next local training starts with a leap. Where it is stopped the filter is dead. `keep` does neither.
 - What is evaluated. Algorithm 1 ends a round by replacing a layer of a model that was just trained; Section 3.5 counts
   on the local training that follows. A client deploys its model as trained (`deploy = "trained"`, the default), or with
   the layer just received (`"aligned"`); the other one is evaluated beside it.
