@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedaudit.attack.scene import Scene
 from fedaudit.errors import ContractError
 from fedaudit.training.models import Net
-from fedaudit.wire.codec import State
+from fedaudit.wire.message import State
 from fedaudit.wire.transcript import Entry
 
 ROWS = 256  # of one forward pass

@@ -5,7 +5,8 @@ Members and non-members of an honest split are equally far from records that no 
 
 from __future__ import annotations
 
-from fedaudit.attack.scene import Attack, Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import nearest
 from fedaudit.registry import register_attack
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedaudit.attack.scene import Attack, Groups, Scene
+from fedaudit.attack.claims import Groups
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.registry import register_attack
 
 

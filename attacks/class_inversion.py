@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit.attack.scene import Attack, Reconstructions, Scene
+from fedaudit.attack.claims import Reconstructions
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import descend, starts, total_variation
 from fedaudit.attacks._models import target_model
 from fedaudit.registry import register_attack

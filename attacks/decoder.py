@@ -24,7 +24,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedaudit.attack.scene import Attack, Reconstructions, Scene
+from fedaudit.attack.claims import Reconstructions
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import learn, model_at, per_record, same_noise
 from fedaudit.registry import register_attack
 

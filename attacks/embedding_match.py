@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.attack.scene import Attack, Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import encoder_of, in_chunks, received, uploaded
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack

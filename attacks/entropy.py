@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedaudit.attack.scene import Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ModelAttack, logits_of
 from fedaudit.registry import register_attack
 

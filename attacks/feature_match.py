@@ -19,7 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack.scene import Attack, Reconstructions, Scene
+from fedaudit.attack.claims import Reconstructions
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import descend, model_at, starts, total_variation
 from fedaudit.attacks._view import by_class
 from fedaudit.privacy.mechanism import clip_rows

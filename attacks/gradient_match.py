@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, one_hot
 
-from fedaudit.attack.scene import Attack, Reconstructions, Scene
+from fedaudit.attack.claims import Reconstructions
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import starts, total_variation
 from fedaudit.attacks._models import records as records_of
 from fedaudit.attacks._view import in_chunks, received, uploaded

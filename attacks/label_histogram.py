@@ -22,11 +22,12 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fedaudit.attack.scene import Attack, Histogram, Scene
+from fedaudit.attack.claims import Histogram
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import in_chunks, received, uploaded
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
-from fedaudit.wire.codec import State
+from fedaudit.wire.message import State
 
 SOURCES = ("label_counts", "labels", "weights", "classes", "outputs")
 

@@ -19,7 +19,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedaudit.attack.scene import Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ShadowAttack
 from fedaudit.attacks._view import confidence
 from fedaudit.registry import register_attack

@@ -21,7 +21,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack.scene import Attack, Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._surrogate import Pairs, distilled, imitated, shared, taught
 from fedaudit.attacks._view import by_class, confidence, in_chunks, others, received
 from fedaudit.privacy.mechanism import clip_rows

@@ -17,7 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedaudit.attack.scene import Attack, Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._surrogate import distilled, imitated, shared, taught
 from fedaudit.attacks._view import confidence, in_chunks, others
 from fedaudit.registry import register_attack

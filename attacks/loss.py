@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch.nn.functional import cross_entropy
 
-from fedaudit.attack.scene import Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ModelAttack, logits_of
 from fedaudit.registry import register_attack
 

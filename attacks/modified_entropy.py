@@ -12,7 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedaudit.attack.scene import Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ModelAttack, log_rest, logits_of
 from fedaudit.registry import register_attack
 

@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.attack.scene import Attack, Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import encoder_of, images_in, in_chunks, nearest, received, uploaded
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net

@@ -23,7 +23,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fedaudit.attack.scene import Attack, Reconstructions, Scene
+from fedaudit.attack.claims import Reconstructions
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import learn
 from fedaudit.attacks._view import in_chunks, inputs_of
 from fedaudit.registry import register_attack

@@ -18,7 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack.scene import Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ShadowAttack, Shadows
 from fedaudit.registry import register_attack
 

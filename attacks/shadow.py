@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedaudit.attack.scene import Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ShadowAttack
 from fedaudit.errors import ThreatError
 from fedaudit.registry import register_attack

@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from fedaudit.attack.scene import Attack, Reconstructions, Scene
+from fedaudit.attack.claims import Reconstructions
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import images_in
 from fedaudit.registry import register_attack
 

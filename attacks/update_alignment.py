@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from fedaudit.attack.scene import Attack, Claims, Scene
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import confidence, in_chunks, others, received, trained, uploads
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net

@@ -1,7 +1,7 @@
 """fedaudit: privacy and evaluation audits for federated learning.
 
-`from fedaudit import ...` gives everything that a method's or an attack's file needs. Imports are deferred, so that
-`import fedaudit` and the command line's --help are instant.
+`from fedaudit import ...` gives everything that a method's or an attack's file needs, and what a notebook calls.
+Imports are deferred, so that `import fedaudit` and the command line's --help are instant.
 """
 
 from __future__ import annotations
@@ -12,34 +12,57 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
+    from fedaudit.attack.scene import Attack, Scene
     from fedaudit.errors import FedauditError
     from fedaudit.registry import register, register_attack
-    from fedaudit.runtime.method import Client, Cohort, Method, Server, in_chunks, weighted_mean
+    from fedaudit.reports.compare import compare
+    from fedaudit.reports.report import write_report as report
+    from fedaudit.runtime.contract import check_declarations
+    from fedaudit.runtime.method import Method, weighted_mean
+    from fedaudit.runtime.party import Client, Cohort, Server
     from fedaudit.runtime.run_record import RunRecord, read_record
     from fedaudit.runtime.runner import run
     from fedaudit.setting import Setting
+    from fedaudit.suite.scheduler import audit
     from fedaudit.training.fit import Opt, Turns, adam, sgd
+    from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
-    from fedaudit.wire.codec import Down, Record, Size, State, Up, load, private, public, relay, state_of
+    from fedaudit.wire.message import Down, Record, Size, State, Up, load, private, public, relay, state_of
     from fedaudit.wire.traffic import NUMBER, Plan
 
 _NAMES = {
+    "attack.claims": "Claims Groups Histogram Reconstructions",
+    "attack.scene": "Attack Scene",
     "errors": "FedauditError",
     "registry": "register register_attack",
-    "runtime.method": "Client Cohort Method Server in_chunks weighted_mean",
+    "reports.compare": "compare",
+    "runtime.contract": "check_declarations",
+    "runtime.method": "Method weighted_mean",
+    "runtime.party": "Client Cohort Server",
     "runtime.run_record": "RunRecord read_record",
     "runtime.runner": "run",
     "setting": "Setting",
+    "suite.scheduler": "audit",
     "training.fit": "Opt Turns adam sgd",
+    "training.forward": "in_chunks",
     "training.losses": "ce kl",
-    "wire.codec": "Down Record Size State Up load private public relay state_of",
+    "wire.message": "Down Record Size State Up load private public relay state_of",
     "wire.traffic": "NUMBER Plan",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = ["__version__", *sorted(_HOME)]
+_HOME = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
+_HOME["report"] = ("reports.report", "write_report")
+__all__ = ["__version__", "attack", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "attack":  # a room that can be called: see there
+        return importlib.import_module("fedaudit.attack")
     if name not in _HOME:
         raise AttributeError(f"module 'fedaudit' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedaudit.{_HOME[name]}"), name)
+    module, inside = _HOME[name]
+    return getattr(importlib.import_module(f"fedaudit.{module}"), inside)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

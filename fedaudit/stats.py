@@ -6,6 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainccinv, betaincinv
+
+from fedaudit.errors import ContractError, SettingError
+
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval for a proportion: what an accuracy on n records is worth."""
@@ -40,3 +46,88 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> dict[str, An
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     half = float(t.ppf(0.5 + confidence / 2, n - 1)) * spread
     return {"value": mean, "low": mean - half, "high": mean + half, "interval": "Student's t", "n": n}
+
+
+Floats = NDArray[np.float64]
+
+
+Counts = NDArray[np.int64]
+
+
+def check_confidence(confidence: float) -> float:
+    if not 0 < confidence < 1:  # NaN too
+        raise SettingError(f"confidence = {confidence} is no confidence: give a number strictly between 0 and 1.")
+    return float(confidence)
+
+
+def as_column(values: ArrayLike, what: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ContractError(f"The {what} are no array ({error}): give one value per candidate.") from error
+    if array.ndim != 1:
+        raise ContractError(f"The {what} have shape {array.shape}: give one value per candidate.")
+    return array
+
+
+def checked(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
+    """Scores as finite floats and membership as booleans, of one length."""
+    s, m = as_column(scores, "scores"), as_column(member, "member flags")
+    if len(s) != len(m):
+        raise ContractError(f"There are {len(s)} scores but {len(m)} member flags: give one of each per candidate.")
+    if s.dtype.kind not in "biuf":
+        raise ContractError(f"The scores are of type {s.dtype}: give numbers, higher for members.")
+    if m.dtype.kind not in "biuf" or not np.isin(m, (0, 1)).all():
+        raise ContractError("The member flags must be 0 or 1 (false or true), and something else is among them.")
+    s = s.astype(np.float64)
+    if bad := int((~np.isfinite(s)).sum()):
+        raise ContractError(
+            f"{bad} of {len(s)} scores are NaN or infinite, which no threshold can rank: mend the attack, or clip them."
+        )
+    return s, m.astype(bool)
+
+
+def split_classes(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, Floats]:
+    """The scores of members and of non-members, each in ascending order."""
+    s, m = checked(scores, member)
+    inside, outside = np.sort(s[m]), np.sort(s[~m])
+    if reason := missing_class(len(inside), len(outside)):
+        raise ContractError(f"Membership cannot be scored: {reason}. Give candidates of both classes.")
+    return inside, outside
+
+
+def missing_class(members: int, nonmembers: int) -> str | None:
+    missing = [name for name, n in (("members", members), ("non-members", nonmembers)) if n == 0]
+    return f"there are no {' and no '.join(missing)} among the candidates" if missing else None
+
+
+def cp_lower(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """The one-sided lower limit of Clopper and Pearson (1934): P[Bin(n, p) >= k] = alpha. Elementwise."""
+    k, n = np.asarray(k), np.asarray(n)
+    return np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alpha), 0.0)
+
+
+def cp_upper(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
+    """The one-sided upper limit: P[Bin(n, p) <= k] = alpha. Elementwise."""
+    k, n = np.asarray(k), np.asarray(n)
+    return np.where(k < n, betainccinv(k + 1, np.maximum(n - k, 1), alpha), 1.0)
+
+
+def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The two-sided interval for k of n; everything where n is 0."""
+    if n == 0:
+        return 0.0, 1.0
+    tail = (1 - check_confidence(confidence)) / 2
+    return float(cp_lower(k, n, tail)), float(cp_upper(k, n, tail))
+
+
+def above(sorted_scores: Floats, t: ArrayLike) -> Counts:
+    """How many scores are strictly above each t."""
+    return len(sorted_scores) - np.searchsorted(sorted_scores, t, "right")
+
+
+def parted(sorted_scores: Floats, rng: np.random.Generator, share: float) -> tuple[Floats, Floats]:
+    """A random share of the scores (at least one) and the rest, both in ascending order."""
+    order = rng.permutation(len(sorted_scores))
+    cut = max(1, int(share * len(sorted_scores)))
+    return sorted_scores[np.sort(order[:cut])], sorted_scores[np.sort(order[cut:])]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedaudit import State
 from fedaudit.rng import generator
-from fedaudit.wire.codec import size_of
+from fedaudit.wire.message import size_of
 
 Memory = dict[str, Any]
 Past = dict[str, Any]  # one round: {"Dec": State, "E": {i: Tensor}}

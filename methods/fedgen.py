@@ -42,7 +42,7 @@ from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import Generator, Sampler, diversity, dynamic_weights, frozen, label_distribution
 from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.training import models
-from fedaudit.wire.codec import model_size
+from fedaudit.wire.message import model_size
 
 
 class Broadcast(Down):

@@ -61,7 +61,8 @@ class Comparison:
         return any(change.counts for change in self.changes)
 
 
-def compare(before: Path, after: Path) -> Comparison:
+def compare(before: Path | str, after: Path | str) -> Comparison:
+    before, after = Path(before), Path(after)
     sides: list[list[Row]] = []
     problems: dict[str, str] = {}
     for folder in (before, after):

@@ -16,7 +16,7 @@ FIGURES = "figures"
 
 
 def write_report(
-    folder: Path,
+    folder: Path | str,
     formats: Sequence[str] = ("html", "md"),
     out: Path | None = None,
     failed: dict[str, str] | None = None,
@@ -29,6 +29,7 @@ def write_report(
     for name in formats:
         if name not in FORMATS:
             raise SettingError(unknown("format", name, FORMATS))
+    folder = Path(folder)
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
     runs, problems = read_runs(folder)

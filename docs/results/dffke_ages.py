@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit.methods._buffer import held
 from fedaudit.methods._decoder import decode as images_of
 from fedaudit.rng import seeded
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.wire.codec import decode
 

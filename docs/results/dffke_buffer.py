@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedaudit.methods._buffer import buffer_bytes, formula_bytes, held
 from fedaudit.methods._decoder import decoder_size
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.wire.codec import decode
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 
 from fedaudit import load
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.utility import hits
 from fedaudit.training import models
 

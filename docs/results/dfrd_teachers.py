@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from fedaudit.methods._datafree import dynamic_weights
-from fedaudit.runtime.runner import RunFolder
-from fedaudit.wire.codec import load
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.wire.message import load
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The shared-clients study of FedZGE as a table: python docs/results/fedzge_shared.py AUDIT [--json FILE]
 
-For each server loop the global model's accuracy in the last round, with a Wilson interval of 95 % over the test records,
+For each server loop the global model's accuracy in the last round, with a Wilson interval of 95 % over the test set,
 and how often the ensemble's answer to x^ is the label y^ that the generator was given, in the first and in the last ten
 rounds (for generated images only). Above them the ceiling: the ensemble of the clients itself on the test records.
 """
@@ -16,10 +16,11 @@ import torch
 
 from fedaudit.methods._ensemble import ensemble, predict
 from fedaudit.rng import generator
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.stats import wilson
-from fedaudit.wire.codec import decode, load
+from fedaudit.wire.codec import decode
+from fedaudit.wire.message import load
 
 FACTS = ("images", "gradient", "estimate", "moments", "distance", "E_G")
 DEFAULTS = {
@@ -111,7 +112,8 @@ def main() -> None:
             f"{100 * r[key]:.0f} %" if r[key] is not None else "-" for key in ("agreement_first", "agreement_last")
         ]
         print(
-            f"{name:<40} {100 * r['accuracy']:.1f} [{100 * r['low']:.1f}, {100 * r['high']:.1f}]  e = y^ {' -> '.join(shares)}"
+            f"{name:<40} {100 * r['accuracy']:.1f} [{100 * r['low']:.1f}, {100 * r['high']:.1f}]  "
+            f"e = y^ {' -> '.join(shares)}"
         )
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -33,14 +33,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.attack.scene import Attack, Claims, Scene, made
+from fedaudit.attack.attack_run import made
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.privacy.lower_bounds import Bound, one_run_fdp, one_run_steinke
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import generator, seeded
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import save_audits
-from fedaudit.runtime.runner import RunFolder
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import Rows, World
 from fedaudit.wire.transcript import Threat, TranscriptView

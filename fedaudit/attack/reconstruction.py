@@ -41,13 +41,12 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.attack import pictures
-from fedaudit.attack.membership import clopper_pearson
-from fedaudit.attack.score import Attacked, Reconstructions
+from fedaudit.attack.claims import Attacked, Reconstructions
 from fedaudit.attack.similarity import DATA_RANGE, mse, pixels, psnr, ssim, window_for
 from fedaudit.errors import ContractError, DataError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.world import World
-from fedaudit.stats import student_t
+from fedaudit.stats import clopper_pearson, student_t
 from fedaudit.training import models
 from fedaudit.training.fit import adam, fit
 from fedaudit.training.losses import ce

@@ -50,14 +50,16 @@ from fedaudit.privacy.mechanism import (
 )
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.rng import generator, seeded
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.method import Client, find_function
+from fedaudit.runtime.method import find_function
+from fedaudit.runtime.party import Client
 from fedaudit.runtime.run_record import save_audits
-from fedaudit.runtime.runner import RunFolder
 from fedaudit.runtime.task import ClientState, compute
 from fedaudit.runtime.world import Rows, World
 from fedaudit.training.fit import Fitted
-from fedaudit.wire.codec import Declared, Down, Up, _classes, decode, decode_tree, encode, encode_tree, load
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
+from fedaudit.wire.message import Declared, Down, Up, class_named, load
 from fedaudit.wire.transcript import Entry
 
 OWN, AUXILIARY = 8, 8  # candidates of each sort, beside the extreme images
@@ -281,7 +283,7 @@ def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Itera
                     last[entry.client, f"{entry.message}.{name}"] = entry, name
     policy = run.world.policies[kind]
     for _, (entry, name) in sorted(last.items(), key=lambda item: item[0]):
-        message = cast(type[Up], _classes[entry.row["tree"]["r"][0]])
+        message = cast(type[Up], class_named(entry.class_id))
         declared = message.declared()[name]
         assert declared is not None  # an Up message declares every field
         yield Release(entry, downs[entry.client, entry.round, entry.ask], message, name, declared, policy)

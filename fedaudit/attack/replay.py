@@ -37,14 +37,16 @@ from fedaudit.errors import FedauditError, RunError, ThreatError
 from fedaudit.rng import seed_of, seeded
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.method import Client, find_function
+from fedaudit.runtime.method import find_function
+from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client
 from fedaudit.runtime.world import Rows, World
 from fedaudit.setting import EXECUTION
 from fedaudit.training.fit import Fitted, Loss
 from fedaudit.training.models import Net
 from fedaudit.training.stack import Job, fit_together, why_not
-from fedaudit.wire.codec import Down, Up, decode, encode, state_of
+from fedaudit.wire.codec import decode, encode
+from fedaudit.wire.message import Down, Up, state_of
 from fedaudit.wire.transcript import Entry, TranscriptView
 
 FEW = 8  # records, to try something on

@@ -6,32 +6,22 @@ auxiliary set that no client holds. It never learns who is a member; it is score
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from fedaudit.attack.score import Attacked, Claims, Groups, Histogram, Reconstructions, score
-from fedaudit.attack.verdict import judge, judge_blind
-from fedaudit.errors import ContractError, DataError, ThreatError
-from fedaudit.registry import find, names
-from fedaudit.rng import generator, seed_of, seeded
-from fedaudit.runtime.run_record import save_attacks
-from fedaudit.runtime.runner import RunFolder
-from fedaudit.runtime.task import ClientState, compute
-from fedaudit.runtime.world import World
-from fedaudit.setting import Frozen, validated
-from fedaudit.wire.codec import Up, decode, load
-from fedaudit.wire.transcript import Entry, Threat, TranscriptView
-
-__all__ = ["Attack", "Claims", "Groups", "Histogram", "Reconstructions", "Scene", "attack_run"]
-
-NOBODY = "has nobody to attack but itself"
+from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
+from fedaudit.errors import ContractError, ThreatError
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.task import ClientState
+from fedaudit.setting import Frozen
+from fedaudit.wire.codec import decode
+from fedaudit.wire.message import Up, load
+from fedaudit.wire.transcript import Entry, TranscriptView
 
 
 class Scene:
@@ -154,112 +144,3 @@ class Attack(Frozen):
         """Why this attack cannot run on this scene; None if it can."""
         missing = [kind for kind in sorted(self.needs) if not scene.released(kind)]
         return f"the {scene.view.threat} sees no {', '.join(missing)} of client {scene.target}" if missing else None
-
-
-def attack_run(
-    folder: Path | str,
-    *,
-    attacks: Sequence[str | Mapping[str, Any]] | None = None,
-    threat: str = "server",
-    clients: list[int] | None = None,
-    watch: Any = None,
-) -> list[dict[str, Any]]:
-    """Run attacks on a run folder, score them, and add the results to its record.
-
-    An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, and every
-    membership result is held against them.
-    """
-    run = RunFolder(folder)
-    world = run.world
-    parsed = Threat.parse(threat)
-    for k in [*(clients or []), *([] if parsed.peer is None else [parsed.peer])]:
-        if not 0 <= k < world.setting.clients:
-            raise ThreatError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
-    chosen = [made(spec) for spec in (names("attacks") if attacks is None else attacks)]
-    named = {name for name, _ in chosen}
-    blind = [made(name) for name in names("attacks") if find(name, "attacks").blind]  # type: ignore[attr-defined]
-    chosen += [(name, attack) for name, attack in blind if name not in named]
-    found = []
-    with compute(world):
-        for number, (name, attack) in enumerate(chosen):
-            if watch:
-                watch(number, len(chosen), name)
-            found.append(_one(attack, name, run, world, parsed, clients))
-    _judge(found)
-    before = {(r["attack"], r["threat"]): r for r in run.record.attacks}
-    results = [result for result, _ in found if result["attack"] in named or _is_news(result, before)]
-    known = before | {(r["attack"], r["threat"]): r for r in results}
-    save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
-    return results
-
-
-def _judge(found: list[tuple[dict[str, Any], list[Attacked]]]) -> None:
-    """Add to each membership result what it means."""
-    claims = [(r, parts) for r, parts in found if r["ran"] and r["claims"] == "membership"]
-    blind = {r["attack"]: parts for r, parts in claims if r["blind"]}
-    verdicts = judge_blind(blind)
-    broken = any(verdict["split_broken"] for verdict in verdicts.values())
-    for result, parts in claims:
-        name = result["attack"]
-        result.update(verdicts[name] if result["blind"] else judge(name, parts, blind, broken))
-
-
-def _is_news(result: dict[str, Any], before: Mapping[tuple[str, str], dict[str, Any]]) -> bool:
-    """Whether a baseline that nobody named tells more than the record holds."""
-    old = before.get((result["attack"], result["threat"]), {})
-    if not result["ran"]:
-        return not old and not result["reason"].endswith(NOBODY)
-    return len(result["clients"]) > len(old.get("clients", []))
-
-
-def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
-    """An attack by its name, or by a table with its name and settings."""
-    settings = {} if isinstance(spec, str) else dict(spec)
-    name = spec if isinstance(spec, str) else settings.pop("attack", None)
-    if not isinstance(name, str):
-        raise ContractError(f"{spec!r} names no attack: write a name, or {{attack = NAME, SETTING = VALUE}}.")
-    return name, validated(find(name, "attacks"), settings, f"setting of {name}")
-
-
-def _one(
-    attack: Attack, name: str, run: RunFolder, world: World, threat: Threat, clients: list[int] | None
-) -> tuple[dict[str, Any], list[Attacked]]:
-    view = TranscriptView(run.transcript, threat)
-    targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
-    result = {"attack": name, "threat": str(threat), "settings": attack.model_dump(mode="json"), "blind": attack.blind}
-    parts: list[Attacked] = []
-    begun = time.perf_counter()
-    reasons: list[str] = []
-    for k in targets:
-        x, y, member = _candidates(world, k)
-        scene = Scene(run, view, k, x, y)
-        if reason := attack.cannot(scene):
-            reasons.append(reason)
-            continue
-        with seeded("attack", name, k, device=world.device):
-            try:
-                parts.append(Attacked(k, attack.run(scene), x, y, member))
-            except ThreatError as e:  # found out on the way
-                reasons.append(str(e))
-    if not parts:
-        return {**result, "ran": False, "reason": reasons[0] if reasons else f"{threat} {NOBODY}"}, []
-    seed = seed_of("attack", name, "scorer") % 2**32
-    result |= {"ran": True, "clients": [part.client for part in parts], "left_out": reasons}
-    result |= score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, seed)
-    # What is judged afterwards are scores: images of every attack's candidates would fill the memory.
-    scores = [replace(part, x=part.x[:0]) for part in parts] if result["claims"] == "membership" else []
-    return {**result, "wall_s": round(time.perf_counter() - begun, 3)}, scores
-
-
-def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As many members as non-members of client k, in random order; the third tensor is the scorer's secret."""
-    (xm, ym), (xn, yn) = world.candidates(k), world.nonmembers(k)
-    n = min(len(ym), len(yn))
-    if n == 0:
-        raise DataError(f"Client {k} has no held-out records to tell members from: set --holdout above 0.")
-    rng = generator(world.setting.seed, "scorer", k)
-    members, others = (torch.randperm(len(y), generator=rng)[:n].to(y.device) for y in (ym, yn))
-    x, y = torch.cat([xm[members], xn[others]]), torch.cat([ym[members], yn[others]])
-    member = torch.arange(2 * n) < n
-    order = torch.randperm(2 * n, generator=rng)
-    return x[order.to(x.device)], y[order.to(x.device)], member[order]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedaudit.attack.claims import Attacked, Groups
 from fedaudit.attack.membership import auc, auc_difference
-from fedaudit.attack.score import Attacked, Groups, pooled
+from fedaudit.attack.score import pooled
 
 CONFIDENCE = 0.95
 BROKEN_CONFIDENCE = 0.99  # every run is tested for it: at 0.95 one honest split in twenty would be called broken

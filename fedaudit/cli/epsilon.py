@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedaudit.cli.output import print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 
 epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True)
@@ -70,9 +71,8 @@ def release_path(
 ) -> None:
     """Hold the claim of each protected kind against its own release path, run many times on a worst pair of records."""
     from fedaudit.attack.release_path import audit_releases
-    from fedaudit.cli.main import _progress
 
-    with _progress("release path") as watch:
+    with progress_bar("release path") as watch:
         audits = audit_releases(
             run, kinds=kind, clients=_clients(client), trials=trials, confidence=confidence, watch=watch
         )
@@ -91,9 +91,8 @@ def audit(
 ) -> None:
     """Hold the claims for a whole run against guesses about its canaries (`run --canaries M`), or its audit split."""
     from fedaudit.attack.one_run import audit_run
-    from fedaudit.cli.main import _progress
 
-    with _progress("one run") as watch:
+    with progress_bar("one run") as watch:
         audits = audit_run(
             run, attack=attack, threat=threat, clients=_clients(client), guesses=guesses, confidence=confidence,
             watch=watch,
@@ -175,7 +174,6 @@ def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool) ->
 
 
 def _print_audits(audits: list[dict[str, Any]], run: Path, as_json: bool) -> None:
-    from fedaudit.cli.main import _table
     from fedaudit.runtime.run_record import plain
 
     if as_json:
@@ -188,6 +186,6 @@ def _print_audits(audits: list[dict[str, Any]], run: Path, as_json: bool) -> Non
         | {"trials": audit["trials"], "verdict": audit["verdict"], "by": audit["test"].rsplit(", ", 1)[-1]}
         for audit in audits
     ]
-    _table(rows, f"epsilon of {run}")
+    print_table(rows, f"epsilon of {run}")
     for audit in audits:
         print(f"{audit['claim']}, {audit['test']}: {audit['how']}.")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -15,6 +13,7 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
+from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import FedauditError, SettingError, unknown
 from fedaudit.setting import Setting, parse_pairs, parse_value, read_toml
 
@@ -73,7 +72,7 @@ def list_(
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        _table(rows, what)
+        print_table(rows, what)
 
 
 # --- run -------------------------------------------------------------------------------------------------------
@@ -114,16 +113,16 @@ def run(
 
         values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
     setting = Setting.make(**values)
-    from fedaudit.runtime.runner import default_folder
+    from fedaudit.runtime.folder import default_folder
     from fedaudit.runtime.runner import run as run_setting
 
     folder = out or default_folder(setting)
-    with _progress(f"{setting.method} on {setting.dataset}") as watch:
+    with progress_bar(f"{setting.method} on {setting.dataset}") as watch:
         record = run_setting(setting, out=folder, resume=resume, watch=watch)
     if as_json:
         print(record.model_dump_json(indent=1))
     else:
-        _show(record)
+        print_summary(record)
         print(f"Everything is in {folder}")
 
 
@@ -180,7 +179,7 @@ def show(run: RunArgument, as_json: Json = False) -> None:
     if as_json:
         print(record.model_dump_json(indent=1))
     else:
-        _show(record)
+        print_summary(record)
 
 
 @app.command()
@@ -205,7 +204,7 @@ def transcript(
         # A message counts once for each of its fields, so that messages by field do not add up.
         total = () if by == "entry" or threat == "outsider" else ("payload", "wire")
         title = f"{run}, by {by}" if threat != "outsider" else f"{run}: sizes and times, all that an outsider sees"
-        _table(rows, title, total=total if by == "field" or not total else ("messages", *total))
+        print_table(rows, title, total=total if by == "field" or not total else ("messages", *total))
 
 
 # --- attack, audit, report -------------------------------------------------------------------------------------
@@ -221,19 +220,19 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack what crossed the wire in a run, and score it with intervals."""
-    from fedaudit.attack.scene import attack_run
+    from fedaudit.attack.attack_run import attack_run
     from fedaudit.registry import names
 
     if client != "all" and not client.isdigit():
         raise SettingError(f"--client {client!r}: write all, or a client's number.")
     clients = None if client == "all" else [int(client)]
     chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
-    with _progress("attacks") as watch:
+    with progress_bar("attacks") as watch:
         results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
     if as_json:
         print(json.dumps(results, indent=1))
     else:
-        _table([_attack_row(r) for r in results], f"attacks on {run}")
+        print_table([_attack_row(r) for r in results], f"attacks on {run}")
 
 
 def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, Any]]:
@@ -299,7 +298,7 @@ def audit(
     from fedaudit.suite.scheduler import audit as audit_suite
 
     try:
-        with _progress("audit", remaining=False) as watch:
+        with progress_bar("audit", remaining=False) as watch:
             cells = audit_suite(what, out, watch, jobs, engine)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
@@ -322,7 +321,7 @@ def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: boo
     from fedaudit.suite.scheduler import make_cells
 
     forecasts = forecast(make_cells(suite, out, engine), measure)
-    _table(rows(forecasts), f"{len(forecasts)} cells, in {out}")
+    print_table(rows(forecasts), f"{len(forecasts)} cells, in {out}")
     print(total(forecasts, jobs))
 
 
@@ -332,7 +331,7 @@ def _budgets_kept(suite: Any, runs: list[Path]) -> bool:
     from fedaudit.suite.budgets import check_budgets
 
     outcomes = check_budgets(suite.budgets, runs, "budgets of the suite")
-    _table([outcome.row() for outcome in outcomes], "budgets")
+    print_table([outcome.row() for outcome in outcomes], "budgets")
     for outcome in outcomes:
         if not outcome.kept:
             print(outcome.message())
@@ -413,7 +412,7 @@ def comm(
         print(json.dumps(planned, indent=1))
         return
     over = f", mean of {draws} partitions {partition}" if partition else ""
-    _table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention}{over})")
+    print_table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention}{over})")
     for name in ("up", "down", "total"):
         part = planned[name]
         big = max(planned["total"].values()) >= 1e9
@@ -439,7 +438,7 @@ def check(
         raise SettingError(unknown("format", format, FORMATS))
     outcomes = check_runs(runs, budget)
     if format == "table":
-        _table([outcome.row() for outcome in outcomes], f"{budget}")
+        print_table([outcome.row() for outcome in outcomes], f"{budget}")
         for outcome in outcomes:
             if not outcome.kept:
                 print(outcome.message())
@@ -515,66 +514,6 @@ def compose(
     print(f"epsilon = {done.epsilon_of_record:.10g} at delta = {delta:g} ({done.accountant})")
     for name, value in done.by_accountant.items():
         print(f"  {name:<22} {value:.10g}")
-
-
-# --- output ----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _progress(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None] | None]:
-    """A progress bar on a terminal; nothing where the output goes to a file or a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-    if remaining:  # else the task's description tells
-        columns.append(TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-
-        def watch(done: float, total: float, what: str) -> None:
-            if what.startswith("ready"):
-                progress.console.print(f"{title}: {what}", highlight=False)
-            progress.update(task, completed=done, total=total, description=f"{title}: {what}")
-
-        yield watch
-
-
-def _table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title, title_justify="left", show_footer=bool(total))
-    for column in columns:
-        number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
-        footer = _cell(sum(row.get(column) or 0 for row in rows), column) if column in total else ""
-        table.add_column(column, justify="right" if number else "left", footer=footer, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column), column) for column in columns))
-    Console(emoji=False, markup=False, highlight=False).print(table)
-
-
-def _cell(value: Any, column: str) -> str:
-    from fedaudit.units import bytes_text
-
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if column in ("payload", "wire", "bytes", "buffers") and isinstance(value, int | float):
-        return bytes_text(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _show(record: Any) -> None:
-    from fedaudit.cli.listing import summary
-
-    for line in summary(record):
-        print(line)
 
 
 if __name__ == "__main__":

@@ -21,18 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, ndtr, ndtri
 
-from fedaudit.attack.membership import (
-    Counts,
-    Floats,
-    above,
-    check_confidence,
-    cp_lower,
-    cp_upper,
-    parted,
-    split_classes,
-)
 from fedaudit.errors import ContractError, SettingError, unknown
 from fedaudit.privacy.calibration import gaussian_delta
+from fedaudit.stats import Counts, Floats, above, check_confidence, cp_lower, cp_upper, parted, split_classes
 
 Correction = Literal["split", "bonferroni"]
 

@@ -33,7 +33,7 @@ from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.rng import generator
-from fedaudit.wire.codec import Declared, State, Up
+from fedaudit.wire.message import Declared, State, Up
 
 
 @dataclass

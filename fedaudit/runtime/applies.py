@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.method import Method
-from fedaudit.wire.codec import Up, message_classes
+from fedaudit.wire.message import Up, message_classes
 from fedaudit.wire.traffic import Plan
 
 

@@ -18,7 +18,8 @@ from fedaudit.errors import ContractError
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.setting import Setting
-from fedaudit.wire.codec import Up, decode, encode_tree, read_header
+from fedaudit.wire.codec import decode, encode_tree, read_header
+from fedaudit.wire.message import Up
 
 
 class SwapEngine:

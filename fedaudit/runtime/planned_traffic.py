@@ -19,7 +19,7 @@ from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
 from fedaudit.stats import mean_std
 from fedaudit.training import models
-from fedaudit.wire.codec import FRAME, Part, Size, as_size, model_size
+from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
 
 CONVENTIONS = ("payload", "wire")

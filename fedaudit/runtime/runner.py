@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import time
@@ -12,11 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import xxhash
 from pydantic import ValidationError
-from torch import nn
 
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Ledger
@@ -24,8 +20,10 @@ from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
+from fedaudit.runtime.folder import default_folder, folder_name, locked, save_model
 from fedaudit.runtime.meter import Meter, Timings, peak_rss
-from fedaudit.runtime.method import Client, Cohort, Server, function_path
+from fedaudit.runtime.method import function_path
+from fedaudit.runtime.party import Client, Cohort, Server
 from fedaudit.runtime.run_record import (
     BESIDE,
     Absence,
@@ -45,9 +43,10 @@ from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import EXECUTION, Setting
 from fedaudit.units import bytes_text
 from fedaudit.wire.channel import Wire
-from fedaudit.wire.codec import Down, Record, Up, as_size, decode, encode, state_of
+from fedaudit.wire.codec import decode, encode
+from fedaudit.wire.message import Down, Record, Up, as_size
 from fedaudit.wire.traffic import compare
-from fedaudit.wire.transcript import Transcript, TranscriptWriter
+from fedaudit.wire.transcript import TranscriptWriter
 
 Asker = Callable[..., dict[int, Up]]
 Entries = list[tuple[int, list[dict[str, Any]]]]  # what clients enter into the ledger in one round
@@ -79,49 +78,12 @@ def run(
     beside = None if first is None else folder.parent / folder_name(first)
     if first is not None and beside is not None and not _is_done(beside):
         run(first, out=beside, resume=True, watch=watch, engine=engine)
-    with _locked(folder):
+    with locked(folder):
         return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle, beside).go()
 
 
 def _is_done(folder: Path) -> bool:
     return (folder / "record.json").exists() and read_record(folder).status == "done"
-
-
-def folder_name(setting: Setting) -> str:
-    """A folder's name that follows from what its setting computes."""
-    return f"{setting.method.replace(':', '_')}-{setting_key(setting)[:12]}"
-
-
-def default_folder(setting: Setting) -> Path:
-    name = f"{setting.method}-{setting.dataset}".replace("/", "_").replace(":", "_")
-    return Path("runs") / f"{name}-{setting_key(setting)[:8]}"
-
-
-def setting_key(setting: Setting) -> str:
-    """A name for what a setting computes, whatever carries it out."""
-    kept = setting.model_dump(exclude=set(EXECUTION))
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-class _locked:
-    """One writer per run folder."""
-
-    def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        self.file = open(self.folder / ".lock", "w")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.file.close()
-            raise RunError(
-                f"Another process is running in {self.folder}. Wait for it, or choose another --out."
-            ) from None
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
 
 
 class _Run:
@@ -440,9 +402,9 @@ class _Run:
         with seeded(self.setting.seed, "evaluation", "final", device=self.world.device):
             predictor = self.method.predictor(self.state, self._server(self.setting.rounds))
             if predictor is not None:
-                saved.append(_save_model(folder / "global.safetensors", predictor))
+                saved.append(save_model(folder / "global.safetensors", predictor))
             for k in sorted(self.store.clients):
-                saved.append(_save_model(folder / f"client-{k:06d}.safetensors", self.method.personal(self._client(k))))
+                saved.append(save_model(folder / f"client-{k:06d}.safetensors", self.method.personal(self._client(k))))
         # What an outsider gets to see: the global model, or, where a method has none, what the clients deploy.
         return saved[:1] if predictor is not None else saved
 
@@ -505,32 +467,3 @@ class _Run:
                 for arch in dict.fromkeys(world.archs)
             },
         )
-
-
-def _save_model(path: Path, model: nn.Module) -> str:
-    tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
-    arch = getattr(model, "arch", type(model).__name__)
-    safetensors.torch.save_file(tensors, path, metadata={"arch": arch})
-    return path.name
-
-
-class RunFolder:
-    """A finished or unfinished run on disk: its record, its transcript, its published models."""
-
-    def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
-        self.record = read_record(self.folder)
-
-    @property
-    def transcript(self) -> Transcript:
-        return Transcript(self.folder / "transcript")
-
-    @property
-    def world(self) -> World:
-        return world_of(self.record.setting.model_dump_json())
-
-    def client_state(self, k: int) -> bytes | None:
-        """Client k's state after the last whole round; None if it was never asked."""
-        store = Store(self.folder / "checkpoint")
-        store.peek()
-        return store.client(k)

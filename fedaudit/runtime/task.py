@@ -14,21 +14,11 @@ import torch
 from fedaudit.errors import ContractError, FedauditError, PrivacyError
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
-from fedaudit.runtime.method import Client, find_function
+from fedaudit.runtime.method import find_function
+from fedaudit.runtime.party import Client
 from fedaudit.runtime.world import World, world_of
-from fedaudit.wire.codec import (
-    Down,
-    Record,
-    State,
-    Up,
-    decode,
-    decode_tree,
-    encode,
-    encode_tree,
-    load,
-    read_header,
-    state_of,
-)
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
+from fedaudit.wire.message import Down, Record, State, Up, load, state_of
 
 
 class ClientState(Record):

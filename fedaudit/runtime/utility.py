@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError
-from fedaudit.runtime.method import Client
+from fedaudit.runtime.party import Client
 from fedaudit.runtime.world import World
 from fedaudit.stats import mean_std, wilson
 

@@ -21,7 +21,7 @@ from fedaudit.rng import generator, seeded
 from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
 from fedaudit.training import models
-from fedaudit.wire.codec import KINDS, Part, Size, message_classes, model_size
+from fedaudit.wire.message import KINDS, Part, Size, message_classes, model_size
 from fedaudit.wire.traffic import Plan
 
 Rows = tuple[Tensor, Tensor]

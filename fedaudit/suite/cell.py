@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedaudit.attack.scene import attack_run, made
+from fedaudit.attack.attack_run import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions

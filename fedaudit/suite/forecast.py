@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedaudit.attack.scene import made
+from fedaudit.attack.attack_run import made
 from fedaudit.data import available
 from fedaudit.errors import FedauditError
 from fedaudit.runtime.applies import inapplicable, released_kinds
@@ -21,7 +21,7 @@ from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
 from fedaudit.suite.cell import Cell, carry_out, look, missing
 from fedaudit.units import bytes_text
-from fedaudit.wire.codec import as_size
+from fedaudit.wire.message import as_size
 from fedaudit.wire.traffic import Plan
 
 # What a cell may differ in from one that was measured, nearest first, and how to say so.

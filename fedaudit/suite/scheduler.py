@@ -19,12 +19,12 @@ from typing import Any
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
-from fedaudit.runtime.runner import folder_name
+from fedaudit.runtime.folder import folder_name
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, look
 from fedaudit.suite.forecast import Pace, duration
-from fedaudit.suite.suite_file import Suite
+from fedaudit.suite.suite_file import Suite, read_suite
 
 PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
 Watch = Callable[[float, float, str], None]  # done, all of it, what is being done
@@ -55,8 +55,16 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
     return list(cells.values())
 
 
-def audit(suite: Suite, out: Path, watch: Watch | None = None, jobs: int = 1, engine: str | None = None) -> list[Cell]:
-    """Run all cells and attacks. A finished cell is not run again; a failing one does not stop the rest."""
+def audit(
+    suite: Suite | Path | str,
+    out: Path | str,
+    watch: Watch | None = None,
+    jobs: int = 1,
+    engine: str | None = None,
+) -> list[Cell]:
+    """Run all cells and attacks of a suite or of its file. A finished cell is not run again; a failing one does not
+    stop the rest."""
+    suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
     cells = make_cells(suite, out, engine)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
     if on_ray and jobs > 1:

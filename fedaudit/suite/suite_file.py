@@ -79,11 +79,11 @@ def _budgets(value: Any, path: Path) -> list[Budget]:
 
 def _check(suite: Suite) -> None:
     """Names and policies. What only a run can tell (data that is not there, a number too large) fails its cell."""
-    from fedaudit.attack.scene import made
+    from fedaudit.attack.attack_run import made
     from fedaudit.data import describe
     from fedaudit.privacy.policy import read_policies
     from fedaudit.registry import find
-    from fedaudit.wire.codec import KINDS
+    from fedaudit.wire.message import KINDS
     from fedaudit.wire.transcript import Threat
 
     for part, tables in (("base", [suite.base]), ("grid", [suite.grid]), ("methods", suite.methods)):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from fedaudit.errors import ContractError
-from fedaudit.runtime.task import Done
-from fedaudit.wire.codec import Down, Header, Size, Up, _classes, decode, encode, read_header
+from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, measure, read_header
+from fedaudit.wire.message import Down, Size, Up, class_named
 from fedaudit.wire.traffic import Key
-from fedaudit.wire.transcript import SERVER, TranscriptWriter, choices, fields_of, measure, party
+from fedaudit.wire.transcript import SERVER, TranscriptWriter, party
 
 
 class RoundTraffic:
@@ -43,6 +43,19 @@ class RoundTraffic:
             self.choices.setdefault(f"{message}.{name}", {})[k] = choices(node)
 
 
+class Answer(Protocol):
+    """What came back from a client: the encoded reply with the parameters of its protection, or why there is none."""
+
+    @property
+    def k(self) -> int: ...
+    @property
+    def reply(self) -> bytes | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def protection(self) -> Mapping[str, Any]: ...
+
+
 class Wire:
     """One round's traffic through one transcript."""
 
@@ -67,7 +80,7 @@ class Wire:
             self._sent[k] = blob, head, self.transcript.clock()
             yield k, blob
 
-    def back(self, done: Done, fn: str, device: Any) -> Up | None:
+    def back(self, done: Answer, fn: str, device: Any) -> Up | None:
         """Client k is through: record what it was sent and what it answered, and decode the server's own copy.
 
         Both rows are written here, so that their order does not depend on which clients ran at the same time.
@@ -94,11 +107,13 @@ class Wire:
         protection: Mapping[str, Any],
         at: float,
     ) -> None:
-        class_id = head.tree["r"][0]
+        class_id = class_of(head.tree)
         message = class_id.rsplit(".", 1)[-1]
         sizes = measure(head, len(blob))
         fields: dict[str, dict[str, Any]] = {}
-        for name, declared in _classes[class_id].declared().items():
+        cls = class_named(class_id)
+        assert cls is not None  # it was encoded, or decoded, here
+        for name, declared in cls.declared().items():
             fields[name] = dict(sizes[name])
             if declared is not None:
                 fields[name] |= {

@@ -1,13 +1,16 @@
-"""Records: frozen, typed trees of tensors, model states, numbers and short strings, and their one codec.
+"""The codec: records to bytes and back. The grammar of the encoded tree stands here, and is read nowhere else.
 
-A message is a record that crosses the wire, `Down` (server to client) or `Up` (client to server). The same
-codec serves the wire, the checkpoints and the clients' memory, so whatever a method keeps can also be sent,
-counted and resumed.
+The same codec serves the wire, the checkpoints and the clients' memory, so whatever a method keeps can also be sent,
+counted and resumed. The format is safetensors. Tensors are named by their number; the tree around them is JSON under
+the one metadata key `fedaudit` (safetensors writes several keys in no fixed order), together with an XXH3 digest over
+the tree and all tensor bytes. Nothing in it can execute: decoding makes plain values and classes that the running
+program has itself defined. Nodes of the tree:
 
-The format is safetensors. Tensors are named by their number; the tree around them is JSON under the one
-metadata key `fedaudit` (safetensors writes several keys in no fixed order), together with an XXH3 digest over
-the tree and all tensor bytes. Nothing in it can execute: decoding makes plain values and classes that the
-running program has itself defined.
+    null, true, 1, 0.5, "text"                  themselves        {"f": "nan"}   a number that JSON has not
+    {"t": i}                                    tensor i          {"q": i, "as": dtype}   tensor i, sent as dtype
+    {"m": [first, names, buffers]}              a model's state, tensors first, first + 1, ...
+    {"d": [[key, node], ...]}                   a dict            {"l": [...]}, {"u": [...]}   a list, a tuple
+    {"r": [class, {field: node}]}               a record
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, TypeVar, Union, cast, dataclass_transform, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import safetensors.torch
 import torch
@@ -25,247 +28,23 @@ import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedaudit.errors import ContractError, WireError, unknown
+from fedaudit.errors import ContractError, WireError
+from fedaudit.wire.message import DTYPES, Dtype, Record, State, class_named
 
 FORMAT = 1
-KINDS = frozenset({
-    "weights", "gradients", "layers", "statistics", "embeddings", "labels", "logits", "soft_labels", "prototypes",
-    "label_counts", "count", "synthetic_images",
-})  # fmt: skip
 STRING_LIMIT = 4096  # characters: a longer text is data, and data travels as a tensor
 BLOB_LIMIT = 1 << 36  # bytes
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
-
-Dtype = Literal["float16", "bfloat16", "uint8"]
-Via = Literal["data", "model", "released"]
-Unit = Literal["record", "client"]
-Depends = Literal["record", "all", "class", "histogram", "range"]
-
-
-class State(dict[str, Tensor]):
-    """A model's parameters and buffers by name. It remembers which are buffers: papers count parameters only."""
-
-    def __init__(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = (), buffers: Iterable[str] = ()):
-        super().__init__(tensors)
-        self.buffers = frozenset(buffers) & self.keys()
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: t for name, t in self.items() if name not in self.buffers}
-
-
-Part = Callable[[nn.Module], Collection[str]]  # the names of those tensors of a model that travel
-
-
-def state_of(model: nn.Module, part: Part | None = None) -> State:
-    """A copy of the model's state, or of a part of it: later training does not reach it."""
-    parameters = dict(model.named_parameters())
-    names = None if part is None else part(model)
-    tensors = {n: t.detach().clone() for n, t in model.state_dict().items() if names is None or n in names}
-    return State(tensors, buffers=tensors.keys() - parameters.keys())
-
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
-    """Put `state` into `model`, or into a part of it (copied, never aliased), and return the model."""
-    try:
-        if part is not None and (wrong := set(part(model)) ^ state.keys()):
-            raise RuntimeError(f"{', '.join(sorted(wrong))} on one side only")
-        model.load_state_dict({**model.state_dict(), **state} if part is not None else state, strict=True)
-    except RuntimeError as e:
-        raise ContractError(
-            f"A state does not fit the model {getattr(model, 'arch', type(model).__name__)!r}: {e}. "
-            "Send it to a client of the same architecture (server.arch(k)), or load the layers one by one."
-        ) from e
-    return model
+_STORED = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+}  # fmt: skip
 
 
 # --- declarations ----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Declared:
-    """What the author of a message says about one of its fields."""
-
-    role: Literal["private", "public", "relay"]
-    kind: str | None = None
-    via: Via | None = None
-    unit: Unit | None = None
-    depends: Depends | None = None
-    dtype: Dtype | None = None
-    finite: bool = True
-
-
-def _kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise ContractError(unknown("kind of release", kind, KINDS))
-    return kind
-
-
-def private(
-    kind: str,
-    *,
-    via: Via,
-    unit: Unit,
-    depends: Depends | None = None,
-    dtype: Dtype | None = None,
-    finite: bool = True,
-) -> Any:
-    """A release: computed from the client's private data, directly (`via="data"`) or through its model only, or from
-    what `client.protect` gave back (`via="released"`: post-processing).
-
-    `unit="record"` promises one row per record on dimension 0. `depends` says how rows depend on records where the
-    kind and unit do not tell (see fedaudit.privacy.mechanism). `dtype` is what travels, applied after the noise;
-    `uint8` takes values in [-1, 1], the range of images.
-    """
-    if via not in get_args(Via) or unit not in get_args(Unit):
-        raise ContractError(f"private({kind!r}): via is one of {get_args(Via)}, unit one of {get_args(Unit)}.")
-    if depends is not None and depends not in get_args(Depends):
-        raise ContractError(unknown(f"depends of private({kind!r})", depends, get_args(Depends)))
-    if dtype is not None and dtype not in _DTYPES:
-        raise ContractError(unknown(f"dtype of private({kind!r})", dtype, _DTYPES))
-    return dataclasses.field(metadata={"declared": Declared("private", _kind(kind), via, unit, depends, dtype, finite)})
-
-
-def public(*, finite: bool = True) -> Any:
-    """Not computed from private data: a bit-for-bit test holds every method to it."""
-    return dataclasses.field(metadata={"declared": Declared("public", finite=finite)})
-
-
-def relay(kind: str, *, dtype: Dtype | None = None, finite: bool = True) -> Any:
-    """In a `Down` message: another client's release, passed on. It costs no more, but more parties see it."""
-    return dataclasses.field(metadata={"declared": Declared("relay", _kind(kind), dtype=dtype, finite=finite)})
-
-
-_classes: dict[str, type[Record]] = {}
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(private, public, relay))
-class Record:
-    """Base of everything that is sent or kept. A subclass is a frozen dataclass; it needs no decorator."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        dataclasses.dataclass(frozen=True, eq=False)(cls)
-        cls._check_declarations()
-        _classes[cls.class_id()] = cls
-
-    @classmethod
-    def _check_declarations(cls) -> None:
-        for name, declared in cls.declared().items():
-            if declared is not None and not issubclass(cls, Up | Down):
-                raise ContractError(f"{cls.__name__}.{name}: only fields of Up and Down messages are declared.")
-
-    @classmethod
-    def declared(cls) -> dict[str, Declared | None]:
-        return {f.name: f.metadata.get("declared") for f in dataclasses.fields(cast(Any, cls))}
-
-    @classmethod
-    def class_id(cls) -> str:
-        return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def message_classes(module: str) -> list[type[Record]]:
-    """The record classes that a module defined or imported messages from, nearest first."""
-    own = [cls for cls in _classes.values() if cls.__module__ == module]
-    return own + [cls for cls in _classes.values() if cls.__module__ != module]
-
-
-class Up(Record):
-    """A message from a client to the server. Each field says whether it was computed from private data."""
-
-    @classmethod
-    def _check_declarations(cls) -> None:
-        for name, declared in cls.declared().items():
-            if declared is None or declared.role == "relay":
-                raise ContractError(
-                    f"{cls.__name__}.{name} leaves a client undeclared. Write `{name}: ... = private(kind, via=..., "
-                    "unit=...)` if it was computed from private data, `= public()` if it was not."
-                )
-
-
-class Down(Record):
-    """A message from the server to a client. A field that passes on what another client sent is a `relay`."""
-
-    @classmethod
-    def _check_declarations(cls) -> None:
-        for name, declared in cls.declared().items():
-            if declared is not None and declared.role == "private":
-                raise ContractError(
-                    f"{cls.__name__}.{name}: the server has no private data. Use relay(kind) or nothing."
-                )
-
-
 # --- sizes -----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """Bytes of a field. `payload`: elements x element size without buffers, as papers count; `buffers` beside it.
-
-    `header` is what names and shapes cost on the wire: an estimate for planning, never compared.
-    """
-
-    payload: int = 0
-    buffers: int = 0
-    header: int = dataclasses.field(default=0, compare=False)
-
-    def __add__(self, other: Size | int) -> Size:
-        other = as_size(other)
-        return Size(self.payload + other.payload, self.buffers + other.buffers, self.header + other.header)
-
-    __radd__ = __add__  # sum() starts from 0
-
-    def __mul__(self, times: int) -> Size:
-        return Size(self.payload * times, self.buffers * times, self.header * times)
-
-    __rmul__ = __mul__
-
-
-FRAME = 160  # bytes of a message around its fields, about
-TENSOR_HEADER = 70  # bytes that describe one tensor, about
-
-
-def model_size(model: nn.Module, part: Part | None = None) -> Size:
-    """A whole model, or a part of it, as `state_of` sends it. Works on the meta device."""
-    names = None if part is None else part(model)
-    tensors = {name: t for name, t in model.state_dict().items() if names is None or name in names}
-    bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-    payload = sum(bytes_of[name] for name, _ in model.named_parameters() if name in bytes_of)
-    header = sum(TENSOR_HEADER + len(name) + 5 for name in tensors)
-    return Size(payload, sum(bytes_of.values()) - payload, header)
-
-
-def as_size(size: Size | int) -> Size:
-    return size if isinstance(size, Size) else Size(int(size))
-
-
-def size_of(value: Any) -> Size:
-    """Tensors: elements x element size. Numbers: 8 bytes, truth values 1, strings their UTF-8 length."""
-    match value:
-        case None:
-            return Size()
-        case Tensor():
-            return Size(value.numel() * value.element_size())
-        case State():
-            every = {name: t.numel() * t.element_size() for name, t in value.items()}
-            buffers = sum(every[name] for name in value.buffers)
-            return Size(sum(every.values()) - buffers, buffers)
-        case bool():
-            return Size(1)
-        case int() | float():
-            return Size(8)
-        case str():
-            return Size(len(value.encode()))
-        case Mapping():
-            return sum((size_of(k) + size_of(v) for k, v in value.items()), Size())
-        case list() | tuple():
-            return sum((size_of(v) for v in value), Size())
-        case Record():
-            return sum((size_of(getattr(value, name)) for name in value.declared()), Size())
-    raise WireError(f"{type(value).__name__} has no size on the wire.")
 
 
 # --- encoding --------------------------------------------------------------------------------------------------
@@ -365,7 +144,7 @@ class _Encoder:
 
 def _quantise(t: Tensor, dtype: str, where: str) -> Tensor:
     if dtype != "uint8":
-        return t.to(_DTYPES[dtype])
+        return t.to(DTYPES[dtype])
     if not bool(torch.isfinite(t).all()):
         raise WireError(f"{where} holds NaN or infinity, which no uint8 can carry. Training has probably diverged.")
     if t.numel() and float(t.abs().max()) > 1 + 1e-6:
@@ -453,13 +232,13 @@ class _Decoder:
                 return float(text)
             case {"t": int(i), **rest} if not rest:
                 return self.tensors[i]
-            case {"q": int(i), "as": str(dtype), **rest} if not rest and dtype in _DTYPES:
+            case {"q": int(i), "as": str(dtype), **rest} if not rest and dtype in DTYPES:
                 return _dequantise(self.tensors[i], dtype)
             case {"m": [int(first), list(names), list(buffers)], **rest} if rest.keys() <= {"as"}:
                 tensors = self.tensors[first : first + len(names)]
                 if "as" in rest:
                     sent_as = str(rest["as"])
-                    tensors = [_dequantise(t, sent_as) if t.dtype == _DTYPES[sent_as] else t for t in tensors]
+                    tensors = [_dequantise(t, sent_as) if t.dtype == DTYPES[sent_as] else t for t in tensors]
                 return State(zip(names, tensors, strict=True), buffers=[names[i] for i in buffers])
             case {"d": list(items), **rest} if not rest:
                 return {self._key(key): self.value(item) for key, item in items}
@@ -480,7 +259,7 @@ class _Decoder:
 
     @staticmethod
     def _record(name: str, values: dict[str, Any]) -> Record:
-        cls = _classes.get(name)
+        cls = class_named(name)
         if cls is None:
             raise ValueError(f"no class {name} is defined here")
         if values.keys() != cls.declared().keys():
@@ -567,3 +346,138 @@ def _check_type(value: Any, hint: Any, where: str) -> None:
     if not _fits(value, hint):
         name = getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)
         raise WireError(f"{where} is a {type(value).__name__}, declared as {name}.")
+
+
+def _walk(node: Any) -> Iterator[tuple[str, Any]]:
+    """All nodes of an encoded tree, as (what, node)."""
+    match node:
+        case {"t": int()} | {"q": int()}:
+            yield "tensor", node
+        case {"m": _}:
+            yield "state", node
+        case {"d": items}:
+            for key, item in items:
+                yield "key", key
+                yield from _walk(item)
+        case {"l": items} | {"u": items}:
+            for item in items:
+                yield from _walk(item)
+        case {"r": [_, fields]}:
+            for item in fields.values():
+                yield from _walk(item)
+        case _:
+            yield "plain", node
+
+
+def fields_of(head: Header) -> dict[str, Any]:
+    return head.tree["r"][1]
+
+
+def _plain_size(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool):
+        return 1
+    return len(value.encode()) if isinstance(value, str) else 8
+
+
+def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
+    """Bytes per field: payload (the papers' convention), buffers, and what really travelled for it.
+
+    What belongs to no field (the frame of the message, the table of tensors) stands under "(frame)".
+    """
+    length = {i: end - begin for i, (_, _, begin, end) in head.tensors.items()}
+    sizes: dict[str, dict[str, int]] = {}
+    for name, node in fields_of(head).items():
+        payload = buffers = wire = 0
+        for what, item in _walk(node):
+            if what == "tensor":
+                payload += length[item["t"] if "t" in item else item["q"]]
+            elif what == "state":
+                first, names, which = item["m"]
+                inside = sum(length[first + i] for i in which)
+                buffers += inside
+                payload += sum(length[first + i] for i in range(len(names))) - inside
+            else:
+                payload += _plain_size(item)
+                wire -= _plain_size(item)  # it travels in the tree, which is counted below
+        text = len(json.dumps(node, separators=(",", ":")).encode())
+        sizes[name] = {"payload": payload, "buffers": buffers, "wire": wire + payload + buffers + text}
+    sizes["(frame)"] = {"payload": 0, "buffers": 0, "wire": blob_size - sum(s["wire"] for s in sizes.values())}
+    return sizes
+
+
+def choices(tree: Any) -> Any:
+    """The parts of an encoded value that are no tensors: which layers, which classes. Tensors become their shape-less
+    place-holder None, states the list of their names."""
+    match tree:
+        case {"t": _} | {"q": _}:
+            return None
+        case {"m": [_, names, _]}:
+            return list(names)
+        case {"d": items}:
+            return {key: choices(item) for key, item in items}
+        case {"l": items} | {"u": items}:
+            return [choices(item) for item in items]
+        case {"r": [_, fields]}:
+            return {name: choices(item) for name, item in fields.items()}
+        case _:
+            return tree
+
+
+def class_of(tree: Any) -> str:
+    """The class id of an encoded record."""
+    return str(tree["r"][0])
+
+
+def node_of(tree: Any, field: str) -> Any:
+    """The encoded value of one field of an encoded record; None where it has no such field."""
+    return tree["r"][1].get(field)
+
+
+def names_of(tree: Any) -> list[str]:
+    """The fields of an encoded record."""
+    return sorted(tree["r"][1])
+
+
+def state_tensors(node: Any) -> set[int]:
+    """The numbers of the tensors that belong to model states."""
+    states = [item["m"] for what, item in _walk(node) if what == "state"]
+    return {first + i for first, names, _ in states for i in range(len(names))}
+
+
+def state_layout(node: Any) -> dict[str, int] | None:
+    """Where the value is one model state: the number of each named tensor. None where it is anything else."""
+    match node:
+        case {"m": [first, names, _]}:
+            return {name: first + i for i, name in enumerate(names)}
+    return None
+
+
+def value_of(node: Any, tensor: Callable[[int], Tensor], *, plain: bool = False) -> Any:
+    """The value of an encoded tree whose tensors are read when they are asked for: one field does not load the others.
+
+    `plain` gives dicts for records, for readers without the classes.
+    """
+    decoder = _Decoder(cast(Any, _Lazy(tensor)))
+    decoder.plain = plain
+    return decoder.value(node)
+
+
+def stored_tensor(dtype: str, shape: list[int], data: bytearray) -> Tensor:
+    """A tensor from its bytes, by the names that safetensors uses."""
+    if not data:
+        return torch.empty(shape, dtype=_STORED[dtype])
+    return torch.frombuffer(data, dtype=_STORED[dtype]).reshape(shape)
+
+
+class _Lazy:
+    """Reads a tensor when it is asked for: a field of one message does not load the others."""
+
+    def __init__(self, read: Any):
+        self.read = read
+
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            return [self.read(j) for j in range(i.start, i.stop)]
+        return self.read(i)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedaudit.errors import RunError
-from fedaudit.wire.codec import TENSOR_HEADER, Part, Size, as_size
+from fedaudit.wire.message import TENSOR_HEADER, Part, Size, as_size
 
 Key = tuple[str, str]  # ("up" or "down", "Message.field")
 NUMBER = 8  # bytes of an int or float field

@@ -17,103 +17,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 from torch import Tensor
 
 from fedaudit.errors import ThreatError, TranscriptError
-from fedaudit.wire.codec import Header, _Decoder
+from fedaudit.wire.codec import (
+    Header,
+    class_of,
+    names_of,
+    node_of,
+    state_layout,
+    state_tensors,
+    stored_tensor,
+    value_of,
+)
 
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
-}  # fmt: skip
 SERVER = "server"
 
 
 def party(k: int) -> str:
     return f"client {k}"
-
-
-# --- what stands in a field ------------------------------------------------------------------------------------
-
-
-def _walk(node: Any) -> Iterator[tuple[str, Any]]:
-    """All nodes of an encoded tree, as (what, node)."""
-    match node:
-        case {"t": int()} | {"q": int()}:
-            yield "tensor", node
-        case {"m": _}:
-            yield "state", node
-        case {"d": items}:
-            for key, item in items:
-                yield "key", key
-                yield from _walk(item)
-        case {"l": items} | {"u": items}:
-            for item in items:
-                yield from _walk(item)
-        case {"r": [_, fields]}:
-            for item in fields.values():
-                yield from _walk(item)
-        case _:
-            yield "plain", node
-
-
-def fields_of(head: Header) -> dict[str, Any]:
-    return head.tree["r"][1]
-
-
-def _plain_size(value: Any) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, bool):
-        return 1
-    return len(value.encode()) if isinstance(value, str) else 8
-
-
-def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
-    """Bytes per field: payload (the papers' convention), buffers, and what really travelled for it.
-
-    What belongs to no field (the frame of the message, the table of tensors) stands under "(frame)".
-    """
-    length = {i: end - begin for i, (_, _, begin, end) in head.tensors.items()}
-    sizes: dict[str, dict[str, int]] = {}
-    for name, node in fields_of(head).items():
-        payload = buffers = wire = 0
-        for what, item in _walk(node):
-            if what == "tensor":
-                payload += length[item["t"] if "t" in item else item["q"]]
-            elif what == "state":
-                first, names, which = item["m"]
-                inside = sum(length[first + i] for i in which)
-                buffers += inside
-                payload += sum(length[first + i] for i in range(len(names))) - inside
-            else:
-                payload += _plain_size(item)
-                wire -= _plain_size(item)  # it travels in the tree, which is counted below
-        text = len(json.dumps(node, separators=(",", ":")).encode())
-        sizes[name] = {"payload": payload, "buffers": buffers, "wire": wire + payload + buffers + text}
-    sizes["(frame)"] = {"payload": 0, "buffers": 0, "wire": blob_size - sum(s["wire"] for s in sizes.values())}
-    return sizes
-
-
-def choices(tree: Any) -> Any:
-    """The parts of an encoded value that are no tensors: which layers, which classes. Tensors become their shape-less
-    place-holder None, states the list of their names."""
-    match tree:
-        case {"t": _} | {"q": _}:
-            return None
-        case {"m": [_, names, _]}:
-            return list(names)
-        case {"d": items}:
-            return {key: choices(item) for key, item in items}
-        case {"l": items} | {"u": items}:
-            return [choices(item) for item in items]
-        case {"r": [_, fields]}:
-            return {name: choices(item) for name, item in fields.items()}
-        case _:
-            return tree
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -153,13 +76,7 @@ class TranscriptWriter:
 
     def message(self, blob: bytes, head: Header, **facts: Any) -> dict[str, Any]:
         """Record one message; returns its row. `facts`: round, ask, fn, from, to, direction, fields, ..."""
-        weights = {
-            item["m"][0] + i
-            for node in fields_of(head).values()
-            for what, item in _walk(node)
-            if what == "state"
-            for i in range(len(item["m"][1]))
-        }
+        weights = state_tensors(head.tree)
         view = memoryview(blob)
         tensors = []
         for i in range(len(head.tensors)):
@@ -281,31 +198,34 @@ class Entry:
         """Per field: payload, buffers and wire bytes, role, kind, via, unit, and the protection it had."""
         return self._visible("fields")
 
+    @property
+    def class_id(self) -> str:
+        """The class of the message, as the codec names it."""
+        return class_of(self._visible("tree"))
+
     def kinds(self) -> set[str]:
         return {f["kind"] for f in self.fields.values() if f.get("kind")}
 
     def __getitem__(self, field: str) -> Any:
-        tree = self._visible("tree")["r"][1]
-        if field not in tree:
-            raise TranscriptError(f"{self.message} has no field {field!r}; it has {', '.join(sorted(tree))}.")
-        decoder = _Decoder(_Lazy(self._tensor))  # type: ignore[arg-type]
-        decoder.plain = True
-        return decoder.value(tree[field])
+        tree = self._visible("tree")
+        if field not in names_of(tree):
+            raise TranscriptError(f"{self.message} has no field {field!r}; it has {', '.join(names_of(tree))}.")
+        return value_of(node_of(tree, field), self._tensor, plain=True)
 
     def record(self) -> Any:
         """The whole message, as an instance of its class."""
-        return _Decoder(_Lazy(self._tensor)).value(self._visible("tree"))  # type: ignore[arg-type]
+        return value_of(self._visible("tree"), self._tensor)
 
     def state_shapes(self, field: str) -> dict[str, tuple[int, ...]] | None:
         """Names and shapes where the field is one model state; None where it is anything else. Reads no content."""
-        match self._visible("tree")["r"][1][field]:
-            case {"m": [first, names, _]}:
-                return {name: tuple(self.row["tensors"][first + i][1]) for i, name in enumerate(names)}
-        return None
+        layout = state_layout(node_of(self._visible("tree"), field))
+        if layout is None:
+            return None
+        return {name: tuple(self.row["tensors"][i][1]) for name, i in layout.items()}
 
     def kept(self, field: str) -> bool:
         """Whether the content is still there: of model states, only the last rounds' are kept."""
-        stored = any(what == "state" for what, _ in _walk(self._visible("tree")["r"][1][field]))
+        stored = state_tensors(node_of(self._visible("tree"), field))
         return not stored or (self.folder / f"{self.round:06d}.weights.pack").exists()
 
     def _visible(self, key: str) -> Any:
@@ -325,21 +245,7 @@ class Entry:
             data = bytearray(file.read(size))
         if xxhash.xxh3_128_hexdigest(data) != digest:
             raise TranscriptError(f"{path} is damaged at byte {offset}: the checksum does not match.")
-        if not size:
-            return torch.empty(shape, dtype=_DTYPES[dtype])
-        return torch.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
-
-
-class _Lazy:
-    """Reads a tensor when it is asked for: a field of one message does not load the others."""
-
-    def __init__(self, read: Any):
-        self.read = read
-
-    def __getitem__(self, i: int | slice) -> Any:
-        if isinstance(i, slice):
-            return [self.read(j) for j in range(i.start, i.stop)]
-        return self.read(i)
+        return stored_tensor(dtype, shape, data)
 
 
 class Transcript:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedaudit.attack.membership import auc, by_group, clopper_pearson, membership_scores
+from fedaudit.attack.membership import auc, by_group, membership_scores
 from fedaudit.errors import ContractError, SettingError
+from fedaudit.stats import clopper_pearson
 
 
 def toy(n1: int, n0: int, shift: float, seed: int = 0, decimals: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedaudit import run
+from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.one_run import _claims, audit_run, pairs
-from fedaudit.attack.scene import attack_run
 from fedaudit.data import Dataset, federate, load
 from fedaudit.errors import DataError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger, Entry

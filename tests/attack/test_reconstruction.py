@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import fedaudit
 from fedaudit.attack import reconstruction as inversion
-from fedaudit.attack.scene import Scene, _candidates, attack_run, made
-from fedaudit.attack.score import Attacked, Reconstructions
+from fedaudit.attack.attack_run import _candidates, attack_run, made
+from fedaudit.attack.claims import Attacked, Reconstructions
+from fedaudit.attack.scene import Scene
 from fedaudit.attack.similarity import PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
 from fedaudit.attacks import gradient_match as gm
 from fedaudit.attacks._invert import Inverter, same_noise, total_variation
@@ -25,7 +26,7 @@ from fedaudit.data import load
 from fedaudit.data.datasets import to_float
 from fedaudit.errors import ContractError, DataError, RunError
 from fedaudit.rng import generator, seeded
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.training import models
 
 # --- how alike two images are ---------------------------------------------------------------------------------------

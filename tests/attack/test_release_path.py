@@ -15,8 +15,8 @@ from fedaudit.cli.listing import summary
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
-from fedaudit.runtime.runner import RunFolder
 
 
 class Ask(Down):

@@ -11,11 +11,12 @@ from torch.nn.functional import cross_entropy
 
 import fedaudit.attack.replay
 from fedaudit import Down, Method, Record, State, Up, adam, ce, private, run, sgd, state_of
+from fedaudit.attack.attack_run import _candidates
 from fedaudit.attack.replay import downloads, replay
-from fedaudit.attack.scene import Scene, _candidates
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import last_upload
 from fedaudit.errors import ThreatError
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import World
 from fedaudit.training import models
 from fedaudit.training.stack import Job, fit_together, why_not

@@ -7,10 +7,12 @@ import torch
 from scipy import stats as scipy_stats
 
 import fedaudit
-from fedaudit.attack.scene import Scene, attack_run, made
-from fedaudit.attack.score import Attacked, Claims, Histogram, score
+from fedaudit.attack.attack_run import attack_run, made
+from fedaudit.attack.claims import Attacked, Claims, Histogram
+from fedaudit.attack.scene import Scene
+from fedaudit.attack.score import score
 from fedaudit.errors import ContractError, SettingError, ThreatError
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.stats import student_t
 
 

@@ -12,8 +12,9 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from fedaudit import run
+from fedaudit.attack.attack_run import _candidates, attack_run
 from fedaudit.attack.membership import membership_scores
-from fedaudit.attack.scene import Scene, _candidates, attack_run
+from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import Shadows, draw, fill, last_upload, log_rest, records, target_model
 from fedaudit.attacks.entropy import entropy
 from fedaudit.attacks.label_only import LabelOnly
@@ -24,7 +25,7 @@ from fedaudit.attacks.rmia import RMIA, dominated, finer
 from fedaudit.attacks.shadow import ShadowModels
 from fedaudit.errors import SettingError, ThreatError
 from fedaudit.registry import find, names
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import World
 
 QUERY = ("loss", "entropy", "modified_entropy", "label_only")

@@ -12,15 +12,17 @@ from torch import Tensor
 
 import fedaudit
 from fedaudit import Down, Method, Record, Up, private
+from fedaudit.attack.attack_run import attack_run
+from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import auc, auc_difference
-from fedaudit.attack.scene import Scene, attack_run
-from fedaudit.attack.score import Attacked, Claims, Groups, learned
+from fedaudit.attack.scene import Scene
+from fedaudit.attack.score import learned
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.attacks import embedding_match, logit_gap, logit_lira, update_alignment
 from fedaudit.attacks._view import confidence, inputs_of, nearest, received, uploaded
 from fedaudit.registry import find
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
-from fedaudit.runtime.runner import RunFolder
 from fedaudit.runtime.world import World
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5, "holdout": 0.45, "validation": 0.05}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.method import Party
+from fedaudit.runtime.party import Party
 
 DIGITS: dict[str, Any] = {"shape": (1, 8, 8), "classes": 10}
 

@@ -23,7 +23,8 @@ from fedaudit import (
     state_of,
     weighted_mean,
 )  # fmt: skip
-from fedaudit.attack.scene import Attack, Claims
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack
 
 
 def ce(f, x, y):

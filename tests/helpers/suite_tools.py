@@ -21,7 +21,8 @@ import pytest
 from outside import Averages, Margin
 
 from fedaudit import read_record
-from fedaudit.attack.scene import Attack, Claims
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack
 from fedaudit.suite import scheduler as auditing
 
 TIMES = ("started", "finished", "timings", "peak_rss_bytes", "peak_gpu_bytes", "wall_s")

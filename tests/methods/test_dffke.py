@@ -20,11 +20,11 @@ from fedaudit.methods._decoder import Decoder, decode, decoder_loss, decoder_siz
 from fedaudit.methods._docking import Docking, alignment, z
 from fedaudit.methods.dffke import DFFKE, Unified
 from fedaudit.methods.fke import FKE, outputs, reached, student_first, teacher_first
-from fedaudit.runtime.runner import RunFolder
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.training.models import count
-from fedaudit.wire.codec import Size, State, state_of
 from fedaudit.wire.codec import decode as decode_record
+from fedaudit.wire.message import Size, State, state_of
 from fedaudit.wire.traffic import Plan
 from fedaudit.wire.transcript import Transcript
 

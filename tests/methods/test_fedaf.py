@@ -500,7 +500,7 @@ def test_condensation_brings_the_means_together(method, tiny):
 @pytest.mark.parametrize("name", ["fedaf", "feddm"])
 def test_on_a_gpu_nothing_waits_and_bits_repeat(name, tiny, tmp_path, monkeypatch):
     """The recorded step: no host synchronisation inside `optimise`, and the same run twice gives the same bits."""
-    from fedaudit.runtime.method import Party
+    from fedaudit.runtime.party import Party
 
     optimise = Party.optimise
 

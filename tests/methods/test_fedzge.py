@@ -18,7 +18,7 @@ from fedaudit.methods.fedzge import FedZGE, Generator
 from fedaudit.methods.mhat import MHAT
 from fedaudit.runtime.runner import run
 from fedaudit.training import models
-from fedaudit.wire.codec import Size, as_size
+from fedaudit.wire.message import Size, as_size
 from fedaudit.wire.traffic import NUMBER, Plan
 from fedaudit.wire.transcript import Transcript
 

@@ -67,7 +67,7 @@ def test_adam_takes_a_momentum_of_zero():
 @pytest.mark.parametrize("values", [{"momentum": 0.9}, {"weight_decay": 0.5}, {"opt": "adam"}], ids=str)
 def test_every_method_trains_with_it(name, values, monkeypatch, tiny, tmp_path):
     """What client.fit is given is the optimiser of the settings, at the method's own learning rate."""
-    from fedaudit.runtime.method import Party
+    from fedaudit.runtime.party import Party
     from fedaudit.training.fit import fit as real
 
     seen = []

@@ -7,7 +7,7 @@ import pytest
 from fedaudit import run
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.policy import Policy, parse_policy, read_policies
-from fedaudit.wire.codec import KINDS
+from fedaudit.wire.message import KINDS
 
 
 def test_command_line_form():

@@ -106,7 +106,7 @@ def test_resume_of_a_finished_run_changes_nothing(tiny, tmp_path):
 
 
 def test_only_one_process_at_a_time(tiny, tmp_path):
-    from fedaudit.runtime.runner import _locked
+    from fedaudit.runtime.folder import _locked
 
     with _locked(tmp_path / "a"), pytest.raises(RunError, match="Another process is running"):
         run(tiny("local"), out=tmp_path / "a")
@@ -226,7 +226,7 @@ def test_timings_and_flops(tiny, tmp_path):
 
 
 def test_attacks_survive_what_happens_to_the_run(tiny, tmp_path):
-    from fedaudit.attack.scene import attack_run
+    from fedaudit.attack.attack_run import attack_run
 
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     attack_run(tmp_path / "a", attacks=["loss"])
@@ -237,7 +237,7 @@ def test_attacks_survive_what_happens_to_the_run(tiny, tmp_path):
 
 def test_an_attacker_does_not_get_the_seed(tiny, tmp_path):
     from fedaudit.attack.scene import Scene
-    from fedaudit.runtime.runner import RunFolder
+    from fedaudit.runtime.folder import RunFolder
 
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     folder = RunFolder(tmp_path / "a")
@@ -249,7 +249,7 @@ def test_candidates_are_exchangeable(tmp_path):
     """Records sorted by class, more non-members than members: the labels alone must tell nothing."""
     import numpy as np
 
-    from fedaudit.attack.scene import _candidates
+    from fedaudit.attack.attack_run import _candidates
     from fedaudit.runtime.world import World
 
     x = np.random.default_rng(0).integers(0, 255, (2000, 8, 8), dtype=np.uint8)
@@ -303,7 +303,7 @@ def test_plausible_mistakes_are_no_tracebacks(words, message, tiny, tmp_path):
 
 
 def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
-    from fedaudit.attack.scene import attack_run
+    from fedaudit.attack.attack_run import attack_run
 
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     (result,) = attack_run(tmp_path / "a", attacks=["loss"], threat="peer:0", clients=[0])

@@ -13,7 +13,7 @@ from suite_tools import comparable, nursery_at, quick  # noqa: F401 (fixtures)
 from fedaudit import read_record, run
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.registry import find
-from fedaudit.runtime.runner import folder_name
+from fedaudit.runtime.folder import folder_name
 from fedaudit.setting import Setting
 from fedaudit.suite import scheduler as auditing
 from fedaudit.suite.cell import Cell, carry_out, look, missing
@@ -134,7 +134,7 @@ def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_a
 
 
 def test_an_attack_counts_for_its_transcript_its_settings_and_all_clients(tmp_path):
-    from fedaudit.attack.scene import attack_run
+    from fedaudit.attack.attack_run import attack_run
 
     setting = Setting.make(**SMALL)
     cell = Cell(tmp_path / "a", setting, ["suite_tools:Scaled"], ["server"])

@@ -9,8 +9,9 @@ import torch
 
 from fedaudit.attack.replay import replay
 from fedaudit.errors import RunError, SettingError, ThreatError
+from fedaudit.runtime.folder import RunFolder, folder_name
 from fedaudit.runtime.run_record import read_record
-from fedaudit.runtime.runner import RunFolder, folder_name, run
+from fedaudit.runtime.runner import run
 from fedaudit.runtime.start import first_setting
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Setting

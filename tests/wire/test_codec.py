@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedaudit import Down, Record, Size, State, Up, load, private, public, relay, state_of
 from fedaudit.errors import ContractError, WireError
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header, size_of
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
+from fedaudit.wire.message import size_of
 
 DTYPES = [
     torch.float32,

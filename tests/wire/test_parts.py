@@ -8,7 +8,7 @@ from torch import nn
 
 from fedaudit import load, state_of
 from fedaudit.errors import ContractError
-from fedaudit.wire.codec import model_size
+from fedaudit.wire.message import model_size
 
 
 def net():

@@ -1,0 +1,14 @@
+"""Forward passes over more rows than fit into memory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def in_chunks(fixed: Callable[[Tensor], Tensor], x: Tensor, size: int = 500) -> Tensor:
+    """What `fixed` makes of the rows of x, in pieces that fit into memory."""
+    return torch.cat([fixed(part) for part in x.split(size)])

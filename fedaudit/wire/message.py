@@ -1,0 +1,263 @@
+"""Records and messages: frozen, typed trees of tensors, model states, numbers and short strings.
+
+A message is a record that crosses the wire, `Down` (server to client) or `Up` (client to server). The author of an `Up`
+message says of each field whether it was computed from private data, and how: see `private` and `public`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, TypeVar, cast, dataclass_transform, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.errors import ContractError, WireError, unknown
+
+KINDS = frozenset({
+    "weights", "gradients", "layers", "statistics", "embeddings", "labels", "logits", "soft_labels", "prototypes",
+    "label_counts", "count", "synthetic_images",
+})  # fmt: skip
+
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
+
+
+Dtype = Literal["float16", "bfloat16", "uint8"]
+
+
+Via = Literal["data", "model", "released"]
+
+
+Unit = Literal["record", "client"]
+
+
+Depends = Literal["record", "all", "class", "histogram", "range"]
+
+
+class State(dict[str, Tensor]):
+    """A model's parameters and buffers by name. It remembers which are buffers: papers count parameters only."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = (), buffers: Iterable[str] = ()):
+        super().__init__(tensors)
+        self.buffers = frozenset(buffers) & self.keys()
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: t for name, t in self.items() if name not in self.buffers}
+
+
+Part = Callable[[nn.Module], Collection[str]]  # the names of those tensors of a model that travel
+
+
+def state_of(model: nn.Module, part: Part | None = None) -> State:
+    """A copy of the model's state, or of a part of it: later training does not reach it."""
+    parameters = dict(model.named_parameters())
+    names = None if part is None else part(model)
+    tensors = {n: t.detach().clone() for n, t in model.state_dict().items() if names is None or n in names}
+    return State(tensors, buffers=tensors.keys() - parameters.keys())
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
+    """Put `state` into `model`, or into a part of it (copied, never aliased), and return the model."""
+    try:
+        if part is not None and (wrong := set(part(model)) ^ state.keys()):
+            raise RuntimeError(f"{', '.join(sorted(wrong))} on one side only")
+        model.load_state_dict({**model.state_dict(), **state} if part is not None else state, strict=True)
+    except RuntimeError as e:
+        raise ContractError(
+            f"A state does not fit the model {getattr(model, 'arch', type(model).__name__)!r}: {e}. "
+            "Send it to a client of the same architecture (server.arch(k)), or load the layers one by one."
+        ) from e
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What the author of a message says about one of its fields."""
+
+    role: Literal["private", "public", "relay"]
+    kind: str | None = None
+    via: Via | None = None
+    unit: Unit | None = None
+    depends: Depends | None = None
+    dtype: Dtype | None = None
+    finite: bool = True
+
+
+def _kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise ContractError(unknown("kind of release", kind, KINDS))
+    return kind
+
+
+def private(
+    kind: str,
+    *,
+    via: Via,
+    unit: Unit,
+    depends: Depends | None = None,
+    dtype: Dtype | None = None,
+    finite: bool = True,
+) -> Any:
+    """A release: computed from the client's private data, directly (`via="data"`) or through its model only, or from
+    what `client.protect` gave back (`via="released"`: post-processing).
+
+    `unit="record"` promises one row per record on dimension 0. `depends` says how rows depend on records where the
+    kind and unit do not tell (see fedaudit.privacy.mechanism). `dtype` is what travels, applied after the noise;
+    `uint8` takes values in [-1, 1], the range of images.
+    """
+    if via not in get_args(Via) or unit not in get_args(Unit):
+        raise ContractError(f"private({kind!r}): via is one of {get_args(Via)}, unit one of {get_args(Unit)}.")
+    if depends is not None and depends not in get_args(Depends):
+        raise ContractError(unknown(f"depends of private({kind!r})", depends, get_args(Depends)))
+    if dtype is not None and dtype not in DTYPES:
+        raise ContractError(unknown(f"dtype of private({kind!r})", dtype, DTYPES))
+    return dataclasses.field(metadata={"declared": Declared("private", _kind(kind), via, unit, depends, dtype, finite)})
+
+
+def public(*, finite: bool = True) -> Any:
+    """Not computed from private data: a bit-for-bit test holds every method to it."""
+    return dataclasses.field(metadata={"declared": Declared("public", finite=finite)})
+
+
+def relay(kind: str, *, dtype: Dtype | None = None, finite: bool = True) -> Any:
+    """In a `Down` message: another client's release, passed on. It costs no more, but more parties see it."""
+    return dataclasses.field(metadata={"declared": Declared("relay", _kind(kind), dtype=dtype, finite=finite)})
+
+
+_classes: dict[str, type[Record]] = {}
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(private, public, relay))
+class Record:
+    """Base of everything that is sent or kept. A subclass is a frozen dataclass; it needs no decorator."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
+        cls._check_declarations()
+        _classes[cls.class_id()] = cls
+
+    @classmethod
+    def _check_declarations(cls) -> None:
+        for name, declared in cls.declared().items():
+            if declared is not None and not issubclass(cls, Up | Down):
+                raise ContractError(f"{cls.__name__}.{name}: only fields of Up and Down messages are declared.")
+
+    @classmethod
+    def declared(cls) -> dict[str, Declared | None]:
+        return {f.name: f.metadata.get("declared") for f in dataclasses.fields(cast(Any, cls))}
+
+    @classmethod
+    def class_id(cls) -> str:
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_named(class_id: str) -> type[Record] | None:
+    """The class that calls itself so in an encoded record; None where the running program has none."""
+    return _classes.get(class_id)
+
+
+def message_classes(module: str) -> list[type[Record]]:
+    """The record classes that a module defined or imported messages from, nearest first."""
+    own = [cls for cls in _classes.values() if cls.__module__ == module]
+    return own + [cls for cls in _classes.values() if cls.__module__ != module]
+
+
+class Up(Record):
+    """A message from a client to the server. Each field says whether it was computed from private data."""
+
+    @classmethod
+    def _check_declarations(cls) -> None:
+        for name, declared in cls.declared().items():
+            if declared is None or declared.role == "relay":
+                raise ContractError(
+                    f"{cls.__name__}.{name} leaves a client undeclared. Write `{name}: ... = private(kind, via=..., "
+                    "unit=...)` if it was computed from private data, `= public()` if it was not."
+                )
+
+
+class Down(Record):
+    """A message from the server to a client. A field that passes on what another client sent is a `relay`."""
+
+    @classmethod
+    def _check_declarations(cls) -> None:
+        for name, declared in cls.declared().items():
+            if declared is not None and declared.role == "private":
+                raise ContractError(
+                    f"{cls.__name__}.{name}: the server has no private data. Use relay(kind) or nothing."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Bytes of a field. `payload`: elements x element size without buffers, as papers count; `buffers` beside it.
+
+    `header` is what names and shapes cost on the wire: an estimate for planning, never compared.
+    """
+
+    payload: int = 0
+    buffers: int = 0
+    header: int = dataclasses.field(default=0, compare=False)
+
+    def __add__(self, other: Size | int) -> Size:
+        other = as_size(other)
+        return Size(self.payload + other.payload, self.buffers + other.buffers, self.header + other.header)
+
+    __radd__ = __add__  # sum() starts from 0
+
+    def __mul__(self, times: int) -> Size:
+        return Size(self.payload * times, self.buffers * times, self.header * times)
+
+    __rmul__ = __mul__
+
+
+FRAME = 160  # bytes of a message around its fields, about
+
+
+TENSOR_HEADER = 70  # bytes that describe one tensor, about
+
+
+def model_size(model: nn.Module, part: Part | None = None) -> Size:
+    """A whole model, or a part of it, as `state_of` sends it. Works on the meta device."""
+    names = None if part is None else part(model)
+    tensors = {name: t for name, t in model.state_dict().items() if names is None or name in names}
+    bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
+    payload = sum(bytes_of[name] for name, _ in model.named_parameters() if name in bytes_of)
+    header = sum(TENSOR_HEADER + len(name) + 5 for name in tensors)
+    return Size(payload, sum(bytes_of.values()) - payload, header)
+
+
+def as_size(size: Size | int) -> Size:
+    return size if isinstance(size, Size) else Size(int(size))
+
+
+def size_of(value: Any) -> Size:
+    """Tensors: elements x element size. Numbers: 8 bytes, truth values 1, strings their UTF-8 length."""
+    match value:
+        case None:
+            return Size()
+        case Tensor():
+            return Size(value.numel() * value.element_size())
+        case State():
+            every = {name: t.numel() * t.element_size() for name, t in value.items()}
+            buffers = sum(every[name] for name in value.buffers)
+            return Size(sum(every.values()) - buffers, buffers)
+        case bool():
+            return Size(1)
+        case int() | float():
+            return Size(8)
+        case str():
+            return Size(len(value.encode()))
+        case Mapping():
+            return sum((size_of(k) + size_of(v) for k, v in value.items()), Size())
+        case list() | tuple():
+            return sum((size_of(v) for v in value), Size())
+        case Record():
+            return sum((size_of(getattr(value, name)) for name in value.declared()), Size())
+    raise WireError(f"{type(value).__name__} has no size on the wire.")
