@@ -41,7 +41,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedaudit import Client, Method, sgd
@@ -169,20 +168,27 @@ class Sampled:
     """A copy `f` of a received model w, to be evaluated at other weights in each step.
 
     All its parameters are views of one vector, so that fresh weights cost a few operations and not some for each layer.
+    On a GPU convolutions keep the channels of a weight next to each other (`channels_last`), and so of what comes out:
+    that is how its fast kernels want them, and nothing is turned round between layers.
     """
 
-    def __init__(self, model: Net, norm: Norm = "frozen"):
+    def __init__(self, model: Net, norm: Norm = "frozen", channels_last: bool | None = None):
         self.f = copy.deepcopy(model).eval().requires_grad_(False)
         self.norm = norm
         if norm == "joint":
             for m in self.f.modules():
                 if isinstance(m, _BatchNorm):
                     m.train().momentum = 0.0  # the batch's statistics; those received are not touched
-        self.now = parameters_to_vector(self.f.parameters())
-        vector_to_parameters(self.now, self.f.parameters())
+        parameters = list(self.f.parameters())
+        last = parameters[0].is_cuda if channels_last is None else channels_last
+        stored = [p.detach().permute(0, 2, 3, 1) if last and p.dim() == 4 else p.detach() for p in parameters]
+        self.now = torch.cat([p.flatten() for p in stored])
+        for p, part, as_stored in zip(parameters, self.now.split([p.numel() for p in stored]), stored, strict=True):
+            view = part.view(as_stored.shape)
+            p.data = view.permute(0, 3, 1, 2) if last and p.dim() == 4 else view
         self.w = self.now.clone()
-        middle, width = zip(*(_initial(self.f)[id(p)] for p in self.f.parameters()), strict=True)
-        sizes = torch.tensor([p.numel() for p in self.f.parameters()])
+        middle, width = zip(*(_initial(self.f)[id(p)] for p in parameters), strict=True)
+        sizes = torch.tensor([p.numel() for p in parameters])
         self.middle = torch.tensor(middle).repeat_interleave(sizes).to(self.w)
         self.width = torch.tensor(width).repeat_interleave(sizes).to(self.w)
 

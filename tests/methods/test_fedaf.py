@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -243,6 +244,35 @@ def test_fresh_weights_are_distributed_as_a_new_network(arch):
         if p.numel() >= 100:
             assert q.std().item() == pytest.approx(p.std().item(), rel=0.25, abs=1e-7), name
             assert q.abs().max().item() == pytest.approx(p.abs().max().item(), rel=0.05), name
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_weights_order_in_memory_changes_no_number(last):
+    """f at gamma = 1 is the received model, however its weights are stored, and still at other weights afterwards."""
+    net = trained_net("cnn_bn")
+    x = torch.randn(5, 1, 8, 8)
+    sampled = Sampled(net, channels_last=last)
+    assert sampled.f.encoder.conv2.weight.is_contiguous(memory_format=torch.channels_last) is last
+    sampled.interpolate(0.5)
+    with torch.no_grad():
+        assert torch.allclose(sampled.interpolate(1.0)(x), net(x), atol=1e-5)
+        assert not torch.allclose(sampled.interpolate(0.9)(x), net(x), atol=1e-2)
+
+
+@pytest.mark.parametrize("arch", ["cnn_bn", "convnet"])
+def test_how_batch_norm_behaves(arch):
+    """Frozen: each row alone, the received statistics. Joint: the batch's, in one pass, as a network in training mode;
+    the received statistics stay."""
+    net = trained_net(arch)
+    x = torch.randn(300, 1, 8, 8)  # more than one chunk
+    frozen, joint = Sampled(net), Sampled(net, "joint")
+    assert torch.allclose(frozen.real(x)[:2], net.encode(x[:2]), atol=1e-5)
+    assert not torch.allclose(joint.real(x)[:2], joint.real(x[:2]), atol=1e-2)
+    before = joint.f.encoder.bn1.running_mean.clone()
+    together = copy.deepcopy(net).train().encode(x)
+    assert torch.allclose(joint.real(x), together, atol=1e-5)
+    assert torch.equal(joint.f.encoder.bn1.running_mean, before)
+    assert not joint.real(x).requires_grad
 
 
 def test_feddm_perturbs_to_the_surface_of_the_ball():
