@@ -33,6 +33,9 @@ class Setting(Frozen):
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's records that choose the round")
     aux: float = Field(0.1, ge=0, lt=1, description="share of all records that no client holds: the attackers'")
     public: float = Field(0.0, ge=0, lt=1, description="share of all records that everybody holds: a transfer set")
+    public_dataset: str | None = Field(
+        None, description="take the transfer set from another data set, without labels (public: a share of it; 0: all)"
+    )
     canaries: int = Field(
         0, ge=0, description="pairs of mislabelled records, one of each trained on: for epsilon audit"
     )

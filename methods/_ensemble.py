@@ -1,4 +1,4 @@
-"""What FedZGE, MHAT and DS-FL share: outputs of many models made into one teacher, and learning from a teacher.
+"""What FedZGE, MHAT and DS-FL share: messages, outputs of many models made into one teacher, and learning from it.
 
 Equation numbers are those of Ma, Wang and Zhang, AAAI 2025 (see fedzge.py).
 """
@@ -12,12 +12,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import Up, kl
+from fedaudit import Down, Record, Server, State, Up, kl, state_of
 from fedaudit.errors import ContractError
+
+
+class Auxiliary(Down):
+    """A batch of the auxiliary set; the labels where a method uses them and they are of the task."""
+
+    x_p: Tensor
+    y_p: Tensor | None
 
 
 class Distilled(Up):
     """A client has learned from the ensemble; there is nothing to say about it."""
+
+
+class Walked(Record):
+    """The server's state where an auxiliary set is used."""
+
+    theta: State  # global model f
+    order: Tensor  # in which the auxiliary set is walked through
+
+
+def set_out(server: Server) -> Walked:
+    """Before the first round."""
+    n = len(server.public[0])
+    return Walked(state_of(server.model()), torch.randperm(n, generator=server.rng("order"), device=server.device))
 
 
 @contextmanager

@@ -10,23 +10,44 @@ Outputs on an unlabelled auxiliary set travel instead of models. Left open or co
   has the same size. `aggregate = "sa"` is the plain average.
 - FedZGE gives no settings for its baselines; they get FedZGE's own (E_k, E'_k, E, batch sizes, Adam), so that the
   methods differ in nothing else. T = 0.1 is DS-FL's. Optimisers start anew in each round.
-- FedZGE's auxiliary set is another data set (CIFAR-100 for CIFAR-10). Here it is the setting's `public` share of the
-  same data, its labels unread: an easier task.
+- FedZGE's auxiliary set is another data set (CIFAR-100 for CIFAR-10): the setting `public_dataset`. Without it, it is
+  the `public` share of the same data, its labels unread: an easier task.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedaudit import NUMBER, Down, Method, Record, State, Up, adam, ce, load, private, register, state_of
-from fedaudit.methods._ensemble import auxiliary, ensemble, imitate, predict
-
-
-class OpenBatch(Down):
-    x_p: Tensor
+from fedaudit import (
+    NUMBER,
+    Client,
+    Cohort,
+    Down,
+    Method,
+    Plan,
+    Server,
+    Size,
+    Up,
+    adam,
+    ce,
+    load,
+    private,
+    register,
+    state_of,
+)
+from fedaudit.methods._ensemble import (
+    Auxiliary,
+    Distilled,
+    Walked,
+    auxiliary,
+    ensemble,
+    imitate,
+    predict,
+    set_out,
+)
 
 
 class SoftLabels(Up):
@@ -36,15 +57,6 @@ class SoftLabels(Up):
 
 class GlobalLabels(Down):
     p: Tensor  # made from all clients' releases; nobody's own
-
-
-class Distilled(Up):
-    pass
-
-
-class Learned(Record):
-    theta: State
-    order: Tensor  # in which the auxiliary set is walked through
 
 
 @register("dsfl")
@@ -63,44 +75,43 @@ class DSFL(Method):
     quick: ClassVar = {"E_k": 1, "B_k": 32, "E_prime": 1, "E": 2, "B": 32}
     presets: ClassVar = {name: {"B": 500, "E_k": 10, "E_prime": 10, "E": 10} for name in ("cifar10", "cifar100")}
 
-    def init(self, server):
-        n = len(server.public[0])
-        return Learned(state_of(server.model()), torch.randperm(n, generator=server.rng("order"), device=server.device))
+    def init(self, server: Server) -> Walked:
+        return set_out(server)
 
-    def round(self, s, server, cohort):
+    def round(self, s: Walked, server: Server, cohort: Cohort) -> Walked:
         x_p = server.public[0][auxiliary(s.order, server.t, min(self.B, len(s.order)))]
-        replies = cohort.ask(self.update_and_predict, OpenBatch(x_p))
+        replies: dict[int, Any] = cohort.ask(self.update_and_predict, Auxiliary(x_p, None))
         p = self.era({k: r.p for k, r in replies.items()}, {k: r.N or 1 for k, r in replies.items()})
         f = load(server.model(), s.theta)
         server.fit(f, imitate, (x_p, p), epochs=self.E, batch=len(x_p), opt=adam(self.eta))
         cohort.ask(self.distillation, GlobalLabels(p))
-        return Learned(state_of(f), s.order)
+        return Walked(state_of(f), s.order)
 
-    def era(self, p, N):
+    def era(self, p: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
         """softmax(mean_k p_k / T): lower entropy than the mean itself where T is small enough."""
         mean = ensemble(p, N)
         return (mean / self.T).softmax(-1) if self.aggregate == "era" else mean
 
-    def update_and_predict(self, client, msg):  # on client k
+    def update_and_predict(self, client: Client, msg: Auxiliary) -> SoftLabels:  # on client k
         client.fit(ce, epochs=self.E_k, batch=self.B_k, opt=adam(self.eta_k))  # FedZGE, Eq. 1
         client.memory["x_p"] = msg.x_p
         N = len(client) if self.weights == "samples" else None
         return SoftLabels(predict(client.model, msg.x_p).softmax(-1), N)
 
-    def distillation(self, client, msg):  # on client k, in the same round
+    def distillation(self, client: Client, msg: GlobalLabels) -> Distilled:  # on client k, in the same round
         x_p = client.memory.pop("x_p")
         client.fit(imitate, (x_p, msg.p), epochs=self.E_prime, batch=self.B_k, opt=adam(self.eta_k))
         return Distilled()
 
-    def predictor(self, s, server):
+    def predictor(self, s: Walked, server: Server) -> nn.Module:
         return load(server.model(), s.theta)
 
-    def traffic(self, plan):  # FedZGE, Table 8
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:  # FedZGE, Table 8
         rows = min(self.B, plan.public) if plan.public else self.B
         p = plan.tensor(rows, plan.classes)
         numbers = NUMBER if self.weights == "samples" else 0
         return {
-            ("down", "OpenBatch.x_p"): plan.tensor(rows, *plan.shape) * len(plan.asked(0)),
+            ("down", "Auxiliary.x_p"): plan.tensor(rows, *plan.shape) * len(plan.asked(0)),
             ("up", "SoftLabels.p"): p * len(plan.replied(0)),
             ("up", "SoftLabels.N"): numbers * len(plan.replied(0)),
             ("down", "GlobalLabels.p"): p * len(plan.asked(1)),

@@ -46,7 +46,7 @@ class Scene:
     @property
     def public(self) -> Tensor | None:
         """The images of the public transfer set, which everybody holds; None where the setting has none."""
-        return self._world.public()[0] if self._world.setting.public else None
+        return self._world.public()[0] if self._world.has_public else None
 
     @property
     def own(self) -> tuple[Tensor, Tensor, ClientState | None]:

@@ -386,6 +386,7 @@ def comm(
     rounds: Annotated[int, typer.Option(help="T.")] = 100,
     participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
     public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
+    public_dataset: Annotated[str | None, typer.Option(help="Another data set as the public set.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side length of the images.")] = None,
     partition: Annotated[
         str | None, typer.Option(help="Average over partitions such as dirichlet:0.1. Default: records spread evenly.")
@@ -404,8 +405,8 @@ def comm(
 
     setting = Setting.make(
         method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
-        participation=participation, public=public, image_size=image_size, preset=preset, set=parse_pairs(set_),
-        seed=seed, **({"partition": partition} if partition else {}),
+        participation=participation, public=public, public_dataset=public_dataset, image_size=image_size, preset=preset,
+        set=parse_pairs(set_), seed=seed, **({"partition": partition} if partition else {}),
     )  # fmt: skip
     planned = plan_traffic(setting, convention, draws if partition else 0)
     if as_json:

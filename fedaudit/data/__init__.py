@@ -4,6 +4,7 @@ from fedaudit.data.datasets import Dataset, Facts, available, describe, load, to
 from fedaudit.data.federation import Federation, Shard, federate
 from fedaudit.data.partitions import partition
 from fedaudit.data.plot import bubbles
+from fedaudit.data.transfer import transfer_images
 
 __all__ = [
     "Dataset",
@@ -18,4 +19,5 @@ __all__ = [
     "partition",
     "to_float",
     "to_uint8",
+    "transfer_images",
 ]

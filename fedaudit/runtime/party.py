@@ -84,9 +84,14 @@ class Server(Party):
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """The public transfer set, of which everybody holds a copy."""
+        """The public transfer set, of which everybody holds a copy. Labels of another data set are all -1."""
         x, y = self._world.public()
         return x.clone(), y.clone()
+
+    @property
+    def public_labelled(self) -> bool:
+        """Whether the labels of the public set are of the task."""
+        return self._world.public_labelled
 
     def fit(
         self,

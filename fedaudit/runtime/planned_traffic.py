@@ -38,12 +38,13 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
     method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
     archs = method.archs(setting.model, setting.clients)
     participants = list(range(max(1, round(setting.participation * setting.clients))))
-    public = round(facts.train * setting.public)
+    own = round(facts.train * setting.public) if setting.public_dataset is None else 0
+    public = own if setting.public_dataset is None else _foreign_size(setting)
 
     return method, Plan(
         t=1,
         participants=participants,
-        n=dict.fromkeys(participants, (facts.train - public) // setting.clients),
+        n=dict.fromkeys(participants, (facts.train - own) // setting.clients),
         archs={k: archs[k] for k in participants},
         server_arch=setting.server_model or method.server_arch(setting.model) or archs[0],
         shape=shape,
@@ -51,7 +52,15 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
         model_size=lambda arch, part=None: _model_size(arch, shape, classes, part),
         clients=setting.clients,
         public=public,
+        labelled=setting.public_dataset is None,
     )
+
+
+def _foreign_size(setting: Setting) -> int:
+    facts = datasets.describe(str(setting.public_dataset))
+    if facts.train is None:
+        raise SettingError(f"The size of {setting.public_dataset} is not known without reading it. Name a data set.")
+    return round(facts.train * setting.public) if setting.public else facts.train
 
 
 @functools.cache
@@ -64,7 +73,7 @@ def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:
     """The plan with one draw of the setting's partition, of a data set whose classes have equal size."""
     facts = datasets.describe(setting.dataset)
     assert facts.train is not None  # make_plan has looked
-    y = np.arange(facts.train - plan.public) % plan.classes
+    y = np.arange(facts.train - (plan.public if plan.labelled else 0)) % plan.classes
     rng = np.random.default_rng([setting.seed, draw])
     shards = partition(setting.partition, y, setting.clients, rng, classes=plan.classes, minimum=setting.minimum)
     counts = {k: np.bincount(y[shards[k]], minlength=plan.classes).tolist() for k in plan.participants}

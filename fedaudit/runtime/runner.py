@@ -456,7 +456,7 @@ class _Run:
                 "class_names": list(federation.dataset.class_names),
                 "test": len(federation.dataset.test_y),
                 "aux": len(federation.aux),
-                "public": len(federation.public),
+                "public": world.public_size,
                 "members": [world.count(k) for k in range(len(federation.shards))],
                 "nonmembers": [len(s.nonmembers) for s in federation.shards],
                 "validation": [len(s.validation) for s in federation.shards],

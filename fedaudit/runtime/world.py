@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedaudit import registry
-from fedaudit.data import Federation, federate, load
+from fedaudit.data import Federation, federate, load, to_float, transfer_images
 from fedaudit.errors import DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
@@ -44,9 +44,12 @@ class World:
             holdout=setting.holdout,
             validation=setting.validation,
             aux=setting.aux,
-            public=setting.public,
+            public=0.0 if setting.public_dataset else setting.public,
             canaries=setting.canaries,
         )
+        if setting.public_dataset is not None:
+            rng = generator(setting.seed, "data", "public")
+            self._foreign = transfer_images(setting.public_dataset, setting.data_dir, self.shape, setting.public, rng)
         self.policies = read_policies(setting.privacy, KINDS)
         self._templates: dict[str, models.Net] = {}
 
@@ -122,12 +125,29 @@ class World:
 
     @functools.cached_property
     def _public(self) -> Rows:
-        return self._to_device(self.federation.public_set())
+        if self.setting.public_dataset is None:
+            return self._to_device(self.federation.public_set())
+        x = to_float(self._foreign)
+        return self._to_device((x, torch.full((len(x),), -1)))
 
     def public(self) -> Rows:
-        if not self.setting.public:
+        """The transfer set; the labels of another data set are no labels of this task, and are all -1."""
+        if not self.has_public:
             raise SettingError(f"{self.setting.method} needs a public transfer set: set --public, for example 0.1.")
         return self._public
+
+    @property
+    def has_public(self) -> bool:
+        return self.setting.public > 0 or self.setting.public_dataset is not None
+
+    @property
+    def public_labelled(self) -> bool:
+        """Whether the labels of the transfer set are of this task."""
+        return self.setting.public_dataset is None
+
+    @property
+    def public_size(self) -> int:
+        return len(self.federation.public) if self.setting.public_dataset is None else len(self._foreign)
 
     @functools.cached_property
     def test(self) -> Rows:
@@ -179,7 +199,8 @@ class World:
             classes=self.classes,
             model_size=self.model_size,
             clients=self.setting.clients,
-            public=len(self.federation.public),
+            public=self.public_size,
+            labelled=self.public_labelled,
             records={k: self.count(k) for k in range(self.setting.clients)},
             **facts,
         )

@@ -31,6 +31,7 @@ class Plan:
     model_size: Callable[..., Size]  # of a named architecture, or of a part of it
     clients: int = 0
     public: int = 0  # rows of the public set
+    labelled: bool = True  # whether its labels are of the task
     asks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None  # per ask: who was asked, who replied
     choices: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     counts: Mapping[int, Sequence[int]] | None = None  # records of each class, where a partition was planned
