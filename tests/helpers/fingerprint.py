@@ -65,6 +65,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "fedgen@image": ("fedgen", {"set": {"space": "image"}}),
+    "fedzge@alternating": ("fedzge", {"set": {"E_G": 3, "moments": "kept", "distance": "rms"}}),
+    "fedzge@true": ("fedzge", {"set": {"E_G": 2, "gradient": "true"}}),
     "fedavg@dp-sgd": (
         "fedavg",
         {
