@@ -1,80 +1,119 @@
 """The runs of a fedfree*.toml as Markdown tables: accuracy on the clients' own held-out records, and FedFree's choices.
 
-python docs/results/fedfree_table.py OUT
+python docs/results/fedfree_table.py OUT [--json FILE]     the figures are kept in FILE
+python docs/results/fedfree_table.py FILE                  the tables from what was kept
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from fedaudit import RunRecord, read_record
 from fedaudit.wire.transcript import Transcript
 
 COMMON = ("E", "B", "eta", "tau", "alpha", "beta")  # settings that tell no two rows of a table apart
+COLUMNS = {
+    "own": "own test, %",
+    "other": "the other point, own test, %",  # FedFree: with the received layer put in, or before
+    "global_own": "global model, own tests, %",
+    "common": "common test, %",
+    "global": "global model, common test, %",
+}
 
 
 def name(record: RunRecord) -> str:
     setting = record.setting
-    return ", ".join([setting.method, *(f"{k} = {v}" for k, v in setting.set.items() if k not in COMMON)])
+    told = [f"{k} = {v}" for k, v in setting.set.items() if k not in COMMON]
+    return ", ".join([setting.method, *(["init = own"] if setting.init == "own" else []), *told])
 
 
-def cell(values: list[float]) -> str:
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.mean(values):.1f}{spread}"
+def figures(record: RunRecord) -> dict[str, float | None]:
+    """Of the last round of one run: shares, and kB that a client sends and receives in a round."""
+    last = record.result["last"]
+    of_global, points = last["global"] or {}, list(last.get("points", {}).values())
+    tasks = sum(len(t.participants) for t in record.rounds)
+
+    def mean(of: dict[str, Any], which: str) -> float | None:
+        return of[which]["mean"] if of.get(which) else None
+
+    return {
+        "own": mean(last["clients"], "local_test"),
+        "other": mean(points[0], "local_test") if points else None,
+        "global_own": mean(of_global, "local_test"),
+        "common": mean(last["clients"], "global_test"),
+        "global": of_global["test"]["accuracy"] if of_global else None,
+        **{way: record.bytes(way, "payload") / tasks / 1e3 for way in ("up", "down")},
+    }
 
 
-def utility(records: list[RunRecord]) -> list[str]:
-    """Local test, common test, and the global model on the common test; then kB that a client sends and receives."""
-    last = [r.result["last"] for r in records]
-    shown = [cell([u["clients"][which]["mean"] for u in last]) for which in ("local_test", "global_test")]
-    shown.append(cell([u["global"]["test"]["accuracy"] for u in last]) if last[0]["global"] else "-")
-    tasks = [sum(len(t.participants) for t in r.rounds) for r in records]
-    for way in ("up", "down"):
-        kB = statistics.mean(r.bytes(way, "payload") / n for r, n in zip(records, tasks, strict=True)) / 1e3
-        shown.append(f"{kB:.1f}")
-    return shown
-
-
-def layers(folders: list[Path]) -> str | None:
-    """FedFree: how often which layer was critical, and which global layer replaced which."""
+def choices(folder: Path) -> dict[str, dict[str, int]]:
+    """FedFree: how often which layer was critical, and which global layer replaced which. Reads names alone."""
     critical: Counter[str] = Counter()
     sent: Counter[str] = Counter()
-    for folder in folders:
-        for entry in Transcript(folder / "transcript").entries():
-            if entry.message == "Critical":
-                critical.update(list(entry["types"]))
-            elif entry.message == "Knowledge":
-                weight = next(iter(entry["g"]))
-                sent[f"{weight.rpartition('.')[0]} for {entry['layer']}"] += 1
-    if not critical:
-        return None
-    uploads = sum(critical.values())
-    chosen = ", ".join(f"{layer} {100 * n / uploads:.0f} %" for layer, n in critical.most_common(5))
-    swaps = ", ".join(f"{swap} {100 * n / sum(sent.values()):.0f} %" for swap, n in sent.most_common(5))
-    return f"uploaded: {chosen}; sent back ({sum(sent.values())} for {uploads} layers uploaded): {swaps}"
+    for entry in Transcript(folder / "transcript").entries():
+        if entry.message == "Critical":
+            critical.update(list(entry["types"]))
+        elif entry.message == "Knowledge":
+            weight = next(iter(entry.state_shapes("g") or {}))
+            sent[f"{weight.rpartition('.')[0]} for {entry['layer']}"] += 1
+    return {"critical": dict(critical), "sent": dict(sent)}
 
 
-def main(out: Path) -> None:
-    groups: dict[tuple[str, str, str], list[Path]] = {}
+def collect(out: Path) -> list[dict[str, Any]]:
+    rows = []
     for path in sorted(out.glob("runs/*/record.json")):
         record = read_record(path.parent)
-        key = (record.setting.partition, record.setting.model, name(record))
-        groups.setdefault(key, []).append(path.parent)
-    print("| partition | model | method | seeds | own test, % | common test, % | global model, % | kB up | kB down |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for (partition, model, method), folders in sorted(groups.items()):
-        numbers = " | ".join(utility([read_record(folder) for folder in folders]))
-        print(f"| {partition} | {model} | {method} | {len(folders)} | {numbers} |")
-    print()
-    for (partition, model, method), folders in sorted(groups.items()):
-        if text := layers(folders):
-            print(f"- {partition}, {model}, {method}: {text}")
+        where = {"partition": record.setting.partition, "model": record.setting.model, "method": name(record)}
+        run = {"seed": record.setting.seed, "rounds": len(record.rounds), "device": record.device, **figures(record)}
+        rows.append({**where, **run, **choices(path.parent)})
+    return rows
+
+
+def cell(values: list[float | None]) -> str:
+    known = [v for v in values if v is not None]
+    if not known:
+        return "-"
+    spread = f" ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else ""
+    return f"{100 * statistics.mean(known):.1f}{spread}"
+
+
+def shares(counted: list[dict[str, int]]) -> tuple[int, str]:
+    total = sum((Counter(c) for c in counted), Counter())
+    n = sum(total.values())
+    return n, ", ".join(f"{what} {100 * k / n:.0f} %" for what, k in total.most_common(5))
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["partition"], row["model"], row["method"]), []).append(row)
+    head = ["partition", "model", "method", "seeds", *COLUMNS.values(), "kB up", "kB down"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for key, of in sorted(groups.items()):
+        shown = [cell([row[column] for row in of]) for column in COLUMNS]
+        shown += [f"{statistics.mean(row[way] for row in of):.1f}" for way in ("up", "down")]
+        lines.append("| " + " | ".join([*key, str(len(of)), *shown]) + " |")
+    lines.append("")
+    for key, of in sorted(groups.items()):
+        uploads, chosen = shares([row["critical"] for row in of])
+        replaced, swaps = shares([row["sent"] for row in of])
+        if uploads:
+            lines.append(
+                f"- {', '.join(key)}: uploaded {chosen}; sent back ({replaced} for {uploads} uploads): {swaps}"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 4) or (len(sys.argv) == 4 and sys.argv[2] != "--json"):
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    source = Path(sys.argv[1])
+    kept = collect(source) if source.is_dir() else json.loads(source.read_text())
+    if len(sys.argv) == 4:
+        Path(sys.argv[3]).write_text(json.dumps(kept, indent=1) + "\n")
+    print(tables(kept))
