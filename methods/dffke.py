@@ -4,10 +4,11 @@ embeddings.
 
 What leaves a client: theta_k, E_k, Y_k and logits. The two of Section 4.3 (line 7 of Algorithm 1) are protected by
 policies on `embeddings` and `logits`, before they leave (the algorithm shares first and protects then). Table 4's
-noise is `calibration = "classical"` (Eq. 15) with `sensitivity = "random-pixel"` (Appendix G) on both kinds: it
-assumes that neighbours differ in one random pixel of one record, and for logits that a private image is what they
-were computed on, which it is not. The ledger therefore says infinity, with the paper's epsilon as the claim. The last
-column is `mechanism = "pure-noise"` on both; theta_k and Y_k travel even then.
+noise is `calibration = "classical"` (Eq. 15) with `sensitivity = "random-pixel"` (Appendix G): it takes neighbours
+for data sets that differ in one random pixel of one record. Logits are of synthetic images, which no private pixel is
+a pixel of; for them the policy has to say what the paper's way takes for granted, `assume = "logits-of-records"`. The
+ledger says infinity for both, with the paper's epsilon as a claim. The last column is `mechanism = "pure-noise"` on
+both; theta_k and Y_k travel even then.
 
 Contradicted in the paper:
 

@@ -36,6 +36,10 @@ from fedaudit.rng import generator
 from fedaudit.wire.message import Declared, State, Up
 
 
+def _no_model(x: Tensor) -> Tensor:
+    raise NotApplicable("There is no model here whose logits could be looked at.")
+
+
 @dataclass
 class Context:
     """What the mechanism knows of the client whose release it protects."""
@@ -46,6 +50,7 @@ class Context:
     releases: Callable[[str], int | None]  # planned releases of a kind over the whole run
     images: Callable[[], Tensor]
     encode: Callable[[Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor] = _no_model
     plain_fits: int = 0  # trainings on private records that were not DP, ever
     means: dict[int, tuple[float, int]] = field(default_factory=dict)  # id of a class mean: clipping norm, N_c
     done: dict[str, tuple[Any, list[dict[str, Any]]]] = field(default_factory=dict)  # field: value as released, entries
@@ -217,13 +222,19 @@ def _bounded(
     facts: dict[str, Any] = {"relation": policy.relation}
     swing = 2.0 if policy.relation == "replace-one" else 1.0
     if policy.sensitivity.startswith("random-pixel"):
-        if declared.kind != "embeddings" or depends != "record":
+        assumed = declared.kind == "logits" and policy.assume == "logits-of-records"
+        if not assumed and (declared.kind != "embeddings" or depends != "record"):
+            hint = ", or say assume=logits-of-records and have no guarantee" if declared.kind == "logits" else ""
             raise NotApplicable(
                 f"{where}: the random-pixel sensitivity is not applicable to {declared.kind}: they are no function of "
-                "one private image whose pixel could be edited. Use clip=C."
+                f"one private image whose pixel could be edited. Use clip=C{hint}."
             )
-        s = random_pixel_sensitivity(context.images(), context.encode, policy.samples, context.key)
-        facts |= {"guaranteed": False, "condition": "random-pixel edits bound no neighbouring data set"}
+        output = context.predict if assumed else context.encode
+        s = random_pixel_sensitivity(context.images(), output, policy.samples, context.key)
+        condition = "random-pixel edits bound no neighbouring data set"
+        if assumed:
+            condition = f"counted as if computed on the client's records; {condition}"
+        facts |= {"guaranteed": False, "condition": condition}
         return leaves, [s] * len(leaves), facts
     C = policy.clip or 1.0
     if depends == "histogram":

@@ -24,6 +24,7 @@ TRAINING = "training"
 Mechanism = Literal["gaussian", "pure-noise", "dp-sgd"]
 Calibration = Literal["analytic", "classical", "total"]
 Relation = Literal["replace-one", "zero-out"]
+Assume = Literal["nothing", "logits-of-records"]  # the second: logits were computed on the client's own records
 
 # Kinds to which output noise cannot be added, and what to do instead.
 REFUSED = {
@@ -42,6 +43,7 @@ class Policy(Frozen):
     delta: float | str = "1/n"  # n: the client's number of records
     calibration: Calibration = "analytic"
     sensitivity: str = "clip:1.0"  # clip:C, random-pixel or random-pixel:SAMPLES
+    assume: Assume = "nothing"  # what a published way of counting takes for granted; it guarantees nothing
     relation: Relation = "replace-one"
     noise_multiplier: float | None = None  # instead of epsilon
     releases: int | None = None  # over the run: for calibration = "total", and trainings for DP-SGD, where the harness
@@ -121,6 +123,11 @@ def _check(name: str, policy: Policy) -> None:
         raise PrivacyError(f"{where}: releases = {policy.releases}; at least one.")
     if kind == "random-pixel" and not value.is_integer():
         raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; the number of edits is a whole number.")
+    if policy.assume == "logits-of-records" and (name != "logits" or kind != "random-pixel"):
+        raise PrivacyError(
+            f"{where}: assume = 'logits-of-records' is for the random-pixel sensitivity of logits: it is then that of "
+            "the model on the client's records. Remove it here."
+        )
     if policy.mechanism == "dp-sgd":
         if kind == "random-pixel":
             raise PrivacyError(f"{where}: DP-SGD clips gradients; random-pixel is about images. Use clip=C.")

@@ -190,6 +190,7 @@ class Client(Party):
             releases=self._world.releases,
             images=lambda: self.x,
             encode=lambda x: self.model.eval().encode(x),
+            predict=lambda x: self.model.eval()(x),
             plain_fits=self.plain_fits,
             spent=self.spent,
         )

@@ -240,6 +240,22 @@ def test_random_pixel_is_the_largest_change_of_sampled_edits():
     assert float(reply.e.std()) == pytest.approx(e["sigma"], rel=0.4)
 
 
+def test_logits_counted_as_if_computed_on_the_records():
+    """DFFKE's Table 4: Eq. 15 on logits with Appendix G's sensitivity, of the model on the client's records. Here the
+    model triples one pixel, 0 in every image, and the encoder would pass on all sixteen: an edit moves the logits by
+    3 |u|, u from U(-1, 1). sigma = sqrt(2 ln(1.25 / delta)) Delta / epsilon. The ledger holds it for nothing."""
+    values = {"epsilon": 0.5, "delta": 1e-3, "calibration": "classical", "sensitivity": "random-pixel:4000"}
+    made = context(logits={**values, "assume": "logits-of-records"})
+    made = dataclasses.replace(made, predict=lambda x: 3 * x[:, :, 0, 0])
+    reply, protection, (e,) = protect(Many({0: torch.zeros(400, 10), 2: torch.zeros(100, 10)}), made)
+    assert 2.7 < e["sensitivity"] <= 3
+    sigma = math.sqrt(2 * math.log(1.25e3)) * e["sensitivity"] / 0.5
+    assert e["sigma"] == protection["z"]["sigma"] == pytest.approx(sigma)
+    assert float(torch.cat(list(reply.z.values())).std()) == pytest.approx(sigma, rel=0.1)
+    assert (e["noise_multiplier"], e["claim"]) == (0.0, 0.5)
+    assert e["condition"].startswith("counted as if computed on the client's records")
+
+
 @pytest.mark.parametrize(
     ("reply", "kind"), [(Many({0: torch.ones(1, 2)}), "logits"), (Images(torch.zeros(1, 1, 2, 2)), "synthetic_images")]
 )

@@ -61,6 +61,8 @@ def test_the_table_of_the_documentation():
         ("training:eps=1,zero-out", "it takes no relation and no calibration"),
         ("training:eps=1,total", "it takes no relation and no calibration"),
         ("embeddings:eps=1,random-pixel=0.5", "whole number"),
+        ("embeddings:eps=1,random-pixel,assume=logits-of-records", "is for the random-pixel sensitivity of logits"),
+        ("logits:eps=1,clip=1,assume=logits-of-records", "is for the random-pixel sensitivity of logits"),
         ("embedding:eps=1", "Did you mean 'embeddings'"),
         ("weights:eps=1", "Use DP-SGD: training"),
         ("layers:eps=1", "Use DP-SGD: training"),
