@@ -1,8 +1,7 @@
 """Server-side distillation without data, on top of a host: what `dfrd`, `fedftg` and `dense` share.
 
-A host is a method whose clients upload trained models: the replies to its first ask have a field `w`, and so has its
-state (the global model). The distillation hears those replies, takes the uploaded models as teachers, and puts the
-global model that it has trained back into the host's state. Hosts are composed, not copied:
+The distillation hears what the host's clients upload, takes those models as teachers, and puts the global model that it
+has trained back into the host's state. Hosts are composed, not copied (see fedaudit/methods/_host.py):
 
     dfrd             host = alone: every client trains by itself, the global model begins at random  ("data-free")
     fedavg+dfrd      host = fedavg; likewise heterofl+, feddropout+, fedrolex+                       ("fine-tuning")
@@ -11,143 +10,58 @@ Local training belongs to the host, and so do its hyper-parameters: `--set 'host
 `set = { host = { E = 5 }, alpha = 0.5 }`. Label counts travel in an ask of their own, after the host's; a client that
 fails there is averaged, but is no teacher.
 
-Two more functions of a host are used where it has them: `teacher(server, k, w)`, which makes the network from what
-client k uploaded, and `train` with `settle`, which split its round so that what has to come last (HeteroFL's query of
-statistics) comes after the distillation.
+Chosen for all three, because the papers do not say:
+
+- Batch norm in the global model f (`statistics`). `synthetic`: f is normalised by its batches of synthetic images, and
+  its running statistics follow them; it is then evaluated on real ones with those. `host`: f keeps the statistics of
+  the host's average, in the distillation and after it. `recalibrated`: as `synthetic`, and then the clients are asked
+  for the statistics of the new f on their records, a release of kind `statistics` (HeteroFL's own, where it asks).
+  The default is `synthetic` from scratch, where there are no others, and `host` on a host.
+- Optimiser state goes on over the rounds (`optimisers = "kept"`): G's always, f's where f itself goes on. On a host the
+  average has taken its place, so its momentum begins anew. `"reset"`: both begin anew in each round.
+- `guard`: clients count how many of their validation records the host's model and the distilled one classify right; if
+  the distilled one has fewer in all, the host's is kept, and the round's record says so. Two counts that one record
+  changes by one each: a release of kind `statistics`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import create_model
 from torch import Tensor, nn
 
-from fedaudit import Down, Method, Opt, Record, State, Up, adam, ce, load, private, register, sgd, state_of
-from fedaudit.methods._optimiser import WithOptimiser
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Method,
+    Opt,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    adam,
+    load,
+    private,
+    register,
+    sgd,
+    state_of,
+)  # fmt: skip
+from fedaudit.methods._generator import Generator, Merge, diversity
+from fedaudit.methods._host import Alone, Host, Overheard, host_of
+from fedaudit.methods._statistics import Query, Statistics, batch_norms, measured, settled, statistics_traffic
 from fedaudit.methods.fedavg import FedAvg
 from fedaudit.methods.feddropout import FederatedDropout
 from fedaudit.methods.fedrolex import FedRolex
 from fedaudit.methods.heterofl import HeteroFL
 
-Merge = Literal["mul", "add", "cat", "ncat", "none"]
-Mask = Literal["dfrd", "fedftg", "dense"]
-Ensemble = Callable[[Tensor, Tensor], Tensor]  # synthetic data, labels: the teachers' weighted logits
-
-
-# --- the generator --------------------------------------------------------------------------------------------------
-
-
-class Generator(nn.Module):
-    """s = G(h, w) with h = o(z, y): a linear layer, two transposed convolutions, images in [-1, 1].
-
-    DFRD's own is in an appendix that we do not have; this is the one that FedZGE gives in its Table 7 as common to the
-    data-free methods. It is always used with batch statistics, also as an average over rounds, so the running ones do
-    not matter.
-    """
-
-    def __init__(self, merge: Merge, d: int, shape: tuple[int, int, int], classes: int, width: int):
-        super().__init__()
-        channels, height, breadth = shape
-        self.merge, self.shape, self.classes = merge, shape, classes
-        self.E = nn.Embedding(classes, d) if merge in ("mul", "add", "cat") else None
-        inputs = {"cat": 2 * d, "ncat": d + classes}.get(merge, d)
-        self.small = (width, -(-height // 4), -(-breadth // 4))
-        self.project = nn.Linear(inputs, self.small[0] * self.small[1] * self.small[2])
-        self.layers = nn.Sequential(
-            nn.BatchNorm2d(width),
-            nn.ConvTranspose2d(width, width, 4, 2, 1),
-            nn.BatchNorm2d(width),
-            nn.LeakyReLU(0.2),
-            nn.ConvTranspose2d(width, width // 2, 4, 2, 1),
-            nn.BatchNorm2d(width // 2),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(width // 2, channels, 3, 1, 1),
-            nn.BatchNorm2d(channels),
-            nn.Tanh(),
-        )
-
-    def h(self, z: Tensor, y: Tensor) -> Tensor:
-        """The merge operator o(z, y) of DFRD, Section 4.3."""
-        match self.merge:
-            case "mul":
-                return z * self.E(y)  # type: ignore[misc]
-            case "add":
-                return z + self.E(y)  # type: ignore[misc]
-            case "cat":
-                return torch.cat([z, self.E(y)], 1)  # type: ignore[misc]
-            case "ncat":
-                classes = torch.arange(self.classes, device=y.device)  # one_hot would wait for the GPU to check y
-                return torch.cat([z, (y[:, None] == classes).to(z)], 1)
-            case "none":
-                return z
-
-    def forward(self, h: Tensor) -> Tensor:
-        s = self.layers(self.project(h).unflatten(1, self.small))
-        return s[..., : self.shape[1], : self.shape[2]]  # sides that 4 does not divide were rounded up
-
-
-# --- losses ---------------------------------------------------------------------------------------------------------
-
-
-def weighted_logits(teachers: Sequence[nn.Module], tau: Tensor) -> Ensemble:
-    """sum_i tau_{i,y} f_i(s, theta_i), with tau (teachers, classes)."""
-    return lambda s, y: (tau[:, y, None] * torch.stack([f(s) for f in teachers])).sum(0)
-
-
-def epsilon(mask: Mask, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-    """Which rows count for transferability: this paper's (diamond), FedFTG's (triangle), DENSE's (nabla)."""
-    if mask == "fedftg":
-        return torch.ones_like(y, dtype=student.dtype)
-    f, ensemble = student.argmax(1), teacher.argmax(1)
-    counts = (f != y) & (ensemble == y) if mask == "dfrd" else f != ensemble
-    return counts.to(student.dtype)
-
-
-def diversity(s: Tensor, h: Tensor, metric: Literal["l2", "mean"] = "l2") -> Tensor:
-    """DFRD, Eq. 4: exp(-sum_{j,k} ||s_j - s_k|| ||h_j - h_k|| / B^2)."""
-    s, h = s.flatten(1), h.flatten(1)
-    if metric == "mean":  # mean absolute difference: does not grow with the number of pixels
-        apart = torch.cdist(s, s, p=1) / s.shape[1] * torch.cdist(h, h, p=1) / h.shape[1]
-    else:
-        exactly = "donot_use_mm_for_euclid_dist"  # the quick way has no gradient where two rows are equal
-        apart = torch.cdist(s, s, compute_mode=exactly) * torch.cdist(h, h, compute_mode=exactly)
-    return torch.exp(-apart.mean())
-
-
-# --- labels ---------------------------------------------------------------------------------------------------------
-
-
-def dynamic_weights(n: Tensor) -> Tensor:
-    """tau_{i,y} = n_i^y / n_S^y from counts (clients, classes); 0 where nobody holds y (DFRD, Section 3.2)."""
-    return n / n.sum(0).clamp_min(torch.finfo(n.dtype).tiny)
-
-
-def label_distribution(n: Tensor) -> Tensor:
-    """p(y) = n_S^y / sum_y n_S^y."""
-    held = n.sum(0)
-    return held / held.sum() if bool(held.sum() > 0) else torch.full_like(held, 1 / len(held))
-
-
-class Sampler:
-    """z ~ N(0, I) and y ~ p(y), from one generator.
-
-    Labels by inversion: torch.multinomial has no deterministic form on GPUs.
-    """
-
-    def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator):
-        self.d, self.B, self.rng = d, B, rng
-        cumulated = p.double().cpu().cumsum(0)
-        self.cumulated = (cumulated / cumulated[-1]).to(rng.device)
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        device = self.rng.device
-        z = torch.randn(self.B, self.d, generator=self.rng, device=device)
-        u = torch.rand(self.B, generator=self.rng, device=device, dtype=torch.float64)
-        return z, torch.searchsorted(self.cumulated, u, right=True)
+Moments = dict[str, Tensor]  # what an optimiser remembers
 
 
 # --- training two networks against each other -----------------------------------------------------------------------
@@ -157,14 +71,17 @@ def frozen(net: nn.Module) -> nn.Module:
     return net.eval().requires_grad_(False)
 
 
-def held(opt: Opt, net: nn.Module) -> Opt:
-    """An optimiser that keeps its state over several calls of server.optimise, because two networks take turns."""
-    optimiser = opt.build(list(net.parameters()))
-    return Opt(cast(Any, lambda parameters: optimiser))
+def learning(net: nn.Module, keep_statistics: bool = False) -> nn.Module:
+    """In training mode; with its batch norms fixed where their statistics are to stay."""
+    net.train().requires_grad_(True)
+    if keep_statistics:
+        for norm in batch_norms(net).values():
+            norm.eval()
+    return net
 
 
 def take_turns(
-    server: Any,
+    server: Server,
     G: nn.Module,
     f: nn.Module,
     L_gen: Callable[[], Tensor],
@@ -174,84 +91,22 @@ def take_turns(
     steps: tuple[int, int],
     opts: tuple[Opt, Opt],
     begin: Callable[[], None] = lambda: None,
-) -> None:
-    """So many times: `begin`, steps of the generator against a fixed f, then steps of f."""
-    opt_g, opt_f = held(opts[0], G), held(opts[1], f)
+    moments: tuple[Moments, Moments] = ({}, {}),
+    keep_statistics: bool = False,
+) -> tuple[Moments, Moments]:
+    """So many times: `begin`, steps of the generator against a fixed f, then steps of f. Returns what the optimisers
+    remember."""
+    opt_G, opt_f = moments
     for _ in range(turns):
         begin()
         frozen(f)
-        server.optimise(list(G.parameters()), L_gen, steps=steps[0], opt=opt_g)
-        f.train().requires_grad_(True)
-        server.optimise(list(f.parameters()), L_md, steps=steps[1], opt=opt_f)
+        opt_G = server.optimise(list(G.parameters()), L_gen, steps=steps[0], opt=opts[0], moments=opt_G)
+        learning(f, keep_statistics)
+        opt_f = server.optimise(list(f.parameters()), L_md, steps=steps[1], opt=opts[1], moments=opt_f)
+    return opt_G, opt_f
 
 
-# --- hosts ----------------------------------------------------------------------------------------------------------
-
-
-class Begin(Down):
-    w: State | None  # the global model, where clients start from it
-
-
-class Uploaded(Up):
-    w: State = private("weights", via="model", unit="client")
-
-
-class Given(Record):
-    w: State
-
-
-class Alone(WithOptimiser):
-    """The host of the data-free mode: clients train by themselves and upload; nothing is averaged.
-
-    What goes down is not said. In the paper's Table 1 L.acc hardly depends on G.acc in this mode, so clients go on from
-    their own models (`start = "local"`). FedZGE's Table 8 bills the global model to each client in each round:
-    `start = "global"`, where those of another architecture than the server's receive it and go on from their own.
-    """
-
-    E: int = 1  # local epochs
-    B: int = 64  # local batch size
-    eta: float = 0.01  # local learning rate
-    start: Literal["local", "global"] = "local"
-
-    def init(self, server):
-        return Given(state_of(server.model()))
-
-    def round(self, s, server, cohort):
-        cohort.ask(self.client_update, Begin(s.w if self.start == "global" else None))
-        return s
-
-    def client_update(self, client, msg):
-        if msg.w is not None and {n: t.shape for n, t in msg.w.items()} == {
-            n: t.shape for n, t in client.model.state_dict().items()
-        }:
-            load(client.model, msg.w)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
-        return Uploaded(state_of(client.model))
-
-    def predictor(self, s, server):
-        return load(server.model(), s.w)
-
-    def traffic(self, plan):
-        sent = plan.state() * len(plan.asked(0)) if self.start == "global" else 0
-        return {("down", "Begin.w"): sent, ("up", "Uploaded.w"): sum((plan.state(k) for k in plan.replied(0)), 0)}
-
-
-class Overheard:
-    """A cohort that keeps what it was answered: a host's replies are the distillation's teachers."""
-
-    def __init__(self, cohort: Any):
-        self.cohort, self.replies = cohort, list[dict[int, Any]]()
-
-    @property
-    def ids(self) -> list[int]:
-        return self.cohort.ids
-
-    def ask(self, fn: Any, message: Any) -> dict[int, Any]:
-        self.replies.append(self.cohort.ask(fn, message))
-        return self.replies[-1]
-
-
-# --- the method -----------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------------------------
 
 
 class HowMany(Down):
@@ -262,9 +117,64 @@ class LabelCounts(Up):
     n: Tensor = private("label_counts", via="data", unit="client")  # n_i^y, y = 1..C
 
 
+class Candidates(Down):
+    host: State  # the host's global model
+    distilled: State
+
+
+class Right(Up):
+    n: Tensor = private("statistics", via="data", unit="client", depends="histogram")  # of validation records, by each
+
+
+class Generators(Record):
+    """What the server keeps of a distillation from one round to the next."""
+
+    G: State
+    average: State | None = None  # G~ of DFRD's Eq. 6; None before round 1, and where a method has none
+    opt_G: Moments = dataclasses.field(default_factory=dict)  # Adam's moments
+    opt_f: Moments = dataclasses.field(default_factory=dict)  # the global model's momentum
+
+
+class Measured(Record):
+    """A batch of synthetic data at the end of a round, as the teachers and the distilled model see it: shares."""
+
+    fidelity: float  # the method's own ensemble says y
+    fidelity_mean: float  # the plain mean of the teachers' logits says y: it has not been told y
+    epsilon: float  # rows that count for transferability under DFRD's mask
+    L_div: float  # Eq. 4, `mean`
+    agreement: float  # the global model says what the ensemble says
+    kept_host: bool = False  # the guard threw the distilled model away
+
+
 class Tuned(Record):
     host: Record
-    nets: dict[str, State]  # generators
+    nets: Generators
+    before: State  # the host's global model before the distillation
+    measured: Measured | None
+
+
+@torch.no_grad()
+def diagnose(f: nn.Module, logits: Tensor, ensemble: Tensor, s: Tensor, y: Tensor, h: Tensor) -> Measured:
+    """`logits` (teachers, rows, classes) and their `ensemble` on synthetic data s, which were made from h for y."""
+    student = frozen(f)(s).argmax(1)
+
+    def share(rows: Tensor) -> float:
+        return float(rows.float().mean())
+
+    said = ensemble.argmax(1)
+    return Measured(
+        fidelity=share(said == y),
+        fidelity_mean=share(logits.mean(0).argmax(1) == y),
+        epsilon=share((student != y) & (said == y)),
+        L_div=float(diversity(s, h)),
+        agreement=share(student == said),
+    )
+
+
+# --- the method -----------------------------------------------------------------------------------------------------
+
+
+PRESETS: dict[str, dict[str, Any]] = {}
 
 
 class DataFree(Method):
@@ -277,12 +187,14 @@ class DataFree(Method):
     I_g: int = 5  # steps of the generator in a turn
     I_d: int = 5  # steps of the global model in a turn
     B: int = 64  # synthetic batch
-    eta_g: float = 0.01  # learning rate of the generator, Adam
+    eta_g: float = 1e-3  # learning rate of the generator, Adam
     eta_d: float = 0.01  # learning rate of the global model, SGD
     momentum: float = 0.9  # of the global model
     d: int = 100  # dimension of z
     width: int = 128  # channels of the generator
-    keep_statistics: bool = False  # put the host's batch-norm statistics back after the distillation
+    statistics: Literal["synthetic", "host", "recalibrated"] = "synthetic"  # batch norm of the global model
+    optimisers: Literal["kept", "reset"] = "kept"  # their state, from round to round
+    guard: bool = False  # keep the host's model where the distilled one is worse on the clients' validation records
 
     def archs(self, model: str, clients: int) -> list[str]:
         return self.host.archs(model, clients)
@@ -299,62 +211,113 @@ class DataFree(Method):
         raise NotImplementedError
 
     def distil(
-        self, server: Any, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: dict[str, State]
-    ) -> dict[str, State]:
-        """Train the global model f in place; n is (teachers, classes). Returns the generators."""
+        self, server: Server, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: Generators
+    ) -> tuple[Generators, Measured]:
+        """Train the global model f in place; n is (teachers, classes)."""
         raise NotImplementedError
 
-    def generator(self, server: Any, w: State | None = None) -> Generator:
+    def generator(self, server: Server, w: State | None = None) -> Generator:
         G = Generator(self.operator(), self.d, server.shape, server.classes, self.width).to(server.device)
         return (G if w is None else load(G, w)).train()
 
-    def compete(self, server: Any, G: nn.Module, f: nn.Module, *losses: Callable[[], Tensor], **options: Any) -> None:
+    def compete(
+        self,
+        server: Server,
+        G: nn.Module,
+        f: nn.Module,
+        nets: Generators,
+        L_gen: Callable[[], Tensor],
+        L_md: Callable[[], Tensor],
+        begin: Callable[[], None] = lambda: None,
+    ) -> Generators:
+        """The two networks' turns of a round. Returns the generator and the optimisers' state."""
+        kept = self.optimisers == "kept"
+        moments = (nets.opt_G if kept else {}, nets.opt_f if kept and self._host.goes_on() else {})
         opts = adam(self.eta_g), sgd(self.eta_d, momentum=self.momentum)
-        take_turns(server, G, f, *losses, turns=self.I, steps=(self.I_g, self.I_d), opts=opts, **options)
+        opt_G, opt_f = take_turns(
+            server, G, f, L_gen, L_md, turns=self.I, steps=(self.I_g, self.I_d), opts=opts, begin=begin,
+            moments=moments, keep_statistics=self.statistics == "host",
+        )  # fmt: skip
+        return Generators(state_of(G), opt_G=opt_G, opt_f=opt_f)
 
-    def init(self, server):
-        return Tuned(self.host.init(server), {"G": state_of(self.generator(server))})
+    @property
+    def _host(self) -> Host:
+        return host_of(self.host)
 
-    def round(self, s, server, cohort):
-        heard, host = Overheard(cohort), cast(Any, self.host)
-        after = getattr(host, "train", host.round)(s.host, server, heard)
+    def init(self, server: Server) -> Tuned:
+        s = self.host.init(server)
+        return Tuned(s, Generators(state_of(self.generator(server))), cast(Any, s).w, None)
+
+    def round(self, s: Tuned, server: Server, cohort: Cohort) -> Tuned:
+        heard, host = Overheard(cohort), self._host
+        after = host.train(s.host, server, heard)
         uploaded = heard.replies[0]
         n = torch.ones(len(uploaded), server.classes, device=server.device)
         if self.counts_labels():
-            counts = cohort.ask(self.count_labels, HowMany())
+            counts = cast(dict[int, LabelCounts], cohort.ask(self.count_labels, HowMany()))
             uploaded = {k: uploaded[k] for k in counts}
             n = torch.stack([r.n for r in counts.values()]).clamp_min(0)  # noise could have made one negative
         f = load(server.model(), after.w)
-        teachers = [frozen(self.teacher(server, k, r.w)) for k, r in uploaded.items()]
-        nets = self.distil(server, f, teachers, n, s.nets)
-        if self.keep_statistics:
-            load(f, {**state_of(f), **{name: after.w[name] for name in after.w.buffers}})
-        after = dataclasses.replace(after, w=state_of(f))
-        return Tuned(host.settle(after, server, cohort) if hasattr(host, "settle") else after, nets)
+        teachers = [frozen(host.teacher(server, k, r.w)) for k, r in uploaded.items()]
+        nets, seen = self.distil(server, f, teachers, n, s.nets)
+        w = state_of(f)
+        if self._recalibrates(w):
+            w = settled(w, cast(Any, cohort.ask(self.measure, Query(State(w.parameters)))))
+        if self.guard and not self._better(cohort, after.w, w):
+            w, seen = after.w, dataclasses.replace(seen, kept_host=True)
+        tuned = dataclasses.replace(cast(Any, after), w=w)
+        return Tuned(host.settle(tuned, server, cohort), nets, after.w, seen)
 
-    def teacher(self, server: Any, k: int, w: State) -> nn.Module:
-        if hasattr(self.host, "teacher"):
-            return cast(Any, self.host).teacher(server, k, w)
-        return load(server.model(server.arch(k)), w)
-
-    def count_labels(self, client, msg):
+    def count_labels(self, client: Client, msg: HowMany) -> LabelCounts:
         return LabelCounts(torch.bincount(client.y.cpu(), minlength=client.classes).float())
 
-    def predictor(self, s, server):
-        return self.host.predictor(s.host, server)
+    def _recalibrates(self, w: State) -> bool:
+        return self.statistics == "recalibrated" and bool(w.buffers) and not self._host.measures_statistics()
 
-    def personal(self, client):
+    def measure(self, client: Client, msg: Query) -> Statistics:
+        net = client.server_model()
+        return measured(client, load(net, {**state_of(net), **msg.w}), self.host.B)
+
+    def _better(self, cohort: Cohort, host: State, distilled: State) -> bool:
+        """Whether the distilled model is right on at least as many validation records as the host's."""
+        replies = cast(dict[int, Right], cohort.ask(self.compare, Candidates(host, distilled)))
+        of_host, of_distilled = torch.stack([r.n for r in replies.values()]).sum(0).tolist()
+        return bool(of_distilled >= of_host)
+
+    def compare(self, client: Client, msg: Candidates) -> Right:
+        x, y = client.validation
+        net = client.server_model().eval()
+        with torch.no_grad():
+            right = [(load(net, w)(x).argmax(1) == y).sum() for w in (msg.host, msg.distilled)]
+        return Right(torch.stack(right).float())
+
+    def predictor(self, s: Tuned, server: Server) -> nn.Module | None:
+        return self.host.predictor(cast(Any, s.host), server)
+
+    def global_points(self, s: Tuned, server: Server) -> dict[str, nn.Module]:
+        return {"before distillation": load(server.model(), s.before)}
+
+    def diagnostics(self, s: Tuned) -> dict[str, float]:
+        return {} if s.measured is None else {k: float(v) for k, v in dataclasses.asdict(cast(Any, s.measured)).items()}
+
+    def personal(self, client: Client) -> nn.Module:
         return self.host.personal(client)
 
-    def traffic(self, plan):
-        if not self.counts_labels():
-            return self.host.traffic(plan)
-        inner, ask = plan, 1
-        if plan.asks is not None:  # the counts come after the host's own asks, but before it settles
-            ask = 1 if hasattr(self.host, "settle") else len(plan.asks) - 1
-            inner = dataclasses.replace(plan, asks=[*plan.asks[:ask], *plan.asks[ask + 1 :]])
-        counts = plan.tensor(plan.classes) * len(plan.replied(ask))
-        return {**(self.host.traffic(inner) or {}), ("up", "LabelCounts.n"): counts}
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
+        own, ask = dict[tuple[str, str], Size | int](), 1  # the host's training is ask 0
+        if self.counts_labels():
+            own[("up", "LabelCounts.n")] = plan.tensor(plan.classes) * len(plan.replied(ask))
+            ask += 1
+        if self.statistics == "recalibrated" and plan.state().buffers and not self._host.measures_statistics():
+            own |= statistics_traffic(plan, ask)
+            ask += 1
+        if self.guard:
+            sent = plan.state() * len(plan.asked(ask))
+            own |= {("down", "Candidates.host"): sent, ("down", "Candidates.distilled"): sent}
+            own[("up", "Right.n")] = plan.tensor(2) * len(plan.replied(ask))
+            ask += 1
+        asks = None if plan.asks is None else [*plan.asks[:1], *plan.asks[ask:]]  # what the host itself asked
+        return {**(self.host.traffic(dataclasses.replace(plan, asks=asks)) or {}), **own}
 
 
 HOSTS: dict[str, type[Method]] = {
@@ -366,10 +329,13 @@ RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 
 
 def register_on_hosts(distillation: type[DataFree]) -> None:
-    """`fedrolex+dfrd` and the like: the registered distillation with another default host."""
+    """`fedrolex+dfrd` and the like: the distillation with another default host, whose statistics it keeps."""
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
-        cls = create_model(title, __base__=distillation, __module__=distillation.__module__, host=(host, host()))
+        kept: Any = (distillation.model_fields["statistics"].annotation, "host")
+        cls = create_model(
+            title, __base__=distillation, __module__=distillation.__module__, host=(host, host()), statistics=kept
+        )
         if "rho" in host.model_fields:
             presets = {data: {**distillation.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
             cls.presets = {**distillation.presets, **presets}

@@ -22,12 +22,27 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, fx, nn
 
-from fedaudit import NUMBER, Down, Record, State, Up, ce, load, private, state_of
+from fedaudit import (
+    NUMBER,
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    load,
+    private,
+    state_of,
+)  # fmt: skip
 from fedaudit.errors import SettingError
 from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.training import models
@@ -257,7 +272,7 @@ class SubModels(WithOptimiser):
     def server_arch(self, model: str) -> str | None:
         return family_of(model)
 
-    def init(self, server):
+    def init(self, server: Server) -> Whole:
         net = server.model()
         family = family_of(server.arch(0))
         if net.arch != family:
@@ -268,21 +283,21 @@ class SubModels(WithOptimiser):
         layout(family, server.shape, server.classes)  # refuses at once what has no sub-models
         return Whole(state_of(net))
 
-    def round(self, s, server, cohort):
+    def round(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         return self.settle(self.train(s, server, cohort), server, cohort)
 
-    def train(self, s, server, cohort):
+    def train(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         plan, w = layout(family_of(server.arch(0)), server.shape, server.classes), self.travels(s.w)
-        messages, where = {}, {}
+        messages, where = dict[int, Down](), dict[int, Where]()
         for k in cohort.ids:
             units, message = self.units(plan, ratio_of(server.arch(k)), server, k)
             where[k] = positions(plan, units, w)
             messages[k] = message(extract(w, where[k], w.buffers))
-        replies = cohort.ask(self.client_update, messages)
-        p = {k: r.n if self.weighted else 1 for k, r in replies.items()}
+        replies = cast(dict[int, TrainedPart], cohort.ask(self.client_update, messages))
+        p: dict[int, float] = {k: r.n if self.weighted else 1 for k, r in replies.items()}
         return Whole(average(s.w, {k: r.w for k, r in replies.items()}, where, p))  # Eq. 1
 
-    def units(self, plan: Layout, R: Fraction, server: Any, k: int) -> tuple[Units, Callable[[State], Down]]:
+    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
         """Which units client k trains in this round, and the message that brings it its part."""
         raise NotImplementedError
 
@@ -290,25 +305,31 @@ class SubModels(WithOptimiser):
         """What of the global model is sent, trained and averaged."""
         return w
 
-    def settle(self, s, server, cohort):
+    def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         """What is left to do once a round's model is final: a distillation may come before it."""
         return s
 
-    def client_update(self, client, msg):
+    def client_update(self, client: Client, msg: Any) -> TrainedPart:
         load(client.model, msg.w)
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return TrainedPart(state_of(client.model), len(client))
 
-    def teacher(self, server, k: int, w: State) -> nn.Module:
+    def teacher(self, server: Server, k: int, w: State) -> nn.Module:
         """Client k's model as the server can run it from what was uploaded."""
         return load(server.model(server.arch(k)), w)
 
-    def predictor(self, s, server):
+    def goes_on(self) -> bool:
+        return False
+
+    def measures_statistics(self) -> bool:
+        return False
+
+    def predictor(self, s: Whole, server: Server) -> nn.Module:
         return load(server.model(), s.w)
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
-            ("down", "Part.w"): sum((plan.state(k) for k in plan.asked(0)), 0),
-            ("up", "TrainedPart.w"): sum((plan.state(k) for k in plan.replied(0)), 0),
+            ("down", "Part.w"): sum((plan.state(k) for k in plan.asked(0)), Size()),
+            ("up", "TrainedPart.w"): sum((plan.state(k) for k in plan.replied(0)), Size()),
             ("up", "TrainedPart.n"): NUMBER * len(plan.replied(0)),
         }

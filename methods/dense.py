@@ -1,7 +1,7 @@
 """DENSE. Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
 
 `dense` with `--rounds 1` is the paper's one-shot protocol; with more rounds it is DFRD's Table 1; `fedavg+dense` and
-the other hosts are DFRD's fine-tuning. Hosts: see fedaudit/methods/_datafree.py.
+the other hosts are DFRD's fine-tuning. Hosts, batch norm and optimisers: see fedaudit/methods/_datafree.py.
 
     D(s)  = 1/m sum_i f_i(s)                                           the ensemble, all clients alike
     L_CE  = CE(D(s), y), y uniform; the generator does not see y       similarity
@@ -13,7 +13,8 @@ It needs nothing but the models: no label counts are asked for. The paper is not
 published description. Chosen where that leaves room:
 
 - One batch of z and y is kept for a turn: I_g steps of the generator on it, then I_d steps of the global model on what
-  it became (the paper: 30 and 1, 200 turns: preset `cifar10`). Otherwise steps, rates and sizes are those of `dfrd`.
+  it became (the paper: 30 and 1, 200 turns: preset `one-shot`). Otherwise steps, rates and sizes are those of `dfrd`:
+  the three are compared under one budget.
 - lambda_1 = 1 and lambda_2 = 0.5 are DENSE's own. DFRD's Section 4.1 says that its baselines use its setting, where
   such weights are 1: set lambda_2 = 1 for that reading.
 - L_BN is 0 where the uploaded models have no batch norm, or their statistics did not travel (HeteroFL's).
@@ -28,8 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import kl, register, state_of
-from fedaudit.methods._datafree import DataFree, Sampler, epsilon, register_on_hosts, weighted_logits
+from fedaudit import Server, kl, register
+from fedaudit.methods._datafree import PRESETS, DataFree, Generators, Measured, diagnose, register_on_hosts
+from fedaudit.methods._generator import Merge, Sampler, combined, epsilon, teach, weighted
 
 
 class Norms:
@@ -52,7 +54,7 @@ class Norms:
         return torch.stack(heard).sum() / self.m if heard else 0.0
 
 
-def L_div(ensemble, student):
+def L_div(ensemble: Tensor, student: Tensor) -> Tensor:
     """-omega KL(D(s), f(s)), one value per row."""
     y = ensemble.argmax(1)  # the mask knows no label
     return -epsilon("dense", student, ensemble, y) * kl(ensemble, student)
@@ -60,35 +62,41 @@ def L_div(ensemble, student):
 
 @register("dense")
 class DENSE(DataFree):
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cifar10": {"I": 200, "I_g": 30, "I_d": 1, "B": 128}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **PRESETS,
+        "one-shot": {"I": 200, "I_g": 30, "I_d": 1, "B": 128},
+    }
 
     lambda_1: float = 1.0  # weight of L_BN
     lambda_2: float = 0.5  # weight of L_div
 
-    def counts_labels(self):
+    def counts_labels(self) -> bool:
         return False
 
-    def operator(self):
+    def operator(self) -> Merge:
         return "none"
 
-    def distil(self, server, f, teachers, n, nets):
-        D = weighted_logits(teachers, torch.full_like(n, 1 / len(teachers)))
+    def distil(
+        self, server: Server, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: Generators
+    ) -> tuple[Generators, Measured]:
+        alike = torch.full_like(n, 1 / len(teachers))
+        D = weighted(teachers, alike)
         norms = Norms(teachers)
         draw = Sampler(torch.ones(server.classes), self.d, self.B, server.rng("z and y"))
-        G = self.generator(server, nets["G"])
+        G = self.generator(server, nets.G)
         batch = list[Tensor]()
 
-        def begin():
+        def begin() -> None:
             batch[:] = draw()
 
-        def generator():
+        def generator() -> Tensor:
             z, y = batch
             s = G(z)
             ensemble = D(s, y)
             rows = cross_entropy(ensemble, y, reduction="none") + self.lambda_2 * L_div(ensemble, f(s))
             return rows.mean() + self.lambda_1 * norms.L_BN()
 
-        def global_model():
+        def global_model() -> Tensor:
             z, y = batch
             with torch.no_grad():
                 s = G(z)
@@ -96,8 +104,12 @@ class DENSE(DataFree):
             norms.L_BN()
             return kl(ensemble, f(s)).mean()
 
-        self.compete(server, G, f, generator, global_model, begin=begin)
-        return {"G": state_of(G)}
+        after = self.compete(server, G, f, nets, generator, global_model, begin=begin)
+        with torch.no_grad():  # on the last batch: G does not know the label of another
+            z, y = batch or draw()
+            s = G(z)
+            logits = teach(teachers, s)
+        return after, diagnose(f, logits, combined(logits, alike, y), s, y, z)
 
 
 register_on_hosts(DENSE)

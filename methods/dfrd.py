@@ -6,67 +6,88 @@ On the server a conditional generator G is trained to give data on which the upl
 the uploaded models' weighted logits on data from G and from an average of G over the rounds.
 
 `dfrd` trains a global model from scratch; `fedavg+dfrd`, `heterofl+dfrd`, `feddropout+dfrd` and `fedrolex+dfrd` improve
-the host's average in each round. Hosts and their hyper-parameters: see fedaudit/methods/_datafree.py.
+the host's average in each round. Hosts, batch norm and optimisers: see fedaudit/methods/_datafree.py.
 
 Left open or contradictory (the appendices are not in our copy), and chosen:
 
 - Eq. 3 is KL(teacher, student), Eq. 7 KL(student, teacher). Both are as written; `md = "teacher-student"` turns Eq. 7
   round. No temperature is given: 1.
-- Eq. 4 has plain norms, so with as few as 64 pixels the exponential is 0 in float32, and so is its gradient, unless G
-  has nearly collapsed. As written; `metric = "mean"` takes mean absolute differences, which do not grow with pixels.
+- Eq. 4 as printed has plain norms, so with as few as 64 pixels the exponential is 0 in float32, and so is its gradient,
+  unless G has nearly collapsed; but Table 5 has 1 to 7 points for it. The default is the form in public code of this
+  family: the mean absolute difference of images times the mean squared difference of inputs. `metric = "l2"`: as
+  printed.
+- Eqs. 2, 3 and 7 average logits; `ensemble = "probabilities"` averages softmax outputs, as FedFTG's public code does
+  for the student.
 - Eq. 6 does not say what w~ is before round 1. The average begins with the first trained generator, w~^1 = w^1; from
   zero it would be half of it. It changes once a round, after the last step, so in round t Eq. 7 uses w~^{t-1}: the
   knowledge of earlier rounds, none in round 1.
 - Steps: I times I_g of the generator, then I_d of the global model, with fresh z and y in each. The numbers, optimisers
-  (Adam for G, SGD with momentum for f), rates, d and the batch size are ours. Optimiser state lasts one round.
+  (Adam for G, SGD with momentum for f), rates, d and the batch size are ours: see `presets`.
 - ncat concatenates "y" itself: as one-hot.
-- Batch norm in f: its own statistics while the generator trains, those of the batch in Eq. 7, where the running ones
-  follow the synthetic data, unless `keep_statistics`: then the host's are put back afterwards.
 - n_{i,t}^y counts a client's records, all of which train in each round; they are uploaded in each: a release of kind
-  `label_counts`. Classes that nobody holds are never drawn.
+  `label_counts`. Classes that nobody holds are never drawn. tau_{i,y} tells the ensemble the label: the record has
+  fidelity under it and under the plain mean of logits.
 - L.acc gives each client a random equal share of the test set. The record's `clients.global_test` gives it the whole
   test set: the same in expectation, with less noise. G.acc is `global.test`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import State, kl, register, state_of
-from fedaudit.methods._datafree import (
-    DataFree,
+from fedaudit import Server, State, kl, register
+from fedaudit.methods._datafree import DataFree, Generators, Measured, diagnose, register_on_hosts
+from fedaudit.methods._generator import (
+    Generator,
     Mask,
+    Mean,
     Merge,
+    Metric,
     Sampler,
+    combined,
     diversity,
     dynamic_weights,
     epsilon,
     label_distribution,
-    register_on_hosts,
-    weighted_logits,
-)
+    teach,
+    weighted,
+)  # fmt: skip
+
+Order = Literal["student-teacher", "teacher-student"]
 
 
-def L_fid(ensemble, y):
+def L_fid(ensemble: Tensor, y: Tensor) -> Tensor:
     """Eq. 2, one value per row; `ensemble` is sum_i tau_{i,y} f_i(s, theta_i)."""
     return cross_entropy(ensemble, y, reduction="none")
 
 
-def L_tran(ensemble, student, y, mask: Mask = "dfrd"):
+def L_tran(ensemble: Tensor, student: Tensor, y: Tensor, mask: Mask = "dfrd") -> Tensor:
     """Eq. 3, one value per row."""
     return -epsilon(mask, student, ensemble, y) * kl(ensemble, student)
 
 
-def L_gen(ensemble, student, y, s, h, beta_tran=1.0, beta_div=1.0, mask: Mask = "dfrd", metric="l2"):
+def L_gen(
+    ensemble: Tensor,
+    student: Tensor,
+    y: Tensor,
+    s: Tensor,
+    h: Tensor,
+    beta_tran: float = 1.0,
+    beta_div: float = 1.0,
+    mask: Mask = "dfrd",
+    metric: Metric = "mean",
+) -> Tensor:
     """Eq. 5: L_fid + beta_tran L_tran + beta_div L_div, for a batch."""
     rows = L_fid(ensemble, y) + beta_tran * L_tran(ensemble, student, y, mask)
     return rows.mean() + beta_div * diversity(s, h, metric)  # Eq. 4
 
 
-def L_kl(student, ensemble, md="student-teacher"):
+def L_kl(student: Tensor, ensemble: Tensor, md: Order = "student-teacher") -> Tensor:
     """A term of Eq. 7, for a batch."""
     return (kl(student, ensemble) if md == "student-teacher" else kl(ensemble, student)).mean()
 
@@ -89,36 +110,39 @@ class DFRD(DataFree):
     merge: Merge = "mul"  # o(z, y)
     weighting: Literal["dynamic", "uniform"] = "dynamic"  # tau_{i,y}
     labels: Literal["dynamic", "uniform"] = "dynamic"  # p(y)
-    md: Literal["student-teacher", "teacher-student"] = "student-teacher"  # order of the KL in Eq. 7
-    metric: Literal["l2", "mean"] = "l2"  # distances in Eq. 4
+    md: Order = "student-teacher"  # order of the KL in Eq. 7
+    metric: Metric = "mean"  # distances in Eq. 4
+    ensemble: Mean = "logits"  # what of the teachers is averaged in Eqs. 2, 3 and 7
 
-    def counts_labels(self):
+    def counts_labels(self) -> bool:
         return "dynamic" in (self.weighting, self.labels)
 
-    def operator(self):
+    def operator(self) -> Merge:
         return self.merge
 
-    def distil(self, server, f, teachers, n, nets):
+    def distil(
+        self, server: Server, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: Generators
+    ) -> tuple[Generators, Measured]:
         tau = dynamic_weights(n if self.weighting == "dynamic" else torch.ones_like(n))
         p = label_distribution(n if self.labels == "dynamic" else torch.ones_like(n))
-        ensemble = weighted_logits(teachers, tau)
+        ensemble = weighted(teachers, tau, self.ensemble)
         draw = Sampler(p, self.d, self.B, server.rng("z and y"))
-        G = self.generator(server, nets["G"])
-        G_ = self.generator(server, nets["G~"]) if "G~" in nets and self.alpha else None
+        G = self.generator(server, nets.G)
+        G_ = self.generator(server, nets.average) if nets.average is not None and self.alpha else None
 
-        def train_generator():
+        def train_generator() -> Tensor:
             z, y = draw()
             h = G.h(z, y)
             s = G(h)
             return L_gen(ensemble(s, y), f(s), y, s, h, self.beta_tran, self.beta_div, self.mask, self.metric)
 
-        def labelled(net):
+        def labelled(net: Generator) -> tuple[Tensor, Tensor]:
             z, y = draw()
             with torch.no_grad():
                 s = net(net.h(z, y))
                 return s, ensemble(s, y)
 
-        def distil_robustly():  # Eq. 7
+        def distil_robustly() -> Tensor:  # Eq. 7
             s, teacher = labelled(G)
             L_md = L_kl(f(s), teacher, self.md)
             if G_ is None:
@@ -126,9 +150,14 @@ class DFRD(DataFree):
             s_, teacher_ = labelled(G_)
             return L_md + self.alpha * L_kl(f(s_), teacher_, self.md)
 
-        self.compete(server, G, f, train_generator, distil_robustly)
-        w = state_of(G)
-        return {"G": w, "G~": ema(nets.get("G~"), w, self.lam)}
+        after = self.compete(server, G, f, nets, train_generator, distil_robustly)
+        with torch.no_grad():
+            z, y = Sampler(p, self.d, self.B, server.rng("diagnosis"))()
+            h = G.h(z, y)
+            s = G(h)
+            logits = teach(teachers, s)
+            seen = diagnose(f, logits, combined(logits, tau, y, self.ensemble), s, y, h)
+        return dataclasses.replace(after, average=ema(nets.average, after.G, self.lam)), seen
 
 
 register_on_hosts(DFRD)

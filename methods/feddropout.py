@@ -14,12 +14,14 @@ Left open by DFRD, and chosen (see also fedaudit/methods/_submodel.py):
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 
 import torch
 
-from fedaudit import NUMBER, Down, State, register
-from fedaudit.methods._submodel import SubModels, choose
+from fedaudit import NUMBER, Down, Plan, Server, Size, State, register
+from fedaudit.methods._submodel import Layout, Pick, SubModels, Units, choose
 
 
 class RandomPart(Down):
@@ -27,7 +29,7 @@ class RandomPart(Down):
     w: State
 
 
-def drawn(seed: int):
+def drawn(seed: int) -> Pick:
     """So many of a layer's units, without replacement, in their order: layer after layer from one generator."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -39,11 +41,11 @@ def drawn(seed: int):
 
 @register("feddropout")
 class FederatedDropout(SubModels):
-    def units(self, plan, R, server, k):
+    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
         seed = server.rng(f"units of client {k}").initial_seed() % 2**62
         return choose(plan, R, drawn(seed)), partial(RandomPart, seed)
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         declared = super().traffic(plan)
         declared["down", "RandomPart.w"] = declared.pop(("down", "Part.w"))
         return declared | {("down", "RandomPart.seed"): NUMBER * len(plan.asked(0))}

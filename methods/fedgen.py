@@ -39,7 +39,8 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Down, Record, Size, State, Up, adam, load, private, register, state_of
 from fedaudit import weighted_mean as mean_of
-from fedaudit.methods._datafree import Generator, Sampler, diversity, dynamic_weights, frozen, label_distribution
+from fedaudit.methods._datafree import frozen
+from fedaudit.methods._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
 from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.training import models
 from fedaudit.wire.message import model_size

@@ -13,16 +13,18 @@ Left open by DFRD, and chosen (see also fedaudit/methods/_submodel.py):
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import torch
 
-from fedaudit import register
-from fedaudit.methods._submodel import Part, SubModels, choose
+from fedaudit import Server, register
+from fedaudit.methods._submodel import Layout, Part, SubModels, Units, choose
 
 
 @register("fedrolex")
 class FedRolex(SubModels):
-    def units(self, plan, R, server, k):
-        def rolling(width, m):
+    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, type[Part]]:
+        def rolling(width: int, m: int) -> torch.Tensor:
             return ((torch.arange(m) + server.t - 1) % width).sort().values
 
         return choose(plan, R, rolling), Part

@@ -23,13 +23,32 @@ The paper is not among ours; this is written from its published description. Cho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Down, Method, Record, State, Up, adam, load, private, register, sgd, state_of
-from fedaudit.methods._datafree import Generator, frozen, take_turns
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Method,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    adam,
+    load,
+    private,
+    register,
+    sgd,
+    state_of,
+)  # fmt: skip
+from fedaudit.methods._datafree import frozen, learning, take_turns
+from fedaudit.methods._generator import Generator, teach
 
 
 class Train(Down):
@@ -53,13 +72,13 @@ class Central(Record):
     G: State
 
 
-def local_loss(f, x, y, received, mu):
+def local_loss(f: Any, x: Tensor, y: Tensor, received: Mapping[str, Tensor], mu: float) -> Tensor:
     """Cross-entropy with the proximal term, one value per row."""
     far = sum((p - received[name]).square().sum() for name, p in f.params.items())
     return cross_entropy(f(x), y, reduction="none") + mu / 2 * far
 
 
-def L_SL(a, b):
+def L_SL(a: Tensor, b: Tensor) -> Tensor:
     """The l1 distance of two probability vectors, one value per row."""
     return (a - b).abs().sum(-1)
 
@@ -85,14 +104,14 @@ class FedZKT(Method):
     width: int = 128  # channels of the generator
     keep_statistics: bool = True
 
-    def generator(self, server):
+    def generator(self, server: Server) -> Generator:
         return Generator("none", self.d, server.shape, server.classes, self.width).to(server.device).train()
 
-    def init(self, server):
+    def init(self, server: Server) -> Central:
         return Central(state_of(server.model()), state_of(self.generator(server)))
 
-    def round(self, s, server, cohort):
-        replies = cohort.ask(self.local_update, Train())
+    def round(self, s: Central, server: Server, cohort: Cohort) -> Central:
+        replies = cast(dict[int, OnDevice], cohort.ask(self.local_update, Train()))
         f = {k: load(server.model(server.arch(k)), r.w) for k, r in replies.items()}
         F, G = load(server.model(), s.w), load(self.generator(server), s.G)
         rng = server.rng("z")
@@ -104,19 +123,21 @@ class FedZKT(Method):
         cohort.ask(self.absorb, {k: Transferred(state_of(f_k)) for k, f_k in f.items()})
         return Central(state_of(F), state_of(G))
 
-    def collect(self, server, F, G, devices, rng):
+    def collect(
+        self, server: Server, F: nn.Module, G: nn.Module, devices: list[nn.Module], rng: torch.Generator
+    ) -> None:
         """The devices' ensemble into F, against the generator."""
         for f_k in devices:
             frozen(f_k)
 
-        def disagreement(x):
-            ensemble = torch.stack([f_k(x).softmax(1) for f_k in devices]).mean(0)
+        def disagreement(x: Tensor) -> Tensor:
+            ensemble = teach(devices, x).softmax(2).mean(0)
             return L_SL(F(x).softmax(1), ensemble).mean()
 
-        def sample():
+        def sample() -> Tensor:
             return G(torch.randn(self.B_s, self.d, generator=rng, device=rng.device))
 
-        def global_model():
+        def global_model() -> Tensor:
             with torch.no_grad():
                 x = sample()
             return disagreement(x)
@@ -127,12 +148,12 @@ class FedZKT(Method):
             turns=self.I, steps=(self.I_g, self.I_d), opts=opts,
         )  # fmt: skip
 
-    def give_back(self, server, F, G, f_k, rng):
+    def give_back(self, server: Server, F: nn.Module, G: nn.Module, f_k: nn.Module, rng: torch.Generator) -> None:
         """F into one device's model."""
         frozen(F)
-        f_k.train().requires_grad_(True)
+        learning(f_k)
 
-        def loss():
+        def loss() -> Tensor:
             with torch.no_grad():
                 x = G(torch.randn(self.B_s, self.d, generator=rng, device=rng.device))
                 teacher = F(x).softmax(1)
@@ -140,21 +161,21 @@ class FedZKT(Method):
 
         server.optimise(list(f_k.parameters()), loss, steps=self.I_k, opt=sgd(self.eta_k, momentum=self.momentum))
 
-    def local_update(self, client, msg):
+    def local_update(self, client: Client, msg: Train) -> OnDevice:
         received = {name: p.detach().clone() for name, p in client.model.named_parameters()}
         given = {"received": received, "mu": self.mu}
         client.fit(local_loss, epochs=self.E, batch=self.B, opt=sgd(self.eta), given=given)
         return OnDevice(state_of(client.model))
 
-    def absorb(self, client, msg):
+    def absorb(self, client: Client, msg: Transferred) -> Absorbed:
         load(client.model, msg.w)
         return Absorbed()
 
-    def predictor(self, s, server):
+    def predictor(self, s: Central, server: Server) -> nn.Module:
         return load(server.model(), s.w)
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
-            ("up", "OnDevice.w"): sum((plan.state(k) for k in plan.replied(0)), 0),
-            ("down", "Transferred.w"): sum((plan.state(k) for k in plan.asked(1)), 0),
+            ("up", "OnDevice.w"): sum((plan.state(k) for k in plan.replied(0)), Size()),
+            ("down", "Transferred.w"): sum((plan.state(k) for k in plan.asked(1)), Size()),
         }

@@ -26,28 +26,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from fractions import Fraction
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import NUMBER, Down, Size, State, Up, ce, load, private, register, state_of, weighted_mean
-from fedaudit.methods._submodel import Part, SubModels, TrainedPart, Whole, choose, family_of, ratio_of
-from fedaudit.training import models  # fmt: skip
-from fedaudit.training.fit import batches
+from fedaudit import Client, Cohort, Plan, Server, Size, State, ce, load, register, state_of
+from fedaudit.methods._statistics import Query, Statistics, batch_norms, measured, settled, statistics_traffic
+from fedaudit.methods._submodel import Layout, Part, SubModels, TrainedPart, Units, Whole, choose, ratio_of
+from fedaudit.training import models
 
 
-class Query(Down):
-    w: State  # the global model
-
-
-class Statistics(Up):
-    s: State = private("statistics", via="data", unit="client")  # running means and variances
-    n: int = private("count", via="data", unit="client")
-
-
-def masked_ce(f, x: Tensor, y: Tensor, held: Tensor) -> Tensor:
+def masked_ce(f: Any, x: Tensor, y: Tensor, held: Tensor) -> Tensor:
     """Cross-entropy with the logits of classes that are not held set to 0."""
     return cross_entropy(f(x) * held, y, reduction="none")
 
@@ -75,36 +67,24 @@ def folded(net: models.Net, R: float) -> models.Net:
     return net
 
 
-def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm2d]:
-    return {name: m for name, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
-
-
-@lru_cache
-def statistics_size(arch: str, shape: tuple[int, int, int], classes: int) -> int:
-    """Bytes of all running means and variances."""
-    with torch.device("meta"):
-        net = models.build(arch, shape=shape, classes=classes)
-    return sum(2 * 4 * m.num_features for m in batch_norms(net).values())
-
-
 @register("heterofl")
 class HeteroFL(SubModels):
     scaled: bool = True  # the scaler
     masked: bool = True  # masked cross-entropy
     sbn: bool = True  # static batch norm
 
-    def units(self, plan, R, server, k):
-        def static(width, m):
+    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, type[Part]]:
+        def static(width: int, m: int) -> Tensor:
             return torch.arange(m)
 
         return choose(plan, R, static), Part
 
-    def travels(self, w):
+    def travels(self, w: State) -> State:
         return State(w.parameters) if self.sbn else w
 
-    def client_update(self, client, msg):
+    def client_update(self, client: Client, msg: Part) -> TrainedPart:
         load(client.model, {**state_of(client.model), **msg.w})
-        options = {"epochs": self.E, "batch": self.B, "opt": self.optimiser(self.eta)}
+        options: dict[str, Any] = {"epochs": self.E, "batch": self.B, "opt": self.optimiser(self.eta)}
         with scaler(client.model, self.R(client.model)):
             if self.masked:
                 held = torch.zeros(client.classes, device=client.device)
@@ -114,50 +94,38 @@ class HeteroFL(SubModels):
                 client.fit(ce, **options)
         return TrainedPart(self.travels(state_of(client.model)), len(client))
 
-    def settle(self, s, server, cohort):
+    def measures_statistics(self) -> bool:
+        return self.sbn
+
+    def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         if not (self.sbn and s.w.buffers):
             return s
-        replies = cohort.ask(self.statistics, Query(State(s.w.parameters)))
-        means = weighted_mean({k: r.s for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
-        fresh = {name: t.clamp_min(0) if name.endswith("running_var") else t for name, t in means.items()}
-        return Whole(State({**s.w, **fresh}, s.w.buffers))  # clamped: noise could have made a variance negative
+        return Whole(settled(s.w, cast(Any, cohort.ask(self.statistics, Query(State(s.w.parameters))))))
 
-    def statistics(self, client, msg):
-        net = models.build(family_of(client.model.arch), shape=client.shape, classes=client.classes).to(client.device)
-        load(net, {**state_of(net), **msg.w}).eval()
-        for m in batch_norms(net).values():
-            m.train()
-            m.momentum = None  # a cumulative mean over batches
-        with torch.no_grad():
-            for index in batches(len(client), self.B, client.rng("statistics")):
-                net(client.x[index])
-        after = state_of(net)
-        names = (f"{m}.{part}" for m in batch_norms(net) for part in ("running_mean", "running_var"))
-        return Statistics(State({name: after[name] for name in names}), len(client))
+    def statistics(self, client: Client, msg: Query) -> Statistics:
+        net = client.server_model()
+        return measured(client, load(net, {**state_of(net), **msg.w}), self.B)
 
     def R(self, net: models.Net) -> float:
         return float(ratio_of(net.arch)) if self.scaled else 1.0
 
-    def personal(self, client):
+    def personal(self, client: Client) -> nn.Module:
         return folded(copy.deepcopy(client.model), self.R(client.model))
 
-    def teacher(self, server, k, w):
-        net = server.model(server.arch(k))
+    def teacher(self, server: Server, k: int, w: State) -> nn.Module:
+        net = cast(models.Net, server.model(server.arch(k)))
         load(net, {**state_of(net), **w})
         if self.sbn:  # no statistics came along: batches normalise themselves, as in training
             for m in batch_norms(net).values():
                 m.track_running_stats, m.running_mean, m.running_var = False, None, None
         return folded(net, self.R(net))
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         declared = super().traffic(plan)
         if not (self.sbn and plan.state().buffers):
             return declared
-        count = len(plan.replied(1))
-        return declared | {
+        whole = {
             ("down", "Part.w"): Size(sum(plan.state(k).payload for k in plan.asked(0))),
             ("up", "TrainedPart.w"): Size(sum(plan.state(k).payload for k in plan.replied(0))),
-            ("down", "Query.w"): Size(plan.state().payload) * len(plan.asked(1)),
-            ("up", "Statistics.s"): statistics_size(plan.server_arch, plan.shape, plan.classes) * count,
-            ("up", "Statistics.n"): NUMBER * count,
         }
+        return {**declared, **whole, **statistics_traffic(plan, 1)}

@@ -82,6 +82,10 @@ def summary(record: RunRecord) -> list[str]:
                     lines.append(
                         f"    client models, {label:<17} {_percent(row['mean'])} ± {_percent(row['std'])} over clients"
                     )
+        for point, scores in utility.get("global_points", {}).items():
+            test = scores["test"]
+            interval = f"[{_percent(test['low'])}, {_percent(test['high'])}]"
+            lines.append(f"    global model, {point}: {_percent(test['accuracy'])} {interval}")
         for point, sets in utility.get("points", {}).items():
             both = {"common": sets["global_test"], "own": sets["local_test"]}.items()
             values = ", ".join(f"{who} {_percent(row['mean'])} ± {_percent(row['std'])}" for who, row in both if row)

@@ -58,6 +58,14 @@ class Method(Frozen):
         """Models of this client at other points of the round, by name: they are evaluated beside the deployed one."""
         return {}
 
+    def global_points(self, s: Any, server: Server) -> dict[str, nn.Module]:
+        """Models of the server at other points of the round, by name: they are evaluated beside the global model."""
+        return {}
+
+    def diagnostics(self, s: Any) -> dict[str, float]:
+        """Numbers about the round that ended in this state, by name, for its record. No attack sees them."""
+        return {}
+
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int] | None:
         """Bytes of one round over the whole cohort, by ("up" or "down", "Message.field"). None: not declared."""
         return None

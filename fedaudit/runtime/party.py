@@ -166,6 +166,16 @@ class Client(Party):
         x, y = self._world.public()
         return x.clone(), y.clone()
 
+    @property
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """The records that this client holds out to choose by; none of them trains."""
+        self.looked = True
+        return self._world.validation(self.id)
+
+    def server_model(self) -> models.Net:
+        """A freshly initialised model of the server's architecture, which everybody knows."""
+        return self._world.build(self._world.server_arch)
+
     def __len__(self) -> int:
         return self._world.count(self.id)
 

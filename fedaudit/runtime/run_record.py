@@ -54,6 +54,7 @@ class RoundRecord(Part):
     down_payload: int
     down_wire: int
     utility: dict[str, Any] | None = None
+    diagnostics: dict[str, float] = Field(default_factory=dict)  # what the method measured of its own round, by name
     wall_s: float
 
 

@@ -220,6 +220,7 @@ class _Run:
                 down_payload=down[0],
                 down_wire=down[1],
                 utility=utility,
+                diagnostics=self.method.diagnostics(after),
                 wall_s=round(time.perf_counter() - begun, 4),
             )
         )
@@ -342,6 +343,7 @@ class _Run:
                 self._client if self.setting.eval_clients else None,
                 version=self.store.clients.get,
                 known=self.scores,
+                global_points=self.method.global_points(state, self._server(t)),
             )
         self.timings.add(meter.close())
         return utility

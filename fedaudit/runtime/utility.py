@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,29 +41,23 @@ def evaluate(
     open_client: Callable[[int], Client] | None,
     version: Callable[[int], object] = lambda k: None,
     known: dict[object, Scores] | None = None,
+    global_points: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """One round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
     The global model is tried on the common test set and, as papers on personalisation report it, on each client's own
     held-out records (`local_test`). A client whose state is of a `version` that is in `known` is not evaluated again.
     Where the method offers further points of a round (`Method.points`), their models are scored as the deployed ones
-    are, under `points` by name.
+    are, under `points` by name; the server's (`Method.global_points`) as the global model is, under `global_points`.
     """
     known = {} if known is None else known
     utility: dict[str, Any] = {"global": None, "clients": None}
     if predictor is not None:
-        model = _frozen(predictor, "predictor")
-        right = total = 0
-        own: list[float] = []  # of each client that holds records out
-        for k in range(world.setting.clients):
-            x, y = world.validation(k)
-            right, total = right + hits(model, x, y), total + len(y)
-            x, y = world.nonmembers(k)
-            own += [hits(model, x, y) / len(y)] if len(y) else []
-        utility["global"] = {
-            "test": accuracy(model, *world.test),
-            "local_test": _mean_std_each(own),
-            "validation": right / total if total else None,
+        utility["global"] = _global_scores(world, _frozen(predictor, "predictor"))
+    if global_points:
+        utility["global_points"] = {
+            name: _global_scores(world, _frozen(model, f"global_points: {name}"))
+            for name, model in global_points.items()
         }
     if open_client is not None:
         each: list[Scores] = []
@@ -77,6 +72,21 @@ def evaluate(
         if points := _points(each):
             utility["points"] = {name: _over_clients([scores[name] for scores in each]) for name in points}
     return utility
+
+
+def _global_scores(world: World, model: nn.Module) -> dict[str, Any]:
+    right = total = 0
+    own: list[float] = []  # of each client that holds records out
+    for k in range(world.setting.clients):
+        x, y = world.validation(k)
+        right, total = right + hits(model, x, y), total + len(y)
+        x, y = world.nonmembers(k)
+        own += [hits(model, x, y) / len(y)] if len(y) else []
+    return {
+        "test": accuracy(model, *world.test),
+        "local_test": _mean_std_each(own),
+        "validation": right / total if total else None,
+    }
 
 
 def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -> Scores:

@@ -35,7 +35,8 @@ class Opt:
         optimiser = self.make(parameters, **self.options)
         for key, value in (moments or {}).items():
             at, _, name = key.partition(".")
-            optimiser.state[parameters[int(at)]][name] = value.clone()
+            # Adam looks at its step counter on the CPU; a record may have brought it to another device.
+            optimiser.state[parameters[int(at)]][name] = value.clone().cpu() if name == "step" else value.clone()
         return optimiser
 
 

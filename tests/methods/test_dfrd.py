@@ -11,18 +11,17 @@ from torch import nn
 
 from fedaudit import State, registry, run, sgd, state_of
 from fedaudit.errors import SettingError
-from fedaudit.methods._datafree import (
-    Alone,
+from fedaudit.methods._datafree import Generators, take_turns
+from fedaudit.methods._generator import (
     Generator,
     Sampler,
     diversity,
     dynamic_weights,
     epsilon,
-    held,
     label_distribution,
-    take_turns,
-    weighted_logits,
+    weighted,
 )  # fmt: skip
+from fedaudit.methods._host import Alone
 from fedaudit.methods.dense import L_div, Norms
 from fedaudit.methods.dfrd import DFRD, L_fid, L_gen, L_kl, L_tran, ema
 from fedaudit.methods.fedftg import FedFTG, L_cls, L_md
@@ -71,7 +70,7 @@ def test_fidelity_by_hand():
     ensemble is (3/2 ln 3, 1/2 ln 3), whose softmax is (3/4, 1/4): the loss is -ln 3/4. For y = 1 the mirror image."""
     tau = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
     y = torch.tensor([0, 1])
-    ensemble = weighted_logits([Says(2 * LN3, 0.0), Says(0.0, 2 * LN3)], tau)(torch.zeros(2, 1), y)
+    ensemble = weighted([Says(2 * LN3, 0.0), Says(0.0, 2 * LN3)], tau)(torch.zeros(2, 1), y)
     assert ensemble.flatten().tolist() == pytest.approx([1.5 * LN3, 0.5 * LN3, 0.5 * LN3, 1.5 * LN3])
     assert L_fid(ensemble, y).tolist() == pytest.approx([-math.log(0.75)] * 2, abs=1e-6)
 
@@ -102,15 +101,20 @@ def test_transferability_by_hand():
 
 def test_diversity_by_hand():
     """Eq. 4. s_0 = (0, 0), s_1 = (3, 4): 5 apart; h: 0 and 2: 2 apart. The sum over ordered pairs is 2 * 10, over
-    B^2 = 4: exp(-5). By mean absolute differences: 3.5 and 2, so exp(-2 * 7 / 4). Equal rows: exp(0)."""
+    B^2 = 4: exp(-5). By mean differences, as is the default: images 3.5 apart, absolutely, inputs 4, squared: the mean
+    over ordered pairs is 2 * 14 / 4. A second input that is 4 away as well halves nothing: (2^2 + 4^2) / 2 = 10, so
+    2 * 35 / 4. Equal rows: exp(0)."""
     s, h = torch.tensor([[0.0, 0], [3, 4]]).view(2, 1, 1, 2), torch.tensor([[0.0], [2.0]])
-    assert diversity(s, h).item() == pytest.approx(math.exp(-5))
-    assert diversity(s, h, "mean").item() == pytest.approx(math.exp(-3.5))
+    assert diversity(s, h, "l2").item() == pytest.approx(math.exp(-5))
+    assert diversity(s, h).item() == pytest.approx(math.exp(-7))
+    wide = torch.tensor([[0.0, 0.0], [2.0, 4.0]])
+    assert diversity(s, wide).item() == pytest.approx(math.exp(-17.5))
     same = torch.ones(3, 4, requires_grad=True)
-    value = diversity(same, torch.randn(3, 2))
-    assert value.item() == 1
-    value.backward()
-    assert torch.isfinite(same.grad).all()
+    for metric in ("l2", "mean"):
+        value = diversity(same, torch.randn(3, 2), metric)
+        assert value.item() == 1
+        value.backward()
+        assert torch.isfinite(same.grad).all()
 
 
 def test_the_generators_objective_by_hand():
@@ -118,7 +122,7 @@ def test_the_generators_objective_by_hand():
     (1/2, 1/2), twice. L_fid = -ln 3/4, L_tran = -KL_TS, L_div = exp(-5); weights 2 and 3."""
     y, teacher, student = torch.tensor([1, 1]), torch.tensor([[0.0, LN3]] * 2), torch.zeros(2, 2)
     s, h = torch.tensor([[0.0, 0], [3, 4]]), torch.tensor([[0.0], [2.0]])
-    value = L_gen(teacher, student, y, s, h, beta_tran=2.0, beta_div=3.0)
+    value = L_gen(teacher, student, y, s, h, beta_tran=2.0, beta_div=3.0, metric="l2")
     assert value.item() == pytest.approx(-math.log(0.75) - 2 * KL_TS + 3 * math.exp(-5), abs=1e-6)
 
 
@@ -152,14 +156,15 @@ class Desk:
     def rng(self, purpose):
         return torch.Generator().manual_seed(1)
 
-    def optimise(self, params, closure, *, steps, opt):
-        optimiser = opt.build(params)
+    def optimise(self, params, closure, *, steps, opt, moments=None):
+        optimiser = opt.build(params, moments)
         for _ in range(steps):
             optimiser.zero_grad()
             value = closure()
             value.backward()
             optimiser.step()
             self.values.append(value.item())
+        return moments_of(optimiser)
 
 
 class Student(nn.Module):
@@ -175,10 +180,10 @@ def distilled(method, rounds, **student):
     torch.manual_seed(0)
     desk, f = Desk(), Student()
     teachers = [Says(LN3, 0.0, 0.0), Says(LN3, 0.0, 0.0)]
-    nets = {"G": state_of(method.generator(desk))}
+    nets = Generators(state_of(method.generator(desk)))
     trail = []
     for _ in range(rounds):
-        nets = method.distil(desk, f, teachers, torch.tensor([[1.0, 0, 0], [3.0, 0, 0]]), nets)
+        nets, _ = method.distil(desk, f, teachers, torch.tensor([[1.0, 0, 0], [3.0, 0, 0]]), nets)
         trail.append(nets)
     return desk, f, trail
 
@@ -199,19 +204,23 @@ def test_the_average_follows_the_generator_round_by_round():
     method = DFRD(I=1, I_g=1, I_d=1, d=4, width=4, B=8)
     _, f, (one, two) = distilled(method, 2)
     name = "project.weight"
-    assert torch.equal(one["G~"][name], one["G"][name])
-    assert not torch.equal(one["G"][name], two["G"][name])
-    torch.testing.assert_close(two["G~"][name], (one["G"][name] + two["G"][name]) / 2)
+    assert torch.equal(one.average[name], one.G[name])
+    assert not torch.equal(one.G[name], two.G[name])
+    torch.testing.assert_close(two.average[name], (one.G[name] + two.G[name]) / 2)
     assert f.b[0] > 0  # towards the teachers' class
 
 
-def test_an_optimiser_lasts_over_turns():
-    """Momentum 1, rate 1, gradient 1: the second call moves by 2, because it remembers the first."""
+def test_an_optimiser_lasts_over_turns_and_rounds():
+    """Momentum 1, rate 1, gradient 1: the second step moves by 2, because it remembers the first, and so on; whether it
+    is in the same round or the next."""
     p = nn.Linear(1, 1, bias=False)
     p.weight.data.zero_()
-    opt, desk = held(sgd(1.0, momentum=1.0), p), Desk()
-    for expected in (-1.0, -3.0):
-        desk.optimise([p.weight], lambda: p.weight.sum(), steps=1, opt=opt)
+    other, desk, moments = nn.Linear(1, 1), Desk(), ({}, {})
+    for turns, expected in ((1, -1.0), (1, -3.0), (2, -10.0)):  # then by 3 and 4
+        moments = take_turns(
+            desk, other, p, lambda: other.weight.sum(), lambda: p.weight.sum(), turns=turns, steps=(0, 1),
+            opts=(sgd(1.0), sgd(1.0, momentum=1.0)), moments=moments,
+        )  # fmt: skip
         assert p.weight.item() == expected
 
 
@@ -384,4 +393,5 @@ def test_presets_of_a_composition_are_its_hosts_and_settings_go_over_them_key_by
     assert registry.find("fedrolex+dfrd").make({}, "cifar100").host.rho == 5
     assert "host" not in registry.find("fedavg+dfrd").presets.get("cifar10", {})
     dense = registry.find("fedrolex+dense").make({}, "cifar10")
-    assert (dense.host.rho, dense.I) == (10, 200)
+    assert (dense.host.rho, dense.I) == (10, 10), "the budget of the other two"
+    assert registry.find("dense").make({}, "one-shot").I_g == 30

@@ -1,0 +1,155 @@
+"""A conditional generator on the server, and what trains one: labels, ensembles of teachers, the common losses.
+
+`dfrd`, `fedftg` and `dense` use all of it, `fedgen` and `fedzkt` parts. Equation numbers are those of DFRD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+Merge = Literal["mul", "add", "cat", "ncat", "none"]
+Mask = Literal["dfrd", "fedftg", "dense"]
+Metric = Literal["mean", "l2"]
+Mean = Literal["logits", "probabilities"]
+Ensemble = Callable[[Tensor, Tensor], Tensor]  # synthetic data, labels: the teachers' weighted logits
+
+
+class Generator(nn.Module):
+    """s = G(h, w) with h = o(z, y): a linear layer, two transposed convolutions, images in [-1, 1].
+
+    DFRD's own is in an appendix that we do not have; this is the one that FedZGE gives in its Table 7 as common to the
+    data-free methods. It is always used with batch statistics, also as an average over rounds, so the running ones do
+    not matter.
+    """
+
+    def __init__(self, merge: Merge, d: int, shape: tuple[int, int, int], classes: int, width: int):
+        super().__init__()
+        channels, height, breadth = shape
+        self.merge, self.shape, self.classes = merge, shape, classes
+        self.E = nn.Embedding(classes, d) if merge in ("mul", "add", "cat") else None
+        inputs = {"cat": 2 * d, "ncat": d + classes}.get(merge, d)
+        self.small = (width, -(-height // 4), -(-breadth // 4))
+        self.project = nn.Linear(inputs, self.small[0] * self.small[1] * self.small[2])
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(width),
+            nn.ConvTranspose2d(width, width, 4, 2, 1),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2),
+            nn.ConvTranspose2d(width, width // 2, 4, 2, 1),
+            nn.BatchNorm2d(width // 2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width // 2, channels, 3, 1, 1),
+            nn.BatchNorm2d(channels),
+            nn.Tanh(),
+        )
+
+    def h(self, z: Tensor, y: Tensor) -> Tensor:
+        """The merge operator o(z, y) of DFRD, Section 4.3."""
+        match self.merge:
+            case "mul":
+                return z * self.embedded(y)
+            case "add":
+                return z + self.embedded(y)
+            case "cat":
+                return torch.cat([z, self.embedded(y)], 1)
+            case "ncat":
+                classes = torch.arange(self.classes, device=y.device)  # one_hot would wait for the GPU to check y
+                return torch.cat([z, (y[:, None] == classes).to(z)], 1)
+            case "none":
+                return z
+
+    def embedded(self, y: Tensor) -> Tensor:
+        return cast(Tensor, cast(nn.Embedding, self.E)(y))
+
+    def forward(self, h: Tensor) -> Tensor:
+        s = self.layers(self.project(h).unflatten(1, self.small))
+        return cast(Tensor, s[..., : self.shape[1], : self.shape[2]])  # sides that 4 does not divide were rounded up
+
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+
+def dynamic_weights(n: Tensor) -> Tensor:
+    """tau_{i,y} = n_i^y / n_S^y from counts (clients, classes); 0 where nobody holds y (DFRD, Section 3.2)."""
+    return n / n.sum(0).clamp_min(torch.finfo(n.dtype).tiny)
+
+
+def label_distribution(n: Tensor) -> Tensor:
+    """p(y) = n_S^y / sum_y n_S^y."""
+    held = n.sum(0)
+    return held / held.sum() if bool(held.sum() > 0) else torch.full_like(held, 1 / len(held))
+
+
+class Sampler:
+    """z ~ N(0, I) and y ~ p(y), from one generator.
+
+    Labels by inversion: torch.multinomial has no deterministic form on GPUs.
+    """
+
+    def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator):
+        self.d, self.B, self.rng = d, B, rng
+        cumulated = p.double().cpu().cumsum(0)
+        self.cumulated = (cumulated / cumulated[-1]).to(rng.device)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        device = self.rng.device
+        z = torch.randn(self.B, self.d, generator=self.rng, device=device)
+        u = torch.rand(self.B, generator=self.rng, device=device, dtype=torch.float64)
+        return z, torch.searchsorted(self.cumulated, u, right=True)
+
+
+# --- teachers -------------------------------------------------------------------------------------------------------
+
+
+def teach(teachers: Sequence[nn.Module], s: Tensor) -> Tensor:
+    """f_i(s, theta_i) for all teachers, (teachers, rows, classes): the one place where they are called."""
+    return torch.stack([f(s) for f in teachers])
+
+
+def combined(logits: Tensor, tau: Tensor, y: Tensor, mean: Mean = "logits") -> Tensor:
+    """sum_i tau_{i,y} f_i(s, theta_i) from the teachers' logits; tau is (teachers, classes).
+
+    By probabilities: the logarithm of sum_i tau_{i,y} softmax f_i(s), which is a vector of logits again.
+    """
+    weights = tau[:, y, None]
+    if mean == "logits":
+        return (weights * logits).sum(0)
+    shares = (weights * logits.softmax(-1)).sum(0)
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
+
+
+def weighted(teachers: Sequence[nn.Module], tau: Tensor, mean: Mean = "logits") -> Ensemble:
+    """The ensemble of Eqs. 2, 3 and 7 as a function of synthetic data and their labels."""
+    return lambda s, y: combined(teach(teachers, s), tau, y, mean)
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+def epsilon(mask: Mask, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
+    """Which rows count for transferability: this paper's (diamond), FedFTG's (triangle), DENSE's (nabla)."""
+    if mask == "fedftg":
+        return torch.ones_like(y, dtype=student.dtype)
+    f, ensemble = student.argmax(1), teacher.argmax(1)
+    counts = (f != y) & (ensemble == y) if mask == "dfrd" else f != ensemble
+    return counts.to(student.dtype)
+
+
+def diversity(s: Tensor, h: Tensor, metric: Metric = "mean") -> Tensor:
+    """Eq. 4: exp(-sum_{j,k} |s_j - s_k| |h_j - h_k| / B^2).
+
+    `mean` is the form in public code: the mean absolute difference of the images times the mean squared difference of
+    their inputs. `l2` has the plain norms that are printed, which grow with the number of pixels.
+    """
+    s, h = s.flatten(1), h.flatten(1)
+    if metric == "mean":
+        images = torch.cdist(s, s, p=1) / s.shape[1]
+        apart = images * (h[:, None] - h[None]).square().mean(2)
+    else:
+        exactly = "donot_use_mm_for_euclid_dist"  # the quick way has no gradient where two rows are equal
+        apart = torch.cdist(s, s, compute_mode=exactly) * torch.cdist(h, h, compute_mode=exactly)
+    return torch.exp(-apart.mean())

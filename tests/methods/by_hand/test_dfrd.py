@@ -1,0 +1,126 @@
+"""DFRD, three rounds by hand. From scratch: clients train their own models, label counts give tau and p(y), the
+generator and the global model take turns (Eqs. 2-7), and both optimisers go on over the rounds.
+
+On FedAvg, a composition of a host and a distillation: clients start from the global model, the server averages what
+they upload and distils it into the average, which keeps its batch-norm statistics; the momentum of the global model
+begins anew, because the average has taken its place."""
+
+from __future__ import annotations
+
+import torch
+from by_hand import close, played, rng
+from conditional import Adam, Momentum, apart, ce, drawn, images, kl, still, weights
+from narrow import trained
+
+B, ETA = 32, 0.1
+SET = {"I": 2, "I_g": 2, "I_d": 2, "B": 12, "d": 6, "width": 4, "eta_g": 0.003, "eta_d": 0.02}
+LAM, ALPHA = 0.4, 0.7
+
+
+class Server:
+    """What the server keeps: the generator, its average, and the optimisers' state."""
+
+    def __init__(self, G):
+        self.w, self.w_ = weights(G), None
+        self.opt_G, self.opt_f = Adam(SET["eta_g"]), Momentum(SET["eta_d"], 0.9)
+
+    def distil(self, f, teachers, n, t, mode, beta_tran=1.0, beta_div=1.0):
+        """Eqs. 2-7. `mode` puts f into the mode in which it learns."""
+        tau, p = n / n.sum(0).clamp_min(1), n.sum(0) / n.sum()  # dynamic weighting and label sampling
+        draw = rng("server", "z and y", t)
+
+        def h_of(w, z, y):
+            return z * w["E.weight"][y]  # o(z, y) = z x E(y)
+
+        def ensemble(s, y):
+            return sum(tau[i][y][:, None] * teacher(s) for i, teacher in enumerate(teachers))
+
+        for _ in range(SET["I"]):
+            for p_ in f.parameters():
+                p_.requires_grad_(False)
+            f.eval()
+            for _ in range(SET["I_g"]):
+                z, y = drawn(draw, p, SET["d"], SET["B"])
+                h = h_of(self.w, z, y)
+                s = images(self.w, h, SET["width"])
+                teacher, student = ensemble(s, y), f(s)
+                black = (student.argmax(1) != y) & (teacher.argmax(1) == y)  # epsilon
+                L_fid = ce(teacher, y).mean()  # Eq. 2
+                L_tran = -(black * kl(teacher, student)).mean()  # Eq. 3
+                self.opt_G.step(self.w, L_fid + beta_tran * L_tran + beta_div * apart(s, h))  # Eqs. 4, 5
+            for p_ in f.parameters():
+                p_.requires_grad_(True)
+            mode(f)
+            for _ in range(SET["I_d"]):
+                L_md = torch.zeros(())
+                for w, weight in ((self.w, 1.0), (self.w_, ALPHA)):  # Eq. 7
+                    if w is None:
+                        continue
+                    z, y = drawn(draw, p, SET["d"], SET["B"])
+                    with torch.no_grad():
+                        s = images(w, h_of(w, z, y), SET["width"])
+                        teacher = ensemble(s, y)
+                    L_md = L_md + weight * kl(f(s), teacher).mean()
+                self.opt_f.step(f, L_md)
+        now = {name: v.detach().clone() for name, v in self.w.items()}
+        self.w_ = now if self.w_ is None else {n: LAM * self.w_[n] + (1 - LAM) * now[n] for n in now}  # Eq. 6
+
+    def agrees(self, kept, what):
+        close(self.w, {n: kept.G[n] for n in self.w}, f"the generator, {what}")
+        close(self.w_, {n: kept.average[n] for n in self.w}, f"its average, {what}")
+
+
+def counts(ran):
+    n = torch.stack([torch.bincount(y, minlength=10) for _, y in ran.rows.values()]).double()
+    assert (n == 0).any(), "skewed, or tau is not tested"
+    return n
+
+
+def test_three_rounds_from_scratch(tmp_path):
+    values = {**SET, "lam": LAM, "alpha": ALPHA, "beta_div": 1.5, "beta_tran": 2.0, "host": {"B": B, "eta": ETA}}
+    ran = played("dfrd", tmp_path / "run", rounds=3, set=values)
+    n, own = counts(ran), dict(ran.first)
+    server, f = Server(ran.states[0].nets.G), ran.net(ran.states[0].host.w)
+    for t in (1, 2, 3):
+        assert ran.order(0, t) == ["Begin", "HowMany"]
+        for k, rows in ran.rows.items():
+            own[k] = trained(ran.net(own[k]), *rows, k, t, B, ETA)
+            close(own[k], ran.sent("Uploaded", t)[k]["w"], f"client {k}, round {t}")
+            assert torch.equal(ran.sent("LabelCounts", t)[k]["n"].double(), n[k])
+        teachers = [still(ran.net(own[k])) for k in own]
+        server.distil(f, teachers, n, t, lambda f: f.train(), beta_tran=2.0, beta_div=1.5)
+        server.agrees(ran.states[t].nets, f"round {t}")
+        close(f.state_dict(), ran.states[t].host.w, f"the global model, round {t}")
+
+
+def keeps_statistics(f):
+    f.train()
+    f.encoder.bn1.eval()
+    f.encoder.bn2.eval()
+
+
+def test_two_rounds_on_fedavg(tmp_path):
+    local = {"B": B, "eta": ETA}
+    values = {**SET, "lam": LAM, "alpha": ALPHA, "host": local}
+    ran = played("fedavg+dfrd", tmp_path / "run", rounds=2, model="cnn_bn", set=values)
+    n = counts(ran)
+    share = n.sum(1) / n.sum()
+    server, w = Server(ran.states[0].nets.G), dict(ran.states[0].host.w)
+    for t in (1, 2):
+        assert ran.order(0, t) == ["Global", "HowMany"]
+        up = {}
+        for k, rows in ran.rows.items():
+            close(w, ran.sent("Global", t)[k]["w"], f"to client {k}")
+            up[k] = trained(ran.net(w), *rows, k, t, B, ETA)
+            close(up[k], ran.sent("Local", t)[k]["w"], f"from client {k}")
+        w = {name: sum(share[k] * up[k][name] for k in up) for name in up[0]}  # n_k / n
+        w = {name: v.round().long() if "tracked" in name else v for name, v in w.items()}
+        close(w, ran.states[t].before, "the average")
+        f = ran.net(w)
+        server.opt_f = Momentum(SET["eta_d"], 0.9)
+        server.distil(f, [still(ran.net(up[k])) for k in up], n, t, keeps_statistics)
+        server.agrees(ran.states[t].nets, f"round {t}")
+        statistics = {name for name in w if "running" in name}
+        assert all(torch.equal(f.state_dict()[name], w[name]) for name in statistics)
+        w = dict(f.state_dict())
+        close(w, ran.states[t].host.w, "the global model")

@@ -1,0 +1,52 @@
+"""FedFTG, three rounds by hand, from scratch: teachers are compared with the student one by one, every sample counts,
+the label stands beside the noise as one-hot."""
+
+from __future__ import annotations
+
+import torch
+from by_hand import close, played, rng
+from conditional import Adam, Momentum, apart, ce, drawn, images, kl, still, weights
+from narrow import trained
+from torch.nn.functional import one_hot
+
+B, ETA = 32, 0.1
+SET = {"I": 2, "I_g": 2, "I_d": 2, "B": 12, "d": 6, "width": 4, "eta_g": 0.003, "eta_d": 0.02}
+
+
+def test_three_rounds(tmp_path):
+    values = {**SET, "lambda_cls": 0.8, "lambda_dis": 1.5, "host": {"B": B, "eta": ETA}}
+    ran = played("fedftg", tmp_path / "run", rounds=3, set=values)
+    n = torch.stack([torch.bincount(y, minlength=10) for _, y in ran.rows.values()]).double()
+    alpha, p = n / n.sum(0).clamp_min(1), n.sum(0) / n.sum()
+    own, w, f = dict(ran.first), weights(ran.states[0].nets.G), ran.net(ran.states[0].host.w)
+    opt_G, opt_f = Adam(SET["eta_g"]), Momentum(SET["eta_d"], 0.9)
+    for t in (1, 2, 3):
+        for k, rows in ran.rows.items():
+            own[k] = trained(ran.net(own[k]), *rows, k, t, B, ETA)
+            close(own[k], ran.sent("Uploaded", t)[k]["w"], f"client {k}, round {t}")
+            assert torch.equal(ran.sent("LabelCounts", t)[k]["n"].double(), n[k])
+        teachers = [still(ran.net(own[k])) for k in own]
+        draw = rng("server", "z and y", t)
+
+        def made(z, y):
+            return images(w, torch.cat([z, one_hot(y, 10).double()], 1), SET["width"])
+
+        def L_md(s, y, teachers=teachers):
+            return sum(alpha[i][y] * kl(teacher(s), f(s)) for i, teacher in enumerate(teachers)).mean()
+
+        for _ in range(SET["I"]):
+            still(f)
+            for _ in range(SET["I_g"]):
+                z, y = drawn(draw, p, SET["d"], SET["B"])
+                s = made(z, y)
+                L_cls = sum(alpha[i][y] * ce(teacher(s), y) for i, teacher in enumerate(teachers)).mean()
+                opt_G.step(w, 0.8 * L_cls - L_md(s, y) + 1.5 * apart(s, z))
+            f.train().requires_grad_(True)
+            for _ in range(SET["I_d"]):
+                z, y = drawn(draw, p, SET["d"], SET["B"])
+                s = made(z, y).detach()
+                opt_f.step(f, L_md(s, y))
+        kept = ran.states[t]
+        close(w, {name: kept.nets.G[name] for name in w}, f"the generator, round {t}")
+        close(f.state_dict(), kept.host.w, f"the global model, round {t}")
+        assert kept.nets.average is None
