@@ -1,0 +1,230 @@
+"""What the distillations without data share: statistics, optimisers, the guard, diagnostics, what they cost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedaudit import registry, run
+from fedaudit.methods._datafree import diagnose
+from fedaudit.methods._generator import combined
+from fedaudit.methods._host import Host, Plain, host_of
+from fedaudit.runtime.world import World
+from fedaudit.training import models
+from fedaudit.wire.transcript import Transcript
+
+LOCAL = {"B": 32, "eta": 0.05}
+STEPS = {"I": 1, "I_g": 1, "I_d": 2, "B": 16, "d": 8, "width": 8, "eta_d": 0.1}
+
+
+def final(folder):
+    return load_file(folder / "models" / "global.safetensors")
+
+
+def entries(folder):
+    return list(Transcript(folder / "transcript").entries())
+
+
+def statistics(w):
+    return {name: t for name, t in w.items() if "running" in name}
+
+
+# --- teachers -------------------------------------------------------------------------------------------------------
+
+
+def test_ensembles_of_logits_and_of_probabilities_by_hand():
+    """Teachers say (ln 9, 0) and (0, 0), y = 1, tau_{.,1} = (1/4, 3/4), tau_{.,0} is another. Logits: (ln 9 / 4, 0).
+    Probabilities: 1/4 (9/10, 1/10) + 3/4 (1/2, 1/2) = (0.6, 0.4)."""
+    logits = torch.tensor([[[math.log(9), 0.0]], [[0.0, 0.0]]])
+    tau, y = torch.tensor([[0.5, 0.25], [0.5, 0.75]]), torch.tensor([1])
+    assert combined(logits, tau, y).flatten().tolist() == pytest.approx([math.log(9) / 4, 0])
+    assert combined(logits, tau, y, "probabilities").softmax(1).flatten().tolist() == pytest.approx([0.6, 0.4])
+
+
+def test_diagnosis_by_hand():
+    """Four images, y = 0 throughout. Two teachers: the first always says 0, strongly, and has all the weight of the
+    ensemble in three rows; the mean of both says 0 once. The student says 0 in the last two rows. So the ensemble says
+    y in 3/4, the mean in 1/4, the two disagree as DFRD's mask asks in rows 1 and 2, and agree in row 3 alone."""
+
+    class Student(nn.Module):
+        def forward(self, s):
+            return torch.tensor([[0.0, 1], [0, 1], [1, 0], [1, 0]])
+
+    logits = torch.tensor([[[1.0, 0]] * 4, [[3.0, 0], [0, 3], [0, 3], [0, 3]]])
+    ensemble = torch.tensor([[1.0, 0], [1, 0], [1, 0], [0, 1]])
+    s, h = torch.zeros(4, 1, 2, 2), torch.arange(4.0)[:, None]
+    seen = diagnose(Student(), logits, ensemble, s, torch.zeros(4, dtype=torch.int64), h)
+    assert (seen.fidelity, seen.fidelity_mean, seen.epsilon, seen.agreement) == (0.75, 0.25, 0.5, 0.25)
+    assert seen.L_div == 1, "all images are the same"
+
+
+# --- hosts ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_host_keeps_the_protocol():
+    for name in ("heterofl", "feddropout", "fedrolex"):
+        host = registry.find(name).make({})
+        assert host_of(host) is host
+        assert not host.goes_on()
+    assert isinstance(host_of(registry.find("fedavg").make({})), Plain)
+    assert isinstance(Plain(registry.find("fedavg").make({})), Host)
+    assert registry.find("dfrd").make({}).host.goes_on()
+    assert registry.find("heterofl").make({}).measures_statistics()
+    assert not registry.find("heterofl").make({"sbn": False}).measures_statistics()
+
+
+def test_fine_tuning_keeps_the_hosts_statistics_and_training_from_scratch_has_none_to_keep():
+    for distillation in ("dfrd", "fedftg", "dense"):
+        assert registry.find(distillation).make({}).statistics == "synthetic"
+        for host in ("fedavg", "heterofl", "feddropout", "fedrolex"):
+            assert registry.find(f"{host}+{distillation}").make({}).statistics == "host"
+
+
+# --- batch-norm statistics ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hosted(tmp_path_factory):
+    """One round of FedAvg with batch norm, and what each setting of `statistics` makes of it."""
+    from fedaudit.setting import Setting
+
+    folder = tmp_path_factory.mktemp("statistics")
+    common = {"model": "cnn_bn", "rounds": 1, "clients": 3, "partition": "dirichlet:0.3", "aux": 0.1}
+    run(Setting.make(method="fedavg", set=LOCAL, **common), out=folder / "fedavg")
+    for kept in ("synthetic", "host", "recalibrated"):
+        values = {**STEPS, "statistics": kept, "host": LOCAL}
+        run(Setting.make(method="fedavg+dfrd", set=values, **common), out=folder / kept)
+    return folder
+
+
+def test_host_keeps_its_statistics_and_synthetic_ones_follow_the_images(hosted):
+    before, kept, synthetic = (statistics(final(hosted / name)) for name in ("fedavg", "host", "synthetic"))
+    assert all(torch.equal(before[name], kept[name]) for name in before)
+    assert not any(torch.equal(before[name], synthetic[name]) for name in before)
+    weight = "encoder.conv1.weight"
+    assert not torch.equal(final(hosted / "fedavg")[weight], final(hosted / "host")[weight]), "it learned all the same"
+    assert not torch.equal(final(hosted / "synthetic")[weight], final(hosted / "host")[weight]), "by other statistics"
+
+
+def test_recalibrated_statistics_are_those_of_the_records(hosted):
+    """Of the distilled model on each client's records, averaged by their number: here over whole clients as one batch,
+    while a client takes batches, so only nearly; the ones of the average before the distillation are far off."""
+    from fedaudit import read_record
+
+    record = read_record(hosted / "recalibrated")
+    assert [e.message for e in entries(hosted / "recalibrated") if e.client == 0 and e.direction == "down"] == [
+        "Global", "HowMany", "Query",
+    ]  # fmt: skip
+    assert {r.kind for r in record.releases} >= {"statistics", "label_counts", "weights"}
+    w = final(hosted / "recalibrated")
+    world = World(record.setting)
+    n = [world.count(k) for k in range(3)]
+    mean = torch.zeros(16)
+    for k in range(3):
+        net = models.build("cnn_bn", shape=world.shape, classes=10)
+        net.load_state_dict(w)
+        mean += n[k] / sum(n) * net.encoder.conv1(world.members(k)[0]).mean((0, 2, 3)).detach()
+    torch.testing.assert_close(w["encoder.bn1.running_mean"], mean, atol=0.02, rtol=0.05)
+    up = {row.field: row.payload for row in record.traffic if row.direction == "up"}
+    assert up["Statistics.s"] == 3 * 2 * 4 * (16 + 32), "a mean and a variance of each channel from each client"
+
+
+def test_heterofl_asks_once_for_statistics(tiny, tmp_path):
+    """Its own query comes after the distillation: `recalibrated` adds no second one."""
+    values = {**STEPS, "statistics": "recalibrated"}
+    run(tiny("heterofl+dfrd", model="cnn_bn", rounds=1, set=values), out=tmp_path / "a")
+    asked = [e.message for e in entries(tmp_path / "a") if e.direction == "down" and e.client == 0]
+    assert asked == ["Part", "HowMany", "Query"]
+
+
+# --- optimisers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "f_goes_on"), [("dfrd", True), ("fedavg+dfrd", False)])
+def test_optimisers_go_on_over_rounds(method, f_goes_on, tiny, tmp_path, monkeypatch):
+    """Adam counts its steps: 2 a round. The momentum of f goes on from scratch only; on a host another model has taken
+    f's place. `reset` begins anew."""
+    cls, states, begun = registry.find(method), [], []
+    step, compete = cls.round, cls.compete
+
+    def round(self, s, server, cohort):
+        states.append(step(self, s, server, cohort))
+        return states[-1]
+
+    monkeypatch.setattr(cls, "round", round)
+    monkeypatch.setattr(
+        "fedaudit.methods._datafree.recall",
+        lambda optimiser, moments: begun.append(bool(moments)),
+    )
+    run(tiny(method, rounds=2, set={**STEPS, "I_g": 2}), out=tmp_path / "kept")
+    assert begun == [False, False, True, f_goes_on]
+    assert compete is cls.compete
+    monkeypatch.undo()
+    monkeypatch.setattr(cls, "round", round)
+    states.clear()
+    for optimisers, steps in (("kept", [2, 4]), ("reset", [2, 2])):
+        run(
+            tiny(method, rounds=2, set={**STEPS, "I_g": 2, "optimisers": optimisers}), out=tmp_path / f"{optimisers} on"
+        )
+        assert [int(s.nets.opt_G[0]["step"]) for s in states] == steps
+        states.clear()
+
+
+# --- the guard ------------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_keeps_the_host_where_the_distillation_spoils_it(tiny, tmp_path):
+    """A student's rate of 50 spoils any model; none at all spoils none. Clients count on their validation records."""
+    common, local = {"rounds": 1, "partition": "iid"}, {"E": 6, "B": 16, "eta": 0.1}
+    alone = run(tiny("fedavg", set=local, **common), out=tmp_path / "fedavg")
+    assert alone.result["last"]["global"]["validation"] > 0.5, "there is something to spoil"
+    spoilt = {**STEPS, "eta_d": 50.0, "guard": True, "host": local}
+    record = run(tiny("fedavg+dfrd", set=spoilt, **common), out=tmp_path / "kept")
+    average = final(tmp_path / "fedavg")
+    assert all(torch.equal(t, average[name]) for name, t in final(tmp_path / "kept").items())
+    assert record.rounds[0].diagnostics["kept_host"] == 1
+    record = run(tiny("fedavg+dfrd", set={**spoilt, "guard": False}, **common), out=tmp_path / "spoilt")
+    assert record.rounds[0].diagnostics["kept_host"] == 0
+    assert any(not torch.equal(t, average[name]) for name, t in final(tmp_path / "spoilt").items())
+    record = run(tiny("fedavg+dfrd", set={**spoilt, "eta_d": 0.0}, **common), out=tmp_path / "same")
+    assert record.rounds[0].diagnostics["kept_host"] == 0, "it did not fall"
+
+
+def test_the_guard_counts_validation_records_and_is_billed(tiny, tmp_path):
+    values = {**STEPS, "guard": True, "host": LOCAL}
+    record = run(tiny("fedavg+dfrd", rounds=1, set=values), out=tmp_path / "a")
+    world, rows = World(record.setting), entries(tmp_path / "a")
+    for e in (e for e in rows if e.message == "Right"):
+        sent = next(other for other in rows if other.message == "Candidates" and other.client == e.client)
+        x, y = world.validation(e.client)
+        for i, field in enumerate(("host", "distilled")):
+            net = models.build("cnn", shape=world.shape, classes=10)
+            net.load_state_dict(sent[field])
+            assert e["n"][i] == (net.eval()(x).argmax(1) == y).sum()
+    down = {row.field: row.payload for row in record.traffic if row.direction == "down"}
+    assert down["Candidates.host"] == down["Candidates.distilled"] == 3 * 4 * 13_706
+    policy = {"statistics": {"epsilon": 1.0}}
+    record = run(tiny("fedavg+dfrd", rounds=1, set=values, privacy=policy), out=tmp_path / "b")
+    release = next(r for r in record.releases if r.kind == "statistics")
+    assert release.protection["sensitivity"] == pytest.approx(math.sqrt(2)), "one record: each of two counts by one"
+
+
+# --- the record -----------------------------------------------------------------------------------------------------
+
+
+def test_the_record_has_the_model_before_and_after_and_what_was_measured(tiny, tmp_path, fedaudit):
+    common = {"rounds": 1, "partition": "dirichlet:0.3"}
+    alone = run(tiny("fedavg", set=LOCAL, **common), out=tmp_path / "fedavg")
+    both = run(tiny("fedavg+dfrd", set={**STEPS, "host": LOCAL}, **common), out=tmp_path / "both")
+    before = both.result["last"]["global_points"]["before distillation"]
+    assert before == alone.result["last"]["global"]
+    assert both.rounds[0].diagnostics.keys() == {
+        "fidelity", "fidelity_mean", "epsilon", "L_div", "agreement", "kept_host",
+    }  # fmt: skip
+    assert alone.rounds[0].diagnostics == {}
+    _, shown, _ = fedaudit("show", tmp_path / "both")
+    assert "global model, before distillation" in shown
