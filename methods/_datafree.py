@@ -254,7 +254,7 @@ class DataFree(Method):
         uploaded = heard.replies[0]
         n = torch.ones(len(uploaded), server.classes, device=server.device)
         if self.counts_labels():
-            counts = cast(dict[int, LabelCounts], cohort.ask(self.count_labels, HowMany()))
+            counts = cohort.ask(self.count_labels, HowMany())
             uploaded = {k: uploaded[k] for k in counts}
             n = torch.stack([r.n for r in counts.values()]).clamp_min(0)  # noise could have made one negative
         f = load(server.model(), after.w)
@@ -262,7 +262,7 @@ class DataFree(Method):
         nets, seen = self.distil(server, f, teachers, n, s.nets)
         w = state_of(f)
         if self._recalibrates(w):
-            w = settled(w, cast(Any, cohort.ask(self.measure, Query(State(w.parameters)))))
+            w = settled(w, cohort.ask(self.measure, Query(State(w.parameters))))
         if self.guard and not self._better(cohort, after.w, w):
             w, seen = after.w, dataclasses.replace(seen, kept_host=True)
         tuned = dataclasses.replace(cast(Any, after), w=w)
@@ -280,7 +280,7 @@ class DataFree(Method):
 
     def _better(self, cohort: Cohort, host: State, distilled: State) -> bool:
         """Whether the distilled model is right on at least as many validation records as the host's."""
-        replies = cast(dict[int, Right], cohort.ask(self.compare, Candidates(host, distilled)))
+        replies = cohort.ask(self.compare, Candidates(host, distilled))
         of_host, of_distilled = torch.stack([r.n for r in replies.values()]).sum(0).tolist()
         return bool(of_distilled >= of_host)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from torch import nn
 
 from fedaudit import Client, Cohort, Down, Method, Plan, Record, Server, Size, State, Up, ce, load, private, state_of
 from fedaudit.methods._optimiser import WithOptimiser
+
+U = TypeVar("U", bound=Up)
 
 
 class Holds(Protocol):
@@ -87,7 +89,7 @@ class Overheard(Cohort):
     def ids(self) -> list[int]:  # type: ignore[override]
         return self.cohort.ids
 
-    def ask(self, fn: Callable[[Any, Any], Up], message: Down | Mapping[int, Down]) -> dict[int, Up]:
+    def ask(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Any]) -> dict[int, U]:
         self.replies.append(self.cohort.ask(fn, message))
         return self.replies[-1]
 

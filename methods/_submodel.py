@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -293,7 +293,7 @@ class SubModels(WithOptimiser):
             units, message = self.units(plan, ratio_of(server.arch(k)), server, k)
             where[k] = positions(plan, units, w)
             messages[k] = message(extract(w, where[k], w.buffers))
-        replies = cast(dict[int, TrainedPart], cohort.ask(self.client_update, messages))
+        replies = cohort.ask(self.client_update, messages)
         p: dict[int, float] = {k: r.n if self.weighted else 1 for k, r in replies.items()}
         return Whole(average(s.w, {k: r.w for k, r in replies.items()}, where, p))  # Eq. 1
 

@@ -23,7 +23,7 @@ The paper is not among ours; this is written from its published description. Cho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class FedZKT(Method):
         return Central(state_of(server.model()), state_of(self.generator(server)))
 
     def round(self, s: Central, server: Server, cohort: Cohort) -> Central:
-        replies = cast(dict[int, OnDevice], cohort.ask(self.local_update, Train()))
+        replies = cohort.ask(self.local_update, Train())
         f = {k: load(server.model(server.arch(k)), r.w) for k, r in replies.items()}
         F, G = load(server.model(), s.w), load(self.generator(server), s.G)
         rng = server.rng("z")

@@ -27,7 +27,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class HeteroFL(SubModels):
     def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         if not (self.sbn and s.w.buffers):
             return s
-        return Whole(settled(s.w, cast(Any, cohort.ask(self.statistics, Query(State(s.w.parameters))))))
+        return Whole(settled(s.w, cohort.ask(self.statistics, Query(State(s.w.parameters)))))
 
     def statistics(self, client: Client, msg: Query) -> Statistics:
         net = client.server_model()
@@ -113,7 +113,7 @@ class HeteroFL(SubModels):
         return folded(copy.deepcopy(client.model), self.R(client.model))
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:
-        net = cast(models.Net, server.model(server.arch(k)))
+        net = server.model(server.arch(k))
         load(net, {**state_of(net), **w})
         if self.sbn:  # no statistics came along: batches normalise themselves, as in training
             for m in batch_norms(net).values():

@@ -43,7 +43,7 @@ def fedaudit(capsys):
         before = sys.argv
         sys.argv = ["fedaudit", *map(str, words)]
         try:
-            cli.main()
+            cli()
             code = 0
         except SystemExit as e:
             code = e.code or 0
