@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaudit import registry, run
-from fedaudit.methods._datafree import diagnose
+from fedaudit.methods._datafree import diagnose, take_turns
 from fedaudit.methods._generator import combined
 from fedaudit.methods._host import Host, Plain, host_of
 from fedaudit.runtime.world import World
@@ -149,29 +149,24 @@ def test_optimisers_go_on_over_rounds(method, f_goes_on, tiny, tmp_path, monkeyp
     """Adam counts its steps: 2 a round. The momentum of f goes on from scratch only; on a host another model has taken
     f's place. `reset` begins anew."""
     cls, states, begun = registry.find(method), [], []
-    step, compete = cls.round, cls.compete
+    step = cls.round
 
     def round(self, s, server, cohort):
         states.append(step(self, s, server, cohort))
         return states[-1]
 
+    def watched(*args, moments, **options):
+        begun.append(tuple(map(bool, moments)))
+        return take_turns(*args, moments=moments, **options)
+
     monkeypatch.setattr(cls, "round", round)
-    monkeypatch.setattr(
-        "fedaudit.methods._datafree.recall",
-        lambda optimiser, moments: begun.append(bool(moments)),
-    )
-    run(tiny(method, rounds=2, set={**STEPS, "I_g": 2}), out=tmp_path / "kept")
-    assert begun == [False, False, True, f_goes_on]
-    assert compete is cls.compete
-    monkeypatch.undo()
-    monkeypatch.setattr(cls, "round", round)
-    states.clear()
-    for optimisers, steps in (("kept", [2, 4]), ("reset", [2, 2])):
-        run(
-            tiny(method, rounds=2, set={**STEPS, "I_g": 2, "optimisers": optimisers}), out=tmp_path / f"{optimisers} on"
-        )
-        assert [int(s.nets.opt_G[0]["step"]) for s in states] == steps
+    monkeypatch.setattr("fedaudit.methods._datafree.take_turns", watched)
+    for optimisers, steps, taken_up in (("kept", [2, 4], (True, f_goes_on)), ("reset", [2, 2], (False, False))):
         states.clear()
+        begun.clear()
+        run(tiny(method, rounds=2, set={**STEPS, "I_g": 2, "optimisers": optimisers}), out=tmp_path / optimisers)
+        assert [int(s.nets.opt_G["0.step"]) for s in states] == steps
+        assert begun == [(False, False), taken_up]
 
 
 # --- the guard ------------------------------------------------------------------------------------------------------

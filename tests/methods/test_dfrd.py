@@ -26,6 +26,7 @@ from fedaudit.methods.dense import L_div, Norms
 from fedaudit.methods.dfrd import DFRD, L_fid, L_gen, L_kl, L_tran, ema
 from fedaudit.methods.fedftg import FedFTG, L_cls, L_md
 from fedaudit.methods.fedzkt import L_SL, local_loss
+from fedaudit.training.fit import moments_of
 from fedaudit.wire.transcript import Transcript
 
 LN3 = math.log(3)
