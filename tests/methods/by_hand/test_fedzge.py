@@ -1,0 +1,136 @@
+"""A round of FedZGE by hand: Ma, Wang and Zhang, AAAI 2025, Algorithm 1 with E_G = 2 and two clients' networks."""
+
+from __future__ import annotations
+
+import torch
+from by_hand import close, epoch, played, rng
+from torch import nn
+from torch.nn import functional as F
+
+E_K, B_K, E_PRIME, E, B, Q, D_Z = 1, 32, 2, 3, 6, 3, 4
+ETA_K, ETA, ETA_G = 0.01, 0.02, 0.003
+TAU, BETA, EPSILON, C = 3.0, (0.7, 1.3, 0.4), 1e-3, 10
+ARCHS = {0: "mlp", 1: "cnn_bn", 2: "cnn_bn"}
+SET = {
+    "E_k": E_K, "B_k": B_K, "E_prime": E_PRIME, "E": E, "E_G": 2, "B": B, "q": Q, "d_z": D_Z, "eta_k": ETA_K,
+    "eta": ETA, "eta_G": ETA_G, "tau": TAU, "beta_1": BETA[0], "beta_2": BETA[1], "beta_3": BETA[2], "epsilon": EPSILON,
+    "distance": "rms",
+}  # fmt: skip
+
+
+class G(nn.Module):
+    """Table 7 for grey images of 8 x 8."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(C, D_Z)
+        self.layers = nn.Sequential(
+            nn.Linear(2 * D_Z, 128 * 2 * 2), nn.Unflatten(1, (128, 2, 2)), nn.BatchNorm2d(128),
+            nn.ConvTranspose2d(128, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.LeakyReLU(0.2),
+            nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.BatchNorm2d(64), nn.LeakyReLU(0.2),
+            nn.Conv2d(64, 1, 3, 1, 1), nn.BatchNorm2d(1), nn.Tanh(),
+        )  # fmt: skip
+
+    def forward(self, z, y):
+        return self.layers(torch.cat([z, self.embedding(y)], 1))
+
+
+def kl(a, b):
+    """KL(sigma(a; tau) || sigma(b; tau)), one number a row."""
+    p = torch.softmax(a / TAU, 1)
+    return (p * (torch.log(p) - torch.log(torch.softmax(b / TAU, 1)))).sum(1)
+
+
+def L_G(e, f, x, z, y):
+    """Eqs. 3, 5, 7, 8, 9, 10, written out; Eq. 7 with root mean squares for norms."""
+    fid = -torch.log(torch.softmax(e, 1))[torch.arange(B), y].mean()
+    adv = -kl(e, f).mean()
+    pairs = [
+        (x[i] - x[j]).square().mean().sqrt() * (z[i] - z[j]).square().mean().sqrt()
+        for i in range(B)
+        for j in range(B)
+        if i != j
+    ]
+    div = torch.exp(-sum(pairs) / B**2)
+    p = torch.softmax(e, 1).mean(0)
+    info = (p * torch.log(p)).sum()
+    return fid + BETA[0] * adv + BETA[1] * div + BETA[2] * info
+
+
+def taught(net, x, y, order, epochs, loss, eta):
+    """Adam on shuffled batches."""
+    adam = torch.optim.Adam(net.train().parameters(), lr=eta)
+    for _ in range(epochs):
+        for b in epoch(order, len(x), B_K):
+            adam.zero_grad()
+            loss(net(x[b]), y[b]).backward()
+            adam.step()
+    return net
+
+
+def test_a_round(tmp_path):
+    ran = played("fedzge", tmp_path, model="mlp:1,cnn_bn:2", server_model="cnn_bn", set=SET)
+    torch.set_default_dtype(torch.float64)
+    try:
+        retell(ran)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def retell(ran):
+    N = {k: len(y) for k, (_, y) in ran.rows.items()}
+    assert len(set(N.values())) == 3, "clients of unequal size"
+    total = sum(N.values())
+    f, g = ran.net(ran.states[0].theta, "cnn_bn"), G()
+    g.load_state_dict(dict(ran.states[0].theta_G))
+    adam, adam_G = torch.optim.Adam(f.parameters(), lr=ETA), torch.optim.Adam(g.train().parameters(), lr=ETA_G)
+    clients = {}
+    for k, (x, y) in ran.rows.items():  # lines 5-9, Eq. 1
+        net, order = ran.net(ran.first[k], ARCHS[k]), rng(f"client {k}", "fit 1")
+        clients[k] = taught(net, x, y, order, E_K, F.cross_entropy, ETA_K)
+
+    def ensemble(x):
+        with torch.no_grad():
+            return sum(N[k] / total * clients[k].eval()(x) for k in clients)
+
+    for i in range(2):  # Appendix C: alternately
+        z = torch.randn(B, D_Z, generator=rng("server", f"z {i}"))  # line 10
+        y = torch.randint(C, (B,), generator=rng("server", f"y {i}"))  # line 11
+        x_hat = g(z, y)  # line 12
+        x = x_hat.detach()
+        u = torch.randn(Q, B, 1, 8, 8, generator=rng("server", f"u {i}"))  # line 13
+        for k in clients:
+            query, answer = ran.down(ask=i)[k], ran.up(ask=i)[k]
+            close({"x": x, "x_u": x + EPSILON * u}, {"x": query.x, "x_u": query.x_u}, f"query {i} to client {k}")
+            with torch.no_grad():
+                told = torch.cat([clients[k].eval()(v) for v in (x, *(x + EPSILON * u))])  # line 17
+            close({"f": told}, {"f": answer.f}, f"answer {i} of client {k}")
+            assert N[k] == answer.N
+        e = ensemble(x)  # line 20
+        f.eval()
+        with torch.no_grad():
+            here = L_G(e, f(x), x, z, y)
+        estimate = torch.zeros_like(x)
+        for b in range(B):  # Eq. 17 as a function of one image: all others stay where they are
+            for j in range(Q):
+                moved = x.clone()
+                moved[b] += EPSILON * u[j, b]
+                with torch.no_grad():
+                    there = L_G(ensemble(moved), f(moved), moved, z, y)
+                estimate[b] += 64 * (there - here) / EPSILON * u[j, b] / Q
+        adam_G.zero_grad()
+        x_hat.backward(estimate)  # Eq. 18
+        adam_G.step()  # Eq. 19
+        for _ in range((1, 2)[i]):  # f's three epochs, shared out
+            adam.zero_grad()
+            kl(e, f.train()(x)).mean().backward()  # Eqs. 4, 12
+            adam.step()
+    close(dict(g.state_dict()), ran.states[1].theta_G, "the generator")
+    close(dict(f.state_dict()), ran.states[1].theta, "the global model")
+    assert ran.states[1].moments == {} == ran.states[1].moments_G, "Adam starts anew in the next round"
+    for k in clients:
+        close({"e": e}, {"e": ran.down(ask=2)[k].e}, f"the ensemble's output to client {k}")  # line 28
+        order = rng(f"client {k}", "fit 1", ask=2)
+        taught(clients[k], x, e, order, E_PRIME, lambda out, e: kl(e, out).mean(), ETA_K)  # lines 30-34, Eq. 20
+        close(dict(clients[k].state_dict()), ran.model(k), f"client {k}'s model")
+    assert not ran.down(ask=3)
