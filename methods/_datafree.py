@@ -17,6 +17,8 @@ Chosen for all three, because the papers do not say:
   the host's average, in the distillation and after it. `recalibrated`: as `synthetic`, and then the clients are asked
   for the statistics of the new f on their records, a release of kind `statistics` (HeteroFL's own, where it asks).
   The default is `synthetic` from scratch, where there are no others, and `host` on a host.
+- Rates and steps: G learns by Adam at 1e-3, f by SGD with momentum 0.9 at 0.01 from scratch and 0.001 on a host.
+  FedFTG's public code takes short steps, too: no momentum, and a loss that is a mean over classes as well.
 - Optimiser state goes on over the rounds (`optimisers = "kept"`): G's always, f's where f itself goes on. On a host the
   average has taken its place, so its momentum begins anew. `"reset"`: both begin anew in each round.
 - `guard`: clients count how many of their validation records the host's model and the distilled one classify right; if
@@ -174,13 +176,23 @@ def diagnose(f: nn.Module, logits: Tensor, ensemble: Tensor, s: Tensor, y: Tenso
 # --- the method -----------------------------------------------------------------------------------------------------
 
 
-PRESETS: dict[str, dict[str, Any]] = {}
+# One budget for all three methods, chosen on the positive control (one teacher that has seen all classes) and, for
+# fine-tuning, on FedAvg: see docs/results/dfrd.md.
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"I": 20, "B": 32, "width": 32},
+    "fashion-mnist": {"I": 40},
+}
+ON_HOSTS: dict[str, dict[str, Any]] = {
+    "digits": {"I": 5, "B": 32, "width": 32},
+    "fashion-mnist": {"I": 5},
+}
 
 
 class DataFree(Method):
     """A host, then a distillation of what its clients uploaded into the global model."""
 
     quick: ClassVar[Mapping[str, Any]] = {"I": 1, "I_g": 1, "I_d": 1, "B": 16, "d": 8, "width": 8}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     host: Alone = Alone()
     I: int = 10  # turns of the two networks in a round  # noqa: E741
@@ -188,7 +200,7 @@ class DataFree(Method):
     I_d: int = 5  # steps of the global model in a turn
     B: int = 64  # synthetic batch
     eta_g: float = 1e-3  # learning rate of the generator, Adam
-    eta_d: float = 0.01  # learning rate of the global model, SGD
+    eta_d: float = 0.01  # learning rate of the global model, SGD; 0.001 on a host
     momentum: float = 0.9  # of the global model
     d: int = 100  # dimension of z
     width: int = 128  # channels of the generator
@@ -329,14 +341,14 @@ RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 
 
 def register_on_hosts(distillation: type[DataFree]) -> None:
-    """`fedrolex+dfrd` and the like: the distillation with another default host, whose statistics it keeps."""
+    """`fedrolex+dfrd` and the like: the distillation with another default host, whose average it must not spoil: it
+    keeps its statistics, and takes steps a tenth as long as from scratch."""
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
         kept: Any = (distillation.model_fields["statistics"].annotation, "host")
-        cls = create_model(
-            title, __base__=distillation, __module__=distillation.__module__, host=(host, host()), statistics=kept
-        )
+        fields: dict[str, Any] = {"host": (host, host()), "statistics": kept, "eta_d": (float, 0.001)}
+        cls = create_model(title, __base__=distillation, __module__=distillation.__module__, **fields)
+        cls.presets = {**distillation.presets, **ON_HOSTS}
         if "rho" in host.model_fields:
-            presets = {data: {**distillation.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
-            cls.presets = {**distillation.presets, **presets}
+            cls.presets |= {data: {**cls.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
         register(f"{name}+{distillation.registered_name}")(cls)

@@ -1,17 +1,20 @@
 """The runs of dfrd*.toml as a table: G.acc and L.acc as DFRD defines them, mean and deviation over seeds.
 
-python docs/results/dfrd_table.py OUT
+python docs/results/dfrd_table.py OUT [--json FILE]
 
 G.acc: the global model on the test set, at the last round, at the round chosen on validation data, and at the best test
 round (what the paper reports). L.acc: the test set is dealt to the clients at random and evenly, and each client's
 final model is tested on its share. "L, all" tests each on the whole test set: the same in expectation, with less noise.
+"before" is the host's model in the last round before the distillation; "fidelity" how often the ensemble says the label
+of a synthetic image, first with the weights tau, then as a plain mean of logits; "agrees" how often the global model
+says what the ensemble says. The JSON file has every evaluated round of every run, with Wilson intervals.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,9 @@ from fedaudit.runtime.utility import hits
 from fedaudit.training import models
 
 PUBLISHED = {  # Table 1, Fashion-MNIST
+    ("dense", "dirichlet:1.0"): "13.99", ("dense", "dirichlet:0.1"): "13.96", ("dense", "dirichlet:0.01"): "13.83",
+    ("fedftg", "dirichlet:1.0"): "48.10", ("fedftg", "dirichlet:0.1"): "44.44", ("fedftg", "dirichlet:0.01"): "26.96",
+    ("dfrd", "dirichlet:1.0"): "65.38", ("dfrd", "dirichlet:0.1"): "52.55", ("dfrd", "dirichlet:0.01"): "36.63",
     ("fedavg", "dirichlet:1.0"): "89.71", ("fedavg", "dirichlet:0.1"): "83.24", ("fedavg", "dirichlet:0.01"): "60.89",
     ("fedavg+dense", "dirichlet:1.0"): "90.13", ("fedavg+dense", "dirichlet:0.1"): "84.10",
     ("fedavg+dense", "dirichlet:0.01"): "63.36", ("fedavg+fedftg", "dirichlet:1.0"): "91.15",
@@ -71,7 +77,31 @@ def row(runs: list[RunFolder]) -> list[str]:
     bytes_ = statistics.fmean(row.up_payload + row.down_payload for row in rounds) / 1e6
     seconds = statistics.fmean(row.wall_s for row in rounds)
     cells = [G("last"), G("chosen"), best, [local_accuracy(run) for run in runs], whole]
+    last = [run.record.rounds[-1] for run in runs]
+    points = [(r["last"].get("global_points") or {}).get("before distillation") for r in results]
+    measured = [[row.diagnostics.get(name) for row in last] for name in ("fidelity", "fidelity_mean", "agreement")]
+    cells += [[100 * p["test"]["accuracy"] if p else None for p in points]]
+    cells += [[None if v is None else 100 * v for v in of] for of in measured]
     return [str(len(runs)), *map(spread, cells), f"{bytes_:.2f}", f"{seconds:.1f}"]
+
+
+def numbers(run: RunFolder) -> dict[str, Any]:
+    """One run for the JSON file: its curve, before and after each distillation, and what the method measured."""
+    record = run.record
+    s = record.setting
+    rounds = [
+        {
+            "round": row.round,
+            "test": row.utility["global"]["test"],
+            "before": (row.utility.get("global_points") or {}).get("before distillation", {}).get("test"),
+            "diagnostics": row.diagnostics,
+        }
+        for row in record.rounds
+        if row.utility and row.utility["global"]
+    ]
+    setting = {"method": s.method, "dataset": s.dataset, "partition": s.partition, "seed": s.seed, "preset": s.preset}
+    facts = {"device": record.device, "finished": record.finished, "seconds": sum(row.wall_s for row in record.rounds)}
+    return {**setting, "set": s.set, **facts, "rounds": rounds}
 
 
 def table(folder: Path) -> list[str]:
@@ -83,7 +113,7 @@ def table(folder: Path) -> list[str]:
             key = s.method, s.partition, json.dumps(s.set, sort_keys=True), json.dumps(s.privacy, sort_keys=True)
             groups.setdefault(key, []).append(run)
     heads = ["method", "partition", "settings", "seeds", "G.acc, last", "chosen", "best", "published"]
-    heads += ["L.acc", "L, all", "MB a round", "s a round"]
+    heads += ["L.acc", "L, all", "before", "fidelity", "by the mean", "agrees", "MB a round", "s a round"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for (method, partition, values, privacy), of in groups.items():
         fmnist = of[0].record.setting.dataset == "fashion-mnist"
@@ -94,5 +124,17 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    print("\n".join(table(given.folder)))
+    if given.json:
+        runs = [RunFolder(path.parent) for path in sorted(given.folder.glob("**/record.json"))]
+        done = [numbers(run) for run in runs if run.record.status == "done"]
+        given.json.write_text(json.dumps(done, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    print("\n".join(table(Path(sys.argv[1]))))
+    main()

@@ -77,11 +77,23 @@ def test_every_host_keeps_the_protocol():
     assert not registry.find("heterofl").make({"sbn": False}).measures_statistics()
 
 
-def test_fine_tuning_keeps_the_hosts_statistics_and_training_from_scratch_has_none_to_keep():
+def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
+    """On a host: its statistics, and a tenth of the rate. The presets of the three are the same."""
+
+    def budget(name, preset):
+        made = registry.find(name).make({}, preset)
+        return [getattr(made, field) for field in ("I", "I_g", "I_d", "B", "eta_g", "eta_d", "momentum", "d", "width")]
+
     for distillation in ("dfrd", "fedftg", "dense"):
-        assert registry.find(distillation).make({}).statistics == "synthetic"
+        made = registry.find(distillation).make({})
+        assert (made.statistics, made.eta_d) == ("synthetic", 0.01)
+        for preset in (None, "digits", "fashion-mnist"):
+            assert budget(distillation, preset) == budget("dfrd", preset)
         for host in ("fedavg", "heterofl", "feddropout", "fedrolex"):
-            assert registry.find(f"{host}+{distillation}").make({}).statistics == "host"
+            made = registry.find(f"{host}+{distillation}").make({})
+            assert (made.statistics, made.eta_d) == ("host", 0.001)
+            for preset in (None, "digits", "fashion-mnist"):
+                assert budget(f"{host}+{distillation}", preset) == budget("fedavg+dfrd", preset)
 
 
 # --- batch-norm statistics ------------------------------------------------------------------------------------------
