@@ -63,7 +63,17 @@ class Setting(Frozen):
     deterministic: bool = Field(True, description="refuse operations that give other bits each time")
     threads: int = Field(1, ge=1, description="threads of one party's computation, the same on every engine")
     onednn: Literal["auto", "on", "off"] = Field("auto", description="CPU kernels; auto: off for tiny images on ARM")
-    engine: Literal["serial", "ray"] = Field("serial", description="where clients' tasks run")
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32", description="of products and convolutions: tf32 on a GPU keeps 11 bits of a factor, bf16 8"
+    )
+    channels_last: bool = Field(False, description="images and convolutions with the channels innermost in memory")
+    step: Literal["auto", "eager", "recorded", "compiled"] = Field(
+        "auto", description="a training step on a GPU; auto: recorded (same bits as eager); compiled: rounds otherwise"
+    )
+    engine: Literal["auto", "serial", "stacked", "ray"] = Field(
+        "auto", description="where clients' tasks run; auto: stacked (trained together) on a GPU, serial on a CPU"
+    )
+    together: int = Field(32, ge=1, description="stacked: clients in one stack at most")
     workers: int | None = Field(None, ge=1, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
     ray_address: str | None = Field(None, description="ray: an existing cluster")
@@ -77,9 +87,18 @@ class Setting(Frozen):
     def make(cls, **values: Any) -> Setting:
         return validated(cls, values, "setting")
 
+    def rounding(self) -> dict[str, Any]:
+        """The parts that the last bits depend on, where they are not as ever: a setting's key has only those."""
+        parts: dict[str, Any] = {"precision": self.precision, "channels_last": self.channels_last, "step": self.step}
+        usual = {"precision": ("float32",), "channels_last": (False,), "step": ("auto", "eager", "recorded")}
+        return {name: value for name, value in parts.items() if value not in usual[name]}
+
 
 # What says where or how a run is carried out, not what comes out of it.
-EXECUTION = ("data_dir", "engine", "workers", "gpu_fraction", "ray_address")
+# (Of the engines, stacked rounds otherwise than the others: a setting's key and a resumed run tell it from them.)
+EXECUTION = ("data_dir", "engine", "together", "workers", "gpu_fraction", "ray_address")
+# What only rounding depends on: `Setting.rounding` says when.
+ROUNDING = ("precision", "channels_last", "step")
 
 
 def validated(cls: type, values: dict[str, Any], what: str) -> Any:

@@ -19,32 +19,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import random
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedaudit.errors import FedauditError, RunError, ThreatError
+from fedaudit.errors import FedauditError, ThreatError
 from fedaudit.rng import seed_of, seeded
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
-from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client
+from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import Rows, World
 from fedaudit.setting import EXECUTION
-from fedaudit.training.fit import Fitted, Loss
 from fedaudit.training.models import Net
-from fedaudit.training.stack import Job, fit_together, why_not
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Up, state_of
 from fedaudit.wire.transcript import Entry, TranscriptView
@@ -124,139 +118,17 @@ class _World(World):
     candidates = validation = other_rows = nonmembers
 
 
-class _Client(Client):
-    """A client whose trainings are carried out by somebody else, who may do several at once."""
-
-    carry_out: Callable[[Job], Fitted]
-
-    def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
-        self._fits = getattr(self, "_fits", 0) + 1
-        return self.carry_out(Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options))
-
-
-class _Globals:
-    """The state of the global generators that belongs to one shadow, put in place while it is its turn."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = device if device.type == "cuda" else None
-        self._state: Any = None
-
-    def seed(self, *parts: object) -> None:
-        with seeded(*parts, device=self._cuda or "cpu"):
-            self._keep()
-
-    def _keep(self) -> None:
-        cuda = torch.cuda.get_rng_state(self._cuda) if self._cuda else None
-        self._state = torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
-
-    def __enter__(self) -> None:
-        cpu, cuda, python, numpy = self._state
-        torch.set_rng_state(cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state(cuda, self._cuda)
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-    def __exit__(self, *_: object) -> None:
-        self._keep()
-
-
 # --- taking turns ----------------------------------------------------------------------------------------------------
 
 
-class _Left(BaseException):
-    """Ends the thread of a shadow that nobody waits for."""
-
-
-class _Turn:
-    """One shadow's function in a thread of its own, of which only one runs at any time: until it wants to fit, and on
-    with the result. Threads, because a function cannot be left and entered again in the middle."""
-
-    def __init__(self, work: Callable[[], Any], generators: _Globals):
-        self.generators = generators
-        self.job: Job | None = None
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._fitted: Fitted | None = None
-        self._left = False
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        self._go.acquire()
-        try:
-            if not self._left:
-                self.result = work()
-        except _Left:
-            pass
-        except BaseException as e:  # noqa: BLE001 (raised again where the turns are given)
-            self.error = e
-        self._stopped.release()
-
-    def wait(self, job: Job) -> Fitted:
-        """Called by the function, in its thread."""
-        self.job = job
-        self._stopped.release()
-        self._go.acquire()
-        if self._left:
-            raise _Left
-        assert self._fitted is not None
-        return self._fitted
-
-    def go_on(self, fitted: Fitted | None = None) -> None:
-        """Let it run until it wants to fit, or is through."""
-        self.job, self._fitted = None, fitted
-        with self.generators:
-            self._go.release()
-            self._stopped.acquire()
-
-    def leave(self) -> None:
-        self._left = True
-        self._go.release()
-        self._thread.join()
-
-
-def _take_turns(turns: Sequence[_Turn], compile: bool, notes: set[str]) -> None:
-    try:
-        for turn in turns:
-            turn.go_on()
-        while True:
-            for turn in turns:
-                if turn.error is not None:
-                    raise turn.error
-            waiting = [turn for turn in turns if turn.job is not None]
-            if not waiting:
-                return
-            for turn, fitted in zip(waiting, _carry_out(waiting, compile, notes), strict=True):
-                turn.go_on(fitted)
-    finally:
-        for turn in turns:
-            if turn.job is not None or turn.error is not None or turn.result is None:
-                turn.leave()
-
-
-def _carry_out(turns: Sequence[_Turn], compile: bool, notes: set[str]) -> list[Fitted]:
-    jobs = [turn.job for turn in turns if turn.job is not None]
-    reason = why_not(jobs) if len(jobs) > 1 else "one shadow at a time was asked for"
-    if reason is None:
-        before = [job.rng.get_state() for job in jobs]
-        try:
-            return fit_together(jobs, compile=compile)
-        except torch.OutOfMemoryError:
-            raise RunError(
-                f"{len(jobs)} shadows trained together do not fit into the memory of the device: set together lower."
-            ) from None
-        except RuntimeError as e:  # an operation that cannot be mapped over models; nothing was changed yet
-            reason = str(e).splitlines()[0]
-            for job, state in zip(jobs, before, strict=True):
-                job.rng.set_state(state)
-    notes.add(f"shadows were trained one after another: {reason}")
-    fitted = []
-    for turn, job in zip(turns, jobs, strict=True):
-        with turn.generators:
-            fitted.append(job.alone())
-    return fitted
+def _take_turns(turns: Sequence[Turn], compile: bool, notes: set[str]) -> None:
+    if len(turns) == 1:
+        turns[0].refuse = "one shadow at a time was asked for"
+    take_turns(turns, compile=compile)
+    for turn in turns:
+        if turn.error is not None:
+            raise turn.error
+        notes.update(f"shadows were trained one after another: {reason}" for reason in turn.alone)
 
 
 # --- replaying -------------------------------------------------------------------------------------------------------
@@ -296,12 +168,12 @@ def replay(
 
 def _perform(
     worlds: Sequence[_World], entry: Entry, states: Sequence[bytes | None], compile: bool, notes: set[str]
-) -> list[_Turn]:
+) -> list[Turn]:
     """One message to several shadows. A turn's result is the state after it and the reply, as bytes."""
     message, device = encode(entry.record()), worlds[0].device
     turns = []
     for world, state in zip(worlds, states, strict=True):
-        generators = _Globals(device)
+        generators = Globals(device)
         generators.seed(world.setting.seed, f"client {entry.client}", entry.round, entry.ask)
         turns.append(_turn(world, entry, message, state, generators))
     with seeded("replay", device=device):  # whatever is drawn below, the caller's generators stay as they are
@@ -317,22 +189,19 @@ def _perform(
     return turns
 
 
-def _turn(world: _World, entry: Entry, message: bytes, state: bytes | None, generators: _Globals) -> _Turn:
+def _turn(world: _World, entry: Entry, message: bytes, state: bytes | None, generators: Globals) -> Turn:
     """One message to one shadow, as `run_task` would have it."""
     k, t, ask = entry.client, entry.round, entry.ask
 
     def work() -> tuple[bytes, bytes]:
         meter = Meter("replay", t, world.device)
-        client = open_client(world, k, t, ask, meter, state, cls=_Client)
-        assert isinstance(client, _Client)
-        client.carry_out = turn.wait
+        client = open_client(world, k, t, ask, meter, state)
         reply = find_function(world.method, entry.fn)(client, decode(message, Down, device=world.device))
         reply, _ = client.release(reply)
         after = ClientState(state_of(client.model), client.memory, client.plain_fits, client.spent)
         return encode(after), encode(reply)
 
-    turn = _Turn(work, generators)
-    return turn
+    return Turn(work, generators)
 
 
 # --- what is kept of them --------------------------------------------------------------------------------------------

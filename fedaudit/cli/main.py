@@ -280,7 +280,9 @@ def audit(
     suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
-    engine: Annotated[str | None, typer.Option(help="serial | ray, for all runs.", show_default=False)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto | serial | stacked | ray, for all runs.", show_default=False)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and time, and run nothing.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
 ) -> None:

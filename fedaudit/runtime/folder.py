@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from torch import nn
@@ -15,8 +16,8 @@ from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.run_record import (
     read_record,
 )
-from fedaudit.runtime.world import World, world_of
-from fedaudit.setting import EXECUTION, Setting
+from fedaudit.runtime.world import World, chosen_engine, world_of
+from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.wire.message import state_of
 from fedaudit.wire.transcript import Transcript
 
@@ -32,9 +33,15 @@ def default_folder(setting: Setting) -> Path:
 
 
 def setting_key(setting: Setting) -> str:
-    """A name for what a setting computes, whatever carries it out."""
-    kept = setting.model_dump(exclude=set(EXECUTION))
+    """A name for what a setting computes, whatever carries it out; but stacks of clients round otherwise."""
+    kept = setting.model_dump(exclude={*EXECUTION, *ROUNDING}) | rounding(setting)
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def rounding(setting: Setting) -> dict[str, Any]:
+    """What of the execution the last bits depend on: nothing, unless clients are stacked or steps are compiled."""
+    stacked = {"engine": "stacked", "together": setting.together} if chosen_engine(setting) == "stacked" else {}
+    return stacked | setting.rounding()
 
 
 class locked:

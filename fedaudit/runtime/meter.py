@@ -30,6 +30,21 @@ class Span:
     peak_bytes: int | None = None  # of the outermost phases: on the GPU where there is one, else of the process
 
 
+@dataclass
+class Away:
+    """Time in which a party waited for others, and its share of the training that it waited for."""
+
+    wall_s: float = 0.0
+    share_s: float = 0.0
+    events: tuple[Any, Any] | None = None  # on a GPU: around the waiting
+    stack: tuple[Any, Any] | None = None  # on a GPU: around the training of the whole stack
+    share: float = 0.0  # of the stack
+
+
+def _elapsed(events: tuple[Any, Any] | None) -> float:
+    return float(events[0].elapsed_time(events[1])) / 1000 if events else 0.0
+
+
 def peak_rss() -> int:
     """Peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -40,7 +55,8 @@ class Meter:
     def __init__(self, party: str, t: int, device: torch.device, flops: bool = False):
         self.party, self.t, self.cuda, self.flops = party, t, device.type == "cuda", flops
         self.device = device
-        self._spans: list[tuple[Span, Any]] = []
+        self._spans: list[tuple[Span, Any, list[Away]]] = []
+        self._aways: list[Away] = []
         self.elsewhere = Span(party, t, "elsewhere", 0.0, 0.0, 0)  # what others did inside this one's phases
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(device)
@@ -56,25 +72,29 @@ class Meter:
             counter.__enter__()
         if events:
             events[0].record(torch.cuda.current_stream(self.device))
-        start = time.perf_counter()
+        start, first = time.perf_counter(), len(self._aways)
         try:
             yield
         finally:
-            span = Span(self.party, self.t, phase, time.perf_counter() - start)
+            aways = self._aways[first:]
+            wall = time.perf_counter() - start - sum(away.wall_s - away.share_s for away in aways)
+            span = Span(self.party, self.t, phase, max(0.0, wall))
             if events:
                 events[1].record(torch.cuda.current_stream(self.device))
             if counter is not None:
                 counter.__exit__(None, None, None)
                 span.flops = counter.get_total_flops()
-            self._spans.append((span, events))
+            self._spans.append((span, events, aways))
 
     def close(self) -> list[Span]:
         """The spans, GPU time filled in. Waits for the device once."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
-        for span, events in self._spans:
+        for span, events, aways in self._spans:
             if events:
-                span.gpu_s = events[0].elapsed_time(events[1]) / 1000
+                span.gpu_s = max(
+                    0.0, _elapsed(events) - sum(_elapsed(a.events) - a.share * _elapsed(a.stack) for a in aways)
+                )
             if span.phase in ("task", "round"):
                 span.peak_bytes = self.peak_gpu() if self.cuda else peak_rss()
             if span.phase == "round":
@@ -83,7 +103,11 @@ class Meter:
                     span.gpu_s = max(0.0, span.gpu_s - (self.elsewhere.gpu_s or 0.0))
                 if span.flops is not None:
                     span.flops -= self.elsewhere.flops or 0
-        return [span for span, _ in self._spans]
+        return [span for span, _, _ in self._spans]
+
+    def away(self, away: Away) -> None:
+        """Others worked for so long inside the phases that are open, and for this party so much of it."""
+        self._aways.append(away)
 
     def exclude(self, wall_s: float, spans: list[Span], in_process: bool) -> None:
         """Time that a round spent waiting for clients is theirs; so is their work, where it ran in this process."""

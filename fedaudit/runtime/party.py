@@ -15,9 +15,11 @@ from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_fiel
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import generator
 from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.turns import carry_out, say_alone
 from fedaudit.training import models
-from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, fit, moments_of
+from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, moments_of
 from fedaudit.training.forward import in_chunks
+from fedaudit.training.stack import Job
 from fedaudit.wire.message import Down, Up
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Party:
 
         Returns what the optimiser remembers; given back as `moments`, the next call goes on where this one ended.
         """
+        say_alone("what it optimises is free-form")
         with self._meter.span("optimise"):
             optimiser = opt.build(list(params), moments)
             for _ in range(steps):
@@ -61,7 +64,7 @@ class Party:
     def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
         self._fits = getattr(self, "_fits", 0) + 1
         with self._meter.span("fit"):
-            return fit(model, loss, rows, rng=self.rng(f"fit {self._fits}"), **options)
+            return carry_out(Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options))
 
 
 class Server(Party):
@@ -328,6 +331,7 @@ class Client(Party):
                 f"privacy.training planned {planned} trainings of client {self.id}, and this is number "
                 f"{self.spent[TRAINING]}. Say how many there will be over the run: privacy.training.releases."
             )
+        say_alone("DP-SGD draws another number of records in each step")
         key = (os.urandom(16).hex(),) if policy.secure else self._context.key
         with self._meter.span("fit"):
             fitted, entry = fit_private(

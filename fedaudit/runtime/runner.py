@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
-from fedaudit.runtime.folder import default_folder, folder_name, locked, save_model
+from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, save_model
 from fedaudit.runtime.meter import Meter, Timings, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Client, Cohort, Server
@@ -39,8 +39,9 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import Task, compute, open_client
 from fedaudit.runtime.utility import Scores, evaluate, results
-from fedaudit.runtime.world import World, world_of
-from fedaudit.setting import EXECUTION, Setting
+from fedaudit.runtime.world import World, chosen_engine, world_of
+from fedaudit.setting import EXECUTION, ROUNDING, Setting
+from fedaudit.training.recorded import unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
@@ -73,6 +74,7 @@ def run(
     if setting is not None and values:
         setting = Setting.make(**{**setting.model_dump(), **values})
     setting = setting or Setting.make(**values)
+    setting = setting.model_copy(update={"engine": chosen_engine(setting)})  # the record says which it was
     folder = Path(out) if out is not None else default_folder(setting)
     first = first_setting(setting)
     beside = None if first is None else folder.parent / folder_name(first)
@@ -120,6 +122,7 @@ class _Run:
     # --- the whole run ---
 
     def go(self) -> RunRecord:
+        unrecorded.clear()
         with compute(self.world):
             self._open()
             if self.record.status == "done" and self.started >= self.setting.rounds:
@@ -204,6 +207,7 @@ class _Run:
             after = self.method.round(self.state, self._server(t, meter), cohort)
         self._check_state(after, "round")
         self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
+        self._note(f"steps not recorded: {reason}" for reason in unrecorded)
         self._check_traffic(t, participants, wire)
         offset = self.transcript.end_round(t)
         utility = self._evaluate(t, after)
@@ -243,6 +247,13 @@ class _Run:
             self.transcript.close()
             raise NotApplicable(f"{reason}.")
 
+    def _note_alone(self, path: str, reasons: list[str]) -> None:
+        """What the engine could not stack: the run is slower for it, and otherwise the same."""
+        self._note(f"not stacked: {path}: {reason}" for reason in reasons)
+
+    def _note(self, notes: Iterable[str]) -> None:
+        self.record.notes += [note for note in notes if note not in self.record.notes]
+
     def _note_idle_policies(self) -> None:
         used = {entry.kind for client in self.record.ledger for entry in client.entries}
         self.record.idle_policies = sorted(self.world.policies.keys() - used)
@@ -278,6 +289,7 @@ class _Run:
                 self.timings.add(done.spans, done.rss, done.gpu)
                 if done.fatal is not None:
                     raise done.fatal
+                self._note_alone(path, done.alone)
                 reply = wire.back(done, path, self.world.device)
                 waiting = time.perf_counter()
                 if reply is None or done.state is None:
@@ -426,8 +438,11 @@ class _Run:
 
     def _check_same(self, before: Setting) -> None:
         old, new = before.model_dump(), self.setting.model_dump()
-        free = [*EXECUTION, "keep_weights", "quorum", "dropout", *([] if self._planned_for_rounds() else ["rounds"])]
+        free = [*EXECUTION, *ROUNDING, "keep_weights", "quorum", "dropout"]
+        free += [] if self._planned_for_rounds() else ["rounds"]
         other = [key for key in old if old[key] != new[key] and key not in free]
+        if rounding(before) != rounding(self.setting):
+            other += [key for key in ("engine", "together", *ROUNDING) if old[key] != new[key]]
         if other:
             raise SettingError(
                 f"{self.folder} was begun with another setting: "

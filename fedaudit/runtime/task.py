@@ -16,7 +16,9 @@ from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
+from fedaudit.runtime.turns import here
 from fedaudit.runtime.world import World, world_of
+from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
 from fedaudit.wire.message import Down, Record, State, Up, load, state_of
 
@@ -65,6 +67,7 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
+    alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None
     fatal: FedauditError | None = None  # the method or the policy is wrong, not the client
 
@@ -78,6 +81,8 @@ def run_task(task: Task) -> Done:
     except FedauditError as e:  # the data or the setting, as this worker sees them
         return Done(task.k, error=str(e), fatal=e)
     meter = Meter(f"client {task.k}", task.t, world.device, world.setting.flops)
+    if (turn := here()) is not None:
+        turn.away = meter.away
     try:
         with compute(world), seeded(world.setting.seed, f"client {task.k}", task.t, task.ask, device=world.device):
             with meter.span("decode"):
@@ -167,14 +172,24 @@ def compute(world: World) -> Iterator[None]:
     torch.backends.cudnn.benchmark = not world.setting.deterministic
     debugging.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
     onednn = torch.backends.mkldnn.set_flags(uses_onednn(world))[0]
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    allowed = world.device.type == "cuda" and world.setting.precision != "float32"
+    _allow_tf32(allowed, allowed)  # torch's own default: convolutions yes, products no
+    step = world.setting.step if world.setting.step != "auto" else "recorded"
     try:
-        yield
+        with conditions(step, bf16=world.setting.precision == "bf16"):
+            yield
     finally:
+        _allow_tf32(*tf32)
         torch.backends.mkldnn.set_flags(onednn)
         if threads != world.setting.threads:
             torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory = benchmark, fill
+
+
+def _allow_tf32(products: bool, convolutions: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
 
 
 def uses_onednn(world: World) -> bool:

@@ -60,6 +60,8 @@ class World:
             from fedaudit.privacy.persample import repair
 
             model = cast(models.Net, repair(model))
+        if self.setting.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device).eval()
 
     @property
@@ -154,7 +156,10 @@ class World:
         return self._to_device(self.federation.test())
 
     def _to_device(self, rows: Rows) -> Rows:
-        return rows[0].to(self.device), rows[1].to(self.device)
+        x = rows[0].to(self.device)
+        if self.setting.channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        return x, rows[1].to(self.device)
 
     @functools.cached_property
     def model_size(self) -> Callable[..., Size]:
@@ -218,6 +223,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"The device {name!r} was asked for, but torch sees no GPU here. Use --device cpu.")
     return device
+
+
+def chosen_engine(setting: Setting) -> str:
+    """The engine's name; auto is stacked on a GPU, where one small network leaves most of the device idle."""
+    if setting.engine != "auto":
+        return setting.engine
+    return "stacked" if resolve_device(setting.device).type == "cuda" else "serial"
 
 
 @functools.lru_cache(maxsize=2)

@@ -165,7 +165,7 @@ def _here(todo: list[Cell], progress: _Progress) -> None:
         while waiting.ready():
             cell = waiting.take()
             s = cell.setting
-            key = (s.engine, s.workers, s.threads, s.gpu_fraction, s.ray_address)
+            key = (s.engine, s.together, s.device, s.workers, s.threads, s.gpu_fraction, s.ray_address)
             if key not in engines:
                 engines[key] = make_engine(s)
             carry_out(cell, functools.partial(progress.step, cell), engines[key])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.errors import ContractError
+from fedaudit.training.recorded import Recording, precision, record, recordable
 
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
@@ -158,16 +159,14 @@ def fit(
     total = torch.zeros((), device=rows[0].device)
     seen = n
     stop = False
+    planned = steps if steps is not None else (epochs or 0) * -(-n // batch)
+    gradient = _Gradient(model, loss, f, given, separable, total, min(batch, n), planned)
     while not stop and (done_epochs < epochs if epochs is not None else done_steps < (steps or 0)):
         total.zero_()
         seen = 0
         for index in batches(n, batch, rng, turns):
-            value = loss(f, *(row[index] for row in rows), **given)
-            check_value(value, len(index), loss, separable)
-            optimiser.zero_grad(set_to_none=True)
-            value.mean().backward()
+            gradient([row[index] for row in rows])
             optimiser.step()
-            total += value.detach().sum() if separable else value.detach().mean() * len(index)
             seen += len(index)
             done_steps += 1
             if done_steps == steps:
@@ -180,6 +179,48 @@ def fit(
             train_mode(model, norms)
     model.train(was_training)
     return Fitted(done_epochs, done_steps, float(total) / max(seen, 1))
+
+
+class _Gradient:
+    """The gradient of a batch's mean loss, into the parameters; on a GPU recorded for batches of the usual size."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, f: Live, given: Mapping[str, Any], separable: bool, total: Tensor,
+        usual: int, planned: int,
+    ):  # fmt: skip
+        self._loss, self._f, self._given, self._separable, self._total = loss, f, given, separable, total
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._usual = usual if recordable(model, total.device, planned) else None
+        self._buffers = list(model.buffers())
+        self._recording: Recording | None = None
+
+    def __call__(self, rows: list[Tensor]) -> None:
+        if len(rows[0]) != self._usual:
+            self._eager(rows)
+            return
+        if self._recording is None:
+            self._rows = [row.clone() for row in rows]
+            self._recording = record(lambda: self._eager(self._rows), [self._total, *self._buffers])
+            if self._recording is None:
+                self._usual = None
+                self._eager(rows)
+                return
+        for mine, row in zip(self._rows, rows, strict=True):
+            mine.copy_(row)
+        self._recording()
+        for p, gradient in zip(self._parameters, self._recording.outputs, strict=True):
+            p.grad = gradient
+
+    def _eager(self, rows: Sequence[Tensor]) -> list[Tensor | None]:
+        with precision(rows[0].device):
+            value = self._loss(self._f, *rows, **self._given)
+        n = len(rows[0])
+        check_value(value, n, self._loss, self._separable)
+        for p in self._parameters:
+            p.grad = None
+        value.mean().backward()
+        self._total += value.detach().sum() if self._separable else value.detach().mean() * n
+        return [p.grad for p in self._parameters]
 
 
 def train_mode(model: nn.Module, norms: Norms) -> None:

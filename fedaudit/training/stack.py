@@ -1,29 +1,36 @@
-"""Training many models of one architecture at once: the loop of `fedaudit.training.fit`, stacked by torch.func.
+"""Training many models of one architecture at once: the loop of `fedaudit.fit`, stacked by torch.func.
 
 Parameters and buffers of M models become tensors with M on dimension 0, the loss is mapped over them, and one optimiser
 steps them all: the M losses are summed, and a model's parameters reach its own loss only, so each gets the gradient
 that it would get alone. Every model has its own rows and its own generator, and draws from it what `fit` would draw.
 What comes out is what M calls of `fit` give, to rounding.
 
-Not everything can be stacked: `why_not` says why, and the caller then trains one model after the other.
+The models need not have equally many records, nor take equally many steps. Batches of unequal size are filled up with
+rows that are masked out where a row's loss depends on that row alone, and are otherwise (batch norm, a loss that does
+not separate) trained in groups of one size. A model that is through leaves the stack.
+
+Not everything can be stacked: `stacks` says which jobs can, and why the others cannot.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedaudit.training.fit import Fitted, Loss, batches, check_pure, check_rows, check_value, fit, train_mode
-
-# What these do to one number does not depend on the others, so a step on a stack is a step on each of its models.
-_ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
+from fedaudit.errors import ContractError
+from fedaudit.training.fit import Fitted, Live, Loss, batches, check_pure, check_rows, check_value, fit, train_mode
+from fedaudit.training.recorded import WORTH_IT, Recording, compiles, precision, record, recordable
+from fedaudit.training.steppers import Stepper, Tensors, stepper
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,104 +49,527 @@ class Job:
     def option(self, name: str, default: Any = None) -> Any:
         return self.options.get(name, default)
 
+    @functools.cached_property
+    def structure(self) -> Any:
+        return structure(self.model), [(name, p.requires_grad) for name, p in self.model.named_parameters()]
+
+    @property
+    def batch(self) -> int:
+        """The number of rows in all batches but an epoch's last."""
+        return min(self.option("batch"), len(self.rows[0]))
+
+    @property
+    def planned(self) -> int:
+        """Steps, if nothing ends it early."""
+        if self.option("steps") is not None:
+            return int(self.option("steps"))
+        parts = self.option("turns").sizes if self.option("turns") is not None else (len(self.rows[0]),)
+        return int(self.option("epochs") or 0) * sum(-(-n // self.option("batch")) for n in parts)
+
+
+# --- what can be stacked ---------------------------------------------------------------------------------------------
+
+
+def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
+    """Which jobs become one stack, as groups of their numbers; and why each of the others is trained alone."""
+    groups: list[list[int]] = []
+    alone: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for i, job in enumerate(jobs):
+        if reason := _never(job):
+            alone[i] = reason
+            continue
+        for group in groups:
+            other = unlike(jobs[group[0]], job)
+            if other is None:
+                group.append(i)
+                break
+            reasons[i] = other
+            reasons.setdefault(group[0], other)
+        else:
+            groups.append([i])
+    for group in groups:
+        if len(group) == 1:
+            alone[group[0]] = reasons.get(group[0], "there is no other to train it with")
+    return [group for group in groups if len(group) > 1], alone
+
 
 def why_not(jobs: Sequence[Job]) -> str | None:
     """Why these cannot be trained as one stack; None if they can."""
-    first = jobs[0]
-    if first.option("until") is not None:
-        return "it stops training by looking at its records"
-    if first.option("opt").make not in _ELEMENTWISE:
-        return f"{first.option('opt').make.__name__} is not known to treat every number alone"
-    if any(isinstance(m, _DropoutNd) and m.p > 0 for m in first.model.modules()):
-        return "dropout draws for each model in turn"
-    shape = _shape(first)
-    for job in jobs[1:]:
-        if not _same_loss(job.loss, first.loss):
-            return "the models are trained on different losses"
-        if _shape(job) != shape:
-            return "the models or the numbers of their records differ"
+    return _never(jobs[0]) or next((r for job in jobs[1:] if (r := _never(job) or unlike(jobs[0], job))), None)
+
+
+def _never(job: Job) -> str | None:
+    """Why a job can be part of no stack."""
     try:
-        _stacked([job.option("given") or {} for job in jobs])
+        check_rows(job.rows)
+        check_pure(job.loss)
+    except ContractError:
+        return "its training is refused"  # alone it says why
+    how = stepper(job.option("opt"))
+    if isinstance(how, str):
+        return how
+    if any(isinstance(m, _DropoutNd) and m.p > 0 for m in job.model.modules()):
+        return "dropout draws for each model in turn"
+    if not any(p.requires_grad for p in job.model.parameters()):
+        return "nothing in it is trained"
+    turns = job.option("turns")
+    if (job.option("epochs") is None) == (job.option("steps") is None) or (
+        turns is not None and sum(turns.sizes) != len(job.rows[0])
+    ):
+        return "its training is refused"
+    return None
+
+
+def unlike(a: Job, b: Job) -> str | None:
+    """Why two jobs cannot be in one stack; None if they can."""
+    if not _same_function(a.loss, b.loss):
+        return "the models are trained on different losses"
+    if a.structure != b.structure or not same_hooks(a.model, b.model):
+        return "the models differ"
+    if [(row.shape[1:], row.dtype) for row in a.rows] != [(row.shape[1:], row.dtype) for row in b.rows]:
+        return "the forms of their records differ"
+    options = {"opt": None, "separable": True, "norms": "batch"}
+    if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
+        return "their optimisers or options differ"
+    together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is no reason: `_never` came before
+    if not _fills(a) and a.batch != b.batch:
+        return "their batches differ in size, and the loss or batch norm looks at a whole batch"
+    if together and (a.planned, a.option("until")) != (b.planned, None):
+        return f"{a.option('opt').make.__name__} counts steps for all of a stack, and these take different numbers"
+    try:
+        _stacked([job.option("given") or {} for job in (a, b)], dry=True)
     except ValueError as e:
         return str(e)
     return None
 
 
+def _fills(job: Job) -> bool:
+    """Whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
+    frozen = job.option("norms", "batch") == "running"
+    return job.option("separable", True) and all(rowwise(layer, frozen) for layer in job.model.modules())
+
+
+def rowwise(layer: nn.Module, frozen: bool) -> bool:
+    if isinstance(layer, _BatchNorm):
+        return frozen and layer.running_mean is not None
+    if isinstance(layer, _InstanceNorm):
+        return False
+    return type(layer).__module__.split(".")[0] in ("torch", "torchvision", "fedaudit")  # another's may do anything
+
+
+def structure(model: nn.Module) -> Any:
+    """What networks of one stack have in common."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return str(model), [(name, t.shape, t.dtype, t.device) for name, t in tensors]
+
+
+def same_hooks(a: nn.Module, b: nn.Module) -> bool:
+    def hooks(model: nn.Module) -> list[tuple[str, int, Any]]:
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+        found = []
+        for name, m in model.named_modules():
+            found += [(name, i, hook) for i, kind in enumerate(kinds) for hook in getattr(m, kind).values()]
+        return found
+
+    these, those = hooks(a), hooks(b)
+    return len(these) == len(those) and all(
+        x[:2] == y[:2] and _same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
+    )
+
+
+def _same_function(a: Any, b: Any) -> bool:
+    """Whether two functions do the same: one function, or one text with equal plain values around it."""
+    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
+        return _same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
+    if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
+        return a is b or (isinstance(a, types.MethodType) and bool(a == b))
+    if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__ or a.__defaults__ != b.__defaults__:
+        return False
+    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
+    return a.__kwdefaults__ == b.__kwdefaults__ and all(_same_value(x, y) for x, y in cells)
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    a, b = x.cell_contents, y.cell_contents
+    plain = (bool, int, float, str, type(None))
+    return a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) or _both_same_function(a, b)
+
+
+def _both_same_function(a: Any, b: Any) -> bool:
+    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and _same_function(a, b)
+
+
+# --- the stack -------------------------------------------------------------------------------------------------------
+
+
+class Stack:
+    """The tensors of M models, with M on dimension 0: parameters, other tensors, and the optimiser's state."""
+
+    def __init__(self, params: Tensors, rest: Tensors, state: Tensors, given: Any, given_dims: Any, total: Tensor):
+        self.params, self.rest, self.state = params, rest, state
+        self.given, self.given_dims, self.total = given, given_dims, total
+
+    def __len__(self) -> int:
+        return len(self.total)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Stack:
+        params, rest, state = ({n: fn(t) for n, t in part.items()} for part in (self.params, self.rest, self.state))
+        return Stack(params, rest, state, _map_given(self.given, self.given_dims, fn), self.given_dims, fn(self.total))
+
+    def take(self, slots: Sequence[int]) -> Stack:
+        """The models in `slots`: the same memory where they come first in the stack, else copies (see `put`)."""
+        if list(slots) == list(range(len(slots))):
+            return self if len(slots) == len(self) else self.map(lambda t: t[: len(slots)])
+        index = torch.tensor(slots, device=self.total.device)
+        return self.map(lambda t: t.index_select(0, index))
+
+    def put(self, slots: Sequence[int], part: Stack) -> None:
+        """Write a part that was taken back, where it is a copy."""
+        if list(slots) == list(range(len(slots))):
+            return
+        index = torch.tensor(slots, device=self.total.device)
+        for mine, theirs in ((self.params, part.params), (self.rest, part.rest), (self.state, part.state)):
+            for name, t in mine.items():
+                t.index_copy_(0, index, theirs[name])
+        self.total.index_copy_(0, index, part.total)
+
+    def tensors(self) -> list[Tensor]:
+        """What training changes."""
+        return [*self.params.values(), *self.rest.values(), *self.state.values(), self.total]
+
+    def write(self, slot: int, model: nn.Module) -> None:
+        """Put one model's numbers into the model itself."""
+        with torch.no_grad():
+            for name, t in _tensors(model).items():
+                t.copy_((self.params[name] if name in self.params else self.rest[name])[slot])
+
+
+def _tensors(model: nn.Module) -> Tensors:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _build(jobs: Sequence[Job], how: Stepper) -> Stack:
+    states = [_tensors(job.model) for job in jobs]
+    trained = [name for name, p in jobs[0].model.named_parameters() if p.requires_grad]
+    whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
+    params = {name: whole.pop(name) for name in trained}
+    given, dims = _stacked([job.option("given") or {} for job in jobs])
+    total = torch.zeros(len(jobs), device=jobs[0].rows[0].device)
+    return Stack(params, whole, how.state(params), given, dims, total)
+
+
+class _Course:
+    """How far one job has come: which rows are next, by its own generator, as `fit` would go through them."""
+
+    def __init__(self, job: Job, stop: Callable[[], bool], begin: Callable[[], None]):
+        self.job, self._stop, self._begin = job, stop, begin
+        self.epochs = self.steps = 0
+        self.seen = len(job.rows[0])
+        self._next = self._run()
+        self.index: Tensor | None = next(self._next, None)
+
+    def advance(self) -> None:
+        self.index = next(self._next, None)
+
+    def _run(self) -> Iterator[Tensor]:
+        n, epochs, steps = len(self.job.rows[0]), self.job.option("epochs"), self.job.option("steps")
+        stop = False
+        while not stop and (self.epochs < epochs if epochs is not None else self.steps < steps):
+            if self.epochs:
+                self._begin()
+            self.seen = 0
+            for index in batches(n, self.job.option("batch"), self.job.rng, self.job.option("turns")):
+                yield index
+                self.seen += len(index)
+                self.steps += 1
+                if self.steps == steps:
+                    break
+            self.epochs += 1
+            stop = self._stop()
+
+
 def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
     """Carry out all jobs as one stack; the models end as `fit` would leave each of them.
 
+    Nothing is written into the models before all have come to their end, so that after a failure they can be trained
+    alone; the generators are then the caller's to put back.
+
     `compile` counts on a GPU only: there a step is many small kernels, and compiling takes seconds, on a CPU minutes.
     """
-    first = jobs[0]
-    n, batch = check_rows(first.rows), first.option("batch")
-    epochs, steps = first.option("epochs"), first.option("steps")
-    check_pure(first.loss)
-    trained = [name for name, p in first.model.named_parameters() if p.requires_grad]
-    states = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (job.model for job in jobs)]
-    params = {name: torch.stack([s[name].detach() for s in states]).requires_grad_() for name in trained}
-    rest = {name: torch.stack([s[name].detach() for s in states]) for name in states[0] if name not in params}
-    rows = [torch.stack([job.rows[i] for job in jobs]) for i in range(len(first.rows))]
-    given, given_dims = _stacked([job.option("given") or {} for job in jobs])
-    optimiser = first.option("opt").build(list(params.values()))
-    model, of_all = _mapped(first, given_dims, compile and rows[0].is_cuda)
-    was_training = model.training
-    which = torch.arange(len(jobs), device=rows[0].device)[:, None]
-    done_epochs = done_steps = 0
-    total, seen = torch.zeros(len(jobs), device=rows[0].device), n
-    train_mode(model, first.option("norms", "batch"))
+    fitting = _Fitting(jobs, compile)
     try:
-        while done_epochs < epochs if epochs is not None else done_steps < (steps or 0):
-            total.zero_()
-            seen = 0
-            for drawn in zip(*(batches(n, batch, job.rng, job.option("turns")) for job in jobs), strict=True):
-                index = torch.stack(drawn)
-                means, sums = of_all(params, rest, [row[which, index] for row in rows], given)
-                optimiser.zero_grad(set_to_none=True)
-                means.sum().backward()
-                optimiser.step()
-                total += sums
-                seen += index.shape[1]
-                done_steps += 1
-                if done_steps == steps:
-                    break
-            done_epochs += 1
+        fitting.go()
     finally:
-        model.train(was_training)
-    with torch.no_grad():
-        for i, state in enumerate(states):
-            for name, tensor in state.items():
-                tensor.copy_((params[name] if name in params else rest[name])[i])
-    return [Fitted(done_epochs, done_steps, float(sum_) / max(seen, 1)) for sum_ in total]
+        fitting.close()
+    return fitting.result()
 
+
+class _Fitting:
+    def __init__(self, jobs: Sequence[Job], compile: bool):
+        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # who is through first stands last
+        self.order, self.jobs = order, [jobs[i] for i in order]
+        first = self.jobs[0]
+        how = stepper(first.option("opt"))
+        assert isinstance(how, Stepper), how
+        self.how, self.fills = how, _fills(first)
+        self.norms = first.option("norms", "batch")
+        self.device = first.rows[0].device
+        self.stack = _build(self.jobs, how)
+        self.slots = list(range(len(self.jobs)))  # which job stands where in the stack
+        self.rows = [torch.cat([job.rows[i] for job in self.jobs]) for i in range(len(first.rows))]
+        sizes = torch.tensor([0, *(len(job.rows[0]) for job in self.jobs)])
+        self.offsets = sizes.cumsum(0)[:-1].to(self.device)[:, None]
+        self.known: dict[tuple[int, ...], Tensor] = {}
+        self.modes = [job.model.training for job in self.jobs]
+        self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
+        compile = (compile or compiles()) and self.device.type == "cuda"
+        self.mapped = _mapped(first, self.stack.given_dims, compile)
+        self.usual = max(job.batch for job in self.jobs)
+        self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
+        self.recording: Recording | None = None
+        self.idle: set[int] = set()  # through, but still in the stack, so that the shapes stay
+        self.masks: dict[tuple[int, ...], Tensor] = {}
+        self.mask_all = self.fills and (self.records or compile)  # one shape for all
+        self.ended: dict[int, Tensors] = {}
+        self.totals: dict[int, Tensor] = {}
+        self.courses = [
+            _Course(job, functools.partial(self._stops, i), functools.partial(self._begin, i))
+            for i, job in enumerate(self.jobs)
+        ]
+
+    def go(self) -> None:
+        train_mode(self.mapped.model, self.norms)
+        while True:
+            self._leave()
+            if not self.active:
+                return
+            for group in self._groups():
+                if not self._recorded_step(group):
+                    self._step(group)
+                for i in group:
+                    self.courses[i].advance()
+
+    @property
+    def active(self) -> list[int]:
+        return [i for i in self.slots if i not in self.idle]
+
+    def _groups(self) -> list[list[int]]:
+        """The jobs that take their next step together. All move, but those with a batch of unequal size move first and
+        alone, so that the others are as many as before."""
+        if self.fills:
+            sizes = {i: len(self._index(i)) for i in self.active}
+            return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
+        by_size: dict[int, list[int]] = {}
+        for i in self.active:
+            by_size.setdefault(len(self._index(i)), []).append(i)
+        odd = [group for size, group in by_size.items() if size != self.usual]
+        return odd or list(by_size.values())
+
+    def _index(self, i: int) -> Tensor:
+        index = self.courses[i].index
+        assert index is not None
+        return index
+
+    def _step(self, group: Sequence[int]) -> None:
+        places = [self.slots.index(i) for i in group]
+        part = self.stack.take(places)
+        if self.how.together and part is not self.stack:
+            raise RuntimeError(f"{self.jobs[0].option('opt').make.__name__} steps all models of a stack at once")
+        rows, mask = self._batch(group)
+        self._core(part, rows, mask)
+        self.stack.put(places, part)
+
+    def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
+        leaves = {name: p.detach().requires_grad_() for name, p in part.params.items()}
+        with precision(self.device):
+            means, sums = self.mapped(leaves, part.rest, rows, part.given, mask)
+        grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
+        self.how.step(part.params, dict(zip(leaves, grads, strict=True)), part.state)
+        part.total += sums
+        return []  # all of it is in place
+
+    def _recorded_step(self, group: Sequence[int]) -> bool:
+        """A step of the whole stack as a recording, if that is what the group is; those that are through step too, and
+        what comes of it is thrown away."""
+        if not self.records or list(group) != self.active:
+            return False
+        sizes = {len(self._index(i)) for i in group}
+        if max(sizes) > self.usual or (not self.fills and sizes != {self.usual}):
+            return False
+        if self.recording is None:
+            if max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
+                return False
+            self.static, mask = self._batch(self.slots, self.usual)
+            self.static_mask = None if mask is None else mask.clone()
+            stack = self.stack
+            self.recording = record(lambda: self._core(stack, self.static, self.static_mask), stack.tensors())
+            if self.recording is None:
+                self.records = False
+                self._shrink()
+                return False
+        rows, mask = self._batch(self.slots, self.usual)
+        for mine, row in zip(self.static, rows, strict=True):
+            mine.copy_(row)
+        if mask is not None and self.static_mask is not None:
+            self.static_mask.copy_(mask)
+        self.recording()
+        return True
+
+    def _batch(self, group: Sequence[int], most: int | None = None) -> tuple[list[Tensor], Tensor | None]:
+        """The next rows of each, filled up to one number, and which of them count (None: all)."""
+        drawn = [self._index(i) if i not in self.idle else self.offsets.new_zeros(most or 1) for i in group]
+        sizes = [len(index) for index in drawn]
+        most = most or max(sizes)
+        ragged = min(sizes) < most
+        if ragged:  # with row 0, which counts nothing
+            drawn = [nn.functional.pad(index, (0, most - len(index))) for index in drawn]
+        index = torch.stack(drawn) + self._offsets(tuple(group))
+        mask = self._mask(tuple(sizes), most) if ragged or self.mask_all else None
+        return [row[index] for row in self.rows], mask
+
+    def _mask(self, sizes: tuple[int, ...], most: int) -> Tensor:
+        if (most, *sizes) not in self.masks:
+            counts = torch.tensor(sizes, device=self.device)[:, None]
+            self.masks[(most, *sizes)] = torch.arange(most, device=self.device) < counts
+        return self.masks[(most, *sizes)]
+
+    def _offsets(self, group: tuple[int, ...]) -> Tensor:
+        """Where each job's rows begin among all. Kept: made anew, each would be a transfer to the device."""
+        if group not in self.known:
+            self.known[group] = self.offsets[list(group)]
+        return self.known[group]
+
+    def _begin(self, i: int) -> None:
+        self.stack.total[self.slots.index(i)].zero_()
+
+    def _stops(self, i: int) -> bool:
+        until, model = self.jobs[i].option("until"), self.jobs[i].model
+        if until is None:
+            return False
+        self.stack.write(self.slots.index(i), model)
+        model.eval()
+        with torch.no_grad():
+            stops = bool(until(Live(model), *self.jobs[i].rows))
+        train_mode(self.mapped.model, self.norms)  # it may have been this one
+        return stops
+
+    def _leave(self) -> None:
+        through = [i for i in self.active if self.courses[i].index is None]
+        if not through:
+            return
+        for i in through:
+            slot = self.slots.index(i)
+            both = {**self.stack.params, **self.stack.rest}
+            self.ended[i] = {name: t[slot].clone() for name, t in both.items()}
+            self.totals[i] = self.stack.total[slot].clone()
+        self.idle.update(through)
+        if not self.records or 2 * len(self.active) <= len(self.slots):
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Take those that are through out of the stack."""
+        stay = [place for place, i in enumerate(self.slots) if i not in self.idle]
+        self.slots = [self.slots[place] for place in stay]
+        self.idle.clear()
+        self.recording = None
+        if stay:
+            self.stack = self.stack.take(stay)
+
+    def close(self) -> None:
+        for job, mode in zip(self.jobs, self.modes, strict=True):
+            job.model.train(mode)
+        self.mapped.model.train(self.modes[0])
+        for i, tensors in self.before.items():
+            if len(self.ended) < len(self.jobs):  # it failed
+                _write(self.jobs[i].model, tensors)
+
+    def result(self) -> list[Fitted]:
+        found: dict[int, Fitted] = {}
+        for i, job in enumerate(self.jobs):
+            _write(job.model, self.ended[i])
+        losses = torch.stack([self.totals[i] for i in range(len(self.jobs))]).tolist()
+        for i, course in enumerate(self.courses):
+            found[self.order[i]] = Fitted(course.epochs, course.steps, losses[i] / max(course.seen, 1))
+        return [found[i] for i in range(len(self.jobs))]
+
+
+def _copies(model: nn.Module) -> Tensors:
+    return {name: t.detach().clone() for name, t in _tensors(model).items()}
+
+
+def _write(model: nn.Module, tensors: Tensors) -> None:
+    with torch.no_grad():
+        for name, t in _tensors(model).items():
+            t.copy_(tensors[name])
+
+
+def _filled(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Jobs whose batches are filled up to one size: all, unless more than half of the rows would be filling."""
+    groups = []
+    left = dict(sizes)
+    while left:
+        most = max(left.values())
+        group = list(left)
+        if most * len(left) > 2 * sum(left.values()):
+            group = [i for i, size in left.items() if 2 * size > most]
+        groups.append(group)
+        left = {i: size for i, size in left.items() if i not in group}
+    return groups
+
+
+# --- the loss of all models at once ----------------------------------------------------------------------------------
 
 Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows, given -> mean and sum of each model
-_compiled: dict[Any, tuple[nn.Module, Mapped]] = {}  # a compiled one is used again for models of the same structure
 
 
-def _mapped(job: Job, given_dims: Any, compile: bool) -> tuple[nn.Module, Mapped]:
-    """The job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
-    model, loss, separable = job.model, job.loss, job.option("separable", True)
-    compile = compile and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())  # they come and go
-    key = repr((_structure(model), given_dims, separable)), loss
-    if compile and key in _compiled:
-        return _compiled[key]
-    caller = _Caller(model)
-    places = _places(caller)
+class _Mapped:
+    """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
 
-    def of_one(params: Any, rest: Any, rows: Any, given: Any) -> tuple[Tensor, Tensor]:
-        value = loss(_F(caller, params, rest, places), *rows, **given)
-        check_value(value, len(rows[0]), loss, separable)
+    def __init__(self, job: Job, given_dims: Any, compile: bool):
+        self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
+        self._caller = Caller(self.model)
+        self._places = places(self._caller)
+        self._dims = given_dims
+        self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
+        self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
+        self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
+        self._compile = compile
+
+    def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        run = self._plain if mask is None else self._masked
+        if self._compile:
+            if (mask is None) not in self._compiled:
+                self._compiled[mask is None] = torch.compile(run, dynamic=False), rows[0].shape
+            compiled, shape = self._compiled[mask is None]
+            run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
+        return run(params, rest, rows, given, mask)
+
+    def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        value = self._loss(_F(self._caller, params, rest, self._places), *rows, **given)
+        check_value(value, len(rows[0]), self._loss, self._separable)
+        if mask is not None:
+            value = torch.where(mask, value, 0.0)
+            return value.sum() / mask.sum(), value.detach().sum()
         detached = value.detach()
-        return value.mean(), detached.sum() if separable else detached.mean() * len(rows[0])
-
-    of_all: Mapped = vmap(of_one, in_dims=(0, 0, 0, given_dims), randomness="error")
-    if compile:
-        _compiled[key] = model, torch.compile(of_all, dynamic=False)
-        return _compiled[key]
-    return model, of_all
+        return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
 
 
-class _Caller(nn.Module):
+_compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
+
+
+def _mapped(job: Job, given_dims: Any, compile: bool) -> _Mapped:
+    compile = compile and not any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # come and go
+    if not compile:
+        return _Mapped(job, given_dims, False)
+    how = given_dims, job.option("separable", True), job.option("norms", "batch")
+    key = repr((job.structure, how)), job.loss
+    if key not in _compiled:
+        _compiled[key] = _Mapped(job, given_dims, True)
+    return _compiled[key]
+
+
+class Caller(nn.Module):
     """Makes every method of a model reachable for `functional_call`, which knows `forward` only."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -150,7 +580,7 @@ class _Caller(nn.Module):
         return self.model(*args) if method == "forward" else getattr(self.model, method)(*args)
 
 
-def _places(caller: _Caller) -> dict[str, str]:
+def places(caller: Caller) -> dict[str, str]:
     """The name of the tensor at each place of the caller: a shared parameter has one name and several places.
 
     A layer under two names is visited once: `functional_call` would leave a replaced tensor behind in it.
@@ -168,7 +598,7 @@ def _places(caller: _Caller) -> dict[str, str]:
 class _F:
     """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`."""
 
-    def __init__(self, caller: _Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):
+    def __init__(self, caller: Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):
         self._caller = caller
         tensors = {**params, **rest}
         self._tensors = {place: tensors[name] for place, name in places.items()}
@@ -187,24 +617,10 @@ class _F:
         return self._call("classify", e)
 
 
-def _shape(job: Job) -> Any:
-    """What must be the same for all models of a stack."""
-    options = {name: value for name, value in job.options.items() if name != "given"}
-    return _structure(job.model), [(row.shape, row.dtype) for row in job.rows], options
+# --- what losses are given -------------------------------------------------------------------------------------------
 
 
-def _structure(model: nn.Module) -> Any:
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return str(model), [(name, t.shape, t.dtype, t.device, t.requires_grad) for name, t in tensors]
-
-
-def _same_loss(a: Loss, b: Loss) -> bool:
-    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
-        return _same_loss(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
-    return a == b
-
-
-def _stacked(values: Sequence[Any]) -> tuple[Any, Any]:
+def _stacked(values: Sequence[Any], dry: bool = False) -> tuple[Any, Any]:
     """Trees of one form as one tree with the tensors stacked, and the dimension that each leaf is mapped over."""
     first = values[0]
     if any(type(value) is not type(first) for value in values):
@@ -212,19 +628,27 @@ def _stacked(values: Sequence[Any]) -> tuple[Any, Any]:
     if isinstance(first, Tensor):
         if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
             raise ValueError("what their losses are given differs in shape")
-        return torch.stack(list(values)).detach(), 0
+        return (first if dry else torch.stack(list(values)).detach()), 0
     if isinstance(first, dict):
         if any(value.keys() != first.keys() for value in values):
             raise ValueError("what their losses are given differs in form")
-        parts = {key: _stacked([value[key] for value in values]) for key in first}
+        parts = {key: _stacked([value[key] for value in values], dry) for key in first}
         return {key: part[0] for key, part in parts.items()}, {key: part[1] for key, part in parts.items()}
     if isinstance(first, list | tuple):
         if any(len(value) != len(first) for value in values):
             raise ValueError("what their losses are given differs in form")
-        items = [_stacked(list(value)) for value in zip(*values, strict=True)]
+        items = [_stacked(list(value), dry) for value in zip(*values, strict=True)]
         return type(first)(item[0] for item in items), type(first)(item[1] for item in items)
     if first is None or isinstance(first, bool | int | float | str):
         if any(value != first for value in values):
             raise ValueError("what their losses are given differs in its numbers")
         return first, None
     raise ValueError(f"their losses are given a {type(first).__name__}")
+
+
+def _map_given(given: Any, dims: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(given, dict):
+        return {key: _map_given(value, dims[key], fn) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        return type(given)(_map_given(value, dim, fn) for value, dim in zip(given, dims, strict=True))
+    return given if dims is None else fn(given)

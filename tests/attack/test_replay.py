@@ -107,12 +107,11 @@ def test_what_cannot_be_stacked_says_why():
     drop = jobs("mlp")
     for job in drop:
         job.model.encoder.add_module("drop", nn.Dropout(0.5))
-    uneven = [*jobs("mlp", count=1), *jobs("mlp", count=1, n=22)]
+    uneven = [*jobs("cnn_bn@0.25", count=1, n=21, batch=32), *jobs("cnn_bn@0.25", count=1, n=22, batch=32)]
     for these, reason in [
-        (jobs("mlp", until=lambda f, x, y: True), "looking at its records"),
         (jobs("mlp", opt=type(sgd(0.1))(Own, {"lr": 0.1})), "Own"),
         (drop, "dropout"),
-        (uneven, "differ"),
+        (uneven, "batch norm looks at a whole batch"),
         ([*jobs("mlp", count=1), *jobs("mlp", count=1, loss=proximal)], "different losses"),
         ([*jobs("mlp", count=1), *jobs("mlp", count=1, given=lambda m: {"mu": 1.0})], "given differs"),
         (jobs("mlp", given=lambda m: {"teacher": m}), "a Net"),
@@ -284,7 +283,7 @@ class GoesOn(Method):
 
 
 def test_a_model_that_is_sent_and_not_taken_is_no_beginning(tmp_path):
-    run(method="test_shadows:GoesOn", model="mlp", clients=2, rounds=3, eval_clients=False, out=tmp_path / "a")
+    run(method="test_replay:GoesOn", model="mlp", clients=2, rounds=3, eval_clients=False, out=tmp_path / "a")
     scene, _ = scene_of(tmp_path / "a")
     entry, _, _ = last_upload(scene)
     assert [message.round for message in scene.replayable(entry)] == [1, 2, 3]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from fedaudit.runtime.task import Done, Task
+from fedaudit.runtime.world import chosen_engine
 from fedaudit.setting import Setting
 
 
@@ -20,10 +21,15 @@ class Engine(Protocol):
 
 
 def make_engine(setting: Setting) -> Engine:
-    if setting.engine == "ray":
+    engine = chosen_engine(setting)
+    if engine == "ray":
         from fedaudit.runtime.engines.ray import RayEngine
 
         return RayEngine(setting)
+    if engine == "stacked":
+        from fedaudit.runtime.engines.stacked import StackedEngine
+
+        return StackedEngine(setting)
     from fedaudit.runtime.engines.serial import SerialEngine
 
     return SerialEngine()

@@ -1,0 +1,207 @@
+"""Functions that take turns: each runs in a thread of its own, of which only one runs at any time, until it comes to a
+training; the trainings that wait are then carried out together where they are alike, and each function goes on.
+
+Threads, because a function cannot be left and entered again in the middle. Nothing is concurrent: one baton is handed
+on, and with it the global generators, of which every function has its own state.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedaudit.rng import seeded
+from fedaudit.runtime.meter import Away
+from fedaudit.training.fit import Fitted
+from fedaudit.training.stack import Job, fit_together, stacks
+
+Found = dict[int, tuple[Fitted, Away]]  # by number of the job: its result, and its share of the time
+_here = threading.local()
+
+
+def here() -> Turn | None:
+    """The turn that this code is part of; None outside of any."""
+    return getattr(_here, "turn", None)
+
+
+def carry_out(job: Job) -> Fitted:
+    """Train: at once, or, inside a turn, when all others have come to a training as well."""
+    turn = here()
+    return job.alone() if turn is None else turn.wait(job)
+
+
+def say_alone(reason: str) -> None:
+    """Note that something is computed for one client alone, and why."""
+    if (turn := here()) is not None:
+        turn.alone.append(reason)
+
+
+class Globals:
+    """The state of the global generators that belongs to one function, put in place while it is its turn."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._cuda = device if device.type == "cuda" else None
+        self.keep()
+
+    def seed(self, *parts: object) -> None:
+        with seeded(*parts, device=self._cuda or "cpu"):
+            self.keep()
+
+    def keep(self) -> None:
+        cuda = torch.cuda.get_rng_state(self._cuda) if self._cuda else None
+        self._state = torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+
+    def put(self) -> None:
+        cpu, cuda, python, numpy = self._state
+        torch.set_rng_state(cpu)
+        if self._cuda and cuda is not None:
+            torch.cuda.set_rng_state(cuda, self._cuda)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+class _Left(BaseException):
+    """Ends the thread of a function that nobody waits for."""
+
+
+@dataclass
+class Turn:
+    """One function in its thread: until it wants to train, and on with the result."""
+
+    work: Callable[[], Any]
+    generators: Globals
+    away: Callable[[Away], None] = lambda away: None  # told how long it was away, in its own thread
+    job: Job | None = None
+    result: Any = None
+    error: BaseException | None = None
+    done: bool = False
+    refuse: str | None = None  # why it trains by itself in any case
+    alone: list[str] = field(default_factory=list)  # why trainings were not part of a stack
+
+    def __post_init__(self) -> None:
+        self._fitted: Fitted | None = None
+        self._time = Away()
+        self._left = False
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        _here.turn = self
+        try:
+            if not self._left:
+                self.result = self.work()
+        except _Left:
+            pass
+        except BaseException as e:  # noqa: BLE001 (raised again, or recorded, where the turns are given)
+            self.error = e
+        self.done = True
+        self._stopped.release()
+
+    def wait(self, job: Job) -> Fitted:
+        """Called by the function, in its thread."""
+        if self.refuse is not None:
+            self.alone.append(self.refuse)
+            return job.alone()
+        self.job = job
+        begun, events = time.perf_counter(), _events(job)
+        self._stopped.release()
+        self._go.acquire()
+        if self._left:
+            raise _Left
+        if events:
+            events[1].record()
+            self._time.events = events
+        self._time.wall_s = time.perf_counter() - begun
+        self.away(self._time)
+        return job.alone() if self._fitted is None else self._fitted
+
+    def go_on(self, fitted: Fitted | None = None, time: Away | None = None) -> None:
+        """Let it run until it wants to train, or is through. Without a result it trains by itself."""
+        self.job, self._fitted, self._time = None, fitted, time or Away()
+        self.generators.put()
+        self._go.release()
+        self._stopped.acquire()
+        self.generators.keep()
+
+    def leave(self) -> None:
+        """End it, wherever it is."""
+        if not self.done:
+            self._left = True
+            self._go.release()
+            self._thread.join()
+
+
+def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
+    """Until all are through. What one raises stays with it (`turn.error`), and the others go on."""
+    before = Globals(turns[0].generators.device)
+    try:
+        for turn in turns:
+            turn.go_on()
+        while waiting := [turn for turn in turns if turn.job is not None]:
+            _train(waiting, compile)
+    finally:
+        for turn in turns:
+            turn.leave()
+        before.put()
+
+
+def _train(turns: Sequence[Turn], compile: bool) -> None:
+    """Carry out the trainings that wait, and let each go on with its own."""
+    jobs = [turn.job for turn in turns if turn.job is not None]
+    groups, alone = stacks(jobs)
+    found: Found = {}
+    for group in groups:
+        _stack(jobs, group, compile, found, alone)
+    for i, turn in enumerate(turns):
+        if i in alone:
+            turn.alone.append(alone[i])
+        turn.go_on(*found.get(i, ()))
+
+
+def _stack(jobs: Sequence[Job], group: Sequence[int], compile: bool, found: Found, alone: dict[int, str]) -> None:
+    """Train a group as one stack; where the memory is not enough, in halves; where it cannot be done, not at all."""
+    mine = [jobs[i] for i in group]
+    before = [job.rng.get_state() for job in mine]
+    begun, events = time.perf_counter(), _events(mine[0])
+    try:
+        fitted = fit_together(mine, compile=compile)
+    except Exception as e:  # noqa: BLE001 (nothing was changed yet: alone, the one at fault fails and the others do not)
+        for job, state in zip(mine, before, strict=True):
+            job.rng.set_state(state)
+        reason = f"{type(e).__name__}: {e}".splitlines()[0]
+        if isinstance(e, torch.OutOfMemoryError):
+            del e
+            torch.cuda.empty_cache()
+            if len(group) > 3:
+                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                    _stack(jobs, half, compile, found, alone)
+                return
+        alone |= dict.fromkeys(group, reason)
+        return
+    wall = time.perf_counter() - begun
+    if events:
+        events[1].record()
+    rows = [max(1, job.planned * job.batch) for job in mine]
+    for i, of_job, n in zip(group, fitted, rows, strict=True):
+        share = n / sum(rows)
+        found[i] = of_job, Away(share_s=wall * share, stack=events, share=share)
+
+
+def _events(job: Job) -> tuple[Any, Any] | None:
+    """A pair of CUDA events, the first recorded now; None without a GPU."""
+    device = job.rows[0].device
+    if device.type != "cuda":
+        return None
+    events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    events[0].record()
+    return events

@@ -1,0 +1,135 @@
+"""Many networks at once: teachers, encoders, clients' models on the server, run stacked by architecture.
+
+Ten networks that look at the same images one after the other leave most of a GPU idle. Here those of one architecture
+are one network whose tensors have a further dimension: one pass answers for all of them. Gradients reach the images,
+not the networks.
+
+    teachers = Many(models)                  # parameters are read when it is made: make it anew after training one
+    teachers(x)                              # [f_0(x), f_1(x), ...], in the order of `models`
+    teachers.encode(x)                       # their embeddings
+    teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: to each its own rows, as many or as few
+    teachers(x, only=[0, 3])                 # some of them: those with weight 0 on a batch cost nothing
+
+On a CPU one after the other is as fast, and keeps its bits: there nothing is stacked, unless `stacked=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedaudit.training.stack import Caller, places, rowwise, same_hooks, structure
+
+
+class Many:
+    """K networks in the mode that they are in, as one. Their tensors are copied: later training does not reach them."""
+
+    def __init__(self, networks: Sequence[nn.Module], *, stacked: bool | None = None):
+        self._networks = list(networks)
+        if stacked is None:
+            stacked = any(p.is_cuda for f in self._networks[:1] for p in f.parameters())
+        groups = _groups(self._networks) if stacked else [[i] for i in range(len(self._networks))]
+        self._group_of = {i: group for group in groups for i in group}
+        self._stacks = {id(group): _Stack([self._networks[i] for i in group]) for group in groups if len(group) > 1}
+
+    def __len__(self) -> int:
+        return len(self._networks)
+
+    def __call__(self, x: Tensor, only: Sequence[int] | None = None) -> list[Tensor]:
+        return self._all("forward", x, only)
+
+    def encode(self, x: Tensor, only: Sequence[int] | None = None) -> list[Tensor]:
+        return self._all("encode", x, only)
+
+    def classify(self, e: Tensor, only: Sequence[int] | None = None) -> list[Tensor]:
+        return self._all("classify", e, only)
+
+    def each(self, xs: Sequence[Tensor], method: str = "forward", only: Sequence[int] | None = None) -> list[Tensor]:
+        """Every network's answer to its own rows."""
+        chosen = range(len(self)) if only is None else only
+        return self._run(method, dict(zip(chosen, xs, strict=True)), list(chosen))
+
+    def _all(self, method: str, x: Tensor, only: Sequence[int] | None) -> list[Tensor]:
+        chosen = list(range(len(self)) if only is None else only)
+        return self._run(method, dict.fromkeys(chosen, x), chosen)
+
+    def _run(self, method: str, rows: dict[int, Tensor], chosen: list[int]) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for i in chosen:
+            if i in found:
+                continue
+            group = [j for j in self._group_of[i] if j in rows]
+            stack = self._stacks.get(id(self._group_of[i]))
+            if stack is None or len(group) == 1:
+                found[i] = _call(self._networks[i], method, rows[i])
+                continue
+            where = [self._group_of[i].index(j) for j in group]
+            found |= dict(zip(group, stack(method, where, [rows[j] for j in group]), strict=True))
+        return [found[i] for i in chosen]
+
+
+class _Stack:
+    """Networks of one architecture, their tensors stacked."""
+
+    def __init__(self, networks: Sequence[nn.Module]):
+        self._caller = Caller(networks[0])
+        self._places = places(self._caller)
+        states = [{**dict(f.named_parameters()), **dict(f.named_buffers())} for f in networks]
+        self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
+        self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())
+        self._count = len(networks)
+
+    def __call__(self, method: str, where: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
+        tensors = self._tensors
+        if len(where) < self._count:
+            index = torch.tensor(where, device=rows[0].device)
+            tensors = {name: t.index_select(0, index) for name, t in tensors.items()}
+        if all(row is rows[0] for row in rows):
+            return list(vmap(self._one(method), in_dims=(0, None))(tensors, rows[0]).unbind(0))
+        sizes = [len(row) for row in rows]
+        if min(sizes) < max(sizes) and not self._fills:  # rows that do not count would enter a batch's statistics
+            one = self._one(method)
+            return [one({n: t[i] for n, t in tensors.items()}, row) for i, row in enumerate(rows)]
+        most = max(sizes)
+        filled = torch.stack([row if len(row) == most else _fill(row, most) for row in rows])
+        out = vmap(self._one(method), in_dims=(0, 0))(tensors, filled)
+        return [of_one[:size] for of_one, size in zip(out.unbind(0), sizes, strict=True)]
+
+    def _one(self, method: str) -> Any:
+        def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+            placed = {place: tensors[name] for place, name in self._places.items()}
+            return functional_call(self._caller, placed, (method, x), tie_weights=False)
+
+        return one
+
+
+def _fill(row: Tensor, size: int) -> Tensor:
+    return torch.cat([row, row.new_zeros((size - len(row), *row.shape[1:]))])
+
+
+def _groups(networks: Sequence[nn.Module]) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for i, f in enumerate(networks):
+        for group in groups:
+            if _alike(networks[group[0]], f):
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+def _alike(f: nn.Module, g: nn.Module) -> bool:
+    """Whether two networks can be one stack: structure, hooks and modes; and no dropout that draws."""
+    modes = [[m.training for m in net.modules()] for net in (f, g)]
+    draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in f.modules())
+    return modes[0] == modes[1] and not draws and structure(f) == structure(g) and same_hooks(f, g)
+
+
+def _call(network: nn.Module, method: str, x: Tensor) -> Tensor:
+    found: Tensor = network(x) if method == "forward" else getattr(network, method)(x)
+    return found

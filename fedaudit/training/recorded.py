@@ -1,0 +1,110 @@
+"""Steps that are recorded: on a GPU a step of a small network is many small kernels, and starting them costs more than
+running them. A CUDA graph starts all of them at once: the same kernels on the same memory, so the same bits.
+
+A recorded step has fixed shapes: an epoch's ragged last batch is done eagerly beside it. What cannot be recorded (a
+loss that asks the device for a value, dropout) is done eagerly, and `unrecorded` keeps why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+Stepping = Literal["eager", "recorded", "compiled"]
+WORTH_IT = 16  # steps: recording one takes about as long as five
+WARM_UP = 3  # runs before a recording, in which libraries choose kernels and get their memory
+
+
+class _Conditions:
+    """How steps are carried out, and in which precision: set for a whole run by its setting."""
+
+    stepping: Stepping = "eager"
+    bf16: bool = False
+
+
+_now = _Conditions()
+unrecorded: dict[str, None] = {}  # reasons, in the order in which they came up
+
+
+@contextmanager
+def conditions(stepping: Stepping, bf16: bool = False) -> Iterator[None]:
+    before = _now.stepping, _now.bf16
+    _now.stepping, _now.bf16 = stepping, bf16
+    try:
+        yield
+    finally:
+        _now.stepping, _now.bf16 = before
+
+
+def compiles() -> bool:
+    return _now.stepping == "compiled"
+
+
+def precision(device: torch.device) -> Any:
+    """The context of a forward pass: bfloat16 where the setting says so, parameters and sums staying as they are."""
+    return torch.autocast(device.type, torch.bfloat16) if _now.bf16 else nullcontext()
+
+
+def recordable(model: nn.Module, device: torch.device, steps: int) -> bool:
+    """Whether so many steps of a model are to be recorded here."""
+    if _now.stepping == "eager" or not _records(device):
+        return False
+    if any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules()):
+        unrecorded.setdefault("dropout draws in each step")
+        return False
+    return steps >= WORTH_IT
+
+
+def _records(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+Outputs = list[Tensor | None]
+
+
+class Recording:
+    """A step without arguments, recorded. `state`: the tensors that it changes; recording leaves them as they were.
+
+    `outputs`: the tensors that the step returned, each time the same memory with new content.
+    """
+
+    def __init__(self, step: Callable[[], Outputs], state: Sequence[Tensor]):
+        before = [t.detach().clone() for t in state]
+        try:
+            self._replay, self.outputs = _capture(step)
+        finally:
+            with torch.no_grad():
+                for t, kept in zip(state, before, strict=True):
+                    t.copy_(kept)
+
+    def __call__(self) -> None:
+        self._replay()
+
+
+def record(step: Callable[[], Outputs], state: Sequence[Tensor]) -> Recording | None:
+    """The recording; None, with the reason kept, where it cannot be made."""
+    try:
+        return Recording(step, state)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:  # noqa: BLE001 (whatever CUDA or torch has against it: an eager step says what is wrong)
+        unrecorded.setdefault(f"{type(e).__name__}: {e}".splitlines()[0])
+        return None
+
+
+def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    return graph.replay, outputs

@@ -1,0 +1,128 @@
+"""Optimisers for a stack of models: M on dimension 0 of every tensor, and a count of steps for each model.
+
+torch's own optimisers keep one count of steps for a whole tensor, so models that have come differently far cannot share
+one. SGD and Adam are written here once more, by torch's formulas; any other optimiser that treats every number alone
+serves a stack whose models all step together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedaudit.training.fit import Opt
+
+Tensors = dict[str, Tensor]
+
+# What these do to one number does not depend on the others, so a step on a stack is a step on each of its models.
+_ELEMENTWISE = (torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
+
+
+class Stepper:
+    """State of an optimiser for M models, as tensors with M on dimension 0: they can be sliced as the models are."""
+
+    together = False  # whether all models must take every step
+
+    def __init__(self, options: Mapping[str, Any]):
+        self.options = dict(options)
+
+    def state(self, params: Tensors) -> Tensors:
+        return {}
+
+    def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
+        """One step, in place, on the parameters that have a gradient."""
+        raise NotImplementedError
+
+
+def stepper(opt: Opt) -> Stepper | str:
+    """What steps a stack as `opt` would step each of its models; or why there is none."""
+    known = {"lr", "momentum", "weight_decay", "nesterov"}
+    if opt.make is torch.optim.SGD and opt.options.keys() <= known and _plain(opt.options):
+        return _SGD(opt.options)
+    if opt.make is torch.optim.Adam and opt.options.keys() <= {"lr", "betas", "eps", "weight_decay"}:
+        return _Adam(opt.options)
+    if opt.make in (*_ELEMENTWISE, torch.optim.SGD, torch.optim.Adam) or getattr(opt.make, "elementwise", False):
+        return _Torch(opt)
+    return f"{opt.make.__name__} is not known to treat every number alone"
+
+
+def _plain(options: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, bool | int | float) for value in options.values())
+
+
+def _chosen(params: Tensors, grads: Mapping[str, Tensor | None]) -> tuple[list[str], list[Tensor], list[Tensor]]:
+    found = [(name, params[name], g) for name, g in grads.items() if g is not None]
+    return [name for name, _, _ in found], [p for _, p, _ in found], [g for _, _, g in found]
+
+
+class _SGD(Stepper):
+    def state(self, params: Tensors) -> Tensors:
+        return {f"b.{name}": torch.zeros_like(p) for name, p in params.items()} if self.options.get("momentum") else {}
+
+    @torch.no_grad()
+    def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
+        names, p, g = _chosen(params, grads)
+        if not p:
+            return
+        lr, momentum = self.options["lr"], self.options.get("momentum", 0.0)
+        if decay := self.options.get("weight_decay", 0.0):
+            g = _foreach("add", g, p, alpha=decay)
+        if momentum:
+            buffers = [state[f"b.{name}"] for name in names]
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, g)
+            g = _foreach("add", g, buffers, alpha=momentum) if self.options.get("nesterov") else buffers
+        torch._foreach_add_(p, g, alpha=-lr)
+
+
+class _Adam(Stepper):
+    def state(self, params: Tensors) -> Tensors:
+        first = next(iter(params.values()))
+        moments = {f"{m}.{name}": torch.zeros_like(p) for m in "mv" for name, p in params.items()}
+        return {**moments, "t": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
+
+    @torch.no_grad()
+    def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
+        names, p, g = _chosen(params, grads)
+        if not p:
+            return
+        lr, (b1, b2) = self.options.get("lr", 1e-3), self.options.get("betas", (0.9, 0.999))
+        eps = self.options.get("eps", 1e-8)
+        t = state["t"].add_(1)
+        if decay := self.options.get("weight_decay", 0.0):
+            g = _foreach("add", g, p, alpha=decay)
+        m, v = ([state[f"{which}.{name}"] for name in names] for which in "mv")
+        torch._foreach_lerp_(m, g, 1 - b1)
+        torch._foreach_mul_(v, b2)
+        torch._foreach_addcmul_(v, g, g, value=1 - b2)
+        size = lr / (1 - b1**t)  # of each model's step
+        root = (1 - b2**t).sqrt()
+        for p_, m_, v_ in zip(p, m, v, strict=True):
+            shape = (-1, *[1] * (p_.dim() - 1))
+            below = v_.sqrt().div_(root.to(p_.dtype).view(shape)).add_(eps)
+            p_.sub_(m_.div(below).mul_(size.to(p_.dtype).view(shape)))
+
+
+class _Torch(Stepper):
+    """torch's optimiser on the stacked tensors themselves: right as long as all models take every step."""
+
+    together = True
+
+    def __init__(self, opt: Opt):
+        super().__init__(opt.options)
+        self._opt = opt
+        self._made: torch.optim.Optimizer | None = None
+
+    def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
+        if self._made is None:
+            self._made = self._opt.build(list(params.values()))
+        for name, p in params.items():
+            p.grad = grads[name]
+        self._made.step()
+
+
+def _foreach(name: str, a: Sequence[Tensor], b: Sequence[Tensor], **more: Any) -> list[Tensor]:
+    return list(getattr(torch, f"_foreach_{name}")(list(a), list(b), **more))

@@ -1,0 +1,78 @@
+"""Trainings of small models that differ in how much they train, for tests of stacks and of recorded steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedaudit import adam, ce, sgd
+from fedaudit.training import models
+from fedaudit.training.stack import Job
+
+
+def held_out(f: Any, x: Tensor, y: Tensor, held: Tensor) -> Tensor:
+    return cross_entropy(f(x).masked_fill(held == 0, 0.0), y, reduction="none").mean()
+
+
+def pulled(f: Any, x: Tensor, y: Tensor, towards: dict[str, Tensor]) -> Tensor:
+    far = sum((p - towards[name]).square().sum() for name, p in f.params.items())
+    return cross_entropy(f(x), y, reduction="none") + 0.1 * far
+
+
+def until_fits(f: Any, x: Tensor, y: Tensor) -> bool:
+    return float(cross_entropy(f(x), y)) < 0.5
+
+
+def make(arch: str, counts: list[int], each: Any = None, **options: Any) -> list[Job]:
+    """Jobs with so many records each; `each(i, model)` gives further options of job i."""
+    jobs = []
+    for i, n in enumerate(counts):
+        torch.manual_seed(i)
+        model = models.build(arch, shape=(1, 8, 8), classes=4).to(torch.float64).eval()
+        rows = torch.randn(n, 1, 8, 8, dtype=torch.float64), torch.randint(4, (n,))
+        loss = options.get("loss", ce)
+        mine = {"opt": sgd(0.1), "batch": 4, "epochs": 2, **options, **(each(i, model) if each else {})}
+        mine.pop("loss", None)
+        jobs.append(Job(model, loss, rows, torch.Generator().manual_seed(i), mine))
+    return jobs
+
+
+def distance(these: list[Job], those: list[Job]) -> float:
+    return max(
+        float((a - b).abs().max())
+        for p, q in zip(these, those, strict=True)
+        for a, b in zip(p.model.state_dict().values(), q.model.state_dict().values(), strict=True)
+    )
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "unequal counts": {"arch": "mlp"},
+    "momentum, decay, nesterov": {
+        "arch": "cnn@0.25",
+        "opt": sgd(0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+    },
+    "adam keeps each model's own count": {"arch": "cnn@0.25", "opt": adam(1e-2, weight_decay=1e-2)},
+    "batch norm": {"arch": "cnn_bn@0.25", "opt": sgd(0.1, momentum=0.9)},
+    "batch norm left alone": {"arch": "cnn_bn@0.25", "norms": "running"},
+    "until": {"arch": "mlp", "epochs": 15, "until": until_fits},
+    "until with batch norm": {"arch": "cnn_bn@0.25", "epochs": 15, "until": until_fits},
+    "own numbers of epochs": {"arch": "mlp", "each": lambda i, m: {"epochs": i}},
+    "own numbers of steps": {"arch": "mlp", "each": lambda i, m: {"epochs": None, "steps": 3 + 2 * i}},
+    "own batch sizes": {"arch": "mlp", "each": lambda i, m: {"batch": 2 + 3 * i}},
+    "whole batches": {"arch": "mlp", "batch": 64},
+    "given": {
+        "arch": "mlp",
+        "loss": pulled,
+        "each": lambda i, m: {"given": {"towards": {k: p.detach() + 0.1 for k, p in m.named_parameters()}}},
+    },
+    "does not separate": {
+        "arch": "mlp",
+        "loss": held_out,
+        "separable": False,
+        "each": lambda i, m: {"given": {"held": torch.tensor([1, 1, i % 2, 1])}},
+    },
+}
+COUNTS = [13, 30, 21, 8]  # batches of 4: one of 5 at the end of 13 and 21, one of 2 of 30, none of 8

@@ -1,0 +1,197 @@
+"""The engine that trains clients together: the same protocol as one after another, the same numbers to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from precision import double
+from torch import Tensor
+
+from fedaudit import Record, Setting, registry, run
+from fedaudit.runtime.engines import make_engine
+from fedaudit.runtime.folder import setting_key
+from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.world import chosen_engine as chosen
+from fedaudit.wire.transcript import Transcript
+
+
+def leaves(value: Any, where: str) -> dict[str, Any]:
+    """Every tensor and number of a message's field, by its place."""
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in leaves(item, f"{where}.{key}").items()}
+    if isinstance(value, list | tuple):
+        return {k: v for i, item in enumerate(value) for k, v in leaves(item, f"{where}.{i}").items()}
+    if isinstance(value, Record):
+        return {k: v for name in value.declared() for k, v in leaves(getattr(value, name), f"{where}.{name}").items()}
+    return {where: value}
+
+
+def sent(folder: Path) -> dict[str, Any]:
+    """All that crossed the wire, by round, ask, client, direction, field and place in it."""
+    found: dict[str, Any] = {}
+    for entry in Transcript(folder / "transcript").entries():
+        place = f"{entry.round}.{entry.ask} {entry.direction} {entry.client}"
+        for name in entry.fields:
+            found |= leaves(entry[name], f"{place} {name}")
+    return found
+
+
+def protocol(record: RunRecord) -> Any:
+    """What must be the same to the bit, whoever rounds how: who took part, bytes, and what is known of releases."""
+    rounds = [(r.participants, r.absent, r.up_payload, r.up_wire, r.down_payload, r.down_wire) for r in record.rounds]
+    return rounds, record.traffic, record.releases, record.ledger
+
+
+def farthest(a: dict[str, Any], b: dict[str, Any]) -> float:
+    assert a.keys() == b.keys()
+    worst = 0.0
+    for place, value in a.items():
+        other = b[place]
+        if isinstance(value, Tensor) and value.is_floating_point():
+            assert value.shape == other.shape
+            if value.numel():
+                worst = max(worst, float((value - other).abs().max()))
+        elif isinstance(value, float):
+            worst = max(worst, abs(value - other))
+        else:
+            assert torch.equal(value, other) if isinstance(value, Tensor) else value == other, place
+    return worst
+
+
+NAMES = [name for name in registry.names("methods") if "+" not in name]
+# FedZGE's server trains a generator with Adam, which makes steps of the gradients of biases before a batch norm: these
+# are rounding and nothing else. The first round's replies differ by 1e-16, the images of the second by 7e-11.
+TOLERANCE = {"fedzge": 1e-8}
+COMPOSED = [name for name in registry.names("methods") if "+" in name]
+
+
+@pytest.mark.parametrize("method", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in COMPOSED)])
+def test_every_method_is_the_same_to_rounding(
+    method: str, tiny: Callable[..., Setting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds in double precision, four clients of unequal size, one of which drops out on the way: all that
+    crosses the wire differs by 1e-10 at most, and names, bytes and ledger not at all."""
+    values = {"rounds": 3, "clients": 4, "model": "cnn@0.25", "dropout": 0.1, "quorum": 0.25, "aux": 0.5, "seed": 3}
+    values |= {"partition": "dirichlet:0.5", "eval_every": 3, "eval_clients": False, "keep_weights": 3}
+    with double(method):
+        serial = run(tiny(method, **values, engine="serial"), out=tmp_path / "a")
+        stacked = run(tiny(method, **values, engine="stacked"), out=tmp_path / "b")
+        assert protocol(serial) == protocol(stacked)
+        assert farthest(sent(tmp_path / "a"), sent(tmp_path / "b")) < TOLERANCE.get(method, 1e-10)
+    assert (serial.setting.engine, stacked.setting.engine) == ("serial", "stacked")
+    assert not [note for note in serial.notes if note.startswith("not stacked")]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "cnn_bn@0.5"},
+        {"model": "cnn_bn@0.5:2,mlp:3", "method": "local"},
+        {"set": {"E": 2, "B": 7, "opt": "adam", "eta": 0.01}},
+        {"together": 3},
+        {"method": "fedavg", "participation": 0.6},
+    ],
+    ids=["batch norm", "two architectures", "adam", "three at a time", "some take part"],
+)
+def test_fedavg_in_its_variants(values: dict[str, Any], tmp_path: Path) -> None:
+    setting: dict[str, Any] = {"method": "fedavg", "rounds": 3, "clients": 5, "aux": 0.5, "set": {"E": 2, "B": 8}}
+    setting |= {"partition": "dirichlet:0.3", "eval_every": 3, **values}
+    with double(setting["method"]):
+        serial = run(**setting, engine="serial", out=tmp_path / "a")
+        stacked = run(**setting, engine="stacked", out=tmp_path / "b")
+        assert protocol(serial) == protocol(stacked)
+        assert farthest(sent(tmp_path / "a"), sent(tmp_path / "b")) < 1e-10
+    assert stacked.notes == []
+
+
+# --- what fails, and what cannot be stacked -----------------------------------------------------------------------
+
+
+def go(folder: Path, engine: str, **values: Any) -> RunRecord:
+    chosen_values = {"clients": 4, "rounds": 1, "model": "mlp", "eval_clients": False, "quorum": 0.25, **values}
+    return run(method="failing:OneFails", engine=engine, out=folder / engine, **chosen_values)
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_client_that_fails_leaves_the_others_alone(when: str, tmp_path: Path) -> None:
+    serial, stacked = (go(tmp_path, engine, set={"who": 2, "when": when}) for engine in ("serial", "stacked"))
+    (absence,) = stacked.rounds[0].absent
+    assert absence == serial.rounds[0].absent[0]
+    assert absence.client == 2
+    assert protocol(serial) == protocol(stacked)
+    assert farthest(sent(tmp_path / "serial"), sent(tmp_path / "stacked")) < 1e-5
+
+
+def test_what_is_trained_alone_is_said(tmp_path: Path, fedaudit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout draws from each client's own generator: alone it is equal to the bit, and `show` says so."""
+    serial, stacked = (go(tmp_path, engine, set={"drop": True}) for engine in ("serial", "stacked"))
+    assert serial.transcript_digest == stacked.transcript_digest
+    assert stacked.notes == ["not stacked: train: dropout draws for each model in turn"]
+    code, out, _ = fedaudit("show", tmp_path / "stacked")
+    assert code == 0
+    assert "not stacked: train: dropout" in out
+    assert "stacked" in out
+
+
+def test_a_stack_was_really_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedaudit.runtime.turns
+
+    seen: list[int] = []
+    real = fedaudit.runtime.turns.fit_together
+
+    def spy(jobs: Any, **more: Any) -> Any:
+        seen.append(len(jobs))
+        return real(jobs, **more)
+
+    monkeypatch.setattr(fedaudit.runtime.turns, "fit_together", spy)
+    run(method="fedavg", clients=5, rounds=2, model="mlp", engine="stacked", together=3, out=tmp_path / "a")
+    assert seen == [3, 2] * 2
+
+
+def test_a_stacked_run_goes_on_as_a_stacked_run(tmp_path: Path) -> None:
+    setting: dict[str, Any] = {"method": "fedavg", "clients": 4, "model": "mlp", "set": {"B": 8}}
+    whole = run(**setting, rounds=3, engine="stacked", out=tmp_path / "a")
+    run(**setting, rounds=2, engine="stacked", out=tmp_path / "b")
+    with pytest.raises(Exception, match="engine = 'stacked', now 'serial'"):
+        run(**setting, rounds=3, engine="serial", out=tmp_path / "b", resume=True)
+    gone_on = run(**setting, rounds=3, engine="stacked", out=tmp_path / "b", resume=True)
+    assert gone_on.transcript_digest == whole.transcript_digest
+
+
+def test_the_key_tells_stacked_from_serial() -> None:
+    def key(**values: Any) -> str:
+        return setting_key(Setting.make(device="cpu", **values))
+
+    assert key(engine="serial") == key(engine="ray") == key(engine="auto") == key(engine="serial", together=2)
+    assert key(engine="stacked") != key(engine="serial")
+    assert key(engine="stacked") != key(engine="stacked", together=2)
+
+
+def test_auto_is_stacked_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(Setting.make(device="cpu")) == "serial"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert chosen(Setting.make(device="cuda")) == chosen(Setting.make(device="auto")) == "stacked"
+    assert type(make_engine(Setting.make(device="cuda"))).__name__ == "StackedEngine"
+
+
+def test_time_is_shared_out(tmp_path: Path) -> None:
+    """The clients' phases together are no longer than the round, though each waited for all the others."""
+    record = run(
+        method="fedavg", clients=4, rounds=1, model="mlp", set={"E": 20, "B": 8}, engine="stacked", out=tmp_path / "a"
+    )
+    of_clients = [row for row in record.timings if row["party"].startswith("client") and row["phase"] == "task"]
+    fits = [row for row in record.timings if row["phase"] == "fit"]
+    assert len(of_clients) == len(fits) == 4
+    assert sum(row["wall_s"] for row in of_clients) <= record.rounds[0].wall_s
+    assert sum(row["wall_s"] for row in fits) > 0.3 * record.rounds[0].wall_s
+    assert all(task["wall_s"] >= fit["wall_s"] for task, fit in zip(of_clients, fits, strict=True))
+
+
+def test_the_caller_s_generators_are_left_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    run(method="fedavg", clients=3, rounds=1, model="mlp", engine="stacked", out=tmp_path / "a")
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,94 @@
+"""Many networks at once answer as each would alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaudit.training import models
+from fedaudit.training.many import Many, _groups
+
+ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
+
+
+def networks() -> list[nn.Module]:
+    made = []
+    for i, arch in enumerate(ARCHS):
+        torch.manual_seed(i)
+        net = models.build(arch, shape=(1, 8, 8), classes=4).to(torch.float64)
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.running_mean.normal_()  # type: ignore[union-attr]
+        made.append(net.eval())
+    return made
+
+
+def images(*sizes: int) -> list[Tensor]:
+    torch.manual_seed(99)
+    return [torch.randn(n, 1, 8, 8, dtype=torch.float64, requires_grad=True) for n in sizes]
+
+
+def test_they_are_stacked_by_architecture() -> None:
+    assert _groups(networks()) == [[0, 2, 6], [1, 4], [3, 5]]
+
+
+@pytest.mark.parametrize("method", ["forward", "encode", "classify"])
+@pytest.mark.parametrize("only", [None, [5, 1, 6, 0], [2]])
+def test_one_pass_is_what_each_says(method: str, only: list[int] | None) -> None:
+    nets, (x,) = networks(), images(9)
+    if method == "classify":
+        nets = [net for net in nets if net.width == nets[1].width]  # type: ignore[attr-defined]
+        only = None if only is None else [0]
+        x = torch.randn(9, 128, dtype=torch.float64)
+    many = Many(nets, stacked=True)
+    run: Any = many if method == "forward" else getattr(many, method)
+    found = run(x, only=only)
+    chosen = nets if only is None else [nets[i] for i in only]
+    for got, net in zip(found, chosen, strict=True):
+        wanted = net(x) if method == "forward" else getattr(net, method)(x)
+        torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_gradients_reach_the_images_and_not_the_networks() -> None:
+    nets, (x,) = networks(), images(6)
+    (there,) = torch.autograd.grad(
+        sum((i + 1) * o.square().sum() for i, o in enumerate(Many(nets, stacked=True)(x))), x
+    )
+    (wanted,) = torch.autograd.grad(sum((i + 1) * net(x).square().sum() for i, net in enumerate(nets)), x)
+    torch.testing.assert_close(there, wanted, atol=1e-10, rtol=1e-10)
+    assert all(p.grad is None for net in nets for p in net.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_each_gets_its_own_rows(training: bool) -> None:
+    """Unequal numbers are filled up, and what fills counts nothing: not in batch norm's statistics either."""
+    nets, xs = networks(), images(3, 5, 3, 7, 2, 4, 6)
+    for net in nets:
+        net.train(training)
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.track_running_stats, m.running_mean, m.running_var = False, None, None
+    found = Many(nets, stacked=True).each(xs)
+    for got, net, x in zip(found, nets, xs, strict=True):
+        torch.testing.assert_close(got, net(x), atol=1e-12, rtol=1e-12)
+
+
+def test_on_a_cpu_the_bits_are_those_of_a_loop() -> None:
+    nets, (x,) = networks(), images(9)
+    many = Many(nets)
+    assert not many._stacks
+    assert all(torch.equal(a, net(x)) for a, net in zip(many(x), nets, strict=True))
+
+
+def test_later_training_does_not_reach_them() -> None:
+    nets, (x,) = networks(), images(4)
+    many = Many(nets, stacked=True)
+    before = [out.detach().clone() for out in many(x)]
+    with torch.no_grad():
+        for net in nets:
+            for p in net.parameters():
+                p.add_(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(many(x), before, strict=True))

@@ -1,0 +1,141 @@
+"""Recorded steps: what surrounds a recording, with the recording itself stood in for by the step it would replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jobs import CASES, COUNTS, distance, make
+from torch import Tensor, nn
+
+from fedaudit import ce
+from fedaudit.training import recorded
+from fedaudit.training.stack import fit_together
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Recording as it is on a GPU, on this CPU: warm-ups that change everything, then a step on fixed memory.
+
+    Returns how often each recording was replayed."""
+    counts: list[int] = []
+
+    def capture(step: Callable[[], recorded.Outputs]) -> tuple[Callable[[], None], recorded.Outputs]:
+        for _ in range(recorded.WARM_UP):
+            outputs = step()
+        counts.append(0)
+        number = len(counts) - 1
+
+        def replay() -> None:
+            counts[number] += 1
+            for mine, new in zip(outputs, step(), strict=True):
+                if mine is not None and new is not None:
+                    mine.copy_(new)
+
+        return replay, outputs
+
+    monkeypatch.setattr(recorded, "_capture", capture)
+    monkeypatch.setattr(recorded, "_records", lambda device: True)
+    for module in ("fit", "stack"):
+        monkeypatch.setattr(f"fedaudit.training.{module}.recordable", recorded.recordable)
+    monkeypatch.setattr("fedaudit.training.stack.WORTH_IT", 2)
+    monkeypatch.setattr(recorded, "WORTH_IT", 2)
+    recorded.unrecorded.clear()
+    return counts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int]) -> None:
+    eager, steps = make(counts=COUNTS, **CASES[case]), make(counts=COUNTS, **CASES[case])
+    wanted = [job.alone() for job in eager]
+    assert not replays
+    with recorded.conditions("recorded"):
+        found = [job.alone() for job in steps]
+    assert sum(replays) > 0
+    assert distance(eager, steps) == 0
+    assert found == wanted
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recorded_stack_is_what_each_would_be_alone(case: str, replays: list[int]) -> None:
+    """Those that are through stay in it as idle models, and leave when they are half of it."""
+    alone, together = make(counts=COUNTS, **CASES[case]), make(counts=COUNTS, **CASES[case])
+    wanted = [job.alone() for job in alone]
+    with recorded.conditions("recorded"):
+        found = fit_together(together)
+    assert sum(replays) > 0
+    assert distance(alone, together) < 1e-10
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.epochs, a.steps) == (b.epochs, b.steps)
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+
+
+def test_a_stack_is_recorded_anew_when_half_of_it_is_through(replays: list[int]) -> None:
+    counts = [8, 8, 8, 40]
+    together, alone = make("mlp", counts), make("mlp", counts)
+    with recorded.conditions("recorded"):
+        fit_together(together)
+    assert len(replays) == 2
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
+
+
+def test_what_cannot_be_recorded_is_done_eagerly_and_said(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    def refuses(step: Callable[[], recorded.Outputs]) -> Any:
+        step()
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(recorded, "_capture", refuses)
+    alone, eager, stacked = (make("cnn_bn@0.25", COUNTS) for _ in range(3))
+    for job in eager:
+        job.alone()
+    with recorded.conditions("recorded"):
+        for job in alone:
+            job.alone()
+        fit_together(stacked)
+    assert list(recorded.unrecorded) == ["RuntimeError: operation not permitted when stream is capturing"]
+    assert distance(alone, eager) == 0
+    assert distance(stacked, eager) < 1e-10
+
+
+def test_dropout_and_few_steps_are_not_recorded(replays: list[int]) -> None:
+    (job,) = make("mlp", [20])
+    job.model.add_module("drop", nn.Dropout(0.5))
+    with recorded.conditions("recorded"):
+        job.alone()
+        assert list(recorded.unrecorded) == ["dropout draws in each step"]
+        make("mlp", [3], epochs=1)[0].alone()
+    assert not replays
+
+
+def test_without_a_gpu_nothing_is_recorded() -> None:
+    (job,) = make("mlp", [20], epochs=20)
+    with recorded.conditions("recorded"):
+        assert not recorded.recordable(job.model, torch.device("cpu"), 100)
+    assert not recorded.recordable(job.model, torch.device("cuda"), 100), "eager was asked for"
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_bf16_is_used_in_the_forward_pass_and_parameters_stay(together: bool) -> None:
+    seen: set[Any] = set()
+
+    def loss(f: Any, x: Tensor, y: Tensor) -> Tensor:
+        seen.add(f(x).dtype)
+        return ce(f, x, y)
+
+    jobs = [
+        dataclasses.replace(job, rows=(job.rows[0].float(), job.rows[1]), model=job.model.float())
+        for job in make("mlp", [12, 12], loss=loss)
+    ]
+    with recorded.conditions("eager", bf16=True):
+        if together:
+            fit_together(jobs)
+        else:
+            for job in jobs:
+                job.alone()
+    assert seen == {torch.bfloat16}
+    assert all(p.dtype == torch.float32 for job in jobs for p in job.model.parameters())

@@ -1,0 +1,112 @@
+"""Stacks of models that differ in how much they train: each ends as it would alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from jobs import CASES, COUNTS, distance, make
+from torch import Tensor, nn
+
+from fedaudit import adam
+from fedaudit.training.fit import Opt, Turns
+from fedaudit.training.stack import Job, _filled, fit_together, stacks, why_not
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_ends_as_it_would_alone(case: str) -> None:
+    together, alone, before = (make(counts=COUNTS, **CASES[case]) for _ in range(3))
+    assert why_not(together) is None
+    found, wanted = fit_together(together), [job.alone() for job in alone]
+    assert distance(alone, before) > 1e-2, "nothing was trained, so nothing was compared"
+    assert distance(together, alone) < 1e-10
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.epochs, a.steps) == (b.epochs, b.steps)
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a.rng.get_state(), b.rng.get_state()), "it drew as much as alone"
+        assert not a.model.training, "the mode is as before"
+
+
+def test_until_ends_the_models_at_different_times() -> None:
+    """Else the cases above would not show that a model leaves the stack alone."""
+    for case in ("until", "until with batch norm"):
+        assert len({job.alone().epochs for job in make(counts=COUNTS, **CASES[case])}) > 1
+
+
+def test_parts_that_take_turns() -> None:
+    def each(i: int, model: nn.Module) -> dict[str, Any]:
+        return {"turns": Turns((COUNTS[i] // 2, COUNTS[i] - COUNTS[i] // 2), by="step" if i % 2 else "epoch")}
+
+    together, alone = make("mlp", COUNTS, each), make("mlp", COUNTS, each)
+    fit_together(together)
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
+
+
+def test_a_stack_that_fails_leaves_models_as_they_were() -> None:
+    calls = []
+
+    def fails(f: Any, x: Tensor, y: Tensor) -> bool:
+        calls.append(1)
+        if len(calls) == 6:
+            raise RuntimeError("no more")
+        return False
+
+    together, before = make("mlp", COUNTS, epochs=5, until=fails), make("mlp", COUNTS)
+    with pytest.raises(RuntimeError, match="no more"):
+        fit_together(together)
+    assert distance(together, before) == 0
+    assert not any(job.model.training for job in together)
+
+
+def test_groups_are_by_what_must_be_equal() -> None:
+    def drop(job: Job) -> Job:
+        job.model.add_module("drop", nn.Dropout(0.5))
+        return job
+
+    jobs = [
+        *make("mlp", [10, 20]),
+        *make("cnn@0.25", [10]),
+        *make("mlp", [15], opt=adam()),
+        *make("mlp", [12]),
+        *make("mlp", [12], opt=adam()),
+        *map(drop, make("mlp", [12])),
+        *make("cnn_bn@0.25", [12, 3]),
+    ]
+    groups, alone = stacks(jobs)
+    assert groups == [[0, 1, 4], [3, 5]]
+    assert alone.keys() == {2, 6, 7, 8}
+    assert alone[2] == "the models differ"
+    assert "dropout" in alone[6]
+    assert "whole batch" in alone[8]
+
+
+def test_hooks_with_other_numbers_are_other_models() -> None:
+    def scaled(job: Job, by: float) -> Job:
+        job.model.register_forward_hook(lambda m, i, out: out / by)
+        return job
+
+    a, b, c = make("mlp", [9, 9, 9])
+    assert why_not([scaled(a, 2.0), scaled(b, 2.0)]) is None
+    assert why_not([a, scaled(c, 3.0)]) == "the models differ"
+
+
+def test_an_optimiser_of_ones_own_steps_a_whole_stack_only() -> None:
+    class Own(torch.optim.SGD):
+        elementwise = True
+
+    equal, alone = (make("mlp", [12, 12], opt=Opt(Own, {"lr": 0.1, "momentum": 0.9})) for _ in range(2))
+    assert why_not(equal) is None
+    fit_together(equal)
+    for job in alone:
+        job.alone()
+    assert distance(equal, alone) < 1e-10
+    assert "different numbers" in why_not(make("mlp", [12, 20], opt=Opt(Own, {"lr": 0.1})))
+
+
+def test_filling_is_not_more_than_half() -> None:
+    assert _filled({0: 4, 1: 4, 2: 1}) == [[0, 1, 2]]
+    assert _filled({0: 40, 1: 3, 2: 4, 3: 2}) == [[0], [1, 2, 3]]
