@@ -50,6 +50,11 @@ def precision(device: torch.device) -> Any:
     return torch.autocast(device.type, torch.bfloat16) if _now.bf16 else nullcontext()
 
 
+def halves() -> torch.dtype | None:
+    """What a stack's forward pass computes in, where that is not its tensors' own: autocast does not reach into it."""
+    return torch.bfloat16 if _now.bf16 else None
+
+
 def recordable(model: nn.Module, device: torch.device, steps: int) -> bool:
     """Whether so many steps of a model are to be recorded here."""
     if _now.stepping == "eager" or not _records(device):

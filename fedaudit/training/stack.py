@@ -29,7 +29,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedaudit.errors import ContractError
 from fedaudit.training.fit import Fitted, Live, Loss, batches, check_pure, check_rows, check_value, fit, train_mode
-from fedaudit.training.recorded import WORTH_IT, Recording, compiles, precision, record, recordable
+from fedaudit.training.recorded import WORTH_IT, Recording, compiles, halves, record, recordable
 from fedaudit.training.steppers import Stepper, Tensors, stepper
 
 
@@ -382,8 +382,7 @@ class _Fitting:
 
     def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
         leaves = {name: p.detach().requires_grad_() for name, p in part.params.items()}
-        with precision(self.device):
-            means, sums = self.mapped(leaves, part.rest, rows, part.given, mask)
+        means, sums = self.mapped(leaves, part.rest, rows, part.given, mask)
         grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
         self.how.step(part.params, dict(zip(leaves, grads, strict=True)), part.state)
         part.total += sums
@@ -605,7 +604,19 @@ class _F:
         self.params = {name: tensors[name] for name, _ in caller.model.named_parameters()}
 
     def _call(self, method: str, *args: Any) -> Any:
-        return functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
+        if (dtype := halves()) is None:
+            return functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
+        norms = {name: m for name, m in self._caller.named_modules() if isinstance(m, _BatchNorm)}
+        kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
+        tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}
+        before, full = [_cast(a, dtype) for a in args], args[0].dtype
+        hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in norms.values()]
+        hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in norms.values()]
+        try:
+            return _cast(functional_call(self._caller, tensors, (method, *before), tie_weights=False), full)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def __call__(self, *args: Any) -> Any:
         return self._call("forward", *args)
@@ -615,6 +626,10 @@ class _F:
 
     def classify(self, e: Tensor) -> Tensor:
         return self._call("classify", e)
+
+
+def _cast(t: Any, dtype: torch.dtype) -> Any:
+    return t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
 
 
 # --- what losses are given -------------------------------------------------------------------------------------------
