@@ -23,10 +23,10 @@ def test_there_are_enough_of_them():
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"find": "nowhere to be found"}, "occurs 0 times"),
+        ({"find": "nowhere to be found"}, "occurs neither in .* nor in one other file alone"),
         ({"find": "import"}, "occurs .* times"),
         ({"replace": "class"}, "would not be Python"),
-        ({"file": "fedaudit/gone.py"}, "there is no file"),
+        ({"file": "fedaudit/gone.py", "find": "import"}, "nor in one other file alone"),
         ({"tests": ("tests/gone.py",)}, "there is no test file"),
         ({"tests": ("tests/test_mutants.py::test_gone",)}, "has no test_gone"),
         ({"tests": ()}, "names no tests"),
@@ -39,6 +39,14 @@ def test_an_entry_that_says_nothing_is_named(change, fault):
     found = mutants.Mutant(**values).fault()
     assert found
     assert re.search(fault, found), found
+
+
+def test_an_entry_is_found_again_after_a_move():
+    text = (mutants.ROOT / "fedaudit/units.py").read_text()
+    only = next(line for line in text.splitlines() if line.startswith("def "))
+    moved = mutants.Mutant("m", "fedaudit/elsewhere.py", only, only + "  #", ("tests/test_mutants.py",), "")
+    assert moved.where()[0] == mutants.ROOT / "fedaudit/units.py"
+    assert moved.fault() is None
 
 
 def test_slices_share_out_all():

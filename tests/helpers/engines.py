@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from fedaudit.runtime.engines.serial import SerialEngine
 
 
@@ -21,3 +23,15 @@ class KillEngine(SerialEngine):
                 raise Killed
             self.left -= 1
             yield done
+
+
+class DropEngine(SerialEngine):
+    """Drops out who is named: a set of (client, round, ask)."""
+
+    def __init__(self, drops):
+        self.drops = drops
+
+    def map(self, tasks):
+        return super().map(
+            dataclasses.replace(task, drop=True) if (task.k, task.t, task.ask) in self.drops else task for task in tasks
+        )

@@ -44,20 +44,31 @@ class Mutant:
     survives: str = ""
     listed: str = field(default="", compare=False)  # the file that lists it
 
+    def where(self, root: Path = ROOT) -> tuple[Path | None, str]:
+        """The file that it is about: the named one, or the only other with its text, after a move; else why."""
+        path = root / self.file
+        times = path.read_text().count(self.find) if path.is_file() else 0
+        if times == 1:
+            return path, ""
+        if times > 1:
+            return None, f"its text occurs {times} times in {self.file}: {self.find!r}"
+        found = [other for other in sources(root) if other.read_text().count(self.find) == 1]
+        if len(found) == 1:
+            return found[0], ""
+        return None, f"its text occurs neither in {self.file} nor in one other file alone: {self.find!r}"
+
     def fault(self, root: Path = ROOT) -> str | None:
         """Why this entry no longer says anything; None where it does."""
-        path = root / self.file
-        if not path.is_file():
-            return f"there is no file {self.file}"
+        path, reason = self.where(root)
+        if path is None:
+            return reason
         text = path.read_text()
-        if text.count(self.find) != 1:
-            return f"its text occurs {text.count(self.find)} times in {self.file}: {self.find!r}"
         if self.find == self.replace:
             return "it replaces its text by the same"
         try:
             ast.parse(self.applied(text))
         except SyntaxError as e:
-            return f"{self.file} would not be Python any more: {e}"
+            return f"{path.name} would not be Python any more: {e}"
         for target in self.tests:
             test, _, name = target.partition("::")
             if not (root / test).is_file():
@@ -68,6 +79,11 @@ class Mutant:
 
     def applied(self, text: str) -> str:
         return text.replace(self.find, self.replace)
+
+
+def sources(root: Path) -> list[Path]:
+    rooms = ("fedaudit", "methods", "attacks", "reports")
+    return [path for room in rooms for path in sorted((root / room).rglob("*.py")) if not path.is_symlink()]
 
 
 def listed(folder: Path = ROOT / "tests" / "mutants") -> list[Mutant]:
@@ -176,7 +192,7 @@ def tried(mutants: Iterable[Mutant], jobs: int, folder: Path) -> Iterator[tuple[
     while waiting or running:
         while waiting and free:
             mutant, tree = waiting.pop(0), free.pop()
-            path = tree / mutant.file
+            path = found if (found := mutant.where(tree)[0]) is not None else tree / mutant.file
             kept = path.read_text()
             times = path.stat()
             path.write_text(mutant.applied(kept))
