@@ -1,0 +1,244 @@
+"""Three rounds of DFFKE by hand: "Aggregation-Free Heterogeneous Federated Learning with Data-Free Knowledge Exchange",
+Algorithm 1 and Eqs. 9-14, in both directions of the KL; two architectures, clients that sit out rounds, two held.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from by_hand import close, drawing, epoch, played, rng
+from torch import nn
+from torch.nn import functional as F
+
+from fedaudit.rng import generator
+
+ETA, B, E_LOCAL, H, W = 1e-3, 40, 2, 12, 3
+T_TRAN, B_TRAN, T_DEC, B_DEC, T_FKE, R = 2, 50, 2, 60, 2, 2
+NUMBERS = {
+    "eta": ETA, "B": B, "tau": "off", "E_local": E_LOCAL, "h": H, "w_Dec": W, "T_Tran": T_TRAN, "B_Tran": B_TRAN,
+    "T_Dec": T_DEC, "B_Dec": B_DEC, "T_FKE": T_FKE, "R": R,
+}  # fmt: skip
+LITERAL = {"kl": "student-first", "alternate": "step"}
+OTHER = {"kl": "teacher-first", "alternate": "epoch", "own": True, "statistics": "own", "md": "MSE", "fresh": True}
+ARCHS = ["cnn_bn", "mlp", "cnn_bn", "mlp"]
+
+
+def decoder():
+    """Section 4.1: three layers; images of 8 x 8 begin as 2 x 2."""
+    return nn.Sequential(OrderedDict(
+        linear=nn.Linear(H, 2 * W * 2 * 2),
+        shape=nn.Unflatten(1, (2 * W, 2, 2)),
+        layers=nn.Sequential(
+            nn.BatchNorm2d(2 * W), nn.Upsample(scale_factor=2), nn.Conv2d(2 * W, 2 * W, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * W), nn.LeakyReLU(0.2), nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * W, W, 3, padding=1, bias=False), nn.BatchNorm2d(W), nn.LeakyReLU(0.2),
+            nn.Conv2d(W, 1, 3, padding=1), nn.Tanh(),
+        ),
+    ))  # fmt: skip
+
+
+def steps(losses, parameters):
+    """Adam over a list of losses, each computed when its turn comes."""
+    adam = torch.optim.Adam(parameters, lr=ETA)
+    for loss in losses:
+        adam.zero_grad()
+        loss().backward()
+        adam.step()
+
+
+def local_training(net, x, y, order):
+    """Line 5, Eq. 9: min CE(f(x; theta_k), y)."""
+    todo = [b for _ in range(E_LOCAL) for b in epoch(order, len(x), B)]
+    steps([lambda b=b: F.cross_entropy(net(x[b]), y[b]) for b in todo], net.parameters())
+
+
+def docking(E, Y, layers, head, order):
+    """Line 9, Eq. 11: min sum_k CE(l(z(E_k; theta_k^z); theta^l), Y_k), over rows of all clients mixed."""
+    rows = [(k, i) for k in E for i in range(len(E[k]))]
+
+    def loss(b):
+        pairs = [rows[j] for j in b.tolist()]
+        ce = [F.cross_entropy(head(layers[k](E[k][i])), Y[k][i]) for k, i in pairs]
+        idle = sum(p.sum() for layer in layers.values() for p in layer.parameters())
+        return (
+            torch.stack(ce).mean() + 0 * idle
+        )  # a layer without rows in b has the gradient 0, and Adam still moves it
+
+    todo = [b for _ in range(T_TRAN) for b in epoch(order, len(rows), B_TRAN)]
+    parameters = [p for layer in [*layers.values(), head] for p in layer.parameters()]
+    steps([lambda b=b: loss(b) for b in todo], parameters)
+
+
+def train_decoder(Dec, E, nets, layers, order, md):
+    """Line 12, Eq. 12: min sum_k MSE(z(h(Dec(E~_k); theta_k^h); theta_k^z), E~_k), encoders and docking layers frozen.
+    With `md` also Eq. 4 by Appendix E: minus the mean over peers of the mean squared gap of probabilities."""
+    frozen = {k: copy.deepcopy(net).eval() for k, net in nets.items()}
+    fixed = {k: copy.deepcopy(layer) for k, layer in layers.items()}
+    rows = [(k, i) for k in E for i in range(len(E[k]))]
+
+    def loss(b):
+        pairs = [rows[j] for j in sorted(b.tolist())]
+        images = Dec(torch.stack([E[k][i] for k, i in pairs]))
+        values = []
+        for (k, i), image in zip(pairs, images, strict=True):
+            back = fixed[k](frozen[k].encode(image[None]))[0]
+            value = ((back - E[k][i]) ** 2).mean()
+            if md:
+                p = frozen[k](image[None]).softmax(1)
+                gaps = [((p - frozen[i](image[None]).softmax(1)) ** 2).mean() for i in frozen if i != k]
+                value = value - torch.stack(gaps).mean()
+            values.append(value)
+        return torch.stack(values).mean()
+
+    Dec.train()
+    todo = [b for _ in range(T_DEC) for b in epoch(order, len(rows), B_DEC)]
+    steps([lambda b=b: loss(b) for b in todo], Dec.parameters())
+
+
+def images(state, e):
+    """D^ = Dec(E~), by the decoder of that round, in evaluation mode."""
+    Dec = decoder().double()
+    Dec.load_state_dict(state)
+    with torch.no_grad():
+        return Dec.eval()(e)
+
+
+def divergence(kl, student, teacher):
+    """Eqs. 13-14: KL[f(x; theta_k) || Y^_i]. Eq. 8: KL[Y^_i || f(x; theta_k)]."""
+    p, q = (student, teacher) if kl == "student-first" else (teacher, student)
+    p, q = p.softmax(1), q.softmax(1)
+    return (p * (p.log() - q.log())).sum(1).mean()
+
+
+def exchange(net, D, B_t, order, setting):
+    """Lines 18-20: T_FKE epochs, Eq. 13 on D^_i and Eq. 14 on B^t_i taking turns, one Adam."""
+    parts = [[torch.cat(t) for t in zip(*part, strict=True)] for part in (D, B_t) if part]
+    losses = []
+    for _ in range(T_FKE):
+        batches = [[(x[b], y[b]) for b in epoch(order, len(x), B)] for x, y in parts]
+        if setting["alternate"] == "step" and len(batches) == 2:
+            first, second = batches
+            turns = [pair for i in range(max(map(len, batches))) for pair in (*first[i : i + 1], *second[i : i + 1])]
+        else:
+            turns = [pair for part in batches for pair in part]
+        losses += [lambda x=x, y=y: divergence(setting["kl"], net(x), y) for x, y in turns]
+    net.train()
+    if setting.get("statistics") == "own":
+        for layer in net.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+    steps(losses, net.parameters())
+
+
+def sample(seed, i, past, n):
+    """B^t_i: n of the rows of client i in the rounds of `past`, by round, from the seed that all were sent."""
+    rounds = sorted(past)
+    if not rounds:
+        return {}
+    drawn = torch.randperm(n * len(rounds), generator=generator(seed, i, "rounds"))[:n] // n
+    counts = {s: int((drawn == j).sum()) for j, s in enumerate(rounds)}
+    return {s: torch.randperm(n, generator=generator(seed, i, s))[:m] for s, m in counts.items() if m}
+
+
+@pytest.mark.parametrize("reading", [LITERAL, OTHER], ids=["literal", "other"])
+def test_three_rounds(reading, tmp_path):
+    setting = {**NUMBERS, **reading}
+    ran = played(
+        "dffke",
+        tmp_path,
+        rounds=3,
+        clients=4,
+        participation=0.75,
+        model="cnn_bn:1,mlp:1,cnn_bn:1,mlp:1",
+        aux=0.7,
+        set=setting,
+        partition="dirichlet:0.3",
+    )
+    assert ran.world.archs == ARCHS
+    n = {k: len(y) for k, (_, y) in ran.rows.items()}
+    assert len(set(n.values())) > 1, "clients of unequal size"
+    nets = {k: ran.net(ran.first[k], ARCHS[k]) for k in n}
+    Dec_state = ran.states[0].Dec
+    z = {}
+    memory = {k: {} for k in n}  # round: (Dec, E~)
+    for t in (1, 2, 3):
+        present = sorted(ran.down(t))
+        E, Y = {}, {}
+        for k in present:  # lines 4-6
+            x, y = ran.rows[k]
+            nets[k].train()
+            local_training(nets[k], x, y, rng(f"client {k}", "fit 1", t))
+            nets[k].eval()
+            with torch.no_grad():
+                E[k], Y[k] = nets[k].encode(x), y
+            shared = ran.sent("Shared", t)[k]
+            close(nets[k].state_dict(), shared.theta, f"round {t}: theta_{k}")
+            close({"E": E[k], "Y": Y[k]}, {"E": shared.E, "Y": shared.Y}, f"round {t}, client {k}")
+
+        with drawing("server", t):  # lines 8-9
+            torch.set_default_dtype(torch.float64)
+            for k in present:
+                ran.net(nets[k].state_dict(), ARCHS[k])  # the server makes room for theta_k, and draws weights for it
+            layers = {k: nn.Linear(E[k].shape[1], H) for k in present}
+            head = nn.Linear(H, 10)
+            Dec = decoder()
+            torch.set_default_dtype(torch.float32)
+        if not setting.get("fresh"):
+            Dec.load_state_dict(Dec_state)
+            for k in present:
+                if k in z:
+                    layers[k].load_state_dict(z[k])
+        docking(E, Y, layers, head, rng("server", "fit 1", t))
+        z |= {k: {name: p.detach().clone() for name, p in layers[k].named_parameters()} for k in present}
+        with torch.no_grad():
+            E_ = {k: layers[k](E[k]) for k in present}  # line 10, Eq. 10
+        here = {k: nets[k] for k in present}
+        train_decoder(Dec, E_, here, layers, rng("server", "Dec", t), setting.get("md"))  # line 12
+        Dec_state = {name: p.clone() for name, p in Dec.state_dict().items()}
+        for k in present:  # line 13
+            unified = ran.sent("Unified", t)[k]
+            close(Dec_state, unified.Dec, f"round {t}: Dec")
+            close({str(i): e for i, e in E_.items()}, {str(i): e for i, e in unified.E.items()}, f"round {t}: E~")
+        close(Dec_state, ran.states[t].Dec, f"the decoder after round {t}")
+
+        seed = unified.seed
+        answers, rows = {}, {}
+        for k in present:  # lines 16-17
+            rows[k] = sample(seed, k, memory[k], n[k])
+            sets = {t: images(Dec_state, E_[k])}
+            sets |= {s: images(memory[k][s][0], memory[k][s][1][k][chosen]) for s, chosen in rows[k].items()}
+            with torch.no_grad():
+                answers[k] = {s: nets[k](x) for s, x in sets.items()}
+            found = ran.sent("Answered", t)[k].Y
+            close({str(s): y for s, y in answers[k].items()}, {str(s): y for s, y in found.items()}, f"Y^_{k}")
+        if t == 3:
+            assert any(len(answers[k]) == 3 for k in present), "somebody reviews two rounds"
+            held = {tuple(memory[k]) for k in present}
+            assert len(held) > 1, "they hold different rounds"
+        for k in present:
+            peers = ran.sent("Peers", t)[k].Y
+            assert set(peers) == set(present) - {k}
+            for i in peers:
+                close({str(s): y for s, y in answers[i].items()}, {str(s): y for s, y in peers[i].items()}, f"to {k}")
+
+        for k in present:  # lines 18-21
+            teachers = [i for i in present if i != k] + ([k] if setting.get("own") else [])
+            D = [(images(Dec_state, E_[i]), answers[i][t]) for i in teachers]  # Eq. 13
+            B_t = [  # Eq. 14
+                (images(memory[k][s][0], memory[k][s][1][i][rows[i][s]]), answers[i][s])
+                for s in sorted(memory[k])
+                for i in present
+                if i != k and s in rows[i]
+            ]
+            exchange(nets[k], D, B_t, rng(f"client {k}", "fit 1", t, ask=2), setting)
+            close(nets[k].state_dict(), ran.model(k, t), f"round {t}: client {k} after the exchange")
+            memory[k][t] = (Dec_state, E_)
+            memory[k] = {s: memory[k][s] for s in sorted(memory[k])[-R:]}
+            kept = ran.memory(k, t)["B"]
+            assert list(kept) == list(memory[k])
+            for s in kept:
+                close(memory[k][s][0], kept[s]["Dec"], f"client {k}'s buffer, round {s}")
+                close({str(i): e for i, e in memory[k][s][1].items()}, {str(i): e for i, e in kept[s]["E"].items()})
