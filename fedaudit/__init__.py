@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedaudit.training.fit import Opt, Turns, adam, sgd
     from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
+    from fedaudit.training.many import Many, answers
     from fedaudit.wire.message import Down, Record, Size, State, Up, load, private, public, relay, state_of
     from fedaudit.wire.traffic import NUMBER, Plan
 
@@ -47,6 +48,7 @@ _NAMES = {
     "training.fit": "Opt Turns adam sgd",
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
+    "training.many": "Many answers",
     "wire.message": "Down Record Size State Up load private public relay state_of",
     "wire.traffic": "NUMBER Plan",
 }

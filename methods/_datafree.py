@@ -40,6 +40,7 @@ from fedaudit import (
     Client,
     Cohort,
     Down,
+    Many,
     Method,
     Opt,
     Plan,
@@ -270,7 +271,7 @@ class DataFree(Method):
             uploaded = {k: uploaded[k] for k in counts}
             n = torch.stack([r.n for r in counts.values()]).clamp_min(0)  # noise could have made one negative
         f = load(server.model(), after.w)
-        teachers = [frozen(host.teacher(server, k, r.w)) for k, r in uploaded.items()]
+        teachers = Many(frozen(host.teacher(server, k, r.w)) for k, r in uploaded.items())
         nets, seen = self.distil(server, f, teachers, n, s.nets)
         w = state_of(f)
         if self._recalibrates(w):

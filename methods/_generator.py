@@ -11,6 +11,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fedaudit import answers
+
 Merge = Literal["mul", "add", "cat", "ncat", "none"]
 Mask = Literal["dfrd", "fedftg", "dense"]
 Metric = Literal["mean", "l2"]
@@ -107,7 +109,7 @@ class Sampler:
 
 def teach(teachers: Sequence[nn.Module], s: Tensor) -> Tensor:
     """f_i(s, theta_i) for all teachers, (teachers, rows, classes): the one place where they are called."""
-    return torch.stack([f(s) for f in teachers])
+    return answers(teachers, s)
 
 
 def combined(logits: Tensor, tau: Tensor, y: Tensor, mean: Mean = "logits") -> Tensor:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Down, Record, Size, State, Up, adam, load, private, register, state_of
+from fedaudit import Down, Many, Record, Size, State, Up, adam, load, private, register, state_of
 from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import frozen
 from fedaudit.methods._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
@@ -146,7 +146,7 @@ class FedGen(WithOptimiser):
         c = torch.stack([r.c for r in replies.values()]).clamp_min(0)  # noise could have made one negative
         records = c.sum(1).clamp_min(1).tolist() if self.weights == "samples" else [1.0] * len(replies)
         theta = mean_of({k: r.theta for k, r in replies.items()}, dict(zip(replies, records, strict=True)))  # line 13
-        teachers = [frozen(load(server.model(server.arch(k)), r.theta)) for k, r in replies.items()]
+        teachers = Many(frozen(load(server.model(server.arch(k)), r.theta)) for k, r in replies.items())
         w = self.learn_generator(server, s.w, teachers, c)
         return Learned(theta, w, label_distribution(c))
 
@@ -158,7 +158,7 @@ class FedGen(WithOptimiser):
         def loss():
             epsilon, y = draw()
             z = G(epsilon, y)
-            logits = torch.stack([f(z) if self.space == "image" else f.classify(z) for f in teachers])
+            logits = torch.stack(teachers(z) if self.space == "image" else teachers.classify(z))
             rows = L_logits(logits, y) if self.teacher == "logits" else L_losses(logits, share, y)  # Eq. 4
             return rows.mean() + (self.lambda_div * diversity(z, epsilon, "mean") if self.lambda_div else 0)
 

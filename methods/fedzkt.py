@@ -33,6 +33,7 @@ from fedaudit import (
     Client,
     Cohort,
     Down,
+    Many,
     Method,
     Plan,
     Record,
@@ -127,11 +128,10 @@ class FedZKT(Method):
         self, server: Server, F: nn.Module, G: nn.Module, devices: list[nn.Module], rng: torch.Generator
     ) -> None:
         """The devices' ensemble into F, against the generator."""
-        for f_k in devices:
-            frozen(f_k)
+        ensemble_of = Many(frozen(f_k) for f_k in devices)
 
         def disagreement(x: Tensor) -> Tensor:
-            ensemble = teach(devices, x).softmax(2).mean(0)
+            ensemble = teach(ensemble_of, x).softmax(2).mean(0)
             return L_SL(F(x).softmax(1), ensemble).mean()
 
         def sample() -> Tensor:

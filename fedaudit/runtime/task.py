@@ -17,7 +17,7 @@ from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.turns import here
-from fedaudit.runtime.world import World, world_of
+from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
 from fedaudit.wire.message import Down, Record, State, Up, load, state_of
@@ -176,8 +176,9 @@ def compute(world: World) -> Iterator[None]:
     allowed = world.device.type == "cuda" and world.setting.precision != "float32"
     _allow_tf32(allowed, allowed)  # torch's own default: convolutions yes, products no
     step = world.setting.step if world.setting.step != "auto" else "recorded"
+    stacked = chosen_engine(world.setting) == "stacked"
     try:
-        with conditions(step, bf16=world.setting.precision == "bf16"):
+        with conditions(step, bf16=world.setting.precision == "bf16", stacked=stacked):
             yield
     finally:
         _allow_tf32(*tf32)

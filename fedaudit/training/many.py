@@ -4,40 +4,39 @@ Ten networks that look at the same images one after the other leave most of a GP
 are one network whose tensors have a further dimension: one pass answers for all of them. Gradients reach the images,
 not the networks.
 
-    teachers = Many(models)                  # parameters are read when it is made: make it anew after training one
+    teachers = Many(models)                  # a list of them; parameters are read now: make it anew after training one
     teachers(x)                              # [f_0(x), f_1(x), ...], in the order of `models`
     teachers.encode(x)                       # their embeddings
     teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: to each its own rows, as many or as few
     teachers(x, only=[0, 3])                 # some of them: those with weight 0 on a batch cost nothing
 
-On a CPU one after the other is as fast, and keeps its bits: there nothing is stacked, unless `stacked=True`.
+With the engine stacked only: the others run one after the other and keep their bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedaudit.training.recorded import stacks_networks
 from fedaudit.training.stack import Caller, places, rowwise, same_hooks, structure
 
 
-class Many:
+class Many(list[nn.Module]):
     """K networks in the mode that they are in, as one. Their tensors are copied: later training does not reach them."""
 
-    def __init__(self, networks: Sequence[nn.Module], *, stacked: bool | None = None):
-        self._networks = list(networks)
-        if stacked is None:
-            stacked = any(p.is_cuda for f in self._networks[:1] for p in f.parameters())
-        groups = _groups(self._networks) if stacked else [[i] for i in range(len(self._networks))]
+    def __init__(self, networks: Iterable[nn.Module], *, stacked: bool | None = None):
+        super().__init__(networks)
+        groups = (
+            _groups(self) if (stacks_networks() if stacked is None else stacked) else [[i] for i in range(len(self))]
+        )
         self._group_of = {i: group for group in groups for i in group}
-        self._stacks = {id(group): _Stack([self._networks[i] for i in group]) for group in groups if len(group) > 1}
-
-    def __len__(self) -> int:
-        return len(self._networks)
+        self._stacks = {id(group): _Stack([self[i] for i in group]) for group in groups if len(group) > 1}
+        self._layers = [layer for f in self for layer in f.modules()]
 
     def __call__(self, x: Tensor, only: Sequence[int] | None = None) -> list[Tensor]:
         return self._all("forward", x, only)
@@ -59,13 +58,14 @@ class Many:
 
     def _run(self, method: str, rows: dict[int, Tensor], chosen: list[int]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
+        heard = any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers)
         for i in chosen:
             if i in found:
                 continue
             group = [j for j in self._group_of[i] if j in rows]
             stack = self._stacks.get(id(self._group_of[i]))
-            if stack is None or len(group) == 1:
-                found[i] = _call(self._networks[i], method, rows[i])
+            if stack is None or len(group) == 1 or heard:  # who listens at a network hears the network itself
+                found[i] = _call(self[i], method, rows[i])
                 continue
             where = [self._group_of[i].index(j) for j in group]
             found |= dict(zip(group, stack(method, where, [rows[j] for j in group]), strict=True))
@@ -105,6 +105,11 @@ class _Stack:
             return functional_call(self._caller, placed, (method, x), tie_weights=False)
 
         return one
+
+
+def answers(networks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """What all of them say to x, (networks, rows, ...): in one pass where they are `Many`."""
+    return torch.stack(networks(x) if isinstance(networks, Many) else [f(x) for f in networks])
 
 
 def _fill(row: Tensor, size: int) -> Tensor:

@@ -25,6 +25,7 @@ class _Conditions:
 
     stepping: Stepping = "eager"
     bf16: bool = False
+    stacked: bool = False
 
 
 _now = _Conditions()
@@ -32,13 +33,13 @@ unrecorded: dict[str, None] = {}  # reasons, in the order in which they came up
 
 
 @contextmanager
-def conditions(stepping: Stepping, bf16: bool = False) -> Iterator[None]:
-    before = _now.stepping, _now.bf16
-    _now.stepping, _now.bf16 = stepping, bf16
+def conditions(stepping: Stepping, bf16: bool = False, stacked: bool = False) -> Iterator[None]:
+    before = _now.stepping, _now.bf16, _now.stacked
+    _now.stepping, _now.bf16, _now.stacked = stepping, bf16, stacked
     try:
         yield
     finally:
-        _now.stepping, _now.bf16 = before
+        _now.stepping, _now.bf16, _now.stacked = before
 
 
 def compiles() -> bool:
@@ -48,6 +49,11 @@ def compiles() -> bool:
 def precision(device: torch.device) -> Any:
     """The context of a forward pass: bfloat16 where the setting says so, parameters and sums staying as they are."""
     return torch.autocast(device.type, torch.bfloat16) if _now.bf16 else nullcontext()
+
+
+def stacks_networks() -> bool:
+    """Whether networks of one architecture are run as one (training.many)."""
+    return _now.stacked
 
 
 def halves() -> torch.dtype | None:

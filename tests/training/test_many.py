@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.training import models
-from fedaudit.training.many import Many, _groups
+from fedaudit.training.many import Many, _groups, answers
+from fedaudit.training.recorded import conditions
 
 ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
 
@@ -76,11 +77,27 @@ def test_each_gets_its_own_rows(training: bool) -> None:
         torch.testing.assert_close(got, net(x), atol=1e-12, rtol=1e-12)
 
 
-def test_on_a_cpu_the_bits_are_those_of_a_loop() -> None:
+def test_one_after_the_other_the_bits_are_those_of_a_loop() -> None:
     nets, (x,) = networks(), images(9)
     many = Many(nets)
     assert not many._stacks
     assert all(torch.equal(a, net(x)) for a, net in zip(many(x), nets, strict=True))
+    with conditions("eager", stacked=True):
+        assert len(Many(nets)._stacks) == 3
+
+
+def test_who_listens_hears_each_network() -> None:
+    nets, (x,) = networks()[::2], images(9)
+    many, heard = Many(nets, stacked=True), []
+    nets[0].register_forward_hook(lambda m, i, out: heard.append(out))
+    found = many(x)
+    assert len(heard) == 1
+    assert torch.equal(found[0], heard[0])
+
+
+def test_answers_of_a_plain_list_are_those_of_many() -> None:
+    nets, (x,) = [networks()[0], networks()[2]], images(9)
+    torch.testing.assert_close(answers(nets, x), answers(Many(nets, stacked=True), x), atol=1e-12, rtol=1e-12)
 
 
 def test_later_training_does_not_reach_them() -> None:
