@@ -26,6 +26,7 @@ from fedaudit.reports.table import Row, curve
 from fedaudit.stats import mean_std
 from fedaudit.units import bytes_text
 
+Series = dict[int, list[float]]  # by round: of each seed
 INK, FAINT, PAPER = "#262b33", "#dfe3e8", "#fefefe"
 SERIES = ("#1f5fa8", "#c8551b", "#1d8a63", "#9a4a97", "#b8860b", "#3a93b8", "#7a5230", "#5d6674")
 MARKERS = "osD^vPX*"
@@ -260,6 +261,36 @@ def per_round(rows: Sequence[Row]) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
     _legend(figure, rows, lines=True)
+    return figure
+
+
+def inside(row: Row) -> Figure | None:
+    """What a method measured of its own rounds, mean over seeds: the global model at its points of a round on the left,
+    its diagnostics on the right. None for a method that has neither."""
+    models, numbers = dict[str, Series](), dict[str, Series]()
+    for run in row.group.runs:
+        for at in run.record.rounds:
+            points = (at.utility or {}).get("global_points", {})
+            scores = {**points, "after the round": at.utility["global"]} if at.utility and points else {}
+            for name, score in scores.items():
+                models.setdefault(name, {}).setdefault(at.round, []).append(score["test"]["accuracy"])
+            for name, value in at.diagnostics.items():
+                numbers.setdefault(name, {}).setdefault(at.round, []).append(value)
+    panels = [(of, title) for of, title in ((models, "global model, accuracy"), (numbers, "diagnostics")) if of]
+    if not panels:
+        return None
+    figure = Figure(figsize=(5.2 * len(panels), 3.6), layout="constrained")
+    for axes, (of, title) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for i, (name, values) in enumerate(of.items()):
+            rounds = sorted(values)
+            marker = {"marker": "o", "markersize": 4} if len(rounds) == 1 else {}
+            means = [mean_std(values[t])[0] for t in rounds]
+            axes.plot(
+                rounds, means, color=SERIES[i % len(SERIES)], linewidth=1.8, label=name.replace("_", " "), **marker
+            )
+        axes.set(xlabel="round", title=title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend()
     return figure
 
 

@@ -14,7 +14,7 @@ import jinja2
 
 from fedaudit.reports import story
 from fedaudit.reports.figure import Cell
-from fedaudit.reports.figures import against_bytes, inline, looks, partition, per_round, roc, style, tradeoff
+from fedaudit.reports.figures import against_bytes, inline, inside, looks, partition, per_round, roc, style, tradeoff
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, refused
@@ -205,15 +205,28 @@ def _section(row: Row, number: int, budget: int) -> dict[str, Any]:
     with style(f"roc-{number}"):
         drawn = roc(row)
         curves = inline(drawn, f"roc-{number}") if drawn else ""
+    with style(f"inside-{number}"):
+        drawn = inside(row)
+        rounds = inline(drawn, f"inside-{number}") if drawn else ""
     alt = "ROC curves of membership attacks, logarithmic axes: " + (row.cells["auc"].detail or "none")
     if row.cells["auc"].value is not None:
         alt += f", AUC {row.cells['auc'].value:.3f}"
     return {
         "row": row, "label": row.group.privacy, "extra": row.group.differs, "verdict": story.verdict(row),
         "ledger": story.ledger_rows(row), "attacks": story.attack_rows(row), "audits": _audits(row), "roc": curves,
-        "roc_alt": alt, "pictures": [_picture(*found, budget) for found in _pictures(row)],
+        "roc_alt": alt, "inside": rounds, "inside_alt": _inside_alt(row),
+        "pictures": [_picture(*found, budget) for found in _pictures(row)],
         "traffic": story.traffic(row), "phases": story.phases(row),
     }  # fmt: skip
+
+
+def _inside_alt(row: Row) -> str:
+    """The last round's numbers of the first seed in words."""
+    last = row.first.rounds[-1] if row.first.rounds else None
+    points = ((last.utility or {}) if last else {}).get("global_points", {})
+    said = [f"global model {name} {100 * p['test']['accuracy']:.1f} %" for name, p in points.items()]
+    said += [f"{name.replace('_', ' ')} {value:.2f}" for name, value in (last.diagnostics if last else {}).items()]
+    return "Numbers of the method's own rounds; in the last one: " + ", ".join(said)
 
 
 def _audits(row: Row) -> list[dict[str, Any]]:
