@@ -185,12 +185,9 @@ class DFFKE(FKE):
     def answer(self, client: Client, msg: Unified) -> Answered:
         k, past = client.id, held(client.memory)
         Y = {client.t: outputs(client.model, decode(msg.Dec, msg.E[k], client.shape))}  # Y^_k on D^_k
-        client.memory["now"] = {
-            "Dec": msg.Dec,
-            "E": msg.E,
-            "seed": msg.seed,
-            **({"Y": Y[client.t]} if self.own else {}),
-        }
+        client.memory["now"] = {"Dec": msg.Dec, "E": msg.E, "seed": msg.seed}
+        if self.own:
+            client.memory["now"]["Y"] = Y[client.t]
         for s, e in Sample(msg.seed).own(k, past, len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
             Y[s] = outputs(client.model, decode(past[s]["Dec"], e, client.shape))
         return Answered(Y)
@@ -218,14 +215,10 @@ class DFFKE(FKE):
         self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
     ) -> Rows:
         """Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on it."""
+        both = [(s, i, by_round[s]) for s in past for i, by_round in Y.items() if s in by_round]
         return [
-            (
-                decode(past[s]["Dec"], sample.of_peer(i, s, past[s], len(by_round[s])), client.shape),
-                by_round[s][:, None],
-            )
-            for s in past
-            for i, by_round in Y.items()
-            if s in by_round
+            (decode(past[s]["Dec"], sample.of_peer(i, s, past[s], len(ys)), client.shape), ys[:, None])
+            for s, i, ys in both
         ]
 
     # --- on the server ---

@@ -13,16 +13,25 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from fedaudit import run
-from fedaudit.errors import PrivacyError
+from fedaudit import Turns, adam, run
+from fedaudit.errors import PrivacyError, SettingError
 from fedaudit.methods._buffer import Sample, buffer_bytes, formula_bytes, held, remember
-from fedaudit.methods._decoder import Decoder, decode, decoder_loss, decoder_size, discrepancy, fidelity, resize
+from fedaudit.methods._decoder import (
+    Decoder,
+    decode,
+    decoder_loss,
+    decoder_size,
+    discrepancy,
+    fidelity,
+    resize,
+    train_decoder,
+)
 from fedaudit.methods._docking import Docking, alignment, z
-from fedaudit.methods.dffke import DFFKE, Unified
+from fedaudit.methods.dffke import DFFKE, Peers, Unified
 from fedaudit.methods.fke import FKE, outputs, reached, student_first, teacher_first
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
-from fedaudit.training.models import count
+from fedaudit.training.models import build, count
 from fedaudit.wire.codec import decode as decode_record
 from fedaudit.wire.message import Size, State, state_of
 from fedaudit.wire.traffic import Plan
@@ -206,11 +215,8 @@ def test_the_sample_is_uniform_over_the_buffer_and_as_large_as_the_client():
     assert len({Sample(s).counts(2, [1, 2], 40)[1] for s in range(9)}) > 1
     assert len(set(Sample(11).rows(2, 3, 50, 20).tolist())) == 20
     assert Sample(11).rows(2, 3, 50, 20).tolist() == Sample(11).rows(2, 3, 50, 30).tolist()[:20]
-    assert (
-        Sample(11).rows(2, 3, 50, 20).tolist()
-        != Sample(11).rows(2, 4, 50, 20).tolist()
-        != Sample(12).rows(2, 3, 50, 20).tolist()
-    )
+    others = [Sample(12).rows(2, 3, 50, 20), Sample(11).rows(1, 3, 50, 20), Sample(11).rows(2, 4, 50, 20)]
+    assert all(Sample(11).rows(2, 3, 50, 20).tolist() != rows.tolist() for rows in others)
 
 
 def party(k, t, memory, n=6):
@@ -255,6 +261,119 @@ def test_logits_meet_their_rows_whatever_rounds_peers_hold():
     wrong = method.review_rows(student, Sample(4), held(student.memory), Y)  # another seed, other rows
     assert sum(len(x) for x, _ in wrong) == expected
     assert not all(torch.allclose(outputs(teacher.model, x), y[:, 0], atol=1e-3) for x, y in wrong)
+
+
+# --- the exchange -----------------------------------------------------------------------------------------------------
+
+
+def exchanged(**options):
+    """Student 0 and teachers 1 and 2 of 6, 7 and 8 rows in round 3 hold rounds 1 and 2. Returns them, what they
+    answered, the rounds, and what the student's exchange asked `fit` for."""
+    torch.manual_seed(0)
+    sizes = {0: 6, 1: 7, 2: 8}
+    rounds = {}
+    for t in (1, 2, 3):
+        E = {k: torch.randn(n, 4) for k, n in sizes.items()}
+        rounds[t] = {"Dec": state_of(Decoder(4, (1, 8, 8), width=2)), "E": E}
+    everybody = {k: party(k, 3, {"B": {s: rounds[s] for s in (1, 2)}}, n) for k, n in sizes.items()}
+    method = DFFKE(h=4, w_Dec=2, **options)
+    message = Unified(rounds[3]["Dec"], rounds[3]["E"], seed=3)
+    answers = {k: method.answer(client, message).Y for k, client in everybody.items()}
+    student, asked = everybody[0], []
+    student.fit = lambda loss, rows, **how: asked.append((loss, rows, how))
+    method.exchange(student, Peers({i: answers[i] for i in (1, 2)}))
+    return everybody, answers, rounds, asked
+
+
+def test_exchange_learns_eq_13_and_eq_14_in_turn():
+    """One fit, so one Adam: T_FKE epochs in which the 7 + 8 current rows and the 7 + 8 reviewed ones take turns, the
+    current ones first. Every row has the logits of the teacher whose embedding it was decoded from."""
+    everybody, answers, rounds, asked = exchanged(T_FKE=5, B=9, eta=0.25)
+    ((loss, (x, y), how),) = asked
+    assert loss is student_first
+    assert (how["epochs"], how["batch"], how["opt"].options["lr"], how["norms"]) == (5, 9, 0.25, "batch")
+    assert how["turns"] == Turns((15, 15), "step")
+    images = [decode(rounds[3]["Dec"], rounds[3]["E"][i], (1, 8, 8)) for i in (1, 2)]
+    assert torch.equal(x[:15], torch.cat(images)), "Eq. 13 first, D^_1 and D^_2"
+    assert torch.allclose(y[:7, 0], outputs(everybody[1].model, x[:7]), atol=1e-6)
+    assert torch.allclose(y[7:15, 0], outputs(everybody[2].model, x[7:15]), atol=1e-6)
+    begin = 15
+    for s in (1, 2):
+        for i in (1, 2):
+            m = len(answers[i][s])
+            rows = decode(rounds[s]["Dec"], rounds[s]["E"][i], (1, 8, 8))
+            part = x[begin : begin + m]
+            assert all(any(torch.allclose(image, row, atol=1e-6) for row in rows) for image in part), (s, i)
+            assert torch.allclose(y[begin : begin + m, 0], outputs(everybody[i].model, part), atol=1e-6)
+            begin += m
+    assert begin == 30
+    assert list(held(everybody[0].memory)) == [1, 2, 3]
+
+
+def test_every_reading_of_the_exchange_reaches_fit():
+    """The other direction, by epoch, batch norms left alone, the student's own six rows with its own logits last."""
+    _, answers, rounds, asked = exchanged(kl="teacher-first", alternate="epoch", statistics="own", own=True, T_FKE=1)
+    ((loss, (x, y), how),) = asked
+    assert loss is teacher_first
+    assert (how["epochs"], how["norms"], how["turns"]) == (1, "running", Turns((21, 15), "epoch"))
+    assert torch.equal(x[15:21], decode(rounds[3]["Dec"], rounds[3]["E"][0], (1, 8, 8)))
+    assert torch.equal(y[15:21, 0], answers[0][3])
+    assert not exchanged(T_FKE=0)[3]
+
+
+def test_an_exchange_without_a_buffer_or_without_peers():
+    method = DFFKE(h=4, w_Dec=2, R=0)
+    torch.manual_seed(0)
+    now = {"Dec": state_of(Decoder(4, (1, 8, 8), width=2)), "E": {0: torch.randn(6, 4), 1: torch.randn(7, 4)}}
+    for peers, expected in (((1,), [Turns((7, 0))]), ((), [])):
+        clients = {k: party(k, 1, {}, len(now["E"][k])) for k in (0, 1)}
+        answers = {k: method.answer(client, Unified(**now, seed=1)).Y for k, client in clients.items()}
+        asked = []
+        clients[0].fit = lambda loss, rows, asked=asked, **how: asked.append(how["turns"])
+        method.exchange(clients[0], Peers({i: answers[i] for i in peers}))
+        assert asked == expected
+        assert not held(clients[0].memory)
+
+
+def test_encoders_and_docking_layers_are_frozen_while_the_decoder_learns():
+    """Eq. 12 trains Dec alone: the clients' networks, batch norms' statistics among them, stay bit for bit."""
+    torch.manual_seed(0)
+    clients = {k: build("cnn_bn", shape=(1, 8, 8), classes=3).train() for k in (0, 1)}
+    for net in clients.values():
+        net(torch.randn(20, 1, 8, 8))  # statistics of their own
+    theta_z = {k: state_of(nn.Linear(net.width, 4)) for k, net in clients.items()}
+    before = {k: state_of(net) for k, net in clients.items()}, {k: dict(t) for k, t in theta_z.items()}
+    Dec = Decoder(4, (1, 8, 8), width=2)
+    start = state_of(Dec)
+    trained = []
+
+    class Server:
+        def rng(self, purpose):
+            return torch.Generator().manual_seed(1)
+
+        def optimise(self, params, closure, *, steps, opt):
+            trained.extend(params)
+            optimiser = opt.build(params)
+            for _ in range(steps):
+                optimiser.zero_grad()
+                closure().backward()
+                optimiser.step()
+
+    E = {0: torch.randn(5, 4), 1: torch.randn(9, 4)}
+    after = train_decoder(Server(), Dec, clients, theta_z, E, epochs=2, batch=6, opt=adam(0.01), md="none")
+    assert {id(p) for p in trained} == {id(p) for p in Dec.parameters()}
+    assert all(not p.requires_grad for net in clients.values() for p in net.parameters())
+    for k, net in clients.items():
+        assert all(torch.equal(t, before[0][k][name]) for name, t in state_of(net).items())
+        assert all(torch.equal(t, before[1][k][name]) for name, t in theta_z[k].items())
+    assert not torch.equal(after["linear.weight"], start["linear.weight"])
+
+
+def test_numbers_out_of_range_are_refused():
+    for name, value in (("tau", 98), ("tau", 0), ("R", -1), ("T_FKE", -1), ("kl", "forward"), ("alternate", "round")):
+        with pytest.raises(SettingError, match=f"hyper-parameter of dffke {name}"):
+            DFFKE.make({name: value})
+    assert DFFKE.make({"tau": "off", "R": "unlimited"}).tau == "off"
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -421,6 +540,31 @@ def test_sync_survives_drop_outs(tmp_path):
     record = run(method="dffke", **setting, set={**QUICK, "R": "unlimited", "sync": True}, out=tmp_path / "a")
     assert {absence.ask for row in record.rounds for absence in row.absent} >= {1, 2}
     assert record.status == "done"
+
+
+def test_both_points_of_a_round_are_evaluated(tmp_path):
+    """In round 2 of one run: `trained` is the accuracy of the models that the clients uploaded, `exchanged` of what they
+    then became and deploy. On the common test set and on own held-out records, mean and deviation over clients."""
+    record = run(method="dffke", rounds=2, clients=3, set={**QUICK, "T_FKE": 2, "eta": 0.01}, out=tmp_path / "a")
+    world = RunFolder(tmp_path / "a").world
+    utility = record.rounds[1].utility
+    points = utility["points"] if isinstance(utility, dict) else utility.points
+    uploaded = {
+        e.client: e["theta"]
+        for e in Transcript(tmp_path / "a" / "transcript").entries()
+        if e.message == "Shared" and e.round == 2
+    }
+    right = []
+    for k, theta in uploaded.items():
+        model = world.blank_model(k)
+        model.load_state_dict(theta)
+        x, y = world.test
+        right.append(float((outputs(model.eval(), x).argmax(1) == y).float().mean()))
+    found = points["trained"]["global_test"]
+    assert found["each"] == pytest.approx(right)
+    assert found["mean"] == pytest.approx(sum(right) / 3)
+    assert points["exchanged"]["global_test"]["each"] != found["each"]
+    assert points["exchanged"] == utility["clients"]
 
 
 def test_what_is_deployed(tmp_path):
