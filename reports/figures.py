@@ -279,7 +279,7 @@ def inside(row: Row) -> Figure | None:
     panels = [(of, title) for of, title in ((models, "global model, accuracy"), (numbers, "diagnostics")) if of]
     if not panels:
         return None
-    figure = Figure(figsize=(5.2 * len(panels), 3.6), layout="constrained")
+    figure = Figure(figsize=(5.8 * len(panels), 3.4), layout="constrained")
     for axes, (of, title) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for i, (name, values) in enumerate(of.items()):
             rounds = sorted(values)
@@ -290,7 +290,7 @@ def inside(row: Row) -> Figure | None:
             )
         axes.set(xlabel="round", title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
