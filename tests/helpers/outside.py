@@ -357,3 +357,25 @@ class TwiceTrained(Averages):
         client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
         client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
         return Weights(state_of(client.model))
+
+
+class OncePlain(Averages):
+    """Trains on the records past DP-SGD in round 1, and with it from then on."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        data = (client.x, client.y) if client.t == 1 else None
+        client.fit(ce, data, epochs=1, batch=32, opt=sgd(0.1))
+        return Weights(state_of(client.model))
+
+
+class Draws(SoftLabels):
+    """Two asks a round, each answered with a random number."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.update, Start(server.t))
+        cohort.ask(self.update, Start(server.t))
+        return Last(None, server.t)
+
+    def update(self, client, msg):
+        return Summed(float(torch.rand(())))
