@@ -1,0 +1,310 @@
+"""What the stacked engine and recorded steps gain on a GPU, line by line, against the serial engine of the same commit.
+
+    python benchmarks/gpu_speed.py --out runs/speed                 # every line, about six minutes on an H200
+    python benchmarks/gpu_speed.py --out runs/speed --only fedavg,dfrd --seconds 120
+    python benchmarks/gpu_speed.py --out /tmp/speed --tiny --device cpu   # that it runs, not how fast
+
+Each line is one file, written as soon as a figure of it is known, so that a time limit loses nothing. A round's time is
+that of the second round: the first has the warm-ups, the recordings and, where asked for, the compiling, whose time
+stands beside it; the last has the evaluation. `equality` says first whether the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "helpers"), str(HERE)]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+import fedaudit  # noqa: E402
+from fedaudit import registry  # noqa: E402
+from fedaudit.runtime.run_record import RunRecord  # noqa: E402
+from fedaudit.wire.transcript import Transcript  # noqa: E402
+
+Line = Callable[["Bench"], None]
+LINES: dict[str, Line] = {}
+
+
+def line(fn: Line) -> Line:
+    LINES[fn.__name__] = fn
+    return fn
+
+
+class Bench:
+    def __init__(self, out: Path, device: str, tiny: bool, seconds: float):
+        self.out, self.device, self.tiny = out, device, tiny
+        self.ends = time.perf_counter() + seconds
+        self.name, self.figures = "", dict[str, Any]()
+        out.mkdir(parents=True, exist_ok=True)
+
+    def left(self) -> float:
+        return self.ends - time.perf_counter()
+
+    def save(self, **figures: Any) -> None:
+        """Keep what is known of this line so far."""
+        self.figures |= figures
+        text = json.dumps(self.figures, indent=1)
+        (self.out / f"{self.name}.json").write_text(text + "\n")
+        print(f"{self.name}: {json.dumps(figures)}", flush=True)
+
+    def run(self, **setting: Any) -> tuple[RunRecord, Path, float]:
+        """A run in a folder of its own: its record, the folder, and the seconds it took."""
+        folder = Path(tempfile.mkdtemp(prefix="speed-"))
+        values = {"device": self.device, "eval_clients": False, "keep_weights": 1, "aux": 0.0, "validation": 0.0}
+        values |= {"holdout": 0.0, **setting}
+        if self.tiny:
+            values |= {"dataset": "digits", "image_size": None, "aux": 0.7}
+        begun = time.perf_counter()
+        record = fedaudit.run(out=folder / "run", **values)
+        self.sync()
+        return record, folder / "run", time.perf_counter() - begun
+
+    def sync(self) -> None:
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    def variants(self, names: dict[str, dict[str, Any]], rounds: int = 3, **setting: Any) -> None:
+        """The same setting carried out in several ways; the first is what the others are compared with."""
+        base = None
+        for name, how in names.items():
+            if self.left() < 5:
+                self.save(**{f"{name}_skipped": "no time left"})
+                continue
+            try:
+                record, folder, took = self.run(**{**setting, **how}, rounds=rounds, eval_every=rounds)
+            except Exception as e:  # noqa: BLE001 (one way that fails must not cost the others)
+                self.save(**{f"{name}_failed": f"{type(e).__name__}: {e}".splitlines()[0]})
+                traceback.print_exc()
+                continue
+            figures = self.figures_of(record, took)
+            base = base or figures
+            for part in ("round_s", "server_s", "clients_s"):
+                if figures[part] > 0:
+                    figures[f"{part[:-2]}_times"] = round(base[part] / figures[part], 2)
+            self.save(**{name: figures})
+            shutil.rmtree(folder.parent, ignore_errors=True)
+
+    @staticmethod
+    def figures_of(record: RunRecord, took: float) -> dict[str, Any]:
+        rows = record.timings
+        rounds = len(record.rounds)
+
+        def of(party: str, *phases: str) -> float:
+            found = (r["wall_s"] for r in rows if r["party"].startswith(party) and r["phase"] in phases)
+            return float(sum(found))
+
+        return {
+            "round_s": round(record.rounds[min(1, rounds - 1)].wall_s, 3),
+            "first_round_s": round(record.rounds[0].wall_s, 3),
+            "run_s": round(took, 2),
+            "server_s": round(of("server", "round") / rounds, 3),
+            "clients_s": round(of("client", "task") / rounds, 3),
+            "codec_s": round(of("client", "encode", "decode") / rounds, 3),
+            "peak_gpu_gb": round(record.peak_gpu_bytes / 1e9, 2),
+            "accuracy": _accuracy(record),
+            "engine": record.setting.engine,
+            "step": record.setting.step,
+            "precision": record.setting.precision,
+            "notes": record.notes,
+        }
+
+
+def _accuracy(record: RunRecord) -> float | None:
+    utility = record.rounds[-1].utility or {}
+    of_global = utility.get("global") or {}
+    return (of_global.get("test") or {}).get("accuracy")
+
+
+SERIAL = {"engine": "serial", "step": "eager"}
+STACKED = {"engine": "stacked", "step": "recorded"}
+
+
+@line
+def equality(bench: Bench) -> None:
+    """Stacked and serial in float64; recorded and eager to the bit."""
+    from precision import double
+
+    def sent(folder: Path) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for entry in Transcript(folder / "transcript").entries():
+            for name in entry.fields:
+                value = entry[name]
+                parts = value.items() if isinstance(value, dict) else [("", value)]
+                for key, t in parts:
+                    if isinstance(t, torch.Tensor) and t.is_floating_point():
+                        found[f"{entry.round}.{entry.ask} {entry.direction} {entry.client} {name} {key}"] = t.double()
+        return found
+
+    for method in ("fedavg", "dfrd", "dffke"):
+        quick = dict(registry.find(method).quick)  # type: ignore[attr-defined]
+        setting: dict[str, Any] = {"method": method, "dataset": "digits", "clients": 4, "rounds": 2, "aux": 0.3}
+        setting |= {
+            "keep_weights": 2,
+            "model": "cnn_bn" if method == "fedavg" else "cnn",
+            "partition": "dirichlet:0.5",
+            "set": quick,
+        }
+        with double(method):
+            (_, a, _), (_, b, _) = (bench.run(**setting, **how) for how in (SERIAL, STACKED))
+            x, y = sent(a), sent(b)
+            same = x.keys() == y.keys()
+            far = max(float((x[key] - y[key]).abs().max()) for key in x if x[key].numel())
+        bench.save(**{f"{method}_same_fields": same, f"{method}_farthest_float64": far})
+        one, two = (bench.run(**setting, engine="serial", step=step)[0] for step in ("eager", "recorded"))
+        bench.save(**{f"{method}_recorded_same_bits": one.transcript_digest == two.transcript_digest})
+
+
+@line
+def fedavg(bench: Bench) -> None:
+    """ConvNet 3 x 128 with batch norm, Fashion-MNIST, ten clients, B = 64: 938 steps a round. Goal: 6 times."""
+    tf32 = {"precision": "tf32"}
+    bench.variants(
+        {
+            "serial": SERIAL,
+            "serial_recorded": {"engine": "serial", "step": "recorded"},
+            "stacked": STACKED,
+            "stacked_eager": {"engine": "stacked", "step": "eager"},
+            "stacked_tf32": STACKED | tf32,
+            "stacked_tf32_compiled": {"engine": "stacked", "step": "compiled", **tf32},
+            "serial_tf32": SERIAL | tf32,
+        },
+        method="fedavg", set={"E": 1, "B": 64, "eta": 0.01}, dataset="fashion-mnist", clients=10, partition="iid",
+        model="convnet",
+    )  # fmt: skip
+
+
+@line
+def fedfree_cnn(bench: Bench) -> None:
+    """FedFree's network, B = 10, a fifth of Fashion-MNIST: 1200 steps a round. Goal: 12 times."""
+    bench.variants(
+        {"serial": SERIAL, "stacked": STACKED, "serial_recorded": {"engine": "serial", "step": "recorded"}},
+        method="fedavg", set={"E": 1, "B": 10, "eta": 0.01}, dataset="fashion-mnist", clients=10, partition="iid",
+        model="fedfree_cnn", aux=0.8,
+    )  # fmt: skip
+
+
+@line
+def dfrd(bench: Bench) -> None:
+    """DFRD's server: ten teachers of the ConvNet, its preset's steps. Goal: 4 times, of server_s."""
+    values: dict[str, Any] = {"host": {"E": 1, "B": 64, "eta": 0.05}}
+    if bench.tiny:
+        values = dict(registry.find("dfrd").quick)  # type: ignore[attr-defined]
+    bench.variants(
+        {"serial": SERIAL, "stacked": STACKED, "stacked_tf32": STACKED | {"precision": "tf32"}},
+        rounds=1, method="dfrd", preset=None if bench.tiny else "fashion-mnist", set=values,
+        dataset="fashion-mnist", clients=10, partition="dirichlet:1.0", model="convnet", aux=0.8,
+    )  # fmt: skip
+
+
+@line
+def dffke(bench: Bench) -> None:
+    """A round of DFFKE on a tenth of Fashion-MNIST, ten ResNet-18. Goal: 4 times."""
+    steps = {"E_local": 2, "T_Tran": 5, "T_Dec": 2, "T_FKE": 2}
+    if bench.tiny:
+        steps = dict(registry.find("dffke").quick)  # type: ignore[attr-defined]
+    bench.variants(
+        {"serial": SERIAL, "stacked": STACKED, "stacked_tf32": STACKED | {"precision": "tf32"}},
+        rounds=2, method="dffke", set=steps, dataset="fashion-mnist", clients=3 if bench.tiny else 10,
+        partition="dirichlet:1", model="cnn_bn" if bench.tiny else "resnet18", aux=0.9,
+    )  # fmt: skip
+
+
+@line
+def shadows(bench: Bench) -> None:
+    """64 ConvNets of width 64, batch 64, as shadows of one client. Goal: 10 times over one after another."""
+    from test_shadows import jobs
+
+    from fedaudit.training.recorded import conditions
+    from fedaudit.training.stack import fit_together
+
+    def work() -> Any:
+        small = {"count": 4, "shape": (3, 8, 8), "n": 64, "batch": 16, "steps": 20}
+        large = {"count": 64, "shape": (3, 32, 32), "n": 512, "batch": 64, "steps": 100}
+        return jobs("convnet@0.5", **(small if bench.tiny else large), device=bench.device)
+
+    def timed(fn: Callable[[], Any]) -> float:
+        bench.sync()
+        begun = time.perf_counter()
+        fn()
+        bench.sync()
+        return time.perf_counter() - begun
+
+    alone = work()
+    for job in alone[:1]:
+        job.alone()
+    alone = work()
+    alone_s = timed(lambda: [job.alone() for job in alone])
+    bench.save(one_by_one_s=round(alone_s, 2))
+    for name, stepping, compile in (
+        ("stacked_eager", "eager", False),
+        ("stacked_recorded", "recorded", False),
+        ("stacked_compiled", "recorded", True),
+    ):
+        if bench.left() < 10:
+            return
+        with conditions(stepping):  # type: ignore[arg-type]
+            first_s = timed(functools.partial(fit_together, work(), compile=compile))
+            these = work()
+            took = timed(functools.partial(fit_together, these, compile=compile))
+        norms = [float(sum(p.norm() for p in job.model.parameters())) for job in (*alone, *these)]
+        apart = max(abs(a / b - 1) for a, b in zip(norms[: len(alone)], norms[len(alone) :], strict=True))
+        bench.save(**{name: {"s": round(took, 2), "first_s": round(first_s, 2), "times": round(alone_s / took, 1),
+                             "norms_apart": apart}})  # fmt: skip
+
+
+@line
+def fedaf(bench: Bench) -> None:
+    """FedAF's preset on Fashion-MNIST, 10 clients, capped 0.05, one round. Goal: 20 rounds in 240 s, 12 s a round."""
+    quick = {"steps": 5, "E": 2, "IPC": 2, "least": 2} if bench.tiny else {"T_over": "batch"}
+    bench.variants(
+        {"stacked_tf32": STACKED | {"precision": "tf32"}, "serial": SERIAL},
+        rounds=1, method="fedaf", preset=None if bench.tiny else "fashion-mnist", set=quick, dataset="fashion-mnist",
+        clients=3 if bench.tiny else 10, partition="dirichlet-capped:0.05", model="cnn_bn" if bench.tiny else "convnet",
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default=",".join(LINES), help="lines, separated by commas")
+    parser.add_argument("--seconds", type=float, default=360.0, help="no further measurement begins after these")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes with which a CPU is through in a minute")
+    chosen = parser.parse_args()
+    names = chosen.only.split(",")
+    if unknown := [name for name in names if name not in LINES]:
+        parser.error(f"unknown line {unknown[0]!r}; there is: {', '.join(LINES)}")
+    np.random.seed(0)
+    bench = Bench(chosen.out, chosen.device, chosen.tiny, chosen.seconds)
+    for name in names:
+        if bench.left() < 5:
+            print(f"{name}: no time left", flush=True)
+            continue
+        bench.name, bench.figures = name, {}
+        begun = time.perf_counter()
+        doc = (LINES[name].__doc__ or "").strip()
+        where = torch.cuda.get_device_name() if chosen.device.startswith("cuda") else "cpu"
+        bench.save(line=doc, device=where, torch=torch.__version__, tiny=chosen.tiny)
+        try:
+            LINES[name](bench)
+        except Exception as e:  # noqa: BLE001 (a line that fails must not cost the others)
+            traceback.print_exc()
+            bench.save(failed=f"{type(e).__name__}: {e}".splitlines()[0])
+        bench.save(line_s=round(time.perf_counter() - begun, 1))
+
+
+if __name__ == "__main__":
+    main()
