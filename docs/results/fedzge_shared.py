@@ -1,8 +1,9 @@
-"""The shared-clients study of FedZGE as a table: python docs/results/fedzge_shared.py AUDIT [--json FILE]
+"""FedZGE's server loops as a table: python docs/results/fedzge_shared.py AUDIT [--json FILE]
 
-For each server loop the global model's accuracy in the last round, with a Wilson interval of 95 % over the test set,
-and how often the ensemble's answer to x^ is the label y^ that the generator was given, in the first and in the last ten
-rounds (for generated images only). Above them the ceiling: the ensemble of the clients itself on the test records.
+For each loop the global model's accuracy in the last round, with a Wilson interval of 95 % over the test records, and
+how often the ensemble's answer to x^ is the label y^ that the generator was given, in the first and in the last ten
+rounds (for generated images only). Where the clients do not learn (E_k = 0), above them the ceiling: the clients'
+ensemble itself on the test records.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from fedaudit.methods._ensemble import ensemble, predict
+from fedaudit.methods.fedzge import FedZGE
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
@@ -22,15 +24,8 @@ from fedaudit.stats import wilson
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import load
 
-FACTS = ("images", "gradient", "estimate", "moments", "distance", "E_G")
-DEFAULTS = {
-    "images": "trained",
-    "gradient": "zeroth",
-    "estimate": "image",
-    "moments": "fresh",
-    "distance": "norm",
-    "E_G": 1,
-}
+FACTS = ("images", "gradient", "estimate", "moments", "distance", "E_G", "E_prime")
+DEFAULTS = {key: FedZGE.model_fields[key].default for key in FACTS}
 
 
 def agreement(folder: RunFolder) -> dict[int, float]:
@@ -74,6 +69,7 @@ def row(folder: RunFolder) -> dict[str, Any]:
     last = record.setting.rounds
     return {
         **{key: options[key] for key in FACTS},
+        "seed": record.setting.seed,
         "rounds": last,
         "accuracy": accuracy,
         "low": low,
@@ -89,6 +85,29 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def name_of(loop: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {loop[key]}" for key in FACTS if loop[key] != DEFAULTS[key]) or "as it is"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of a results page."""
+    lines = ["| FedZGE with | seed | global, % [95 %] | e = y^, first ten rounds | last ten |", "|---|---|---|---|---|"]
+    if result["ensemble"] is not None:
+        lines.append(
+            f"| the clients' ensemble itself | {result['setting']['seed']} | {_percent(result['ensemble'])} | | |"
+        )
+    for loop in result["loops"]:
+        shares = [
+            "-" if loop[key] is None else f"{100 * loop[key]:.0f} %" for key in ("agreement_first", "agreement_last")
+        ]
+        lines.append(f"| {name_of(loop)} | {loop['seed']} | {_percent(loop)} | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
+def _percent(found: dict[str, Any]) -> str:
+    return f"{100 * found['accuracy']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("audit", type=Path)
@@ -96,25 +115,21 @@ def main() -> None:
     given = parser.parse_args()
     folders = [RunFolder(path.parent) for path in sorted(given.audit.glob("runs/*/record.json"))]
     loops = [f for f in folders if f.record.setting.method == "fedzge" and f.record.status == "done"]
-    right, n = ceiling(loops[0])
+    setting, top = loops[0].record.setting, None
+    if setting.set.get("E_k") == 0:
+        right, n = ceiling(loops[0])
+        low, high = wilson(right, n)
+        top = {"accuracy": right / n, "low": low, "high": high, "n": n}
     result = {
         "setting": {
-            key: getattr(loops[0].record.setting, key) for key in ("dataset", "model", "partition", "seed", "start")
+            key: getattr(setting, key) for key in ("dataset", "model", "partition", "clients", "seed", "start")
         },
         "device": loops[0].record.device,
-        "ensemble": {"accuracy": right / n, "n": n},
-        "loops": sorted((row(f) for f in loops), key=lambda r: -r["accuracy"]),
+        "versions": loops[0].record.versions,
+        "ensemble": top,
+        "loops": sorted((row(f) for f in loops), key=lambda r: (-r["accuracy"], r["seed"])),
     }
-    print(f"the clients' ensemble: {100 * right / n:.1f} % of {n}")
-    for r in result["loops"]:
-        name = ", ".join(f"{key} {r[key]}" for key in FACTS if r[key] != DEFAULTS[key]) or "image"
-        shares = [
-            f"{100 * r[key]:.0f} %" if r[key] is not None else "-" for key in ("agreement_first", "agreement_last")
-        ]
-        print(
-            f"{name:<40} {100 * r['accuracy']:.1f} [{100 * r['low']:.1f}, {100 * r['high']:.1f}]  "
-            f"e = y^ {' -> '.join(shares)}"
-        )
+    print(markdown(result))
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
