@@ -17,15 +17,18 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
 from fedaudit.errors import ContractError
 from fedaudit.training.fit import Fitted, Live, Loss, batches, check_pure, check_rows, check_value, fit, train_mode
@@ -545,7 +548,8 @@ class _Mapped:
         return run(params, rest, rows, given, mask)
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        value = self._loss(_F(self._caller, params, rest, self._places), *rows, **given)
+        with _PICKS if _on_gpu(rows) and not self._compile else nullcontext():
+            value = self._loss(_F(self._caller, params, rest, self._places), *rows, **given)
         check_value(value, len(rows[0]), self._loss, self._separable)
         if mask is not None:
             value = torch.where(mask, value, 0.0)
@@ -554,6 +558,27 @@ class _Mapped:
         return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
 
 
+def _on_gpu(rows: Sequence[Tensor]) -> bool:
+    return rows[0].device.type == "cuda"
+
+
+class _Picks(TorchFunctionMode):
+    """Cross-entropy that picks each row's class by comparing. Mapped over models, torch's own picks by an index, whose
+    gradient on a GPU is a sum in no fixed order, or, where one is asked for, a sort that cannot be recorded."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        plain = kwargs.get("reduction") == "none" and not kwargs.get("label_smoothing") and kwargs.get("weight") is None
+        if func in (F.cross_entropy, F.nll_loss) and len(args) == 2 and plain:
+            out, y = args
+            if out.dim() == 2 and not y.is_floating_point():
+                logs = F.log_softmax(out, 1) if func is F.cross_entropy else out
+                mine = y[:, None] == torch.arange(out.shape[1], device=out.device)
+                return -torch.where(mine, logs, 0.0).sum(1)
+        return func(*args, **kwargs)
+
+
+_PICKS = _Picks()
 _compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
 
 

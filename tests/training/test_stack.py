@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedaudit import adam
 from fedaudit.training.fit import Opt, Turns
-from fedaudit.training.stack import Job, _filled, fit_together, stacks, why_not
+from fedaudit.training.stack import Job, _filled, _Picks, fit_together, stacks, why_not
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -110,3 +110,45 @@ def test_an_optimiser_of_ones_own_steps_a_whole_stack_only() -> None:
 def test_filling_is_not_more_than_half() -> None:
     assert _filled({0: 4, 1: 4, 2: 1}) == [[0, 1, 2]]
     assert _filled({0: 40, 1: 3, 2: 4, 3: 2}) == [[0], [1, 2, 3]]
+
+
+def test_a_class_that_is_picked_by_comparing_is_the_same_loss() -> None:
+    """What stacks do on a GPU: no index, whose gradient there has no fixed order."""
+    from torch.nn.functional import cross_entropy, log_softmax, nll_loss
+
+    out, y = torch.randn(5, 4, dtype=torch.float64, requires_grad=True), torch.tensor([0, 3, 1, 1, 2])
+    weight = torch.arange(4.0, dtype=torch.float64)
+    for loss in (
+        lambda: cross_entropy(out, y, reduction="none"),
+        lambda: nll_loss(log_softmax(out, 1), y, reduction="none"),
+        lambda: cross_entropy(out, y, weight=weight, reduction="none"),
+        lambda: cross_entropy(out, y)[None],
+        lambda: cross_entropy(out, out.detach().softmax(1), reduction="none"),
+    ):
+        wanted = loss()
+        with _Picks():
+            found = loss()
+        torch.testing.assert_close(found, wanted, atol=1e-15, rtol=0)
+        (a,), (b,) = (torch.autograd.grad(v.square().sum(), out) for v in (found, wanted))
+        torch.testing.assert_close(a, b, atol=1e-14, rtol=0)
+
+
+def test_a_stack_on_a_gpu_has_no_gradient_of_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked for among all operations of a stack that takes the GPU's way on this CPU."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: set[str] = set()
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr("fedaudit.training.stack._on_gpu", lambda rows: True)
+    together, alone = make("cnn_bn@0.25", [9, 9]), make("cnn_bn@0.25", [9, 9])
+    with Log():
+        fit_together(together)
+    assert not [name for name in seen if "scatter" in name or "gather" in name]
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
