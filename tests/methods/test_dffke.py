@@ -543,7 +543,7 @@ def test_sync_survives_drop_outs(tmp_path):
 
 
 def test_both_points_of_a_round_are_evaluated(tmp_path):
-    """In round 2 of one run: `trained` is the accuracy of the models that the clients uploaded, `exchanged` of what they
+    """In round 2 of one run: `trained` is the accuracy of the models that clients uploaded, `exchanged` of what they
     then became and deploy. On the common test set and on own held-out records, mean and deviation over clients."""
     record = run(method="dffke", rounds=2, clients=3, set={**QUICK, "T_FKE": 2, "eta": 0.01}, out=tmp_path / "a")
     world = RunFolder(tmp_path / "a").world
