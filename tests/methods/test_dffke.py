@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
+from statistics import fmean, pstdev
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from fedaudit import Turns, adam, run
+from fedaudit import Turns, adam, registry, run
 from fedaudit.errors import PrivacyError, SettingError
 from fedaudit.methods._buffer import Sample, buffer_bytes, formula_bytes, held, remember
 from fedaudit.methods._decoder import (
@@ -29,11 +30,14 @@ from fedaudit.methods._decoder import (
 from fedaudit.methods._docking import Docking, alignment, z
 from fedaudit.methods.dffke import DFFKE, Peers, Unified
 from fedaudit.methods.fke import FKE, outputs, reached, student_first, teacher_first
+from fedaudit.privacy.policy import read_policies
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import ClientState
+from fedaudit.suite.suite_file import read_suite
 from fedaudit.training.models import build, count
 from fedaudit.wire.codec import decode as decode_record
-from fedaudit.wire.message import Size, State, state_of
+from fedaudit.wire.message import KINDS, Size, State, state_of
 from fedaudit.wire.traffic import Plan
 from fedaudit.wire.transcript import Transcript
 
@@ -403,8 +407,6 @@ def test_both_circulations_one_copy_up_and_the_others_down(folder):
     """n = members. Up: theta_k, n_k h_k embeddings and as many labels, each once. Down: everybody gets Dec and all
     translated embeddings (h = 16). Logits: n_k x 10 up, in later rounds twice as many (B^t_k); each copy goes down to
     the K - 1 = 2 others, with eight bytes more for the peer's number."""
-    from fedaudit.runtime.run_record import read_record
-
     n = read_record(folder).data["members"]
     widths = [64, 64, 128]
     for t in (1, 2, 3):
@@ -423,6 +425,29 @@ def test_the_buffer_of_a_run_against_the_formula(folder):
     for row in script("dffke_buffer").buffers(folder):
         assert row["R"] == 1
         assert row["bytes"] == row["formula"] > 0
+
+
+def test_the_table_of_results(folder):
+    """The last round, both points of it, and the best round as the paper reports it: over clients."""
+    record = read_record(folder)
+    last, each = record.result["last"], [row.utility["clients"]["global_test"]["each"] for row in record.rounds]
+    best = max(each, key=fmean)
+    head, _, row = script("dffke_table").table(folder)
+    cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=False))
+    assert cells["common"] == f"{100 * last['clients']['global_test']['mean']:.1f}"
+    assert cells["trained: common"] == f"{100 * last['points']['trained']['global_test']['mean']:.1f}"
+    assert cells["best round: common"] == f"{100 * fmean(best):.1f} ± {100 * pstdev(best):.1f}"
+
+
+SUITES = sorted((Path(__file__).parents[2] / "docs" / "results").glob("dffke*.toml"))
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_the_suites_hold_together(path):
+    """Every cell names what exists, and its hyper-parameters and policies are in range."""
+    for setting in read_suite(path).cells():
+        registry.find(setting.method).make(setting.set, setting.preset)
+        read_policies(setting.privacy, KINDS)
 
 
 def test_the_pictures(folder, tmp_path):
