@@ -167,6 +167,7 @@ def test_dm_by_hand():
     """Eq. 4: means (1, 2), (0, 0) against (0, 4), (3, 0): 1 + 4 + 9 = 14."""
     real, syn = torch.tensor([[1.0, 2], [0, 0]]), torch.tensor([[0.0, 4], [3, 0]])
     assert dm(real, syn).item() == 14
+    assert dm(real, syn, "mean").item() == 7  # over two features
 
 
 def trained_net(arch, shape=(1, 8, 8)):
@@ -350,6 +351,25 @@ def test_lgkm_counts_only_classes_with_images_and_soft_labels():
     assert fedaf.lgkm(Z, Y, far, torch.tensor([1.0, 0]), 1.0).item() == pytest.approx(alone)
     assert fedaf.lgkm(Z[:2], Y[:2], far, torch.ones(2), 1.0).item() == pytest.approx(alone)
     assert fedaf.lgkm(Z, Y, far, torch.ones(2), 1.0).item() > alone + 0.5
+
+
+def test_lgkm_as_a_mean_over_the_classes():
+    """Three classes, one of them without an image: half of the sum over the other two."""
+    r = torch.tensor([[0.75, 0.2, 0.05], [0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    z = torch.cat([Z, torch.zeros(4, 1)], 1)
+    total = fedaf.lgkm(z, Y, r, torch.ones(3), 1.0).item()
+    assert total > 0.01
+    assert fedaf.lgkm(z, Y, r, torch.ones(3), 1.0, "mean").item() == pytest.approx(total / 2)
+
+
+def test_soft_targets_are_probabilities():
+    """Eq. 12 after noise: (1.2, -0.3, 0.3) and (0.8, 0.3, 0.3) average to (1, 0, 0.3): (1, 1e-8, 0.3) / 1.3."""
+    R_k = {0: {1: torch.tensor([1.2, -0.3, 0.3])}, 2: {1: torch.tensor([0.8, 0.3, 0.3])}}
+    r, held = fedaf.FedAF().soft_targets(R_k, 3, torch.device("cpu"))
+    assert held.tolist() == [0, 1, 0]
+    assert r[1].tolist() == pytest.approx([1 / 1.3, 0, 0.3 / 1.3], abs=1e-6)
+    assert r.sum(1).tolist() == pytest.approx([1, 1, 1])
+    assert (r > 0).all()
 
 
 def test_lgkm_has_a_gradient():
@@ -546,6 +566,48 @@ def test_on_a_gpu_nothing_waits_and_bits_repeat(name, tiny, tmp_path, monkeypatc
     a, b = (run(setting, out=tmp_path / part) for part in "ab")
     assert a.transcript_digest == b.transcript_digest
     assert not a.rounds[0].absent
+
+
+class OneGradient:
+    """As much of a client as condensation needs; it takes one gradient and no step."""
+
+    def __init__(self, model):
+        self.model, self.memory = model, {}
+
+    def optimise(self, params, closure, *, steps, opt):
+        torch.manual_seed(1)  # the same directions for all
+        closure().backward()
+        self.gradient = params[0].grad.clone()
+
+
+def test_share_of_cdc_in_the_gradient(tiny):
+    """lambda_loc |grad F| / |grad DM| at the images' start, at Fashion-MNIST's published weight, for each pair of
+    scales. As read by default CDC moves an image by less than a hundredth of what Eq. 4 does; the sum over the
+    projections is L = 50 times that, and Eq. 4 as a mean over the 128 x 3 x 3 = 1,152 features 1,152 times."""
+    torch.manual_seed(0)
+    f = trained_net("convnet", (1, 28, 28))
+    x, y = torch.rand(60, 1, 28, 28) * 2 - 1, torch.arange(60) % 3
+    D = Records(x, y, B=64)
+    V = torch.stack([f(x[y == c]).mean(0).detach() for c in range(3)]) + 0.5  # peers who differ
+    size = {}
+    for method in [
+        fedaf.FedAF.make({"swd_scale": a, "dm_scale": b, "gamma": 1.0, "IPC": 4, "lambda_loc": weight})
+        for a in ("mean", "sum")
+        for b in ("sum", "mean")
+        for weight in (0.0, 0.001)
+    ]:
+        client = OneGradient(f)
+        torch.manual_seed(0)
+        method.condensed(client, D, dict(enumerate(V)) if method.lambda_loc else {})
+        size[method.swd_scale, method.dm_scale, method.lambda_loc] = client.gradient
+    share = {
+        (a, b): ((size[a, b, 0.001] - size[a, b, 0.0]).norm() / size[a, b, 0.0].norm()).item()
+        for a in ("mean", "sum")
+        for b in ("sum", "mean")
+    }
+    assert 0 < share["mean", "sum"] < 0.01
+    assert share["sum", "sum"] == pytest.approx(50 * share["mean", "sum"], rel=0.05)
+    assert share["mean", "mean"] == pytest.approx(1152 * share["mean", "sum"], rel=0.05)
 
 
 def test_cdc_pulls_mean_logits_to_the_peers(tiny):

@@ -410,3 +410,21 @@ def test_an_import_that_cannot_be_mended_says_what_to_install(importing, failure
     importing(*failures)
     with pytest.raises(SettingError, match="Install the torchvision release that belongs to torch"):
         _torchvision.torchvision()
+
+
+def test_the_padded_convnet_drops_no_row():
+    """28 x 28 becomes 32-16-8-4 with 128 x 4 x 4 = 2,048 features, where `convnet` has 28-14-7-3 and 1,152; sides that
+    halve evenly are left as they are."""
+    assert models.build("convnet_padded", shape=(1, 28, 28), classes=10).width == 2048
+    assert models.build("convnet", shape=(1, 28, 28), classes=10).width == 1152
+    padded, plain = (models.build(name, shape=(3, 32, 32), classes=10) for name in ("convnet_padded", "convnet"))
+    assert padded.width == plain.width == 2048
+    padded.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(padded.eval()(x), plain.eval()(x))
+    net = models.build("convnet_padded", shape=(1, 28, 28), classes=10)
+    assert net.encoder.conv1(torch.zeros(1, 1, 28, 28)).shape[2:] == (32, 32)
+    edge = torch.zeros(1, 1, 28, 28)
+    edge[..., -1, -1] = 1.0  # the last pixel: `convnet` loses what comes of the 7th row and column of 7
+    with torch.no_grad():
+        assert not torch.equal(net.eval().encode(edge), net.encode(torch.zeros(1, 1, 28, 28)))

@@ -1,0 +1,110 @@
+"""The siamese augmentation: one view for all images, one kind at a time, against torch's own resampling."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedaudit.methods._siamese import KINDS, View, _affine, view, views
+
+
+def drawn(kind, shape=(1, 8, 8), *, tries=200) -> list[View]:
+    """Views of one kind: those whose first random number picks it."""
+    found = []
+    for seed in range(tries):
+        torch.manual_seed(seed)
+        if int(torch.rand(1, dtype=torch.float64) * len(KINDS)) == KINDS.index(kind):
+            torch.manual_seed(seed)
+            found.append(view(shape, torch.zeros(1, dtype=torch.float64)))
+    return found
+
+
+def identity(seen: View) -> set[str]:
+    """Which parts of a view do something."""
+    n = seen.move.shape[0]
+    return {
+        name
+        for name, still in {
+            "move": torch.allclose(seen.move, torch.eye(n, dtype=seen.move.dtype), atol=1e-9),
+            "keep": bool((seen.keep == 1).all()),
+            "brightness": seen.brightness.item() == 0,
+            "saturation": seen.saturation.item() == 1,
+            "contrast": seen.contrast.item() == 1,
+        }.items()
+        if not still
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "acts"),
+    [
+        ("colour", {"brightness", "saturation", "contrast"}),
+        ("crop", {"move"}),
+        ("cutout", {"keep"}),
+        ("flip", {"move"}),
+        ("scale", {"move"}),
+        ("rotate", {"move"}),
+    ],
+)
+def test_one_kind_at_a_time(kind, acts):
+    views_of_it = drawn(kind)
+    assert len(views_of_it) > 15, "each kind comes up about once in six"
+    assert set().union(*(identity(seen) for seen in views_of_it)) == acts
+    if kind == "flip":  # half of the time nothing
+        assert 0.2 < sum(not identity(seen) for seen in views_of_it) / len(views_of_it) < 0.8
+    else:
+        assert all(identity(seen) for seen in views_of_it)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (5, 8)])
+@pytest.mark.parametrize(
+    ("scale", "angle", "shift"), [((1, 1), 0.2, (0, 0)), ((1.1, 0.9), 0, (0.1, -0.2)), ((-1, 1), -0.1, (0, 0.3))]
+)
+def test_moves_are_bilinear_resampling(shape, scale, angle, shift):
+    """The matrix against torch's grid_sample with the same affine map; outside is nothing."""
+    torch.manual_seed(0)
+    x = torch.rand(3, 2, *shape, dtype=torch.float64)
+    numbers = [torch.tensor(float(v), dtype=torch.float64) for v in (*scale, angle, *shift)]
+    ours = (x.flatten(2) @ _affine(*shape, *numbers).T).unflatten(2, shape)
+    c, s = math.cos(angle), math.sin(angle)
+    theta = [[scale[0] * c, -scale[0] * s, shift[0]], [scale[1] * s, scale[1] * c, shift[1]]]
+    grid = F.affine_grid(torch.tensor([theta] * 3, dtype=torch.float64), list(x.shape), align_corners=False)
+    assert torch.allclose(ours, F.grid_sample(x, grid, align_corners=False), atol=1e-9)
+
+
+def test_a_flip_mirrors():
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64) * 2 - 1
+    flipped = next(seen for seen in drawn("flip") if identity(seen))
+    assert torch.allclose(flipped(x), x.flip(3), atol=1e-9)
+
+
+def test_a_cutout_is_black_and_of_half_the_side():
+    x = torch.ones(1, 1, 16, 16, dtype=torch.float64)
+    for seen in drawn("cutout", (1, 16, 16)):
+        out = seen(x)
+        assert set(out.flatten().tolist()) == {-1.0, 1.0}
+        rows = (out[0, 0] == -1).any(1).sum().item()
+        assert 4 <= rows <= 8  # 8 of 16, fewer at the edge
+
+
+def test_real_and_condensed_images_see_the_same_view():
+    """The same images, in two batches of different size, come out the same; unlike what went in."""
+    x = torch.rand(4, 3, 8, 8) * 2 - 1
+    moved = 0
+    for seed in range(30):
+        torch.manual_seed(seed)
+        a, b = views("siamese", x, x[:2])
+        assert torch.allclose(a[:2], b, atol=1e-6)
+        moved += not torch.allclose(a, x, atol=1e-3)
+    assert moved > 20
+    assert views("none", x)[0] is x
+
+
+def test_a_view_has_a_gradient():
+    x = (torch.rand(2, 1, 4, 4, dtype=torch.float64) * 2 - 1).requires_grad_()
+    for kind in KINDS:
+        seen = drawn(kind, (1, 4, 4), tries=60)[0]
+        assert torch.autograd.gradcheck(seen, (x,))
