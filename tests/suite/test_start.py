@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -28,41 +29,48 @@ def setting(**values):
     return Setting.make(**{"method": "fedzge", "set": STILL, "start": LOCAL, **BASE, **values})
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A folder with the run `a` and, beside it, the one that it started with."""
+    folder = tmp_path_factory.mktemp("start")
+    run(setting(), out=folder / "a")
+    return folder, folder / folder_name(first_setting(setting()))
+
+
 def states(folder):
     kept = RunFolder(folder)
     return {k: decode(kept.client_state(k), ClientState) for k in range(3)}
 
 
-def test_clients_begin_as_the_other_run_left_them(tmp_path):
+def test_clients_begin_as_the_other_run_left_them(ran):
     """They are never trained here, so each must end with the very weights of its own model there; nobody's of another.
     What they have done with their records goes with them: a release of theirs is not free of it."""
-    record = run(setting(), out=tmp_path / "a")
-    first = tmp_path / folder_name(first_setting(setting()))
-    before, after = states(first), states(tmp_path / "a")
+    folder, first = ran
+    before, after = states(first), states(folder / "a")
     for k in range(3):
         assert before[k].model.keys() == after[k].model.keys()
         assert all(torch.equal(before[k].model[name], after[k].model[name]) for name in before[k].model)
         assert after[k].plain_fits == before[k].plain_fits == 1
         other = before[(k + 1) % 3].model
         assert any(not torch.equal(before[k].model[name], other[name]) for name in other)
-    assert any(first.name in note and "1 rounds of local" in note for note in record.notes)
+    notes = read_record(folder / "a").notes
+    assert any(first.name in note and "1 rounds of local" in note for note in notes)
 
 
-def test_the_other_run_is_carried_out_once(tmp_path):
-    run(setting(), out=tmp_path / "a")
-    first = tmp_path / folder_name(first_setting(setting()))
-    written = (first / "record.json").stat().st_mtime_ns
-    run(setting(set={**STILL, "images": "frozen"}), out=tmp_path / "b")
-    assert (first / "record.json").stat().st_mtime_ns == written
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["a", "b", first.name])
+def test_the_other_run_is_carried_out_once(ran, tmp_path):
+    folder, first = shutil.copytree(ran[0], tmp_path / "runs"), ran[1].name
+    written = (folder / first / "record.json").stat().st_mtime_ns
+    run(setting(set={**STILL, "images": "frozen"}), out=folder / "b")
+    assert (folder / first / "record.json").stat().st_mtime_ns == written
+    assert sorted(p.name for p in folder.iterdir()) == sorted(["a", "b", first])
 
 
-def test_it_goes_on_after_a_stop(tmp_path):
+def test_it_goes_on_after_a_stop(ran, tmp_path):
     """One round and then another is two rounds, to the bit; the other run's clients are not taken a second time."""
-    learning = {**STILL, "E_k": 1}
-    run(setting(set=learning), out=tmp_path / "a")
-    two = run(setting(set=learning, rounds=2), out=tmp_path / "a", resume=True)
-    assert run(setting(set=learning, rounds=2), out=tmp_path / "b").transcript_digest == two.transcript_digest
+    learning, folder = {**STILL, "E_k": 1}, shutil.copytree(ran[0], tmp_path / "runs")
+    run(setting(set=learning), out=folder / "one")
+    two = run(setting(set=learning, rounds=2), out=folder / "one", resume=True)
+    assert run(setting(set=learning, rounds=2), out=folder / "two").transcript_digest == two.transcript_digest
     assert len([note for note in two.notes if "started as" in note]) == 1
 
 
@@ -76,26 +84,25 @@ def test_what_was_spent_there_counts_here(tmp_path):
         assert client.by_kind["logits"] < math.inf
 
 
-def test_only_the_methods_part_may_differ(tmp_path):
+def test_only_the_methods_part_may_differ():
     with pytest.raises(SettingError, match=r"start\.seed: both runs have the same clients"):
         first_setting(setting(start={**LOCAL, "seed": 1}))
     same = first_setting(setting(seed=3, partition="iid", privacy={"logits": {"noise_multiplier": 1.0}}))
     assert (same.seed, same.partition, same.privacy, same.start, same.method) == (3, "iid", {}, None, "local")
 
 
-def test_an_unfinished_run_is_not_taken(tmp_path, monkeypatch):
+def test_an_unfinished_run_is_not_taken(ran, tmp_path, monkeypatch):
     """As if another process had taken it up again."""
-    run(setting(), out=tmp_path / "a")
-    first = tmp_path / folder_name(first_setting(setting()))
+    folder = shutil.copytree(ran[0], tmp_path / "runs")
+    first = folder / ran[1].name
     read_record(first).model_copy(update={"status": "running"}).save(first)
     monkeypatch.setattr("fedaudit.runtime.runner._is_done", lambda folder: True)
     with pytest.raises(RunError, match="is not finished: running"):
-        run(setting(), out=tmp_path / "b")
+        run(setting(), out=folder / "b")
 
 
-def test_shadows_are_refused(tmp_path):
-    run(setting(), out=tmp_path / "a")
-    folder = RunFolder(tmp_path / "a")
+def test_shadows_are_refused(ran):
+    folder = RunFolder(ran[0] / "a")
     messages = [e for e in folder.transcript.entries() if e.message == "Query" and e.client == 0]
     with pytest.raises(ThreatError, match="started as another run left them"):
         next(replay(folder.world, messages, folder.world.members(0), [torch.arange(4)]))
