@@ -59,3 +59,39 @@ def test_hypernetworks_give_weights_that_sum_to_one_for_each_layer():
         by_hand = by_hand @ s.psi[f"{d}.weight"][1] + s.psi[f"{d}.bias"][1]
         by_hand = by_hand.relu() if d < 2 else by_hand
     assert torch.allclose(alpha[1], by_hand.view(4, 3).softmax(1), atol=1e-6)
+
+
+def two_camps(rounds, apart):
+    """Four clients, one layer of three numbers. Each round client i answers with half its way from theta-bar_i to its
+    own optimum: clients 0 and 1 want (+1, 0, 0), 2 and 3 want (-1, 0, 0), or all want the first where not `apart`."""
+    optimum = [torch.tensor([1.0, 0.0, 0.0])] * 2 + [torch.tensor([-1.0 if apart else 1.0, 0.0, 0.0])] * 2
+
+    class Cohort:
+        ids = (0, 1, 2, 3)
+
+        def ask(self, fn, messages):
+            wanted = {i: (optimum[i] - m.theta_bar["a.weight"]) / 2 for i, m in messages.items()}
+            return {i: pfedla.Update(State({"a.weight": t})) for i, t in wanted.items()}
+
+    method = pfedla.PFedLA(eta_h=0.1, width=8, depth=1)
+    server = Bench(clients=4)
+    start = State({"a.weight": torch.zeros(4, 3)})
+    psi = {"0.weight": torch.zeros(4, 8, 8), "0.bias": torch.zeros(4, 8)}  # alpha is uniform
+    psi |= {"1.weight": torch.zeros(4, 8, 4), "1.bias": torch.zeros(4, 4)}
+    s = pfedla.Hyper(start, torch.ones(4, 8), State(psi))
+    for _ in range(rounds):
+        s = method.round(s, server, Cohort())
+    return pfedla.HN(s.v, s.psi, 4)[:, 0]
+
+
+def test_the_weights_leave_uniform_where_clients_disagree_and_only_there():
+    """What the hypernetwork is for: from (1/4, 1/4, 1/4, 1/4), the weight that a client gives to the two who want what
+    it wants grows round by round; where all want the same, nothing speaks for or against anybody."""
+    camps = [0, 0, 1, 1]
+    alike = torch.tensor([[a == b for a in camps] for b in camps])
+    shares = [(two_camps(rounds, apart=True) * alike).sum(1) for rounds in (0, 20, 100)]
+    assert shares[0].tolist() == pytest.approx([0.5] * 4)
+    assert (shares[1] > 0.55).all()
+    assert (shares[2] > shares[1]).all()
+    assert (shares[2] > 0.7).all()
+    assert torch.allclose(two_camps(100, apart=False), torch.full((4, 4), 0.25), atol=1e-6)

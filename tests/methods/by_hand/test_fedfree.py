@@ -55,16 +55,18 @@ def gain(theta, g, bin_range):
     return H(g, *ends[1]) - H(theta, *ends[0])
 
 
-@pytest.mark.parametrize(("bin_range", "fill"), [("own", "zero"), ("common", "keep")])
-def test_two_rounds(tmp_path, bin_range, fill):
+@pytest.mark.parametrize(
+    ("bin_range", "fill", "candidates"),
+    [("own", "zero", "type"), ("common", "keep", "type"), ("own", "zero", "updated")],
+)
+def test_two_rounds(tmp_path, bin_range, fill, candidates):
     hyper = {"E": E, "B": B, "eta": ETA, "k": K, "alpha": ALPHA, "steps": STEPS, "samples": SAMPLES, "bins": BINS}
-    ran = played(
-        "fedfree", tmp_path, rounds=2, model="cnn_bn:2,mlp:1", set={**hyper, "bin_range": bin_range, "fill": fill}
-    )
+    hyper |= {"bin_range": bin_range, "fill": fill, "candidates": candidates}
+    ran = played("fedfree", tmp_path, rounds=2, model="cnn_bn:2,mlp:1", set=hyper)
     assert len({len(y) for _, y in ran.rows.values()}) == 3, "clients of unequal size"
     G = {name: t.clone() for name, t in ran.states[0].G.items()}  # line 1
     theta = {i: dict(first) for i, first in ran.first.items()}
-    partial = 0
+    partial = fresh = 0
     for t in (1, 2):
         L = {}
         for i, arch in enumerate(ARCHS):
@@ -116,7 +118,7 @@ def test_two_rounds(tmp_path, bin_range, fill):
                 (layer, j): gain(w, G[f"{j}.weight"], bin_range)
                 for layer, (w, _) in L[i].items()
                 for j in LAYERS["fedfree_cnn"]
-                if kind(j) == kind(layer)
+                if kind(j) == kind(layer) and (candidates == "type" or j in mapped)
             }
             layer, j = max(KGE, key=KGE.get)  # line 16
             if KGE[layer, j] <= 0:  # line 17
@@ -130,5 +132,7 @@ def test_two_rounds(tmp_path, bin_range, fill):
                     put = [g[: mine.numel()], (0.0 if fill == "zero" else 1.0) * mine.flatten()[len(g) :]]
                     theta[i][f"{layer}.{part}"] = torch.cat(put).view_as(mine)
                     partial += len(g) != mine.numel()
+                fresh += not torch.equal(G[f"{j}.weight"], before[f"{j}.weight"])
             close(theta[i], ran.model(i, t), f"client {i} after round {t}")
     assert partial, "no layer was replaced by one of another size"
+    assert fresh or candidates == "type", "no layer was sent that the round had changed"
