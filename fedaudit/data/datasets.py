@@ -36,6 +36,7 @@ class Dataset:
     class_names: tuple[str, ...]
     domain: Tensor | None = None  # int64 (N,): index into domain_names
     domain_names: tuple[str, ...] = ()
+    test_domain: Tensor | None = None  # int64: of the test records; None where it is not known
 
     def __post_init__(self) -> None:
         for prefix, x, y in (("", self.x, self.y), ("test_", self.test_x, self.test_y)):
@@ -53,15 +54,14 @@ class Dataset:
                 self._off(f"{prefix}y", f"has labels from {low} to {high}, but there are {self.classes} classes")
         if self.test_x.shape[1:] != self.x.shape[1:]:
             self._off("test_x", f"has images of {tuple(self.test_x.shape[1:])}, x of {self.shape}; make them the same")
-        if self.domain is not None and (
-            self.domain.dtype != torch.int64
-            or self.domain.shape != self.y.shape
-            or int(self.domain.min()) < 0
-            or int(self.domain.max()) >= len(self.domain_names)
-        ):
-            self._off(
-                "domain", f"has to be int64 ({len(self.y)},), indices into the {len(self.domain_names)} domain names"
-            )
+        for name, domain, y in (("domain", self.domain, self.y), ("test_domain", self.test_domain, self.test_y)):
+            if domain is not None and (
+                domain.dtype != torch.int64
+                or domain.shape != y.shape
+                or int(domain.min()) < 0
+                or int(domain.max()) >= len(self.domain_names)
+            ):
+                self._off(name, f"has to be int64 ({len(y)},), indices into the {len(self.domain_names)} domain names")
 
     def _off(self, array: str, what: str) -> None:
         raise DataError(f"Data set {self.name!r}: {array} {what}.")
@@ -179,6 +179,7 @@ def _resized(data: Dataset, size: int | None) -> Dataset:
         data.class_names,
         data.domain,
         data.domain_names,
+        data.test_domain,
     )
 
 
@@ -554,7 +555,15 @@ def _folder(name: str, path: Path, size: int | None) -> Dataset:
     if not split:
         held, index = np.unique(group[~test], return_inverse=True)
         domains = {"domain": torch.from_numpy(index), "domain_names": tuple(groups[g].name for g in held)}
+        domains["test_domain"] = _test_domain(held, group[test])
     return _dataset(name, x[~test], y[~test], x[test], y[test], class_names, **domains)
+
+
+def _test_domain(held: np.ndarray, of_test: np.ndarray) -> Tensor | None:
+    """The domains of the test records as indices into those `held` in training; None if one of them is not there."""
+    if not np.isin(of_test, held).all():
+        return None
+    return torch.from_numpy(np.searchsorted(held, of_test).astype(np.int64))
 
 
 def _npz(name: str, path: Path, size: int | None) -> Dataset:
@@ -573,7 +582,7 @@ def _npz(name: str, path: Path, size: int | None) -> Dataset:
         if key not in arrays and (partner == key or partner in arrays):
             raise DataError(f"Data set {name!r}: {path} has no array {key}; add it with numpy.savez.")
     x, y = _npz_images(name, "x", arrays["x"]), _npz_labels(name, "y", arrays["y"], len(arrays["x"]))
-    domain = names = None
+    domain = names = of_test = None
     if "domain" in arrays:
         if arrays["domain"].shape != y.shape or arrays["domain"].dtype.kind not in "iuU":
             raise _npz_off(
@@ -586,7 +595,7 @@ def _npz(name: str, path: Path, size: int | None) -> Dataset:
     else:
         test = _one_in_five(y) if domain is None else _one_in_five(domain, y)
         x, y, test_x, test_y = x[~test], y[~test], x[test], y[test]
-        domain = None if domain is None else domain[~test]
+        domain, of_test = (None, None) if domain is None else (domain[~test], domain[test])
     seen = np.unique(np.concatenate([y, test_y]))
     if seen[0] != 0 or seen[-1] != len(seen) - 1:
         raise DataError(
@@ -597,6 +606,7 @@ def _npz(name: str, path: Path, size: int | None) -> Dataset:
     if domain is not None and names is not None:
         held, index = np.unique(domain, return_inverse=True)
         domains = {"domain": torch.from_numpy(index), "domain_names": tuple(str(names[d]) for d in held)}
+        domains["test_domain"] = None if of_test is None else _test_domain(held, of_test)
     return _dataset(name, x, y, test_x, test_y, [str(c) for c in seen], **domains)
 
 

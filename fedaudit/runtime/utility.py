@@ -82,11 +82,16 @@ def _global_scores(world: World, model: nn.Module) -> dict[str, Any]:
         right, total = right + hits(model, x, y), total + len(y)
         x, y = world.nonmembers(k)
         own += [hits(model, x, y) / len(y)] if len(y) else []
-    return {
+    scores: dict[str, Any] = {
         "test": accuracy(model, *world.test),
         "local_test": _mean_std_each(own),
         "validation": right / total if total else None,
     }
+    if (domain := world.federation.dataset.test_domain) is not None:  # one column for each, as papers print them
+        x, y = world.test
+        of = {name: (domain == d).to(y.device) for d, name in enumerate(world.federation.dataset.domain_names)}
+        scores["test_by_domain"] = {name: accuracy(model, x[rows], y[rows]) for name, rows in of.items()}
+    return scores
 
 
 def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -> Scores:

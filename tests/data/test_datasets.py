@@ -380,6 +380,7 @@ def test_folder_with_domains(tmp_path):
     assert torch.equal(level // 100, d.domain)
     assert torch.equal(level % 100 // 50, d.y)
     assert sorted(d.test_x[:, 0, 0, 0].tolist()) == [2, 7, 52, 57, 102, 107, 152, 157]  # 2 of 10 of each
+    assert torch.equal(d.test_x[:, 0, 0, 0].long() // 100, d.test_domain)
 
 
 @pytest.mark.parametrize("which", ["empty", "no test", "classes at the top", "missing"])
