@@ -439,6 +439,16 @@ def test_the_table_of_results(folder):
     assert cells["best round: common"] == f"{100 * fmean(best):.1f} ± {100 * pstdev(best):.1f}"
 
 
+def test_the_page_says_what_the_gradients_are():
+    """The table of docs/results/dffke.md, row by row."""
+    page = (Path(__file__).parents[2] / "docs" / "results" / "dffke.md").read_text()
+    rows = page.split("| margin | student-first | teacher-first |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == 5
+    for row in rows:
+        margin, *said = (float(cell) for cell in row.strip("| ").split(" | "))
+        assert said == pytest.approx(script("dffke_gradient").gradients(margin, 8.0), abs=5e-5)
+
+
 SUITES = sorted((Path(__file__).parents[2] / "docs" / "results").glob("dffke*.toml"))
 
 
