@@ -29,7 +29,9 @@ COLUMNS = {
 def name(record: RunRecord) -> str:
     setting = record.setting
     told = [f"{k} = {v}" for k, v in setting.set.items() if k not in COMMON]
-    return ", ".join([setting.method, *(["init = own"] if setting.init == "own" else []), *told])
+    epochs = setting.set.get("E", 1)
+    regime = [f"{setting.rounds} rounds of {epochs} epochs"] if setting.rounds == 4 else []
+    return ", ".join([setting.method, *(["init = own"] if setting.init == "own" else []), *regime, *told])
 
 
 def figures(record: RunRecord) -> dict[str, float | None]:

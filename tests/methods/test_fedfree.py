@@ -91,6 +91,20 @@ def test_layers_are_convolutions_and_linear_layers_from_first_to_last():
     assert max(layer.groups for layer in mobile.values()) == 960
 
 
+def test_parameters_against_table_a1():
+    """Millions with ten classes, as Table A1 lists them; but for GoogLeNet and MobileNetV2, whose 6.8 and 3.5 are near
+    what they have with the 1,000 classes of ImageNet (6.62 and 3.50)."""
+
+    def millions(arch, classes=10):
+        return models.describe(arch, (3, 32, 32), classes)["parameters"] / 1e6
+
+    table = {"fedfree_cnn": 3.2, "resnet18": 11.2, "resnet34": 21.3, "resnet50": 23.5, "resnet101": 42.5}
+    for arch, listed in {**table, "resnet152": 58.2}.items():
+        assert millions(arch) == pytest.approx(listed, abs=0.05)
+    assert (round(millions("googlenet"), 2), round(millions("mobilenet_v2"), 2)) == (5.61, 2.24)
+    assert (round(millions("googlenet", 1000), 2), round(millions("mobilenet_v2", 1000), 2)) == (6.62, 3.5)
+
+
 def test_corresponding_is_of_the_same_type_at_the_nearest_depth():
     ours = layers.layers_of("fedfree_cnn", (3, 32, 32), 10)
 
