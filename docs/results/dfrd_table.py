@@ -1,6 +1,7 @@
 """The runs of dfrd*.toml as a table: G.acc and L.acc as DFRD defines them, mean and deviation over seeds.
 
 python docs/results/dfrd_table.py OUT [--json FILE]
+python docs/results/dfrd_table.py --page FILE      # the rows of the page from a file that --json wrote
 
 G.acc: the global model on the test set, at the last round, at the round chosen on validation data, and at the best test
 round (what the paper reports). L.acc: the test set is dealt to the clients at random and evenly, and each client's
@@ -94,6 +95,7 @@ def numbers(run: RunFolder) -> dict[str, Any]:
             "round": row.round,
             "test": row.utility["global"]["test"],
             "before": (row.utility.get("global_points") or {}).get("before distillation", {}).get("test"),
+            "clients": ((row.utility.get("clients") or {}).get("global_test") or {}).get("mean"),
             "diagnostics": row.diagnostics,
         }
         for row in record.rounds
@@ -124,11 +126,38 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
+COMMON = ("host", "width", "B", "I", "E", "eta")  # the same in all runs of a table
+
+
+def page(kept: Sequence[dict[str, Any]]) -> list[str]:
+    """A row per run: G.acc at each evaluated round, the last with its Wilson interval, what the last distillation got,
+    the clients' mean."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    lines = []
+    for run in sorted(kept, key=lambda run: (run["method"], json.dumps(run["set"]))):
+        said = ", ".join(f"{name} = {value}" for name, value in sorted(run["set"].items()) if name not in COMMON)
+        rounds = run["rounds"]
+        test, before = rounds[-1]["test"], rounds[-1]["before"]
+        curve = ", ".join(percent(at["test"]["accuracy"]) for at in rounds)
+        interval = f"{percent(test['low'])} to {percent(test['high'])}"
+        got = percent(before["accuracy"] if before else None)
+        cells = [f"`{run['method']}`", said, curve, interval, got, percent(rounds[-1]["clients"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path)
     given = parser.parse_args()
+    if given.page:
+        print("\n".join(page(json.loads(given.page.read_text()))))
+        return
     print("\n".join(table(given.folder)))
     if given.json:
         runs = [RunFolder(path.parent) for path in sorted(given.folder.glob("**/record.json"))]

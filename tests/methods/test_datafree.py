@@ -11,7 +11,7 @@ from torch import nn
 
 from fedaudit import registry, run
 from fedaudit.methods._datafree import diagnose, take_turns
-from fedaudit.methods._generator import combined
+from fedaudit.methods._generator import Generator, combined, diversity
 from fedaudit.methods._host import Host, Plain, host_of
 from fedaudit.runtime.world import World
 from fedaudit.training import models
@@ -239,3 +239,18 @@ def test_the_record_has_the_model_before_and_after_and_what_was_measured(tiny, t
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.count("What the method measured of its own rounds") == 1, "FedAvg alone has nothing to draw"
     assert all(word in page for word in ("before distillation", "fidelity mean", "kept host")), "drawn, by name"
+
+
+def test_eq_4_acts_as_public_code_has_it_and_is_dead_as_printed():
+    """An untrained generator at 28 x 28: with plain norms the exponent is in the hundreds, and no gradient is left."""
+    torch.manual_seed(0)
+    G = Generator("mul", 100, (1, 28, 28), 10, 16)
+    z, y = torch.randn(32, 100), torch.randint(10, (32,))
+    left = {}
+    for metric in ("l2", "mean"):
+        G.zero_grad()
+        h = G.h(z, y)
+        diversity(G(h), h, metric).backward()
+        left[metric] = float(G.project.weight.grad.norm())
+    assert left["l2"] == 0
+    assert left["mean"] > 1e-6

@@ -1,0 +1,46 @@
+"""The figures of docs/results/dfrd.md are those of the kept runs beside it, and what it says of them holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def table():
+    spec = importlib.util.spec_from_file_location("dfrd_table", RESULTS / "dfrd_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def kept(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.glob("dfrd_*.json")))
+def test_every_row_is_a_kept_run(name):
+    text = (RESULTS / "dfrd.md").read_text()
+    rows = table().page(kept(name))
+    assert rows
+    for row in rows:
+        assert row in text, f"python docs/results/dfrd_table.py --page docs/results/{name}"
+
+
+def test_what_the_page_says_of_fine_tuning():
+    names = ("eta_d", "statistics")
+    runs = {(run["method"], *map(run["set"].get, names)): run for run in kept("dfrd_factors.json")}
+
+    def lost(*key):
+        return [100 * (at["before"]["accuracy"] - at["test"]["accuracy"]) for at in runs["fedavg+dfrd", *key]["rounds"]]
+
+    assert [round(points) for points in lost(0.01, "synthetic")[2:]] == [18, 10]
+    assert [round(points) for points in lost(0.01, "host")[2:]] == [13, 1]
+    assert max(lost(0.001, "host")) < 1.45
+    alone, tuned = runs["fedavg", None, None], runs["fedavg+dfrd", 0.001, "host"]
+    end = [run["rounds"][-1]["test"]["accuracy"] for run in (alone, tuned)]
+    assert 100 * (end[0] - end[1]) < 1
