@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib
 import os
 import shutil
@@ -30,6 +31,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"name", "file", "find", "replace", "tests", "why"}
+WARM = (
+    "numpy", "pydantic", "pytest", "hypothesis", "safetensors.torch", "scipy.stats", "scipy.optimize", "scipy.special",
+    "sklearn.datasets", "torch", "torch.func", "xxhash", "rich", "typer", "jinja2", "PIL.Image", "matplotlib.figure",
+    "opacus.accountants", "opacus.optimizers", "opacus.validators",
+)  # fmt: skip
 LIMIT = 180  # seconds for one mutant's tests: what hangs is found out too
 
 
@@ -147,7 +153,9 @@ def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         import pytest
 
-        code = pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:randomly", *targets])
+        code = pytest.main(
+            ["-x", "-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark", *targets]
+        )
         sys.stdout.flush()
         os._exit(int(code))
     except BaseException as e:  # noqa: BLE001 (nothing of the parent's may run on in the child)
@@ -220,8 +228,9 @@ def passes_without(mutants: Sequence[Mutant], folder: Path) -> str:
 
 def warm_up() -> None:
     """Import once what every child needs, and nothing of the project. No thread may be running when it forks."""
-    for name in ("numpy", "pydantic", "pytest", "safetensors.torch", "scipy.stats", "sklearn.datasets", "torch"):
-        importlib.import_module(name)
+    for name in WARM:
+        with contextlib.suppress(ImportError):  # an extra that is not installed
+            importlib.import_module(name)
 
 
 def main(words: Sequence[str]) -> int:
