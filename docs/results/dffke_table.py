@@ -4,8 +4,8 @@ python docs/results/dffke_table.py audit/dffke
 
 Last round: on the common test set and on own held-out records, mean ± standard deviation over seeds of the mean over
 clients; where a method has two points of a round, after the exchange and, in columns of its own, before it. Best
-round: the paper's statistic, of the round with the best mean on the common test set, mean ± standard deviation over clients,
-averaged over seeds.
+round: the paper's statistic, of the round with the best mean on the common test set, mean ± standard deviation over
+clients, averaged over seeds.
 """
 
 from __future__ import annotations
