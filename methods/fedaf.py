@@ -26,7 +26,7 @@ Left open by the paper, or contradicted in it, and chosen here:
 - How F and the losses are scaled decides what the published weights mean. F is a mean over the L projections
   (`swd_scale="sum"`: their sum, L times as much), Eq. 4 a sum over the features (`dm_scale`), Eq. 15 a sum over the
   classes (`lgkm_scale="mean"`: over them, ten times less; what a "batchmean" gives). With the published lambda_loc and
-  the defaults CDC's share of an image's gradient is below a thousandth, so that Table 4's 1 to 1.6 points can hardly
+  the defaults CDC is 7e-5 of an image's gradient (docs/results/fedaf.md), so that Table 4's 1 to 1.6 points can hardly
   come from it; with the other scales it is larger. A test measures all four.
 - tau = 2, L = 50 and averages of 10 records are ours: a usual temperature, enough projections for ten logits, and
   enough records that a start resembles none of them.
