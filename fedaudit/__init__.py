@@ -29,7 +29,20 @@ if TYPE_CHECKING:
     from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
     from fedaudit.training.many import Many, answers
-    from fedaudit.wire.message import Down, Record, Size, State, Up, load, private, public, relay, state_of
+    from fedaudit.wire.message import (
+        Down,
+        LowRank,
+        Part,
+        Record,
+        Size,
+        State,
+        Up,
+        load,
+        private,
+        public,
+        relay,
+        state_of,
+    )
     from fedaudit.wire.traffic import NUMBER, Plan
 
 _NAMES = {
@@ -49,7 +62,7 @@ _NAMES = {
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
     "training.many": "Many answers",
-    "wire.message": "Down Record Size State Up load private public relay state_of",
+    "wire.message": "Down LowRank Part Record Size State Up load private public relay state_of",
     "wire.traffic": "NUMBER Plan",
 }
 _HOME = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}

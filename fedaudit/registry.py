@@ -23,8 +23,8 @@ _broken: dict[str, dict[str, str]] = {"methods": {}, "attacks": {}}
 _loaded: set[str] = set()
 
 
-def register(name: str, group: Group = "methods") -> Callable[[T], T]:
-    """Class decorator: make a method (or attack) known by `name`."""
+def register(name: str, group: Group = "methods", *, tables: str = "") -> Callable[[T], T]:
+    """Class decorator: make a method (or attack) known by `name`. `tables`: the papers that compare it."""
 
     def add(cls: T) -> T:
         other = _found[group].get(name)
@@ -35,6 +35,7 @@ def register(name: str, group: Group = "methods") -> Callable[[T], T]:
             )
         _found[group][name] = cls
         cls.registered_name = name  # type: ignore[attr-defined]
+        cls.tables = tuple(tables.split())  # type: ignore[attr-defined]
         return cls
 
     return add

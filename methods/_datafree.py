@@ -352,4 +352,4 @@ def register_on_hosts(distillation: type[DataFree]) -> None:
         cls.presets = {**distillation.presets, **ON_HOSTS}
         if "rho" in host.model_fields:
             cls.presets |= {data: {**cls.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
-        register(f"{name}+{distillation.registered_name}")(cls)
+        register(f"{name}+{distillation.registered_name}", tables="DFRD")(cls)

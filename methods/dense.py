@@ -60,7 +60,7 @@ def L_div(ensemble: Tensor, student: Tensor) -> Tensor:
     return -epsilon("dense", student, ensemble, y) * kl(ensemble, student)
 
 
-@register("dense")
+@register("dense", tables="DFRD")
 class DENSE(DataFree):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **PRESETS,

@@ -121,7 +121,7 @@ class DataFree(Record):
     holds: dict[int, list[int]]
 
 
-@register("dffke")
+@register("dffke", tables="DFFKE")
 class DFFKE(FKE):
     quick: ClassVar = {**FKE.quick, "h": 16, "T_Tran": 2, "T_Dec": 1, "T_FKE": 1, "w_Dec": 4, "R": 2}
     presets: ClassVar = {

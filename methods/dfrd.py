@@ -100,7 +100,7 @@ def ema(w_: State | None, w: State, lam: float) -> State:
     return State(mixed, w.buffers)
 
 
-@register("dfrd")
+@register("dfrd", tables="FedZGE DFRD")
 class DFRD(DataFree):
     beta_tran: float = 1.0
     beta_div: float = 1.0

@@ -59,7 +59,7 @@ class GlobalLabels(Down):
     p: Tensor  # made from all clients' releases; nobody's own
 
 
-@register("dsfl")
+@register("dsfl", tables="FedZGE")
 class DSFL(Method):
     E_k: int = 10  # local training epochs
     B_k: int = 256  # local batch size

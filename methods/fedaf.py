@@ -141,7 +141,7 @@ def l_glob(
     return cross_entropy(z, y, reduction="none") + lambda_glob * matched
 
 
-@register("fedaf")
+@register("fedaf", tables="FedAF")
 class FedAF(Condensing):
     lambda_loc: float = 1e-4  # weight of CDC; 0 leaves it out
     gamma: float = 0.9  # re-sampling: share of the received model

@@ -27,7 +27,7 @@ class Averaged(Record):
     w: State
 
 
-@register("fedavg")
+@register("fedavg", tables="FedAF FedFree FedZGE DFRD")
 class FedAvg(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size

@@ -64,7 +64,7 @@ def travels(model: nn.Module) -> set[str]:
     return names
 
 
-@register("fedbn")
+@register("fedbn", tables="FedAF")
 class FedBN(FedAvg):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9}}
 

@@ -55,7 +55,7 @@ def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: floa
     return cross_entropy(z, y, reduction="none") + gamma * held[y] * apart
 
 
-@register("feddistill")
+@register("feddistill", tables="DFFKE")
 class FedDistill(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size

@@ -53,7 +53,7 @@ class Trained(Record):
     w: State
 
 
-@register("feddm")
+@register("feddm", tables="FedAF")
 class FedDM(Condensing):
     clip: float = 2.0  # norm of the images' gradient
     rho: float = 5.0  # radius of the perturbation

@@ -39,7 +39,7 @@ def drawn(seed: int) -> Pick:
     return pick
 
 
-@register("feddropout")
+@register("feddropout", tables="DFRD")
 class FederatedDropout(SubModels):
     def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
         seed = server.rng(f"units of client {k}").initial_seed() % 2**62

@@ -68,7 +68,7 @@ def regularised(
     return ce(f, x, y) - linear + alpha / 2 * apart
 
 
-@register("feddyn")
+@register("feddyn", tables="FedAF")
 class FedDyn(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size

@@ -121,7 +121,7 @@ def relative_change(before: State, after: State, names: list[str]) -> Tensor:
     return torch.stack(changes)
 
 
-@register("fedfree")
+@register("fedfree", tables="FedFree")
 class FedFree(Method):
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "samples": 32}
     presets: ClassVar = {

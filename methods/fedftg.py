@@ -53,7 +53,7 @@ def L_md(teachers: Tensor, student: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
     return (alpha[:, y] * kl(teachers, student[None])).sum(0)
 
 
-@register("fedftg")
+@register("fedftg", tables="FedZGE DFRD")
 class FedFTG(DataFree):
     lambda_cls: float = 1.0
     lambda_dis: float = 1.0

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Down, Many, Record, Size, State, Up, adam, load, private, register, state_of
+from fedaudit import Down, Many, Part, Record, Size, State, Up, adam, load, private, register, state_of
 from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import frozen
 from fedaudit.methods._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
@@ -109,7 +109,7 @@ def local_loss_on_images(f, x, y, z, y_hat, alpha):
     return cross_entropy(f(x), y, reduction="none") + alpha * cross_entropy(f(z), y_hat)
 
 
-@register("fedgen")
+@register("fedgen", tables="FedAF FedZGE")
 class FedGen(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size
@@ -138,6 +138,10 @@ class FedGen(WithOptimiser):
         theta = server.model()
         return Learned(state_of(theta), state_of(self.generator(server, theta.width)), p)
 
+    def part(self) -> Part | None:
+        """What travels of a model: all of it."""
+        return None
+
     def generator(self, party: Any, width: int) -> nn.Module:
         return make_generator(self, width, party.shape, party.classes).to(party.device)
 
@@ -146,7 +150,7 @@ class FedGen(WithOptimiser):
         c = torch.stack([r.c for r in replies.values()]).clamp_min(0)  # noise could have made one negative
         records = c.sum(1).clamp_min(1).tolist() if self.weights == "samples" else [1.0] * len(replies)
         theta = mean_of({k: r.theta for k, r in replies.items()}, dict(zip(replies, records, strict=True)))  # line 13
-        teachers = Many(frozen(load(server.model(server.arch(k)), r.theta)) for k, r in replies.items())
+        teachers = Many(frozen(load(server.model(server.arch(k)), r.theta, self.part())) for k, r in replies.items())
         w = self.learn_generator(server, s.w, teachers, c)
         return Learned(theta, w, label_distribution(c))
 
@@ -166,7 +170,7 @@ class FedGen(WithOptimiser):
         return state_of(G)
 
     def local_update(self, client, msg):  # on client k
-        load(client.model, msg.theta)
+        load(client.model, msg.theta, self.part())
         G = frozen(load(self.generator(client, client.model.width), msg.w))
         with torch.no_grad():
             epsilon, y_hat = Sampler(msg.p, self.d, self.B_hat, client.rng("epsilon and y"))()
@@ -175,7 +179,7 @@ class FedGen(WithOptimiser):
         given = {"z": z, "y_hat": y_hat, "alpha": self.alpha if client.t >= self.first else 0.0}
         client.fit(loss, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)  # line 9, Eq. 5
         c = torch.bincount(client.y.cpu(), minlength=client.classes).float()  # line 8
-        return Update(state_of(client.model), c)  # line 11
+        return Update(state_of(client.model, self.part()), c)  # line 11
 
     def predictor(self, s, server):
         return load(server.model(), s.theta)
@@ -184,10 +188,10 @@ class FedGen(WithOptimiser):
         width = _width(plan.server_arch, plan.shape, plan.classes)
         p = plan.tensor(plan.classes)
         return {
-            ("down", "Broadcast.theta"): plan.state() * len(plan.asked(0)),
+            ("down", "Broadcast.theta"): plan.state(part=self.part()) * len(plan.asked(0)),
             ("down", "Broadcast.w"): _generator_size(self, width, plan.shape, plan.classes) * len(plan.asked(0)),
             ("down", "Broadcast.p"): p * len(plan.asked(0)),
-            ("up", "Update.theta"): sum((plan.state(k) for k in plan.replied(0)), Size()),
+            ("up", "Update.theta"): sum((plan.state(k, self.part()) for k in plan.replied(0)), Size()),
             ("up", "Update.c"): p * len(plan.replied(0)),
         }
 

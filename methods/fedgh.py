@@ -75,7 +75,7 @@ class HeaderNet(nn.Module):
         return self.classifier(V)
 
 
-@register("fedgh")
+@register("fedgh", tables="DFFKE FedFree")
 class FedGH(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size

@@ -70,7 +70,7 @@ def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: floa
     return cross_entropy(f.classify(h), y, reduction="none") + lam * held[y] * L_R(h, C[y], distance)
 
 
-@register("fedproto")
+@register("fedproto", tables="DFFKE FedFree")
 class FedProto(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size

@@ -32,7 +32,7 @@ def proximal(f: Any, x: Tensor, y: Tensor, w_t: Mapping[str, Tensor], mu: float)
     return ce(f, x, y) + mu / 2 * apart
 
 
-@register("fedprox")
+@register("fedprox", tables="FedAF FedFree")
 class FedProx(FedAvg):
     mu: float = 0.01  # weight of the proximal term
 

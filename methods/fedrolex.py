@@ -21,7 +21,7 @@ from fedaudit import Server, register
 from fedaudit.methods._submodel import Layout, Part, SubModels, Units, choose
 
 
-@register("fedrolex")
+@register("fedrolex", tables="DFRD")
 class FedRolex(SubModels):
     def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, type[Part]]:
         def rolling(width: int, m: int) -> torch.Tensor:

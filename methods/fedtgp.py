@@ -71,7 +71,7 @@ def adaptive_margin(Q: ByClass, tau: float, margin: str) -> Tensor:
     return (phi.max() if margin == "farthest" else others.min(1).values.max()).clamp(max=tau)
 
 
-@register("fedtgp")
+@register("fedtgp", tables="DFFKE FedFree")
 class FedTGP(FedProto):
     S: int = 100  # epochs of the prototypes in a round
     B_s: int = 10  # prototypes in a batch

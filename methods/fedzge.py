@@ -130,7 +130,7 @@ def L_f(f: nn.Module, x: Tensor, e: Tensor, tau: float) -> Tensor:
     return distil(f, x, e, tau).mean()  # Eq. 4
 
 
-@register("fedzge")
+@register("fedzge", tables="FedZGE")
 class FedZGE(Method):
     E_k: int = Field(10, ge=0)  # local training epochs; 0: the clients stay as they are
     B_k: int = 256  # local batch size

@@ -84,7 +84,7 @@ def L_SL(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().sum(-1)
 
 
-@register("fedzkt")
+@register("fedzkt", tables="FedZGE")
 class FedZKT(Method):
     quick: ClassVar[Mapping[str, Any]] = {"I": 1, "I_d": 1, "I_k": 1, "B_s": 16, "d": 8, "width": 8}
 

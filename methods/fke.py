@@ -112,7 +112,7 @@ class Nothing(Record):
     pass
 
 
-@register("fke")
+@register("fke", tables="DFFKE")
 class FKE(Method):
     quick: ClassVar = {"tau": "off", "E_local": 1, "B": 32}
 

@@ -67,7 +67,7 @@ def folded(net: models.Net, R: float) -> models.Net:
     return net
 
 
-@register("heterofl")
+@register("heterofl", tables="DFRD")
 class HeteroFL(SubModels):
     scaled: bool = True  # the scaler
     masked: bool = True  # masked cross-entropy

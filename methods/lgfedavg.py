@@ -54,7 +54,7 @@ class Averaged(Record):
     theta_g: State
 
 
-@register("lgfedavg")
+@register("lgfedavg", tables="DFFKE")
 class LGFedAvg(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size

@@ -64,7 +64,7 @@ class GlobalOutputs(Down):
     f: Tensor  # f(x_p; theta), of the server's model
 
 
-@register("mhat")
+@register("mhat", tables="FedZGE")
 class MHAT(Method):
     E_k: int = 10  # local training epochs
     B_k: int = 256  # local batch size

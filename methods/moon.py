@@ -42,7 +42,7 @@ def contrastive(f: Any, x: Tensor, y: Tensor, z_glob: Tensor, z_prev: Tensor, mu
     return cross_entropy(f.classify(z), y, reduction="none") + mu * l_con(z, z_glob, z_prev, tau)
 
 
-@register("moon")
+@register("moon", tables="FedAF")
 class MOON(FedAvg):
     mu: float = 1.0  # weight of the contrastive loss
     tau: float = 0.5  # its temperature

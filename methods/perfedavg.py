@@ -72,7 +72,7 @@ def hessian_free(grad, w, D, alpha, delta):
     return {name: u[name] - alpha * (ahead[name] - behind[name]) / (2 * delta) for name in w}
 
 
-@register("perfedavg")
+@register("perfedavg", tables="FedFree")
 class PerFedAvg(Method):
     quick: ClassVar = {"tau": 5, "B": 16, "alpha": 0.1, "beta": 0.1}
     # As FedFree ran it: Table A2, with the epochs of Section 4.1 (Table A2 has 30), as for its other rivals.

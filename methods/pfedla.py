@@ -74,7 +74,7 @@ def agreement(theta, delta, grouped):
     return torch.stack([sum((inner[name] for name in group if name in inner), zero) for group in grouped])
 
 
-@register("pfedla")
+@register("pfedla", tables="FedFree")
 class PFedLA(Method):
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "width": 16}
     # As FedFree ran it: Section 4.1 and Table A2.

@@ -17,7 +17,9 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
     if what in ("methods", "attacks"):
         from fedaudit import registry
 
-        return [_class_row(name, registry.find(name, what)) for name in registry.names(what)]  # type: ignore[arg-type]
+        found = [(name, registry.find(name, what)) for name in registry.names(what)]  # type: ignore[arg-type]
+        found.sort(key=lambda row: (getattr(row[1], "tables", ()), row[0]))  # a paper's methods stand together
+        return [_class_row(name, cls) for name, cls in found]
     if what == "datasets":
         from fedaudit.data import datasets
 
@@ -35,7 +37,9 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
 def _class_row(name: str, cls: type) -> dict[str, Any]:
     doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
     options = ", ".join(f"{key}={field.default!r}" for key, field in cls.model_fields.items())  # type: ignore[attr-defined]
-    row = {"name": name, "what it is": doc.split("\n\n")[0].replace("\n", " "), "settings": options}
+    tables = ", ".join(getattr(cls, "tables", ()))
+    first = doc.split("\n\n")[0].replace("\n", " ")
+    row = {"name": name, **({"in the tables of": tables} if tables else {}), "what it is": first, "settings": options}
     presets = ", ".join(getattr(cls, "presets", {}))
     return {**row, "presets": presets} if presets else row
 

@@ -365,7 +365,7 @@ def _rebuild(value: Any, leaves: Iterator[Tensor]) -> Any:
     if isinstance(value, State):
         parts = next(leaves).split([t.numel() for t in value.values()]) if value else ()
         both = zip(value.items(), parts, strict=True)
-        return State({name: part.reshape(t.shape) for (name, t), part in both}, value.buffers)
+        return value.like({name: part.reshape(t.shape) for (name, t), part in both})
     if isinstance(value, Mapping):
         return {key: _rebuild(item, leaves) for key, item in value.items()}
     return type(value)(_rebuild(item, leaves) for item in value)

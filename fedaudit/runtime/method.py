@@ -26,6 +26,7 @@ class Method(Frozen):
     """A federated protocol: one file, one paper. Subclass it, declare hyper-parameters as fields, and register it."""
 
     registered_name: ClassVar[str] = ""
+    tables: ClassVar[tuple[str, ...]] = ()  # the papers in whose tables it stands; said where it is registered
     quick: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a tiny run takes a second
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name

@@ -34,6 +34,7 @@ class Party:
         self.device = world.device
         self.shape: tuple[int, int, int] = world.shape
         self.classes: int = world.classes
+        self.rounds: int = world.setting.rounds  # T
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator of its own for each purpose, the same whenever this round is run."""

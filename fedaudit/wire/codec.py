@@ -29,7 +29,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError
-from fedaudit.wire.message import DTYPES, Dtype, Record, State, class_named
+from fedaudit.wire.message import DTYPES, Dtype, LowRank, Record, State, class_named
+from fedaudit.wire.svd import recombined
 
 FORMAT = 1
 STRING_LIMIT = 4096  # characters: a longer text is data, and data travels as a tensor
@@ -101,6 +102,10 @@ class _Encoder:
                 if dtype is None or not value.is_floating_point():
                     return {"t": self.tensor(value, where, finite)}
                 return {"q": self.tensor(_quantise(value, dtype, where), where, finite), "as": dtype}
+            case LowRank():
+                sent, shapes = value.factors()
+                node = self.node(sent, where, dtype, finite)
+                return {**node, "svd": shapes} if shapes else node
             case State():
                 names = list(value)
                 first = len(self.tensors)
@@ -234,12 +239,13 @@ class _Decoder:
                 return self.tensors[i]
             case {"q": int(i), "as": str(dtype), **rest} if not rest and dtype in DTYPES:
                 return _dequantise(self.tensors[i], dtype)
-            case {"m": [int(first), list(names), list(buffers)], **rest} if rest.keys() <= {"as"}:
+            case {"m": [int(first), list(names), list(buffers)], **rest} if rest.keys() <= {"as", "svd"}:
                 tensors = self.tensors[first : first + len(names)]
                 if "as" in rest:
                     sent_as = str(rest["as"])
                     tensors = [_dequantise(t, sent_as) if t.dtype == DTYPES[sent_as] else t for t in tensors]
-                return State(zip(names, tensors, strict=True), buffers=[names[i] for i in buffers])
+                by_name, shapes = dict(zip(names, tensors, strict=True)), cast(Any, rest.get("svd", {}))
+                return State(recombined(by_name, dict(shapes)), buffers=[names[i] for i in buffers])
             case {"d": list(items), **rest} if not rest:
                 return {self._key(key): self.value(item) for key, item in items}
             case {"l": list(items), **rest} if not rest:
@@ -409,10 +415,12 @@ def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
 
 def choices(tree: Any) -> Any:
     """The parts of an encoded value that are no tensors: which layers, which classes. Tensors become their shape-less
-    place-holder None, states the list of their names."""
+    place-holder None, states the list of their names, states of low rank the ranks and shapes of their factors."""
     match tree:
         case {"t": _} | {"q": _}:
             return None
+        case {"m": _, "svd": shapes}:
+            return shapes
         case {"m": [_, names, _]}:
             return list(names)
         case {"d": items}:
@@ -447,8 +455,11 @@ def state_tensors(node: Any) -> set[int]:
 
 
 def state_layout(node: Any) -> dict[str, int] | None:
-    """Where the value is one model state: the number of each named tensor. None where it is anything else."""
+    """Where the value is one model state: the number of each named tensor. None where it is anything else, or where
+    other tensors travel in place of the state's own."""
     match node:
+        case {"svd": _}:
+            return None
         case {"m": [first, names, _]}:
             return {name: first + i for i, name in enumerate(names)}
     return None

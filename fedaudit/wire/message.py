@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError, unknown
+from fedaudit.wire.svd import Shapes, factorised, recombined
 
 KINDS = frozenset({
     "weights", "gradients", "layers", "statistics", "embeddings", "labels", "logits", "soft_labels", "prototypes",
@@ -46,6 +47,35 @@ class State(dict[str, Tensor]):
     @property
     def parameters(self) -> dict[str, Tensor]:
         return {name: t for name, t in self.items() if name not in self.buffers}
+
+    def like(self, tensors: Mapping[str, Tensor]) -> State:
+        """Other tensors under the same names, to travel in the same way."""
+        return State(tensors, self.buffers)
+
+
+class LowRank(State):
+    """A state that travels as its largest singular values (see fedaudit.wire.svd); who receives it gets a State.
+
+    Put it where a field is declared as a State: LowRank(state, energy=0.95). What noise is added to is the state.
+    """
+
+    def __init__(self, state: State, energy: float):
+        super().__init__(state, state.buffers)
+        if not 0 < energy <= 1:
+            raise ContractError(f"LowRank: the energy {energy} is no number in (0, 1].")
+        self.energy = energy
+
+    def like(self, tensors: Mapping[str, Tensor]) -> LowRank:
+        return LowRank(State(tensors, self.buffers), self.energy)
+
+    def factors(self) -> tuple[State, Shapes]:
+        """What travels, and which of its tensors are factors."""
+        sent, shapes = factorised(self, self.energy, self.buffers)
+        return State(sent, self.buffers), shapes
+
+    def recovered(self) -> State:
+        """What is left of the state at the receiver's."""
+        return State(recombined(*self.factors()), self.buffers)
 
 
 Part = Callable[[nn.Module], Collection[str]]  # the names of those tensors of a model that travel
@@ -244,6 +274,8 @@ def size_of(value: Any) -> Size:
             return Size()
         case Tensor():
             return Size(value.numel() * value.element_size())
+        case LowRank():
+            return size_of(value.factors()[0])
         case State():
             every = {name: t.numel() * t.element_size() for name, t in value.items()}
             buffers = sum(every[name] for name in value.buffers)

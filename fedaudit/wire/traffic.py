@@ -61,6 +61,19 @@ class Plan:
         arch = arch or self.server_arch
         return self.model_size(arch) if part is None else self.model_size(arch, part)
 
+    def low_rank(self, field_name: str, k: int, arch: str | None = None) -> Size:
+        """A `LowRank` state of the named architecture, or the server's, by the ranks in client k's message.
+
+        When planning, nothing is left out: an upper bound.
+        """
+        saved = 0
+        ranks = self.choice(field_name, k)  # a list of names where everything travelled whole
+        for rank, first, *others in ranks.values() if isinstance(ranks, dict) else ():
+            rows, columns = first, math.prod(others)
+            saved += 4 * (rows * columns - rank * (rows + columns + 1))
+        whole = self.state(arch)
+        return Size(whole.payload - saved, whole.buffers, whole.header)
+
     def tensor(self, *shape: int, size: int = 4) -> Size:
         return Size(math.prod(shape) * size, header=TENSOR_HEADER)
 

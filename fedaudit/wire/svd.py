@@ -1,0 +1,61 @@
+"""Matrices as their largest singular values: the stage of the codec behind `LowRank` states.
+
+A tensor of two or more dimensions is a matrix with a row for each entry of the first. U (m x K), s (K) and V (K x n)
+travel instead of it where they have fewer numbers, K the least with sum_{i <= K} s_i^2 >= energy sum_i s_i^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+PARTS = ("|U", "|s", "|V")  # what is put behind a tensor's name for its factors
+Shapes = dict[str, list[int]]  # of the tensors that travel as factors: K, then their own shape
+
+
+def factorised(
+    tensors: Mapping[str, Tensor], energy: float, whole: Collection[str] = ()
+) -> tuple[dict[str, Tensor], Shapes]:
+    """What travels instead of `tensors`, by name, and which of them do so as factors; those in `whole` do not."""
+    sent: dict[str, Tensor] = {}
+    shapes: Shapes = {}
+    for name, t in tensors.items():
+        matrix = t.dim() > 1 and t.is_floating_point() and name not in whole
+        factors = _factors(t, energy) if matrix and energy < 1 else None
+        if factors is None:
+            sent[name] = t
+        else:
+            shapes[name] = [len(factors[1]), *t.shape]
+            sent |= {name + part: factor for part, factor in zip(PARTS, factors, strict=True)}
+    return sent, shapes
+
+
+def _factors(t: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    matrix = t.detach().flatten(1)
+    if not bool(torch.isfinite(matrix).all()):
+        return None  # it travels as it is, and the codec says what is wrong with it
+    U, s, V = torch.linalg.svd(matrix, full_matrices=False)
+    held = s.double().square().cumsum(0)
+    K = int((held < energy * held[-1]).sum()) + 1 if len(s) and float(held[-1]) > 0 else 0
+    if K * (sum(matrix.shape) + 1) >= matrix.numel():
+        return None
+    return U[:, :K].contiguous(), s[:K].contiguous(), V[:K].contiguous()
+
+
+def recombined(sent: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The tensors as the receiver has them: U diag(s) V in their own shapes, in the order of what was sent."""
+    tensors: dict[str, Tensor] = {}
+    for name, t in sent.items():
+        whole = name[: -len(PARTS[0])] if name.endswith(PARTS) else name
+        if whole not in shapes:
+            tensors[name] = t
+        elif name.endswith(PARTS[0]):
+            s, V = sent[whole + PARTS[1]], sent[whole + PARTS[2]]
+            rank, *shape = (int(n) for n in shapes[whole])
+            if not (t.shape == (shape[0], rank) and s.shape == (rank,) and V.shape == (rank, math.prod(shape[1:]))):
+                raise ValueError(f"the factors of {whole} do not make a matrix of rank {rank} and shape {shape}")
+            tensors[whole] = (t * s @ V).reshape(shape)
+    return tensors

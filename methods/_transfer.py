@@ -1,0 +1,75 @@
+"""What FedKTL is made of: a fixed simplex of class vectors, a discrepancy of samples, and a small generator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fedaudit import Server, adam
+from fedaudit.methods._datafree import Generator
+from fedaudit.training.models import Net
+
+
+def simplex(classes: int, seed: int, device: torch.device) -> Tensor:
+    """Rows v_c of unit length, any two at the cosine -1 / (C - 1)."""
+    rng = torch.Generator().manual_seed(seed)
+    U = torch.linalg.qr(torch.randn(classes, classes, generator=rng, dtype=torch.float64))[0]
+    centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
+    return ((classes / (classes - 1)) ** 0.5 * U @ centred).T.to(device, torch.get_default_dtype())
+
+
+def mmd(a: Tensor, b: Tensor) -> Tensor:
+    """Squared maximum mean discrepancy of two samples."""
+
+    def k(p: Tensor, q: Tensor) -> Tensor:
+        apart = (p[:, None] - q).square().sum(2)
+        return sum(
+            (torch.exp(-0.5 * apart / variance) for variance in (10, 15, 20, 50)), torch.zeros_like(apart)
+        ).mean()
+
+    return k(a, a) + k(b, b) - 2 * k(a, b)
+
+
+class Both(nn.Module):
+    """A client's model and h'_i on its embedding."""
+
+    def __init__(self, model: Net, h: nn.Module) -> None:
+        super().__init__()
+        self.model, self.h = model, h
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        e = self.model.encode(x)
+        return self.model.classify(e), self.h(e)
+
+
+class Angles(nn.Module):
+    """The classifier with the simplex behind it."""
+
+    v: Tensor
+
+    def __init__(self, classifier: nn.Module, v: Tensor) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.register_buffer("v", v)
+
+    def forward(self, e: Tensor) -> Tensor:
+        return normalize(self.classifier(e)) @ self.v.T
+
+
+def trained_decoder(server: Server, G: Generator, H: int, steps: int) -> Generator:
+    """G as the decoder of a variational autoencoder of the public images: latents N(0, I)."""
+    x, rng = server.public[0], server.rng("decoder")
+    size = x[0].numel()
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(size, 256), nn.ReLU(), nn.Linear(256, 2 * H)).to(x.device)
+
+    def loss() -> Tensor:
+        batch = x[torch.randint(len(x), (min(64, len(x)),), generator=rng, device=x.device)]
+        mean, log_variance = encoder(batch).chunk(2, 1)
+        noise = torch.randn(mean.shape, generator=rng, device=x.device)
+        apart = (G(mean + noise * (log_variance / 2).exp()) - batch).square().flatten(1).sum(1)
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+        return (apart + divergence).mean()
+
+    server.optimise([*G.train().parameters(), *encoder.parameters()], loss, steps=steps, opt=adam(1e-3))
+    return G.eval()
