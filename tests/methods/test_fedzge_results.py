@@ -1,0 +1,64 @@
+"""What docs/results/fedzge.md says, held against what is kept beside it, and the claim on digits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fedaudit.runtime.run_record import read_record
+from fedaudit.suite.scheduler import audit
+from fedaudit.suite.suite_file import read_suite
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_kept_cosines():
+    page = (RESULTS / "fedzge.md").read_text()
+    kept = json.loads((RESULTS / "fedzge_cosine.json").read_text())
+    assert script("fedzge_cosine").markdown(kept) in page
+
+
+@pytest.mark.parametrize("name", ["fedzge", "fedzge_shared", "fedzge_shared_cifar"])
+def test_the_page_has_the_kept_tables(name):
+    kept = RESULTS / f"{name}.json"
+    if not kept.exists():
+        pytest.skip("not run yet, and the page has no table of it")
+    assert script("fedzge_shared").markdown(json.loads(kept.read_text())) in (RESULTS / "fedzge.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_kept_cosines_come_out_again():
+    """Three draws of 50 images: the same seeds, so the same numbers but for another processor's rounding."""
+    module = script("fedzge_cosine")
+    kept = json.loads((RESULTS / "fedzge_cosine.json").read_text())
+    again = module.measured(((50, 10),), repeats=kept["repeats"])
+    for row in again:
+        same = next(r for r in kept["rows"] if all(r[key] == row[key] for key in ("B", "q", "estimate", "in")))
+        assert row["mean"] == pytest.approx(same["mean"], abs=0.02)
+
+
+@pytest.mark.slow
+def test_fedzge_beats_a_frozen_generator_on_digits(tmp_path):
+    """Three seeds of the first two rows of fedzge.toml: 50 rounds, the image estimate and the frozen generator. At
+    least 60 % globally, and above the control for every seed."""
+    suite = read_suite(RESULTS / "fedzge.toml")
+    few = suite.model_copy(update={"methods": suite.methods[:2]})
+    accuracy = {}
+    for cell in audit(few, tmp_path, jobs=2):
+        assert cell.status == "done", cell.reason
+        images = cell.setting.set.get("images", "trained")
+        test = read_record(cell.folder).result["last"]["global"]["test"]
+        accuracy[images, cell.setting.seed] = test["accuracy"]
+    assert len(accuracy) == 6
+    assert sum(accuracy["trained", seed] for seed in (0, 1, 2)) / 3 >= 0.6
+    assert all(accuracy["trained", seed] > accuracy["frozen", seed] for seed in (0, 1, 2))
