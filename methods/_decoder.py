@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import Opt, Server, Size, State, kl, load, state_of
+from fedaudit import Many, Opt, Server, Size, State, kl, load, state_of
 from fedaudit.methods._docking import z
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
@@ -113,10 +113,19 @@ def discrepancy(choice: Discrepancy, teacher: Tensor, student: Tensor) -> Tensor
 
 
 def decoder_loss(
-    k: int, x: Tensor, e: Tensor, clients: Mapping[int, Net], theta_z: Mapping[int, State], md: Discrepancy = "none"
+    k: int,
+    x: Tensor,
+    e: Tensor,
+    clients: Mapping[int, Net],
+    theta_z: Mapping[int, State],
+    md: Discrepancy = "none",
+    embedding: Tensor | None = None,
 ) -> Tensor:
-    """L_fid (Eq. 12) of client k's rows e and their images x, and with `md` L_md (Eq. 4) towards every peer."""
-    embedding = clients[k].encode(x)
+    """L_fid (Eq. 12) of client k's rows e and their images x, and with `md` L_md (Eq. 4) towards every peer.
+
+    `embedding`: h(x; theta_k^h), where it is known already.
+    """
+    embedding = clients[k].encode(x) if embedding is None else embedding
     value = fidelity(z(embedding, theta_z[k]), e)
     peers = [model for i, model in clients.items() if i != k]
     if md == "none" or not peers:
@@ -145,13 +154,17 @@ def train_decoder(
     rng = server.rng("Dec")
     order = [i.cpu().sort().values for _ in range(epochs) for i in batches(len(rows), batch, rng)]
     todo = iter(order)
+    encoders = Many(clients[k] for k in E)
 
     def loss() -> Tensor:
         index = next(todo)  # sorted, and so by client: the split below is known without asking the device
         split = torch.bincount(owner[index], minlength=len(sizes)).tolist()
         e = rows[index.to(rows.device)]
         parts = zip(E, Dec(e).split(split), e.split(split), strict=True)
-        return torch.cat([decoder_loss(k, x, e, clients, theta_z, md) for k, x, e in parts if len(x)]).mean()
+        drawn = [(place, k, x, e) for place, (k, x, e) in enumerate(parts) if len(x)]
+        embeddings = encoders.each([x for _, _, x, _ in drawn], "encode", only=[place for place, *_ in drawn])
+        each = zip(drawn, embeddings, strict=True)
+        return torch.cat([decoder_loss(k, x, e, clients, theta_z, md, h) for (_, k, x, e), h in each]).mean()
 
     Dec.train()
     server.optimise(list(Dec.parameters()), loss, steps=len(order), opt=opt)

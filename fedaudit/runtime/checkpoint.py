@@ -2,6 +2,10 @@
 
 A client's new state is a new file. `HEAD.json` names the files that count; it is replaced atomically after a round,
 so a kill at any instant leaves the last whole round. Memory does not grow with the number of clients.
+
+Large tensors in what a client remembers are files of their own, named by their content, and the state refers to them: a
+buffer that all clients hold lies there once, and what a task left as it was is not written again. A client's model
+changes with each training, and stays in the state's own file.
 """
 
 from __future__ import annotations
@@ -11,7 +15,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+import xxhash
+
 from fedaudit.errors import RunError
+from fedaudit.wire.codec import node_of, read_header, value_of
+
+LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
+_PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -30,6 +41,8 @@ class Store:
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clients: dict[int, str] = {}
+        self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
+        self._fresh: set[str] = set()  # written since the last whole round
         self._head = folder / "HEAD.json"
 
     def head(self) -> dict[str, Any] | None:
@@ -55,23 +68,56 @@ class Store:
 
     def client(self, k: int) -> bytes | None:
         """Client k's last state; None if it was never asked."""
-        return self._read(self.clients[k]) if k in self.clients else None
+        return self._whole(self.clients[k]) if k in self.clients else None
 
     def put_client(self, k: int, t: int, ask: int, state: bytes) -> None:
         """Client k's state after an ask. It counts for the rest of the round; a kill undoes it."""
         name = f"client-{k:06d}.{t}.{ask}"
+        self._parts[name] = []
+        pieces, at = [], 0
+        for begin, end in _remembered(state):
+            part = self._keep(state[begin:end])
+            self._parts[name].append(part)
+            pieces.append([begin - at, end - begin, part])  # so many bytes of the state's own, then that file
+            at = end
+        if pieces:
+            table = json.dumps(pieces).encode()
+            own = _without(state, pieces)
+            state = b"".join([_PARTS, len(table).to_bytes(8, "little"), table, own])
         (self.folder / name).write_bytes(state)
         self.clients[k] = name
+
+    def _keep(self, content: bytes) -> str:
+        """A file with this content, and its name: written if there is none yet."""
+        name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
+        path = self.folder / name
+        if not path.exists() or path.stat().st_size != len(content):  # the latter: a kill in the middle of writing
+            path.write_bytes(content)
+            self._fresh.add(name)
+        return name
+
+    def _whole(self, name: str) -> bytes:
+        """A state with what it refers to back in its place."""
+        blob = self._read(name)
+        if not blob.startswith(_PARTS):
+            return blob
+        pieces, own = _split(blob)
+        whole, at = [], 0
+        for before, _, part in pieces:
+            whole += [own[at : at + before], self._read(part)]
+            at += before
+        return b"".join([*whole, own[at:]])
 
     def commit(self, t: int, server_state: bytes, facts: dict[str, Any]) -> None:
         """Make round t a fact."""
         name = f"server.{t}"
         (self.folder / name).write_bytes(server_state)
-        for file in (name, *(n for n in self.clients.values() if n.split(".")[1] == str(t))):
+        for file in (name, *sorted(self._fresh), *(n for n in self.clients.values() if n.split(".")[1] == str(t))):
             with open(self.folder / file, "rb") as handle:
                 os.fsync(handle.fileno())
         head = {"round": t, "server": name, "clients": {str(k): v for k, v in self.clients.items()}, **facts}
         write_atomic(self._head, json.dumps(head).encode())
+        self._fresh.clear()
         self._sweep(name)
 
     def amend(self, **facts: Any) -> None:
@@ -87,6 +133,44 @@ class Store:
 
     def _sweep(self, server: str) -> None:
         wanted = {server, self._head.name, *self.clients.values()}
+        for name in self.clients.values():
+            wanted.update(self._referred(name))
+        self._parts = {name: parts for name, parts in self._parts.items() if name in wanted}
         for file in self.folder.iterdir():
             if file.name not in wanted:
                 file.unlink()
+
+    def _referred(self, name: str) -> list[str]:
+        if name not in self._parts:
+            blob = self._read(name)
+            self._parts[name] = [part for *_, part in _split(blob)[0]] if blob.startswith(_PARTS) else []
+        return self._parts[name]
+
+
+def _remembered(state: bytes) -> list[tuple[int, int]]:
+    """Where the large tensors of a client's memory lie in its state, in order."""
+    head = read_header(state)
+    numbers: set[int] = set()
+
+    def look(i: int) -> torch.Tensor:
+        numbers.add(i)
+        return torch.empty(0)
+
+    value_of(node_of(head.tree, "memory"), look, plain=True)
+    spans = sorted(head.tensors[i][2:] for i in numbers)
+    return [(begin, end) for begin, end in spans if end - begin >= LARGE]
+
+
+def _without(state: bytes, pieces: list[list[Any]]) -> bytes:
+    """The state's own bytes: all but what lies in other files."""
+    own, at = [], 0
+    for before, length, _ in pieces:
+        own.append(state[at : at + before])
+        at += before + length
+    return b"".join([*own, state[at:]])
+
+
+def _split(blob: bytes) -> tuple[list[list[Any]], bytes]:
+    begin = len(_PARTS) + 8
+    length = int.from_bytes(blob[len(_PARTS) : begin], "little")
+    return json.loads(blob[begin : begin + length]), blob[begin + length :]

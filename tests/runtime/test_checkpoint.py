@@ -1,0 +1,115 @@
+"""Clients' states on disk: what they remember is kept by content."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit import State, registry, run
+from fedaudit.runtime import checkpoint
+from fedaudit.runtime.checkpoint import Store
+from fedaudit.runtime.task import ClientState
+from fedaudit.wire.codec import encode
+
+
+def state(memory: dict[str, Any], seed: int = 0) -> bytes:
+    model = State({"w": torch.randn(40_000, generator=torch.Generator().manual_seed(seed))})
+    return encode(ClientState(model, memory, 0, {}))
+
+
+def large(seed: int) -> torch.Tensor:
+    return torch.randn(20_000, generator=torch.Generator().manual_seed(seed))
+
+
+def parts(folder: Path) -> dict[str, float]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    small = {"t": 3, "x": torch.arange(5), "name": "a"}
+    first = state({"b": [large(1), {"c": large(2)}], "a": large(1), **small})
+    store.put_client(0, 1, 0, first)
+    store.put_client(1, 1, 0, state(small))
+    store.put_client(2, 1, 0, state({}))
+    assert store.client(0) == first
+    assert store.client(1) == state(small)
+    assert store.client(2) == state({})
+    assert len(parts(tmp_path)) == 2, "the same tensor twice is one file, and the model is none"
+    assert (tmp_path / "client-000001.1.0").read_bytes() == state(small), "nothing large: the state itself"
+
+
+def test_what_all_hold_lies_there_once_and_what_stays_is_not_written_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for k in range(5):
+        store.put_client(k, 1, 0, state({"buffer": large(1)}, seed=k))
+    store.commit(1, b"", {})
+    before = parts(tmp_path)
+    assert len(before) == 1
+    for k in range(5):
+        store.put_client(k, 2, 0, state({"buffer": large(1), "own": large(10 + k)}, seed=9 + k))
+    store.commit(2, b"", {})
+    after = parts(tmp_path)
+    assert len(after) == 6
+    assert before.items() <= after.items()
+    assert sum(path.stat().st_size for path in tmp_path.glob("client-*")) < 5 * (4 * 40_000 + 2_000)
+    for k in range(5):
+        assert store.client(k) == state({"buffer": large(1), "own": large(10 + k)}, seed=9 + k)
+
+
+def test_what_nobody_remembers_any_more_goes(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({"a": large(1)}))
+    store.put_client(1, 1, 0, state({"a": large(1), "b": large(2)}))
+    store.commit(1, b"", {})
+    store.put_client(1, 2, 0, state({}))
+    store.commit(2, b"", {})
+    assert len(parts(tmp_path)) == 1
+    store.put_client(0, 3, 0, state({}))
+    assert len(parts(tmp_path)) == 1, "the round is not over: a kill would undo it"
+    store.commit(3, b"", {})
+    assert not parts(tmp_path)
+
+
+def test_a_kill_leaves_the_last_whole_round(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({"a": large(1)}))
+    store.commit(1, b"", {})
+    store.put_client(0, 2, 0, state({"a": large(3)}))
+    again = Store(tmp_path)
+    assert again.head() is not None
+    assert again.client(0) == state({"a": large(1)})
+    assert len(parts(tmp_path)) == 1
+    damaged = next(tmp_path.glob("part-*"))
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    again.put_client(1, 2, 0, state({"a": large(1)}))
+    assert again.client(1) == state({"a": large(1)}), "a part that was cut is written again"
+
+
+def test_an_unlimited_buffer_grows_by_one_copy_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DFFKE: every client remembers each round's decoder and all clients' embeddings."""
+    monkeypatch.setattr(checkpoint, "LARGE", 1024)
+    sizes: list[int] = []
+    real = Store.commit
+
+    def commit(self: Store, t: int, *rest: Any) -> None:
+        real(self, t, *rest)
+        sizes.append(sum(path.stat().st_size for path in self.folder.glob("part-*")))
+
+    monkeypatch.setattr(Store, "commit", commit)
+    quick = {**registry.find("dffke").quick, "R": "unlimited"}  # type: ignore[attr-defined]
+    setting: dict[str, Any] = {"method": "dffke", "model": "mlp", "rounds": 3, "eval_every": 3, "set": quick}
+    for clients in (2, 4):
+        run(**setting, clients=clients, partition="iid", aux=0.6, eval_clients=False, out=tmp_path / str(clients))
+    few, many = sizes[:4], sizes[4:]
+    grown = [[b - a for a, b in itertools.pairwise(of)] for of in (few, many)]
+    assert all(step > 0 for of in grown for step in of)
+    assert max(grown[0][1:]) <= 1.1 * min(grown[0][1:]), "each round adds as much as the one before"
+    assert max(grown[1][1:]) <= 1.1 * min(grown[1][1:])
+    # What is remembered of a round is one decoder and one set of embeddings, whoever holds them; only what is each
+    # client's own grows with their number, and the records are the same in both runs.
+    assert grown[1][1] <= 1.5 * grown[0][1], "four clients store hardly more than two"
