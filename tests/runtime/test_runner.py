@@ -106,9 +106,9 @@ def test_resume_of_a_finished_run_changes_nothing(tiny, tmp_path):
 
 
 def test_only_one_process_at_a_time(tiny, tmp_path):
-    from fedaudit.runtime.folder import _locked
+    from fedaudit.runtime.folder import locked
 
-    with _locked(tmp_path / "a"), pytest.raises(RunError, match="Another process is running"):
+    with locked(tmp_path / "a"), pytest.raises(RunError, match="Another process is running"):
         run(tiny("local"), out=tmp_path / "a")
 
 
