@@ -67,7 +67,9 @@ def same(whole, record, folder):
     return facts(whole[0]) == facts(record) and rows(whole[1]) == rows(folder) and same_models(whole[1], folder)
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits(method, whole, tiny, tmp_path):
+    """Slow only because it says no more than the two below: a run on ray, and a resumed one, repeat the bits too."""
     assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a"), tmp_path / "a")
 
 

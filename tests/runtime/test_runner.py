@@ -112,7 +112,9 @@ def test_only_one_process_at_a_time(tiny, tmp_path):
         run(tiny("local"), out=tmp_path / "a")
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.35, 0.8])
+@pytest.mark.parametrize(
+    "delay", [pytest.param(0.05, marks=pytest.mark.slow), 0.35, pytest.param(0.8, marks=pytest.mark.slow)]
+)
 def test_sigkill_and_resume(tmp_path, delay):
     """A real kill, at an instant that nobody chose: the resumed run equals one that was never disturbed."""
     setting = {"method": "fedavg", "rounds": 6, "clients": 3, "set": {"E": 2}}
@@ -274,6 +276,13 @@ def test_a_client_that_did_not_change_is_not_evaluated_again(tiny, tmp_path, mon
     assert len(calls) == 6 + 2 + 2
 
 
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one") / "run"
+    run(method="fedavg", rounds=1, clients=3, out=folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -284,22 +293,17 @@ def test_a_client_that_did_not_change_is_not_evaluated_again(tiny, tmp_path, mon
         (["attack", "{run}", "--client", "99"], "There is no client 99"),
     ],
 )
-def test_plausible_mistakes_are_no_tracebacks(words, message, tiny, tmp_path):
+def test_plausible_mistakes_are_no_tracebacks(words, message, a_run, fedaudit, tmp_path):
+    """Anything but a paragraph and exit code 2 would come through the command line, and fail here."""
     places = {
-        "folder": tmp_path,
-        "file": tmp_path / "f",
-        "new": tmp_path / "n",
-        "run": tmp_path / "r",
-        "badset": tmp_path / "s.toml",
-    }
+        "folder": tmp_path, "file": tmp_path / "f", "new": tmp_path / "n", "run": a_run, "badset": tmp_path / "s.toml",
+    }  # fmt: skip
     places["file"].write_text("x")
     places["badset"].write_text("set = 5")
-    run(tiny("fedavg", rounds=1), out=places["run"])
-    command = [sys.executable, "-m", "fedaudit", *(word.format(**places) for word in words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, err = fedaudit(*(word.format(**places) for word in words))
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
 
 
 def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
@@ -313,7 +317,7 @@ def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
 # --- accuracy against bytes -----------------------------------------------------------------------------------------
 
 
-def test_the_record_holds_accuracy_against_cumulated_bytes(tiny, tmp_path):
+def test_the_record_holds_accuracy_against_cumulated_bytes(tiny, fedaudit, tmp_path):
     """Four rounds, evaluated in the second and the last: two points, with what all rounds so far have sent. The model
     is 54,824 bytes, for three clients, up (with 8 for the count) and down."""
     record = run(tiny("fedavg", rounds=4, eval_every=2), out=tmp_path / "a")
@@ -326,8 +330,7 @@ def test_the_record_holds_accuracy_against_cumulated_bytes(tiny, tmp_path):
         reached["global"]["test"][key] for key in ("accuracy", "low", "high")
     )
     assert last.clients_mean == reached["clients"]["global_test"]["mean"]
-    command = [sys.executable, "-m", "fedaudit", "show", str(tmp_path / "a"), "--json"]
-    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    shown = json.loads(fedaudit("show", tmp_path / "a", "--json")[1])
     assert shown["curve"] == [point.model_dump() for point in record.curve]
 
 
