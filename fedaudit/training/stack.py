@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -548,8 +547,12 @@ class _Mapped:
         return run(params, rest, rows, given, mask)
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        with _PICKS if _on_gpu(rows) and not self._compile else nullcontext():
-            value = self._loss(_F(self._caller, params, rest, self._places), *rows, **given)
+        f = _F(self._caller, params, rest, self._places)
+        if self._compile or not _on_gpu(rows):
+            value = self._loss(f, *rows, **given)
+        else:
+            with _PICKS:
+                value = self._loss(f, *rows, **given)
         check_value(value, len(rows[0]), self._loss, self._separable)
         if mask is not None:
             value = torch.where(mask, value, 0.0)
