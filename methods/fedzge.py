@@ -88,6 +88,7 @@ class Learned(Record):
     theta_G: State  # generator G
     moments: dict[str, Tensor]  # of f's Adam, where they are kept
     moments_G: dict[str, Tensor]  # of G's
+    agreement: float | None  # share of the last x^ that the ensemble takes for their y^
 
 
 class Generator(nn.Module):
@@ -159,7 +160,7 @@ class FedZGE(Method):
     presets: ClassVar = {name: {"B": 500, "q": 10, "E_k": 10, "E_prime": 10} for name in ("cifar10", "cifar100")}
 
     def init(self, server: Server) -> Learned:  # line 1
-        return Learned(state_of(server.model()), state_of(self.generator(server)), {}, {})
+        return Learned(state_of(server.model()), state_of(self.generator(server)), {}, {}, None)
 
     def generator(self, server: Server) -> Generator:
         return Generator(self.d_z, server.shape, server.classes).to(server.device)
@@ -192,7 +193,8 @@ class FedZGE(Method):
         if self.E_prime:
             cohort.ask(self.local_distillation, Consensus(e))  # lines 28-34
         kept = (moments, moments_G) if self.moments == "kept" else ({}, {})
-        return Learned(state_of(f), state_of(G), *kept)
+        agreement = None if self.images == "real" else (e.argmax(1) == y).double().mean().item()
+        return Learned(state_of(f), state_of(G), *kept, agreement)
 
     @property
     def directions(self) -> int:
@@ -247,6 +249,9 @@ class FedZGE(Method):
 
     def predictor(self, s: Learned, server: Server) -> nn.Module:
         return load(server.model(), s.theta)  # line 36
+
+    def diagnostics(self, s: Learned) -> dict[str, float]:
+        return {} if s.agreement is None else {"agreement of e with y^": s.agreement}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:  # Table 8, E_G times
         x, f = plan.tensor(self.B, *plan.shape), plan.tensor(self.B, plan.classes)

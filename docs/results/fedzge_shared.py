@@ -13,11 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedaudit.methods._ensemble import ensemble, predict
 from fedaudit.methods.fedzge import FedZGE
-from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.stats import wilson
@@ -26,23 +23,6 @@ from fedaudit.wire.message import load
 
 FACTS = ("images", "gradient", "estimate", "moments", "distance", "E_G", "E_prime")
 DEFAULTS = {key: FedZGE.model_fields[key].default for key in FACTS}
-
-
-def agreement(folder: RunFolder) -> dict[int, float]:
-    """By round: the share of images whose ensemble output has its largest entry at y^; the round's first query."""
-    setting, device = folder.record.setting, folder.world.device
-    found = {}
-    answers: dict[int, dict[int, Any]] = {}
-    for entry in folder.transcript.entries():
-        if entry.message in ("Answer", "OpenAnswer") and entry.ask == 0:
-            answers.setdefault(entry.round, {})[entry.client] = entry
-    for t, replies in answers.items():
-        B = folder.world.method.B
-        e = ensemble({k: r["f"][:B] for k, r in replies.items()}, {k: r["N"] for k, r in replies.items()})
-        rng = generator(setting.seed, "server", t, 0, "y 0", device=device)
-        y = torch.randint(folder.world.classes, (B,), generator=rng, device=device).cpu()
-        found[t] = (e.cpu().argmax(1) == y).double().mean().item()
-    return found
 
 
 def ceiling(folder: RunFolder) -> tuple[int, int]:
@@ -65,7 +45,7 @@ def row(folder: RunFolder) -> dict[str, Any]:
     test = record.result["last"]["global"]["test"]
     accuracy, n = test["accuracy"], test["n"]
     low, high = wilson(round(accuracy * n), n)
-    shares = agreement(folder) if options["images"] != "real" else {}
+    shares = {r.round: share for r in record.rounds for share in r.diagnostics.values()}
     last = record.setting.rounds
     return {
         **{key: options[key] for key in FACTS},

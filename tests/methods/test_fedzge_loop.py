@@ -243,7 +243,9 @@ def agreement(folder, t):
     answers = {e.client: e for e in folder.transcript.entries() if e.round == t and e.message.endswith("Answer")}
     e = ensemble({k: a["f"][:64] for k, a in answers.items()}, {k: a["N"] for k, a in answers.items()})
     y = torch.randint(10, (64,), generator=generator(folder.record.setting.seed, "server", t, 0, "y 0"))
-    return (e.argmax(1) == y).double().mean().item()
+    share = (e.argmax(1) == y).double().mean().item()
+    assert folder.record.rounds[t - 1].diagnostics == {"agreement of e with y^": share}
+    return share
 
 
 def test_agreement_rises_and_a_frozen_generators_does_not(loops):
