@@ -14,8 +14,9 @@ EXCHANGE = {"h": 64, "w_Dec": 16, "B_Dec": 20, "T_Tran": 20, "T_Dec": 5, "T_FKE"
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_clients_beat_training_alone_by_fifteen_points(seed, tmp_path):
-    """Five clients with a few classes each, six rounds, the KL as in Eq. 8; Adam, its step, the batch and the local epochs are the same
-    with and without the exchange. Accuracy of the clients' models on the common test set, mean over clients."""
+    """Five clients with a few classes each, six rounds, the KL as in Eq. 8; Adam, its step, the batch and the local
+    epochs are the same with and without the exchange. Accuracy of the clients' models on the common test set, mean over
+    clients."""
     values = {**SETTING, "rounds": ROUNDS, "seed": seed}
     dffke = {"tau": "off", "E_local": E, "B": B, "eta": 1e-3, **EXCHANGE}
     with_peers = run(method="dffke", set=dffke, out=tmp_path / "dffke", **values)
