@@ -18,13 +18,31 @@ Chosen where the paper is silent or was not at hand:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedaudit import Down, Method, Record, State, Up, ce, load, private, register, sgd, state_of
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Method,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    load,
+    private,
+    register,
+    sgd,
+    state_of,
+)
 
 
 class Personalised(Down):
@@ -43,7 +61,7 @@ class Hyper(Record):
     psi: State
 
 
-def layers(names):
+def layers(names: Iterable[str]) -> list[list[str]]:
     """The tensors of each layer: those that lie in one module."""
     grouped: dict[str, list[str]] = {}
     for name in names:
@@ -51,7 +69,7 @@ def layers(names):
     return list(grouped.values())
 
 
-def HN(v, psi, clients):
+def HN(v: Tensor, psi: Mapping[str, Tensor], clients: int) -> Tensor:
     """alpha: hypernetworks x layers x clients, of which the last sum to 1. All hypernetworks at once."""
     h = v[:, None]
     depth = len(psi) // 2
@@ -60,14 +78,14 @@ def HN(v, psi, clients):
     return h.view(len(v), -1, clients).softmax(2)
 
 
-def mixed(theta, alpha, name):
+def mixed(theta: Mapping[str, Tensor], alpha: Tensor, name: str) -> Tensor:
     """sum_j alpha_j theta_j; counters are rounded."""
     exact = theta[name].dtype if theta[name].is_floating_point() else torch.float64
     mean = torch.tensordot(alpha.to(exact), theta[name].to(exact), dims=1)
     return mean if theta[name].is_floating_point() else mean.round().to(theta[name].dtype)
 
 
-def agreement(theta, delta, grouped):
+def agreement(theta: State, delta: State, grouped: Sequence[Sequence[str]]) -> Tensor:
     """For each layer and client j: <theta_j, Delta theta_i>, the slope of <theta-bar_i, Delta theta_i> in alpha_j."""
     inner = {name: theta[name].flatten(1) @ delta[name].flatten() for name in delta.parameters}
     zero = torch.zeros_like(next(iter(inner.values())))
@@ -87,7 +105,7 @@ class PFedLA(Method):
     width: int = 100  # of the embedding and of the hidden layers
     depth: int = 3  # hidden layers
 
-    def init(self, server):
+    def init(self, server: Server) -> Hyper:
         N = server.clients
         w = state_of(server.model())
         theta = State({name: torch.stack([t] * N) for name, t in w.items()}, w.buffers)
@@ -100,7 +118,7 @@ class PFedLA(Method):
         v = torch.randn(N, self.width, generator=rng, device=server.device)
         return Hyper(theta, v, State(psi))
 
-    def round(self, s, server, cohort):
+    def round(self, s: Hyper, server: Server, cohort: Cohort) -> Hyper:
         N, grouped = server.clients, layers(s.theta)
         alpha = HN(s.v, s.psi, N)
         theta_bar = {
@@ -116,7 +134,7 @@ class PFedLA(Method):
         v = s.v.clone().requires_grad_()
         psi = {name: t.clone().requires_grad_() for name, t in s.psi.items()}
 
-        def away():  # - sum_i <theta-bar_i, Delta theta_i>, as a function of v and psi
+        def away() -> Tensor:  # - sum_i <theta-bar_i, Delta theta_i>, as a function of v and psi
             return -(HN(v, psi, N)[answered] * slope).sum()
 
         server.optimise([v, *psi.values()], away, steps=1, opt=sgd(self.eta_h))  # Delta v_i, Delta psi_i
@@ -126,13 +144,13 @@ class PFedLA(Method):
                 theta[name][i] = theta_bar[i][name] + t  # theta_i, which stays here until i answers again
         return Hyper(theta, v.detach(), State({name: t.detach() for name, t in psi.items()}))
 
-    def client_update(self, client, msg):  # on client i
+    def client_update(self, client: Client, msg: Personalised) -> Update:  # on client i
         load(client.model, msg.theta_bar)
         client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))
         theta = state_of(client.model)
         return Update(State({name: t - msg.theta_bar[name] for name, t in theta.items()}, theta.buffers))
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
             ("down", "Personalised.theta_bar"): plan.state() * len(plan.asked(0)),
             ("up", "Update.delta_theta"): plan.state() * len(plan.replied(0)),

@@ -104,3 +104,10 @@ def test_first_order_trains_with_dp_sgd_and_hessian_free_is_refused(tiny, tmp_pa
     assert entries == {"post-processing of DP-SGD"}
     with pytest.raises(PrivacyError, match="optimise cannot be made private"):
         run(tiny("perfedavg", rounds=1, privacy=privacy, set={"variant": "HF"}), out=tmp_path / "HF")
+
+
+def test_the_quick_setting_learns(tiny, tmp_path):
+    """Ten rounds of it on digits. With alpha = 0.1 they end where guessing does."""
+    setting = tiny("perfedavg", rounds=10, partition="iid", public=0.0, eval_every=10, eval_clients=False)
+    record = run(setting, out=tmp_path / "a")
+    assert record.result["last"]["global"]["test"]["accuracy"] > 0.6
