@@ -191,7 +191,7 @@ def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
     result.stdout.fnmatch_lines(["*mine:Mine: up traffic is *the largest field is up Weights.w*"])
 
 
-def test_the_plugin_names_the_field_that_grew(pytester, monkeypatch, tmp_path):
+def test_the_plugin_names_the_field_that_grew(pytester, tmp_path):
     """Against a record of the leaner method, saved beside the tests: Fat's 1000 floats are 3.90 KiB more than one."""
     run(method="outside:Fat", rounds=1, clients=2, out=tmp_path / "main")
     shutil.copy(tmp_path / "main" / "record.json", pytester.path / "main.json")
@@ -209,8 +209,7 @@ def test_the_plugin_names_the_field_that_grew(pytester, monkeypatch, tmp_path):
             federated_run(method="outside:Fat", rounds=1, clients=2)
         """
     )
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "helpers"))
-    result = pytester.runpytest_subprocess("-q", "--strict-markers")
+    result = pytester.runpytest_inprocess("-q", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["*outside:Fat: traffic is *; up Extra.x grew most, by 3.90 KiB.*"])
     result.stdout.fnmatch_lines(["*baseline and max_growth belong together*"])
@@ -273,5 +272,5 @@ def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch)
 
 def test_the_readmes_test_file_is_a_test_file(pytester):
     pytester.makepyfile("import pytest\n" + block("python", "comm_budget"))
-    result = pytester.runpytest_subprocess("-q", "--strict-markers", "--collect-only")
+    result = pytester.runpytest_inprocess("-q", "--strict-markers", "--collect-only")
     result.stdout.fnmatch_lines(["2 tests collected*"])
