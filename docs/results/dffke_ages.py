@@ -12,7 +12,6 @@ images of all clients:
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -45,8 +44,8 @@ def ages(folder: Path) -> list[dict[str, float]]:
     world = RunFolder(folder).world
     with torch.enable_grad():
         judge = reference(world)
-    names = json.loads((folder / "checkpoint" / "HEAD.json").read_text())["clients"]
-    states = {int(k): decode((folder / "checkpoint" / name).read_bytes(), ClientState) for k, name in names.items()}
+    blobs = {k: RunFolder(folder).client_state(k) for k in range(world.setting.clients)}
+    states = {k: decode(blob, ClientState) for k, blob in blobs.items() if blob is not None}
     models = {}
     for k, state in states.items():
         models[k] = world.blank_model(k)

@@ -5,7 +5,6 @@ python docs/results/dffke_buffer.py RUN
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -18,19 +17,19 @@ from fedaudit.wire.codec import decode
 
 def buffers(run: Path) -> list[dict[str, int]]:
     """One row per client: rounds held, rows N of a round on average, bytes as they are and by the formula."""
-    world = RunFolder(run).world
+    folder = RunFolder(run)
+    world = folder.world
     Dec = decoder_size(world.method.h, world.shape, world.method.w_Dec)
     table = []
-    # The file names of the last whole round's states; Store.head would also sweep, and this only reads.
-    names = json.loads((run / "checkpoint" / "HEAD.json").read_text())["clients"]
-    for k, name in sorted(names.items(), key=lambda item: int(item[0])):
-        memory = decode((run / "checkpoint" / name).read_bytes(), ClientState).memory
+    for k in range(world.setting.clients):
+        state = folder.client_state(k)
+        if state is None:  # it was never asked
+            continue
+        memory = decode(state, ClientState).memory
         rows = [sum(len(e) for e in past["E"].values()) for past in held(memory).values()]
         N = sum(rows) / max(len(rows), 1)
         formula = formula_bytes(len(rows), Dec.payload + Dec.buffers, round(N), world.method.h)
-        table.append(
-            {"client": int(k), "R": len(rows), "N": round(N), "bytes": buffer_bytes(memory), "formula": formula}
-        )
+        table.append({"client": k, "R": len(rows), "N": round(N), "bytes": buffer_bytes(memory), "formula": formula})
     return table
 
 
