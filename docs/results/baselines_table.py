@@ -1,0 +1,78 @@
+"""The runs of baselines.toml as a Markdown table: means over seeds with a 95 % interval of Student's t.
+
+python docs/results/baselines_table.py AUDIT... --json FILE     the figures are kept in FILE
+python docs/results/baselines_table.py FILE                     the table from what was kept
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedaudit import RunRecord, read_record
+from fedaudit.stats import student_t
+
+COLUMNS = {
+    "global": "global model, common test",
+    "common": "clients' models, common test",
+    "own": "clients' models, own held-out",
+}
+
+
+def figures(record: RunRecord) -> dict[str, Any]:
+    """Of the last round of one run: shares, and bytes that a client sends and receives in a round."""
+    last = record.result["last"]
+    tasks = sum(len(row.participants) for row in record.rounds)
+    return {
+        "method": record.setting.method,
+        "seed": record.setting.seed,
+        "set": record.setting.set,
+        "global": last["global"]["test"]["accuracy"] if last["global"] else None,
+        "common": last["clients"]["global_test"]["mean"],
+        "own": last["clients"]["local_test"]["mean"],
+        **{way: record.bytes(way) / tasks for way in ("up", "down")},
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line per method, in the order of the suite."""
+    lines = [
+        f"| method | {' | '.join(f'{name}, %' for name in COLUMNS.values())} | up, kB | down, kB |",
+        "|---|" + "---:|" * (len(COLUMNS) + 2),
+    ]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        of = [row for row in rows if row["method"] == method]
+        cells = [_cell([row[key] for row in of]) for key in COLUMNS]
+        traffic = [f"{sum(row[way] for row in of) / len(of) / 1e3:.1f}" for way in ("up", "down")]
+        lines.append(f"| {method} | {' | '.join([*cells, *traffic])} |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "none"
+    found = student_t(known)
+    if found["low"] is None:
+        return f"{100 * found['value']:.1f}"
+    return f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+
+
+def main(words: list[str]) -> None:
+    keep = Path(words.pop(words.index("--json") + 1)) if "--json" in words else None
+    paths = [Path(word) for word in words if word != "--json"]
+    if len(paths) == 1 and paths[0].is_file():
+        rows = json.loads(paths[0].read_text())["runs"]
+    else:
+        found = sorted(file for path in paths for file in path.glob("runs/*/record.json"))
+        rows = [figures(record) for record in map(read_record, found) if record.status == "done"]
+        rows.sort(key=lambda row: (row["method"], row["seed"]))
+    if keep:
+        keep.write_text(json.dumps({"suite": "baselines.toml", "runs": rows}, separators=(",", ":")) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
