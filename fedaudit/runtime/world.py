@@ -229,7 +229,12 @@ def chosen_engine(setting: Setting) -> str:
     """The engine's name; auto is stacked on a GPU, where one small network leaves most of the device idle."""
     if setting.engine != "auto":
         return setting.engine
-    return "stacked" if resolve_device(setting.device).type == "cuda" else "serial"
+    return "stacked" if on_gpu(setting) else "serial"
+
+
+def on_gpu(setting: Setting) -> bool:
+    """Whether a run of this setting is for a GPU, be there one here or not: a folder's name must not depend on that."""
+    return setting.device.startswith("cuda") or (setting.device == "auto" and torch.cuda.is_available())
 
 
 @functools.lru_cache(maxsize=2)

@@ -24,6 +24,7 @@ from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, look
 from fedaudit.suite.forecast import Pace, duration
+from fedaudit.suite.sharing import shared_gpu
 from fedaudit.suite.suite_file import Suite, read_suite
 
 PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
@@ -79,21 +80,27 @@ def audit(
                 progress.pace.learn(look(cell))
         todo = [cell for cell in cells if cell.status == "to do"]
         progress.tell()
+        sharing: str | None = None
         if on_ray:
             _here(todo, progress)
         else:
-            _beside(todo, progress, jobs, lock)
-        _save(out, cells)
+            with shared_gpu([cell.setting for cell in todo], min(jobs, len(todo))) as sharing:
+                if sharing is not None:
+                    progress.tell(sharing)
+                _beside(todo, progress, jobs, lock)
+        _save(out, cells, sharing)
     if all(cell.status != "done" for cell in cells):
         first = next((cell for cell in cells if cell.status == "failed"), cells[0])
         raise RunError(f"No cell of the suite came through. {first.folder}: {first.reason}")
     return cells
 
 
-def _save(out: Path, cells: list[Cell]) -> None:
+def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
     """Which cells the last audit was about, and what became of them: for a report that is made later."""
     rows = [{"folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason} for c in cells]
-    write_atomic(out / "audit.json", json.dumps({"cells": rows}, indent=1).encode())
+    write_atomic(
+        out / "audit.json", json.dumps({"cells": rows, **({"gpu": sharing} if sharing else {})}, indent=1).encode()
+    )
 
 
 @contextlib.contextmanager

@@ -68,6 +68,13 @@ CASES: dict[str, dict[str, Any]] = {
         "loss": pulled,
         "each": lambda i, m: {"given": {"towards": {k: p.detach() + 0.1 for k, p in m.named_parameters()}}},
     },
+    "adam, and models that come differently far": {
+        "arch": "mlp",
+        "loss": held_out,
+        "separable": False,
+        "opt": adam(1e-2),
+        "each": lambda i, m: {"given": {"held": torch.tensor([1, 1, i % 2, 1])}},
+    },
     "does not separate": {
         "arch": "mlp",
         "loss": held_out,

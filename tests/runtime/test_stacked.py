@@ -173,6 +173,7 @@ def test_the_key_tells_stacked_from_serial() -> None:
 
 def test_auto_is_stacked_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(Setting.make(device="cpu")) == "serial"
+    assert chosen(Setting.make(device="cuda:1")) == "stacked", "also where its name is asked for without a GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert chosen(Setting.make(device="cuda")) == chosen(Setting.make(device="auto")) == "stacked"
     assert type(make_engine(Setting.make(device="cuda"))).__name__ == "StackedEngine"

@@ -1,0 +1,56 @@
+"""Several runs on one GPU: NVIDIA's Multi-Process Service lets their kernels run beside each other.
+
+Without it the processes take turns on the device, and small networks leave most of it idle in each turn. Where the
+service cannot be started (another user's is running, a driver without it, inside some containers) they take turns, and
+the audit says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fedaudit.runtime.world import on_gpu
+from fedaudit.setting import Setting
+
+CONTROL = "nvidia-cuda-mps-control"
+SECONDS = 10  # to start or to end it
+
+
+@contextlib.contextmanager
+def shared_gpu(settings: Sequence[Setting], jobs: int) -> Iterator[str | None]:
+    """While several processes use a GPU, a service of this audit's own. Yields what came of it; None: not needed."""
+    if jobs < 2 or not torch.cuda.is_available() or not any(map(on_gpu, settings)):
+        yield None
+        return
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield "the GPU is shared through the MPS server that is already there"
+        return
+    if shutil.which(CONTROL) is None:
+        yield f"the processes take turns on the GPU: there is no {CONTROL}"
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        where = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        env = {**os.environ, **where}
+        try:
+            started = subprocess.run([CONTROL, "-d"], env=env, capture_output=True, text=True, timeout=SECONDS)
+            trouble = started.stderr.strip() if started.returncode else None
+        except (OSError, subprocess.TimeoutExpired) as e:
+            trouble = str(e)
+        if trouble is not None:
+            yield f"the processes take turns on the GPU: {CONTROL} did not start ({trouble or 'without a word'})"
+            return
+        os.environ.update(where)  # what the workers inherit
+        try:
+            yield f"the GPU is shared by {jobs} processes through an MPS server"
+        finally:
+            for name in where:
+                os.environ.pop(name, None)
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it ends with its clients in any case
+                subprocess.run([CONTROL], env=env, input="quit\n", capture_output=True, text=True, timeout=SECONDS)
