@@ -37,7 +37,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Down, Many, Part, Record, Size, State, Up, adam, load, private, register, state_of
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Many,
+    Part,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    adam,
+    load,
+    private,
+    register,
+    state_of,
+)
 from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import frozen
 from fedaudit.methods._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
@@ -100,12 +117,12 @@ def L_losses(teachers: Tensor, share: Tensor, y: Tensor) -> Tensor:
     return (share[:, y] * each).sum(0)
 
 
-def local_loss(f, x, y, z, y_hat, alpha):
+def local_loss(f: Any, x: Tensor, y: Tensor, z: Tensor, y_hat: Tensor, alpha: float) -> Tensor:
     """Eq. 5, one value per record: the second term is the same for all of them."""
     return cross_entropy(f(x), y, reduction="none") + alpha * cross_entropy(f.classify(z), y_hat)
 
 
-def local_loss_on_images(f, x, y, z, y_hat, alpha):
+def local_loss_on_images(f: Any, x: Tensor, y: Tensor, z: Tensor, y_hat: Tensor, alpha: float) -> Tensor:
     return cross_entropy(f(x), y, reduction="none") + alpha * cross_entropy(f(z), y_hat)
 
 
@@ -133,7 +150,7 @@ class FedGen(WithOptimiser):
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # likewise
     }
 
-    def init(self, server):
+    def init(self, server: Server) -> Learned:
         p = torch.full((server.classes,), 1 / server.classes, device=server.device)  # uniform
         theta = server.model()
         return Learned(state_of(theta), state_of(self.generator(server, theta.width)), p)
@@ -145,8 +162,8 @@ class FedGen(WithOptimiser):
     def generator(self, party: Any, width: int) -> nn.Module:
         return make_generator(self, width, party.shape, party.classes).to(party.device)
 
-    def round(self, s, server, cohort):  # on the server
-        replies = cohort.ask(self.local_update, Broadcast(s.theta, s.w, s.p))  # lines 3-12
+    def round(self, s: Learned, server: Server, cohort: Cohort) -> Record:  # on the server
+        replies: dict[int, Any] = cohort.ask(self.local_update, Broadcast(s.theta, s.w, s.p))  # lines 3-12
         c = torch.stack([r.c for r in replies.values()]).clamp_min(0)  # noise could have made one negative
         records = c.sum(1).clamp_min(1).tolist() if self.weights == "samples" else [1.0] * len(replies)
         theta = mean_of({k: r.theta for k, r in replies.items()}, dict(zip(replies, records, strict=True)))  # line 13
@@ -154,12 +171,12 @@ class FedGen(WithOptimiser):
         w = self.learn_generator(server, s.w, teachers, c)
         return Learned(theta, w, label_distribution(c))
 
-    def learn_generator(self, server, w, teachers, c):  # line 14
+    def learn_generator(self, server: Server, w: State, teachers: Any, c: Tensor) -> State:  # line 14
         G = load(self.generator(server, teachers[0].width), w).train()
         draw = Sampler(label_distribution(c), self.d, self.B_g, server.rng("epsilon and y"))
         share = dynamic_weights(c)
 
-        def loss():
+        def loss() -> Tensor:
             epsilon, y = draw()
             z = G(epsilon, y)
             logits = torch.stack(teachers(z) if self.space == "image" else teachers.classify(z))
@@ -169,7 +186,7 @@ class FedGen(WithOptimiser):
         server.optimise(list(G.parameters()), loss, steps=self.I_g, opt=adam(self.eta_g))
         return state_of(G)
 
-    def local_update(self, client, msg):  # on client k
+    def local_update(self, client: Client, msg: Broadcast) -> Update:  # on client k
         load(client.model, msg.theta, self.part())
         G = frozen(load(self.generator(client, client.model.width), msg.w))
         with torch.no_grad():
@@ -181,10 +198,10 @@ class FedGen(WithOptimiser):
         c = torch.bincount(client.y.cpu(), minlength=client.classes).float()  # line 8
         return Update(state_of(client.model, self.part()), c)  # line 11
 
-    def predictor(self, s, server):
+    def predictor(self, s: Learned, server: Server) -> nn.Module | None:
         return load(server.model(), s.theta)
 
-    def traffic(self, plan):  # FedZGE, Table 8, and p^(y)
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:  # FedZGE, Table 8, and p^(y)
         width = _width(plan.server_arch, plan.shape, plan.classes)
         p = plan.tensor(plan.classes)
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fedaudit import Down, Record, Up, ce, register
+from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, ce, register
 from fedaudit.methods._optimiser import WithOptimiser
 
 
@@ -34,16 +34,16 @@ class Local(WithOptimiser):
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
     }
 
-    def init(self, server):
+    def init(self, server: Server) -> Nothing:
         return Nothing()
 
-    def round(self, s, server, cohort):
+    def round(self, s: Nothing, server: Server, cohort: Cohort) -> Nothing:
         cohort.ask(self.train, Go())
         return s
 
-    def train(self, client, msg):
+    def train(self, client: Client, msg: Go) -> Trained:
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return Trained()
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {}
