@@ -9,9 +9,9 @@ from fedaudit import Setting, run
 # DENSE's generator does not see the label: it has to be fitted to each batch of noise anew, with more steps a turn, and
 # to teachers with batch norm, whose statistics it imitates.
 BUDGETS = {
-    "dfrd": ("cnn", {}),
-    "fedftg": ("cnn", {}),
-    "dense": ("cnn_bn", {"I_g": 30, "I_d": 10}),
+    "dfrd": ("cnn", 5, {}),
+    "fedftg": ("cnn", 5, {}),
+    "dense": ("cnn_bn", 8, {"I_g": 30, "I_d": 10}),
 }
 
 
@@ -19,10 +19,10 @@ BUDGETS = {
 @pytest.mark.parametrize("method", BUDGETS)
 def test_a_student_reaches_four_fifths_of_its_teacher(method, tmp_path):
     """Digits, preset `digits`, one client that holds everything. The round is chosen on validation data."""
-    model, values = BUDGETS[method]
+    model, rounds, values = BUDGETS[method]
     record = run(
         Setting.make(
-            method=method, preset="digits", model=model, clients=1, partition="iid", holdout=0.0, aux=0.0, rounds=5,
+            method=method, preset="digits", model=model, clients=1, partition="iid", holdout=0.0, aux=0.0, rounds=rounds,
             init="own", onednn="on", set={**values, "host": {"E": 2, "B": 32, "eta": 0.1}},
         ),
         out=tmp_path / "run",
