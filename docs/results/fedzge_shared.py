@@ -49,6 +49,7 @@ def row(folder: RunFolder) -> dict[str, Any]:
     last = record.setting.rounds
     return {
         **{key: options[key] for key in FACTS},
+        "model": record.setting.model,
         "seed": record.setting.seed,
         "rounds": last,
         "accuracy": accuracy,
@@ -71,16 +72,21 @@ def name_of(loop: dict[str, Any]) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     """The table of a results page."""
-    lines = ["| FedZGE with | seed | global, % [95 %] | e = y^, first ten rounds | last ten |", "|---|---|---|---|---|"]
+    lines = [
+        "| FedZGE with | model | seed | global, % [95 %] | e = y^, first ten rounds | last ten |",
+        "|---|---|---|---|---|---|",
+    ]
     if result["ensemble"] is not None:
         lines.append(
-            f"| the clients' ensemble itself | {result['setting']['seed']} | {_percent(result['ensemble'])} | | |"
+            f"| the clients' ensemble itself | {result['setting']['model']} | {result['setting']['seed']} | {_percent(result['ensemble'])} | | |"
         )
     for loop in result["loops"]:
         shares = [
             "-" if loop[key] is None else f"{100 * loop[key]:.0f} %" for key in ("agreement_first", "agreement_last")
         ]
-        lines.append(f"| {name_of(loop)} | {loop['seed']} | {_percent(loop)} | {' | '.join(shares)} |")
+        lines.append(
+            f"| {name_of(loop)} | {loop['model']} | {loop['seed']} | {_percent(loop)} | {' | '.join(shares)} |"
+        )
     return "\n".join(lines)
 
 
