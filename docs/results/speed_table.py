@@ -1,6 +1,6 @@
 """The table of docs/results/speed.md, from what `benchmarks/gpu_speed.py --out FOLDER` left.
 
-python docs/results/speed_table.py FOLDER
+python docs/results/speed_table.py [FOLDER]          # default: what is kept beside this file
 """
 
 from __future__ import annotations
@@ -10,32 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PARTS = {"dfrd": "server"}  # lines that are about a part of a round; the others are about all of it
+HEAD = ["line", "carried out", "a round, s", "times", "clients, s", "times", "server, s", "times", "first round, s"]
 
 
-def rows(folder: Path) -> list[list[str]]:
+def rows(folder: Path) -> list[str]:
     """A row for each line and each way of carrying it out."""
     found = []
     for path in sorted(folder.glob("*.json")):
         figures: dict[str, Any] = json.loads(path.read_text())
-        part = PARTS.get(path.stem, "round")
         for way, values in figures.items():
-            if isinstance(values, dict) and f"{part}_s" in values:
-                times = values.get(f"{part}_times", 1.0)
-                first, peak = values["first_round_s"], values["peak_gpu_gb"]
-                found.append([path.stem, way, f"{values[f'{part}_s']:.2f}", f"{times:.1f}", f"{first:.1f}", f"{peak}"])
+            if isinstance(values, dict) and "round_s" in values:
+                parts = [(values[f"{part}_s"], values[f"{part}_times"]) for part in ("round", "clients", "server")]
+                cells = [text for seconds, times in parts for text in (f"{seconds:.2f}", f"{times:.1f}")]
+                found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}"])
             elif isinstance(values, dict) and "times" in values:
-                found.append(
-                    [path.stem, way, f"{values['s']:.2f}", f"{values['times']:.1f}", f"{values['first_s']}", ""]
-                )
-    return found
+                seconds, times, first = values["s"], values["times"], values["first_s"]
+                found.append([path.stem, way, f"{seconds:.2f}", f"{times:.1f}", "", "", "", "", f"{first:.1f}"])
+    return ["| " + " | ".join(cells) + " |" for cells in found]
 
 
 def main() -> None:
-    head = ["line", "carried out", "seconds a round", "times as fast", "first round", "GPU memory, GB"]
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    for row in rows(Path(sys.argv[1])):
-        print("| " + " | ".join(row) + " |")
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
+    print("\n".join(rows(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).with_name("speed")))))
 
 
 if __name__ == "__main__":
