@@ -77,9 +77,8 @@ def markdown(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     if result["ensemble"] is not None:
-        lines.append(
-            f"| the clients' ensemble itself | {result['setting']['model']} | {result['setting']['seed']} | {_percent(result['ensemble'])} | | |"
-        )
+        model, seed = result["setting"]["model"], result["setting"]["seed"]
+        lines.append(f"| the clients' ensemble itself | {model} | {seed} | {_percent(result['ensemble'])} | | |")
     for loop in result["loops"]:
         shares = [
             "-" if loop[key] is None else f"{100 * loop[key]:.0f} %" for key in ("agreement_first", "agreement_last")
