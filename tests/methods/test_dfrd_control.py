@@ -22,8 +22,8 @@ def test_a_student_reaches_four_fifths_of_its_teacher(method, tmp_path):
     model, rounds, values = BUDGETS[method]
     record = run(
         Setting.make(
-            method=method, preset="digits", model=model, clients=1, partition="iid", holdout=0.0, aux=0.0, rounds=rounds,
-            init="own", onednn="on", set={**values, "host": {"E": 2, "B": 32, "eta": 0.1}},
+            method=method, preset="digits", model=model, clients=1, partition="iid", holdout=0.0, aux=0.0,
+            rounds=rounds, init="own", onednn="on", set={**values, "host": {"E": 2, "B": 32, "eta": 0.1}},
         ),
         out=tmp_path / "run",
     )  # fmt: skip
