@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -447,6 +448,20 @@ def test_the_page_says_what_the_gradients_are():
     for row in rows:
         margin, *said = (float(cell) for cell in row.strip("| ").split(" | "))
         assert said == pytest.approx(script("dffke_gradient").gradients(margin, 8.0), abs=5e-5)
+
+
+def test_the_page_says_what_the_kept_rounds_are():
+    """The table of readings on the GPU, from every client's accuracy in every round."""
+    results = Path(__file__).parents[2] / "docs" / "results"
+    runs = json.loads((results / "dffke_readings.json").read_text())["runs"]
+    rows = (results / "dffke.md").read_text().split("| best round: common |\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(rows) == len(runs)
+    for row, kept in zip(rows, runs, strict=True):
+        last = kept["rounds"][-1]["points"]
+        each = [last[point][test] for point in ("exchanged", "trained") for test in ("global_test", "local_test")]
+        each.append(max((r["points"]["exchanged"]["global_test"] for r in kept["rounds"]), key=fmean))
+        said = row.strip("| ").split(" | ")[2:]
+        assert said == [f"{100 * fmean(values):.1f} ± {100 * pstdev(values):.1f}" for values in each]
 
 
 SUITES = sorted((Path(__file__).parents[2] / "docs" / "results").glob("dffke*.toml"))
