@@ -36,7 +36,7 @@ WARM = (
     "sklearn.datasets", "torch", "torch.func", "xxhash", "rich", "typer", "jinja2", "PIL.Image", "matplotlib.figure",
     "opacus.accountants", "opacus.optimizers", "opacus.validators",
 )  # fmt: skip
-LIMIT = 180  # seconds for one mutant's tests: what hangs is found out too
+LIMIT = 300  # seconds for one mutant's tests: what hangs is found out too
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
         return child
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
@@ -197,21 +198,26 @@ def tried(mutants: Iterable[Mutant], jobs: int, folder: Path) -> Iterator[tuple[
     free = [copied(ROOT, folder / f"tree-{i}") for i in range(jobs)]
     running: dict[int, tuple[Any, float]] = {}
     waiting = list(mutants)
-    while waiting or running:
-        while waiting and free:
-            mutant, tree = waiting.pop(0), free.pop()
-            path = found if (found := mutant.where(tree)[0]) is not None else tree / mutant.file
-            kept = path.read_text()
-            times = path.stat()
-            path.write_text(mutant.applied(kept))
-            output = folder / f"{mutant.name}.txt"
-            pid = attempt(tree, mutant.tests, output)
-            running[pid] = ((mutant, tree, path, kept, times, output), time.perf_counter())
-        (mutant, tree, path, kept, times, output), code, took = waited(running)
-        path.write_text(kept)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        free.append(tree)
-        yield mutant, verdict(code), took, output.read_text()[-2000:] if output.exists() else ""
+    try:
+        while waiting or running:
+            while waiting and free:
+                mutant, tree = waiting.pop(0), free.pop()
+                path = found if (found := mutant.where(tree)[0]) is not None else tree / mutant.file
+                kept = path.read_text()
+                times = path.stat()
+                path.write_text(mutant.applied(kept))
+                output = folder / f"{mutant.name}.txt"
+                pid = attempt(tree, mutant.tests, output)
+                running[pid] = ((mutant, tree, path, kept, times, output), time.perf_counter())
+            (mutant, tree, path, kept, times, output), code, took = waited(running)
+            path.write_text(kept)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+            free.append(tree)
+            yield mutant, verdict(code), took, output.read_text()[-2000:] if output.exists() else ""
+    finally:  # told to stop: nobody goes on alone
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def passes_without(mutants: Sequence[Mutant], folder: Path) -> str:
@@ -258,6 +264,7 @@ def main(words: Sequence[str]) -> int:
         print("No mutant is called for.")
         return 2
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not given.cold:
         warm_up()
     begun = time.perf_counter()
@@ -279,6 +286,10 @@ def main(words: Sequence[str]) -> int:
                 lines += [f"    {line}" for line in said.strip().splitlines()[-3:]] if fate == "untried" else []
             elif fate == "expected":
                 lines.append(f"survives, as told: {mutant.name}: {mutant.survives}")
+            elif took > LIMIT:
+                lines.append(
+                    f"killed by the clock, after {LIMIT} s: {mutant.name}. See whether it hangs, or the tests are slow."
+                )
             elif mutant.survives:
                 lines.append(f"killed, though said to survive: {mutant.name}. Remove its `survives`.")
     share = counts["killed"] / max(1, len(mutants) - counts["expected"])
