@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import traceback
 from collections.abc import Iterator, Mapping
@@ -86,7 +87,7 @@ def run_task(task: Task) -> Done:
     try:
         with compute(world), seeded(world.setting.seed, f"client {task.k}", task.t, task.ask, device=world.device):
             with meter.span("decode"):
-                message = decode(task.message, Down, device=world.device)
+                message = received(task.message, world.device)
                 client = open_client(world, task.k, task.t, task.ask, meter, task.state, task.attempt)
             client.swap_after(task.swap, decode_tree(task.replay, device=world.device) if task.replay else None)
             with meter.span("task"):
@@ -119,6 +120,16 @@ def run_task(task: Task) -> Done:
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
     )
+
+
+_last: list[tuple[bytes, torch.device, Down]] = []  # the message that was decoded last: a cache, and nothing more
+
+
+def received(message: bytes, device: torch.device) -> Down:
+    """The message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for each."""
+    if not _last or _last[0][0] is not message or _last[0][1] != device:
+        _last[:] = [(message, device, decode(message, Down, device=device))]
+    return copy.deepcopy(_last[0][2])
 
 
 def _watch_memory(client: Client, before: bytes | None) -> None:
