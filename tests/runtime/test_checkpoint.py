@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from fedaudit import State, registry, run
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
-from fedaudit.runtime.task import ClientState
+from fedaudit.runtime.engines.serial import SerialEngine
+from fedaudit.runtime.task import ClientState, Done, Task
 from fedaudit.wire.codec import encode
 
 
@@ -113,3 +115,38 @@ def test_an_unlimited_buffer_grows_by_one_copy_a_round(tmp_path: Path, monkeypat
     # What is remembered of a round is one decoder and one set of embeddings, whoever holds them; only what is each
     # client's own grows with their number, and the records are the same in both runs.
     assert grown[1][1] <= 1.5 * grown[0][1], "four clients store hardly more than two"
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Exception):
+        pass
+
+    class Dies(SerialEngine):
+        left = 15
+
+        def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+            for done in super().map(tasks):
+                self.left -= 1
+                if self.left < 0:
+                    raise Killed
+                yield done
+
+    monkeypatch.setattr(checkpoint, "LARGE", 1024)
+    quick = {**registry.find("dffke").quick, "R": "unlimited"}  # type: ignore[attr-defined]
+    setting: dict[str, Any] = {
+        "method": "dffke",
+        "model": "mlp",
+        "rounds": 3,
+        "clients": 2,
+        "eval_every": 3,
+        "aux": 0.6,
+    }
+    setting |= {"set": quick, "partition": "iid", "eval_clients": False}
+    whole = run(**setting, out=tmp_path / "a")
+    with pytest.raises(Killed):
+        run(**setting, out=tmp_path / "b", engine=Dies())
+    assert run(**setting, out=tmp_path / "b", resume=True).transcript_digest == whole.transcript_digest
+    a, b = (sorted(path.name for path in (tmp_path / run / "checkpoint").iterdir()) for run in "ab")
+    assert a == b
+    assert any(name.startswith("part-") for name in a)
