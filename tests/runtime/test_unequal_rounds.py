@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from engines import DropEngine
 from safetensors.torch import load_file
 
 from fedaudit import run
@@ -43,6 +44,16 @@ def test_two_asks_draw_otherwise(tiny, tmp_path):
     drawn = [e["s"] for e in Transcript(tmp_path / "a" / "transcript").entries() if e.direction == "up"]
     assert len(drawn) == 2 * 2 * 2, "two asks of two clients in two rounds"
     assert len(set(drawn)) == len(drawn)
+
+
+def test_who_failed_is_not_asked_again_in_the_round(tiny, tmp_path):
+    """Client 1 drops out of round 1's first ask; the second goes to the others, and round 2 to all again."""
+    run(tiny("outside:Draws", rounds=2, clients=3), out=tmp_path / "a", engine=DropEngine({(1, 1, 0)}))
+    asked = {}
+    for e in Transcript(tmp_path / "a" / "transcript").entries():
+        if e.direction == "down":
+            asked.setdefault((e.round, e.ask), []).append(e.client)
+    assert asked == {(1, 0): [0, 1, 2], (1, 1): [0, 2], (2, 0): [0, 1, 2], (2, 1): [0, 1, 2]}
 
 
 def test_two_fits_of_a_task_shuffle_otherwise(tiny, tmp_path):
