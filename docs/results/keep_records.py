@@ -1,0 +1,94 @@
+"""Compact records of runs, small enough to be kept with the project.
+
+python docs/results/keep_records.py FOLDER... --commit COMMIT [--note TEXT] [--to docs/results/records]
+
+A FOLDER is a run, or an audit with its runs. Of each run's record.json a file is written: the setting, every
+hyper-parameter with the value that it had (so that a default that changes later does not change what was run), the
+result of each evaluated round, versions, device, time and commit. Runs that did not end are kept too, with their status.
+Run it on the commit that made the runs, or on one with the same defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fedaudit import RunRecord, read_record, registry
+
+RECORDS = Path(__file__).parent / "records"
+OURS = ("data_dir", "workers", "gpu_fraction", "ray_address")  # of the machine, not of the experiment
+
+
+def spread(found: dict[str, Any] | None) -> dict[str, float] | None:
+    """Mean and deviation over clients."""
+    return None if not found else {key: round(found[key], 6) for key in ("mean", "std")}
+
+
+def sample(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """One model on a test set: Wilson's interval of 95 %."""
+    return None if not found else {key: round(found[key], 6) for key in ("accuracy", "low", "high", "n")}
+
+
+def evaluated(utility: dict[str, Any]) -> dict[str, Any]:
+    of_global, clients = utility.get("global") or {}, utility.get("clients") or {}
+    points = {
+        name: {test: spread(found.get(test)) for test in ("global_test", "local_test")}
+        for name, found in (utility.get("points") or {}).items()
+    }
+    kept = {
+        "global": sample(of_global.get("test")),
+        "global_on_own": spread(of_global.get("local_test")),
+        "clients": spread(clients.get("global_test")),
+        "clients_on_own": spread(clients.get("local_test")),
+        "points": points,
+        "global_points": {name: sample(p["test"]) for name, p in (utility.get("global_points") or {}).items()},
+    }
+    return {name: value for name, value in kept.items() if value}
+
+
+def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
+    setting = record.setting.model_dump(mode="json")
+    method = registry.find(record.setting.method).make(record.setting.set, record.setting.preset)  # type: ignore[attr-defined]
+    rounds = [
+        {"round": r.round, **evaluated(r.utility), **({"diagnostics": r.diagnostics} if r.diagnostics else {})}
+        for r in record.rounds
+        if r.utility
+    ]
+    return {
+        "status": record.status,
+        "setting": {key: value for key, value in setting.items() if key not in OURS},
+        "hyper_parameters": method.model_dump(mode="json"),
+        "rounds_done": len(record.rounds),
+        "rounds": rounds,
+        "up_bytes": sum(r.up_payload for r in record.rounds),
+        "down_bytes": sum(r.down_payload for r in record.rounds),
+        "minutes": round(sum(r.wall_s for r in record.rounds) / 60, 2),
+        "device": record.device,
+        "versions": record.versions,
+        "started": record.started,
+        "finished": record.finished,
+        "commit": commit,
+        "note": note,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--note", default="")
+    parser.add_argument("--to", type=Path, default=RECORDS)
+    given = parser.parse_args()
+    for folder in given.folders:
+        for path in sorted(folder.glob("**/record.json")):
+            target = given.to / folder.name / f"{path.parent.name}.json"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            kept = compact(read_record(path.parent), given.commit, given.note)
+            target.write_text(json.dumps(kept, indent=1) + "\n")
+            print(target)
+
+
+if __name__ == "__main__":
+    main()
