@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from fedaudit import RunRecord, read_record
 from fedaudit.stats import student_t
 
+SUITE = Path(__file__).with_name("baselines.toml")
 COLUMNS = {
     "global": "global model, common test",
     "common": "clients' models, common test",
@@ -68,7 +70,8 @@ def main(words: list[str]) -> None:
     else:
         found = sorted(file for path in paths for file in path.glob("runs/*/record.json"))
         rows = [figures(record) for record in map(read_record, found) if record.status == "done"]
-        rows.sort(key=lambda row: (row["method"], row["seed"]))
+        order = [method["method"] for method in tomllib.loads(SUITE.read_text())["methods"]]
+        rows.sort(key=lambda row: (order.index(row["method"]), row["seed"]))
     if keep:
         keep.write_text(json.dumps({"suite": "baselines.toml", "runs": rows}, separators=(",", ":")) + "\n")
     print(table(rows))

@@ -1,0 +1,46 @@
+"""docs/results/baselines.md says what its records say: every table is computed again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fedaudit import Setting
+from fedaudit.runtime.planned_traffic import plan_traffic
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
+PAGE = (FOLDER / "baselines.md").read_text()
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("baselines_table", FOLDER / "baselines_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_the_records():
+    kept = json.loads((FOLDER / "records" / "baselines.json").read_text())["runs"]
+    assert script().table(kept) in PAGE
+    kept[0]["own"] += 0.05
+    assert script().table(kept) not in PAGE
+
+
+@pytest.mark.parametrize(
+    "method", ["fedbn", "lgfedavg", "fedgen_lg", "fedgh", "fml", "fedkd", "feddistill", "fedproto", "fedktl"]
+)
+def test_planned_traffic_is_what_the_methods_declare(method):
+    values = {
+        "dataset": "cifar100",
+        "clients": 10,
+        "model": "HtFE-1/512",
+        "image_size": 128,
+        "rounds": 300,
+        "public": 0.1,
+    }
+    found = plan_traffic(Setting.make(method=method, **values))
+    up, down = (found[way]["bytes_per_round"] / 10 / 2**20 for way in ("up", "down"))
+    assert f"| {method} | {up:.4f} | {down:.4f} | {found['total']['MiB'] / 1000:.3f} |" in PAGE
