@@ -7,9 +7,18 @@ Imports are deferred, so that `import fedaudit` and the command line's --help ar
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+for _link in ("methods", "attacks", "reports"):  # symbolic links in a checkout, folders where installed
+    if Path(__file__).with_name(_link).is_file():
+        raise ImportError(
+            f"{Path(__file__).with_name(_link)} is a text file, not the symbolic link to ../{_link} that it is in the "
+            "repository: this checkout was made where links cannot be, such as Windows without developer mode. Check "
+            "out again with `git config core.symlinks true`, on Linux, macOS or WSL; or install a wheel."
+        )
 
 if TYPE_CHECKING:
     from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions

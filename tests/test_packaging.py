@@ -45,6 +45,28 @@ def test_a_second_copy_of_a_package_is_refused(folder):
     assert f"Write `import fedaudit.{folder}`" in done.stderr
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_checkout_without_links_says_so(folder, tmp_path):
+    """What git writes where a system has no symbolic links: a text file that holds the link's target."""
+    (tmp_path / "fedaudit").mkdir()
+    (tmp_path / "fedaudit" / "__init__.py").write_text((ROOT / "fedaudit" / "__init__.py").read_text())
+    code = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fedaudit"]
+    for other in FOLDERS:
+        (tmp_path / "fedaudit" / other).mkdir()
+    assert subprocess.run(code, cwd=tmp_path, check=False).returncode == 0
+    (tmp_path / "fedaudit" / folder).rmdir()
+    (tmp_path / "fedaudit" / folder).write_text(f"../{folder}")
+    done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"{folder} is a text file, not the symbolic link" in done.stderr
+    assert "core.symlinks" in done.stderr
+
+
+def test_the_package_says_posix():
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "Operating System :: POSIX" in about["classifiers"]
+
+
 def test_runs_from_a_bare_checkout_without_opacus_and_ray(tmp_path):
     code = (
         "import sys\n"

@@ -1,0 +1,103 @@
+"""The pages on architecture and privacy: every path in them exists, and the walk is the way that a run takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import fedaudit
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/architecture.md", "docs/privacy.md")
+STEP = re.compile(r"^(\d+)\. `([^`]+\.py)`, `([\w.]+)`:", re.MULTILINE)
+
+
+def walk() -> list[tuple[str, str]]:
+    found = STEP.findall((ROOT / "docs/architecture.md").read_text())
+    assert [int(number) for number, _, _ in found] == list(range(1, len(found) + 1))
+    return [(path, name) for _, path, name in found]
+
+
+def paths(page: str) -> set[str]:
+    """What stands in code marks and looks like a file or folder of the repository."""
+    marked = re.findall(r"`([^`\s]+)`", (ROOT / page).read_text())
+    return {text for text in marked if "/" in text and not text.startswith("-")}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_exists(page):
+    assert len(paths(page)) > 10
+    missing = sorted(path for path in paths(page) if not (ROOT / path).exists())
+    assert not missing, f"{page} names {missing}"
+
+
+def test_rules_cited_in_comments_are_there():
+    rules = set(re.findall(r"^\*\*(\d+)\. ", (ROOT / "docs/privacy.md").read_text(), re.MULTILINE))
+    assert rules == {str(n) for n in range(1, 10)}
+    cited = {
+        number
+        for folder in ("fedaudit", "methods", "attacks", "reports")
+        for path in (ROOT / folder).rglob("*.py")
+        for number in re.findall(r"privacy rule (\d+)|rule (\d+) of the privacy", path.read_text())
+        for number in number
+        if number
+    }
+    assert cited
+    assert cited <= rules
+
+
+def code_of(path: str, name: str) -> tuple[str, int]:
+    """File and first line of a function that is named as in `Class.function`."""
+    node: Any = ast.parse((ROOT / path).read_text())
+    for part in name.split("."):
+        inner = [n for n in node.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == part]
+        assert inner, f"{path} has no {name}"
+        node = inner[0]
+    return path, min([node.lineno, *(d.lineno for d in node.decorator_list)])
+
+
+def test_the_walk_is_the_way_of_an_embedding(tmp_path):
+    """The first call of each step, from the method's own lines on, comes after the first call of the step before."""
+    steps = {code_of(path, name): number for number, (path, name) in enumerate(walk())}
+    method = [path for path, _ in walk()].index("methods/dffke.py")
+    first: dict[int, int] = {}
+    known: dict[CodeType, int | None] = {}
+    calls = 0
+
+    def step_of(code: CodeType) -> int | None:
+        file = Path(code.co_filename).resolve()
+        if not file.is_relative_to(ROOT):
+            return None
+        return steps.get((file.relative_to(ROOT).as_posix(), code.co_firstlineno))
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        if event != "call":
+            return
+        code = frame.f_code
+        if code not in known:
+            known[code] = step_of(code)
+        number = known[code]
+        if number is not None and (number <= method or method in first):
+            calls += 1
+            first.setdefault(number, calls)
+
+    sys.setprofile(watch)
+    try:
+        fedaudit.run(
+            method="dffke", rounds=1, clients=2, model="mlp", engine="serial", out=tmp_path / "run",
+            set={"E_local": 1, "h": 8, "T_Tran": 1, "T_Dec": 1, "T_FKE": 1, "w_Dec": 2, "R": 1}, eval_clients=False,
+        )  # fmt: skip
+        fedaudit.attack(tmp_path / "run", attacks=["embedding_match"])
+        fedaudit.report(tmp_path, formats=["html"])
+    finally:
+        sys.setprofile(None)
+    skipped = [walk()[number] for number in range(len(steps)) if number not in first]
+    assert not skipped, f"never called: {skipped}"
+    assert sorted(first, key=lambda number: first[number]) == list(range(len(steps)))
