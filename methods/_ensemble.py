@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,18 +69,18 @@ def ensemble(outputs: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
     return torch.stack([outputs[k] * (N[k] / total) for k in sorted(outputs)]).sum(0)
 
 
-def distil(f, x: Tensor, e: Tensor, tau: float) -> Tensor:
+def distil(f: Any, x: Tensor, e: Tensor, tau: float) -> Tensor:
     """KL(sigma(e; tau) || sigma(f(x); tau)), the teacher's output e first (Eqs. 2, 4, 20). No factor tau^2 there."""
     return kl(e, f(x), tau)
 
 
-def distil_labelled(f, x: Tensor, e: Tensor, y: Tensor, tau: float, lam: float) -> Tensor:
+def distil_labelled(f: Any, x: Tensor, e: Tensor, y: Tensor, tau: float, lam: float) -> Tensor:
     """`distil`, and cross-entropy against the labels of the auxiliary set with weight lam."""
     out = f(x)
     return kl(e, out, tau) + lam * F.cross_entropy(out, y, reduction="none")
 
 
-def imitate(f, x: Tensor, p: Tensor) -> Tensor:
+def imitate(f: Any, x: Tensor, p: Tensor) -> Tensor:
     """Cross-entropy of softmax(f(x)) against the soft labels p: their KL divergence, but for p's own entropy."""
     return -(p * F.log_softmax(f(x), dim=-1)).sum(-1)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from fedaudit import Down, Method, Record, Up, register
+from fedaudit import Client, Cohort, Down, Method, Plan, Record, Server, Size, Up, register
 
 
 class Go(Down):
@@ -28,19 +28,19 @@ class Nothing(Record):
 
 @register("constant")
 class Constant(Method):
-    def init(self, server):
+    def init(self, server: Server) -> Nothing:
         return Nothing()
 
-    def round(self, s, server, cohort):
+    def round(self, s: Nothing, server: Server, cohort: Cohort) -> Nothing:
         cohort.ask(self.count, Go())
         return s
 
     @torch.no_grad()
-    def count(self, client, msg):
+    def count(self, client: Client, msg: Go) -> Counted:
         majority = client.y.bincount(minlength=client.classes).argmax()
         client.model.classifier.weight.zero_()
         client.model.classifier.bias.zero_()[majority] = 1
         return Counted()
 
-    def traffic(self, plan):
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {}
