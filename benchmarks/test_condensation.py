@@ -31,7 +31,7 @@ def client_with(folder, device, *, shape, classes, each, model):
         aux=0, model=model, device=device, threads=torch.get_num_threads(),
     )  # fmt: skip
     world = world_of(setting.model_dump_json())
-    return world, open_client(world, 0, 1, 0, Meter("client", 1, world.device), None)
+    return world, open_client(world.site(0), 1, 0, Meter("client", 1, world.device), None)
 
 
 def loop(method, client, D, V):

@@ -40,7 +40,7 @@ Which classes a client holds is to be seen in every message of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +141,10 @@ def l_glob(
     return cross_entropy(z, y, reduction="none") + lambda_glob * matched
 
 
+def softened(V: dict[int, Tensor], tau: float) -> dict[int, Tensor]:  # R_k (Eq. 11), from the V_k that left
+    return {c: (v / tau).softmax(0) for c, v in V.items()}
+
+
 @register("fedaf", tables="FedAF")
 class FedAF(Condensing):
     lambda_loc: float = 1e-4  # weight of CDC; 0 leaves it out
@@ -217,7 +221,7 @@ class FedAF(Condensing):
 
     def soft_labels(self, client: Client, D: Records) -> dict[int, Tensor]:
         if self.soft == "released":
-            return {c: (v / self.tau).softmax(0) for c, v in client.memory["V"].items()}  # Eq. 11
+            return cast(dict[int, Tensor], client.derive(softened, client.memory["V"], tau=self.tau))
         z = in_chunks(client.model.eval(), D.x)
         return client.class_means((z / self.tau).softmax(1), "soft_labels", D.y)
 

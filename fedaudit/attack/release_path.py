@@ -55,11 +55,12 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.run_record import save_audits
-from fedaudit.runtime.task import ClientState, compute
-from fedaudit.runtime.world import Rows, World
+from fedaudit.runtime.site import Rows
+from fedaudit.runtime.task import compute, open_client
+from fedaudit.runtime.world import World
 from fedaudit.training.fit import Fitted
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
-from fedaudit.wire.message import Declared, Down, Up, class_named, load
+from fedaudit.wire.message import Declared, Down, Up, class_named
 from fedaudit.wire.transcript import Entry
 
 OWN, AUXILIARY = 8, 8  # candidates of each sort, beside the extreme images
@@ -70,12 +71,14 @@ Watch = Callable[[int, int, str], None]
 class Rehearsal(Client):
     """A client with chosen records that trains nothing, and keeps what it would release, before any protection."""
 
-    def __init__(self, world: World, k: int, t: int, ask: int, state: bytes, rows: Rows):
-        kept = decode(state, ClientState, device=world.device)
-        model = load(world.blank_model(k), kept.model)
-        super().__init__(world, k, t, ask, Meter(f"client {k}", t, world.device), model, kept.memory, kept.plain_fits)
-        self._rows = rows
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self.raw: dict[str, Any] = {}  # "Message.field": value
+
+    @classmethod
+    def of(cls, world: World, k: int, t: int, ask: int, state: bytes, rows: Rows) -> Rehearsal:
+        site, meter = world.site(k).with_rows(rows), Meter(f"client {k}", t, world.device)
+        return open_client(site, t, ask, meter, state, cls=cls)
 
     def fit(self, *_: Any, **__: Any) -> Fitted:
         return Fitted(0, 0, math.nan)
@@ -86,6 +89,9 @@ class Rehearsal(Client):
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         self.raw[f"{message.__name__}.{field}"] = value
         return value
+
+    def derive(self, make: Callable[..., Any], released: Any, **numbers: float) -> Any:
+        return make(released, **numbers)
 
     def context(self, *key: object) -> Context:
         """The mechanism's, with a noise of its own and nothing released yet."""
@@ -311,7 +317,7 @@ def worst_pair(run: RunFolder, release: Release) -> Pair | str:
 
 def _opposite_ends(world: World, release: Release, state: bytes, depends: str) -> Pair:
     """Two values of the released shape at opposite ends of what the claim allows one record to change."""
-    client = Rehearsal(
+    client = Rehearsal.of(
         world, release.sent.client, release.sent.round, release.sent.ask, state, world.members(release.sent.client)
     )
     template = release.sent[release.name]
@@ -394,7 +400,7 @@ def _noise_free(release: Release, side: Side) -> tuple[list[Tensor], list[float]
 def _rehearse(world: World, release: Release, state: bytes, rows: Rows) -> Side:
     """The method's own function on these records, up to the point where the mechanism would take over."""
     sent = release.sent
-    client = Rehearsal(world, sent.client, sent.round, sent.ask, state, rows)
+    client = Rehearsal.of(world, sent.client, sent.round, sent.ask, state, rows)
     message = decode(encode(release.down.record()), Down, device=world.device)
     with seeded(world.setting.seed, f"client {sent.client}", sent.round, sent.ask, device=world.device):
         reply = find_function(world.method, sent.row["fn"])(client, message)

@@ -21,6 +21,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
@@ -34,13 +35,15 @@ from fedaudit.rng import seed_of, seeded
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
-from fedaudit.runtime.task import ClientState, open_client
+from fedaudit.runtime.party import Client
+from fedaudit.runtime.site import Rows, Site
+from fedaudit.runtime.task import open_client, state_after
 from fedaudit.runtime.turns import Globals, Turn, take_turns
-from fedaudit.runtime.world import Rows, World
+from fedaudit.runtime.world import World
 from fedaudit.setting import EXECUTION
 from fedaudit.training.models import Net
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Down, Up, state_of
+from fedaudit.wire.message import Down, Up
 from fedaudit.wire.transcript import Entry, TranscriptView
 
 FEW = 8  # records, to try something on
@@ -80,7 +83,10 @@ def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
     key = signature(world, [entry], few, [])
     if key not in _tried:
         try:
-            first, second = (_perform([_World(world, 0, few, fresh=i)], entry, [None], False, set()) for i in range(2))
+            first, second = (
+                _perform(world, [_shadow(world, entry.client, 0, few, fresh=i)], entry, [None], False, set())
+                for i in range(2)
+            )
         except FedauditError:
             _tried[key] = False  # it misses what it knew before
         else:
@@ -91,31 +97,16 @@ def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
 # --- the world of a shadow -------------------------------------------------------------------------------------------
 
 
-class _World(World):
-    """The run's world as an attacker rebuilds it: public knowledge, another seed, other records."""
+def _shadow(world: World, k: int, seed: int, rows: Rows, fresh: int | None = None) -> Site:
+    """Client k's site as an attacker rebuilds it: public knowledge, another seed, other records."""
 
-    def __init__(self, world: World, seed: int, rows: Rows, fresh: int | None = None):
-        self.__dict__.update(world.__dict__)
-        self.setting = world.setting.model_copy(update={"seed": seed})
-        self._templates = {}
-        self._given, self._fresh = rows, fresh
+    def model() -> Net:
+        if fresh is None:
+            return world.fresh_model(k, seed)
+        with seeded("replay", "fresh", fresh):
+            return world.build(world.archs[k])
 
-    def fresh_model(self, k: int) -> Net:
-        if self._fresh is None:
-            return super().fresh_model(k)
-        with seeded("replay", "fresh", self._fresh):
-            return self.build(self.archs[k])
-
-    def members(self, k: int) -> Rows:
-        return self._given
-
-    def count(self, k: int) -> int:
-        return len(self._given[1])
-
-    def nonmembers(self, k: int) -> Rows:
-        raise ThreatError(f"a shadow of client {k} has no held-out records")
-
-    candidates = validation = other_rows = nonmembers
+    return replace(world.site(k).with_rows(rows), seed=seed, fresh_model=model)
 
 
 # --- taking turns ----------------------------------------------------------------------------------------------------
@@ -157,25 +148,25 @@ def replay(
     k = messages[0].client
     for first in range(0, len(picks), together):
         numbers = range(first, min(first + together, len(picks)))
-        worlds = [_World(world, seed_of("replay", k, i), (pool[0][picks[i]], pool[1][picks[i]])) for i in numbers]
-        states: list[bytes | None] = [None] * len(worlds)
+        sites = [_shadow(world, k, seed_of("replay", k, i), (pool[0][picks[i]], pool[1][picks[i]])) for i in numbers]
+        states: list[bytes | None] = [None] * len(sites)
         replies: list[bytes] = []
         for entry in messages:
-            results = [turn.result for turn in _perform(worlds, entry, states, compile, notes)]
+            results = [turn.result for turn in _perform(world, sites, entry, states, compile, notes)]
             states, replies = [state for state, _ in results], [reply for _, reply in results]
         yield from (decode(reply, Up, device=world.device) for reply in replies)
 
 
 def _perform(
-    worlds: Sequence[_World], entry: Entry, states: Sequence[bytes | None], compile: bool, notes: set[str]
+    world: World, sites: Sequence[Site], entry: Entry, states: Sequence[bytes | None], compile: bool, notes: set[str]
 ) -> list[Turn]:
     """One message to several shadows. A turn's result is the state after it and the reply, as bytes."""
-    message, device = encode(entry.record()), worlds[0].device
+    message, device = encode(entry.record()), world.device
     turns = []
-    for world, state in zip(worlds, states, strict=True):
+    for site, state in zip(sites, states, strict=True):
         generators = Globals(device)
-        generators.seed(world.setting.seed, f"client {entry.client}", entry.round, entry.ask)
-        turns.append(_turn(world, entry, message, state, generators))
+        generators.seed(site.seed, f"client {entry.client}", entry.round, entry.ask)
+        turns.append(_turn(world, site, entry, message, state, generators))
     with seeded("replay", device=device):  # whatever is drawn below, the caller's generators stay as they are
         try:
             _take_turns(turns, compile, notes)
@@ -189,16 +180,18 @@ def _perform(
     return turns
 
 
-def _turn(world: _World, entry: Entry, message: bytes, state: bytes | None, generators: Globals) -> Turn:
+def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes | None, generators: Globals) -> Turn:
     """One message to one shadow, as `run_task` would have it."""
-    k, t, ask = entry.client, entry.round, entry.ask
+    t, ask = entry.round, entry.ask
 
     def work() -> tuple[bytes, bytes]:
         meter = Meter("replay", t, world.device)
-        client = open_client(world, k, t, ask, meter, state)
-        reply = find_function(world.method, entry.fn)(client, decode(message, Down, device=world.device))
+        received = decode(message, Down, device=world.device)
+        client: Client = open_client(site, t, ask, meter, state, message=received)
+        reply = find_function(world.method, entry.fn)(client, received)
+        kept = client.settle()
         reply, _ = client.release(reply)
-        after = ClientState(state_of(client.model), client.memory, client.plain_fits, client.spent)
+        after = state_after(client, kept)
         return encode(after), encode(reply)
 
     return Turn(work, generators)

@@ -32,7 +32,9 @@ from torch.nn.functional import cosine_similarity
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
+from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Declared, State, Up
 
 
@@ -52,8 +54,12 @@ class Context:
     encode: Callable[[Tensor], Tensor]
     predict: Callable[[Tensor], Tensor] = _no_model
     plain_fits: int = 0  # trainings on private records that were not DP, ever
-    means: dict[int, tuple[float, int]] = field(default_factory=dict)  # id of a class mean: clipping norm, N_c
-    done: dict[str, tuple[Any, list[dict[str, Any]]]] = field(default_factory=dict)  # field: value as released, entries
+    dirty: bool = False  # whether memory holds what a task that looked at the records wrote, unprotected
+    provenance: Provenance | None = None
+    means: dict[str, tuple[float, int]] = field(default_factory=dict)  # digest of a class mean: clipping norm, N_c
+    done: dict[str, tuple[str, list[dict[str, Any]]]] = field(
+        default_factory=dict
+    )  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
 
 
@@ -71,7 +77,9 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
         if policy is None
         else _release(value, where, declared, policy, context)
     )
-    context.done[where] = (released, entries)
+    context.done[where] = (digest_of(released), entries)
+    if context.provenance is not None:
+        context.provenance.released(name, released)
     return released
 
 
@@ -85,17 +93,20 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[
         if where not in sent:  # what was computed from it may be in the reply all the same
             entries += of_field
     for name, declared in reply.declared().items():
-        if declared is None or declared.role != "private":
-            continue
         where = f"{type(reply).__name__}.{name}"
-        policy = context.policies.get(declared.kind or "")
         value = getattr(reply, name)
+        if declared is None or declared.role != "private":
+            if context.policies and not _traced(value, context):
+                entries.append(_untraced(where, "public"))
+            continue
+        policy = context.policies.get(declared.kind or "")
         early = context.done.get(where)
-        if early is not None and early[0] is value:
+        if early is not None and early[0] == digest_of(value):
             of_field = early[1]
         elif early is not None:
             raise PrivacyError(
-                f"{where} was protected once by client.protect; put that value into the reply, no other."
+                f"{where} was protected by client.protect, and another value is in the reply: put the protected one "
+                "into it, and leave it as it is."
             )
         elif policy is not None:
             changes[name], of_field = _release(value, where, declared, policy, context)
@@ -114,16 +125,16 @@ def _entry(where: str, declared: Declared, **facts: Any) -> dict[str, Any]:
 
 def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> dict[str, Any]:
     """A release without a policy: free only where it follows from what was protected, or is the same for neighbours."""
-    if declared.kind == "count" and value == context.n:
+    if declared.kind == "count" and type(value) is int and value == context.n:
         # The same for all neighbours under replace-one and zero-out; under add-or-remove it is taken as known.
         condition = "n is public"
         return _entry(where, declared, mechanism="none", noise_multiplier=math.inf, relation="any", condition=condition)
-    if declared.via == "released":
+    if declared.via == "released" and _follows(value, context):
         condition = "derived from what was released"
         return _entry(
             where, declared, mechanism="post-processing", noise_multiplier=math.inf, relation="any", condition=condition
         )
-    if declared.via == "model" and TRAINING in context.policies and not context.plain_fits:
+    if declared.via == "model" and TRAINING in context.policies and _paid(value, context):
         return _entry(
             where,
             declared,
@@ -132,7 +143,32 @@ def _unprotected(value: Any, where: str, declared: Declared, context: Context) -
             relation="any",
             condition="given the privacy of training",
         )
+    if declared.via in ("model", "released") and context.policies and not _traced(value, context):
+        return _untraced(where, declared.kind or "")
     return _entry(where, declared, mechanism="none", noise_multiplier=0.0, relation="any")
+
+
+UNTRACED = "computed in a task that read the records, and traced to nothing that was paid for"
+
+
+def _untraced(where: str, kind: str) -> dict[str, Any]:
+    unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": UNTRACED}
+    return {"field": where, "kind": kind, **unprotected}
+
+
+def _traced(value: Any, context: Context) -> bool:
+    return context.provenance is None or context.provenance.traced(value)
+
+
+def _paid(value: Any, context: Context) -> bool:
+    """Whether a value follows from a model that private fits, and nothing else, made of the records."""
+    return context.spent.get(TRAINING, 0) > 0 and not context.plain_fits and _traced(value, context)
+
+
+def _follows(value: Any, context: Context) -> bool:
+    """Whether a value follows from what was released: as the harness saw, or because the task knew nothing else."""
+    seen = context.provenance
+    return seen is None or seen.is_derived(value) or not (seen.looked or context.dirty)
 
 
 # --- the Gaussian mechanism ------------------------------------------------------------------------------------
@@ -263,7 +299,7 @@ def dependence(declared: Declared) -> str:
 
 
 def _class_sensitivity(leaf: Tensor, where: str, C: float, swing: float, context: Context) -> float:
-    made = context.means.get(id(leaf))
+    made = context.means.get(digest_of(leaf))
     if made is None:
         raise NotApplicable(
             f"{where}: a mean is bounded by clipping the records that go into it, not the mean itself. Compute it with "

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedaudit.errors import ContractError
 from fedaudit.runtime.runner import run
+from fedaudit.runtime.site import Swap
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.setting import Setting
 from fedaudit.wire.codec import decode, encode_tree, read_header
@@ -23,8 +24,9 @@ from fedaudit.wire.message import Up
 
 
 class SwapEngine:
-    """Runs each task three times: as it is; with other records after the last private fit, where nothing declared
-    `via="model"` or `public()` may change; and with other records from the start, where nothing `public()` may.
+    """Runs each task four times: as it is; with other records after the last private fit, and with other records for
+    all that reads them itself while training has the real ones, where nothing declared `via="model"`, `via="released"`
+    or `public()` may change; and with other records from the start, where nothing `public()` may.
 
     The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
     """
@@ -40,24 +42,30 @@ class SwapEngine:
         for task in tasks:
             done = run_task(task)
             if done.reply is not None:
-                self._again(task, done, "late", done.private_fits, ("model", "released"))
-                self._again(task, done, "early", 0, ())
+                self._again(task, done, "late", Swap(done.private_fits), ("model", "released"))
+                self._again(task, done, "outside", Swap(0, in_fit=False), ("model", "released"))
+                self._again(task, done, "early", Swap(0), ())
             yield done
 
     def close(self) -> None:
         pass
 
-    def _again(self, task: Task, done: Done, way: str, swap: int, must_stay: tuple[str, ...]) -> None:
+    def _again(self, task: Task, done: Done, way: str, swap: Swap, must_stay: tuple[str, ...]) -> None:
         state = self._states.get((way, task.k), task.state)
-        replay = done.released if way == "late" else None
+        replay = None if way == "early" else done.released
         swapped = run_task(dataclasses.replace(task, state=state, swap=swap, replay=replay))
-        if swapped.reply is None and way == "early":  # a client with other classes may not fit into this run at all
+        if swapped.reply is None and way != "late":  # a client with other classes may not fit into this run at all
             self._states.pop((way, task.k), None)
             return
         if done.reply is None or swapped.reply is None:
             raise ContractError(f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.")
         self._states[way, task.k] = swapped.state
         before, after = decode(done.reply, Up), decode(swapped.reply, Up)
+        if type(before) is not type(after):
+            raise ContractError(
+                f"{task.fn} returns a {type(before).__name__}, and with other records a {type(after).__name__}: which "
+                "message comes tells of the records. Return one class, always."
+            )
         for name, declared in before.declared().items():
             if declared is None:
                 continue
@@ -68,13 +76,20 @@ class SwapEngine:
                     said = "public()" if declared.role == "public" else f'via="{declared.via}"'
                     raise ContractError(
                         f"{where} is declared {said}, but it changes with the records that client {task.k} holds"
-                        + (f" after training: {task.fn} reads them again." if way == "late" else ".")
+                        + _WHEN[way].format(fn=task.fn)
                         + ' Declare it private(..., via="data")'
                         + (', or via="model".' if way == "early" else ".")
                     )
                 self.compared.add(where)
             elif way == "late" and not same:
                 self.changed.add(where)
+
+
+_WHEN = {
+    "late": " after training: {fn} reads them again.",
+    "outside": " beside training: {fn} reads them itself.",
+    "early": ".",
+}
 
 
 def _bits(value: object) -> str:

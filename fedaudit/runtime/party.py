@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.errors import NotApplicable, PrivacyError
+from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.policy import TRAINING
+from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
 from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.site import Hub, Place, Rows, Site
 from fedaudit.runtime.turns import carry_out, say_alone
 from fedaudit.training import models
-from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, moments_of
+from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, moments_of
 from fedaudit.training.forward import in_chunks
 from fedaudit.training.stack import Job
-from fedaudit.wire.message import Down, Up
-
-if TYPE_CHECKING:
-    from fedaudit.runtime.world import World
+from fedaudit.wire.codec import digest_of
+from fedaudit.wire.message import Down, State, Up
 
 
 class Party:
     """What server and client have in common: a clock, generators, a device, and the training loop."""
 
-    def __init__(self, world: World, name: str, t: int, ask: int, meter: Meter):
-        self._world, self._name, self.t, self._ask, self._meter = world, name, t, ask, meter
-        self.device = world.device
-        self.shape: tuple[int, int, int] = world.shape
-        self.classes: int = world.classes
-        self.rounds: int = world.setting.rounds  # T
+    def __init__(self, place: Place, name: str, t: int, ask: int, meter: Meter):
+        self._place, self._name, self.t, self._ask, self._meter = place, name, t, ask, meter
+        self.device = place.device
+        self.shape: tuple[int, int, int] = place.shape
+        self.classes: int = place.classes
+        self.rounds: int = place.rounds  # T
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator of its own for each purpose, the same whenever this round is run."""
-        return generator(self._world.setting.seed, self._name, self.t, self._ask, purpose, device=self.device)
+        return generator(self._place.seed, self._name, self.t, self._ask, purpose, device=self.device)
+
+    @cached_property
+    def public(self) -> tuple[Tensor, Tensor]:
+        """The public transfer set, of which everybody holds a copy. Labels of another data set are all -1."""
+        x, y = self._place.public()
+        return x.clone(), y.clone()
 
     def optimise(
         self,
@@ -71,31 +79,27 @@ class Party:
 class Server(Party):
     """The coordinator. It holds no private data."""
 
+    def __init__(self, hub: Hub, t: int, meter: Meter):
+        super().__init__(hub, "server", t, 0, meter)
+        self._hub = hub
+
     @property
     def clients(self) -> int:
         """K, the number of clients in the federation."""
-        return self._world.setting.clients
+        return self._hub.clients
 
     def arch(self, k: int) -> str:
         """The architecture of client k's model: public knowledge."""
-        return self._world.archs[k]
+        return self._hub.archs[k]
 
     def model(self, arch: str | None = None) -> models.Net:
         """A freshly initialised model, in evaluation mode."""
-        if arch is None:
-            arch = self._world.server_arch
-        return self._world.build(arch)
-
-    @cached_property
-    def public(self) -> tuple[Tensor, Tensor]:
-        """The public transfer set, of which everybody holds a copy. Labels of another data set are all -1."""
-        x, y = self._world.public()
-        return x.clone(), y.clone()
+        return self._hub.build(self._hub.server_arch() if arch is None else arch)
 
     @property
     def public_labelled(self) -> bool:
         """Whether the labels of the public set are of the task."""
-        return self._world.public_labelled
+        return self._hub.public_labelled
 
     def fit(
         self,
@@ -122,8 +126,7 @@ class Client(Party):
 
     def __init__(
         self,
-        world: World,
-        k: int,
+        site: Site,
         t: int,
         ask: int,
         meter: Meter,
@@ -132,112 +135,162 @@ class Client(Party):
         plain_fits: int = 0,
         spent: dict[str, int] | None = None,
         attempt: int = 0,
+        *,
+        dirty: bool = False,
+        released: Mapping[str, str] | None = None,
+        message: Down | None = None,
     ):
-        super().__init__(world, f"client {k}", t, ask, meter)
-        self.id = k
+        super().__init__(site, f"client {site.k}", t, ask, meter)
+        self._site = site
+        self.id = site.k
         self.model = model
         self.memory = memory  # plain trees of tensors, states, numbers and strings; survives the codec
         self.private_fits = 0
         self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
+        self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
         self.entries: list[dict[str, Any]] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
+        self.replay: list[Any] = []  # stands in for what `protect` would give back: for the test of declarations
         self._attempt = attempt
-        self._replay: list[Any] | None = None
-        self._swap_after: int | None = None
-        self._means: list[Tensor] = []  # keeps the ids in the context valid
+        self._seen: dict[tuple[bool, bool], Rows] = {}
+        self._provenance: Provenance | None = None
+        if site.policies:  # where nothing is promised, nothing needs to be followed
+            known = (t, self.id, len(self), *site.hyperparameters)
+            self._provenance = Provenance(model, memory, message, known, released or {})
 
     @property
     def x(self) -> Tensor:
         """The private records (members), in [-1, 1]."""
-        self.looked = True
-        return self._rows[0]
+        self._look()
+        return self._rows()[0]
 
     @property
     def y(self) -> Tensor:
+        self._look()
+        return self._rows()[1]
+
+    def _look(self) -> None:
         self.looked = True
-        return self._rows[1]
+        if self._provenance is not None:
+            self._provenance.look()
 
-    @cached_property
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        swapped = self._swap_after is not None and self.private_fits >= self._swap_after
-        return self._world.other_rows(self.id) if swapped else self._world.members(self.id)
-
-    @cached_property
-    def public(self) -> tuple[Tensor, Tensor]:
-        """The public transfer set, of which everybody holds a copy."""
-        x, y = self._world.public()
-        return x.clone(), y.clone()
+    def _rows(self, fitting: bool = False) -> Rows:
+        """The records; loaded once, and again where the test of declarations swaps them."""
+        swap = self._site.swap
+        swapped = swap is not None and self.private_fits >= swap.after
+        key = (fitting and swap is not None, swapped)
+        if key not in self._seen:
+            self._seen[key] = self._site.rows(self.private_fits, fitting=fitting)
+        return self._seen[key]
 
     @property
     def validation(self) -> tuple[Tensor, Tensor]:
         """The records that this client holds out to choose by; none of them trains."""
-        self.looked = True
-        return self._world.validation(self.id)
+        self._look()
+        return self._site.validation()
 
     def server_model(self) -> models.Net:
         """A freshly initialised model of the server's architecture, which everybody knows."""
-        return self._world.build(self._world.server_arch)
+        return self._site.server_model()
 
     def __len__(self) -> int:
-        return self._world.count(self.id)
+        return self._site.count
 
     @property
     def private_training(self) -> bool:
         """Whether training on the records is DP-SGD in this run."""
-        return TRAINING in self._world.policies
-
-    def swap_after(self, private_fits: int | None, replay: list[Any] | None = None) -> None:
-        """For the test of declarations: after so many private fits, hold other records, as many as before.
-
-        `replay` stands in for what `protect` would give back, so that what is derived from it must not change.
-        """
-        self._swap_after, self._replay = private_fits, replay
+        return TRAINING in self._site.policies
 
     @cached_property
     def _context(self) -> Context:
         return Context(
-            key=(self._world.setting.seed, self._name, self.t, self._ask, self._attempt),
+            key=(self._site.seed, self._name, self.t, self._ask, self._attempt),
             n=len(self),
-            policies=self._world.policies,
-            releases=self._world.releases,
-            images=lambda: self.x,
+            policies=self._site.policies,
+            releases=self._site.releases,
+            images=lambda: self._rows()[0],
             encode=lambda x: self.model.eval().encode(x),
             predict=lambda x: self.model.eval()(x),
             plain_fits=self.plain_fits,
+            dirty=self.dirty,
+            provenance=self._provenance,
             spent=self.spent,
         )
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         """`value` as it will leave in `message.field`. What is computed from that is post-processing, and free."""
-        if self._replay:
-            released = self._replay.pop(0)
-            self._context.done[f"{message.__name__}.{field}"] = (released, [])
+        if self.replay:
+            released = self.replay.pop(0)
+            self._context.done[f"{message.__name__}.{field}"] = (digest_of(released), [])
+            if self._provenance is not None:
+                self._provenance.released(field, released)
         else:
             released = protect_field(message, field, value, self._context)
         self.released.append(released)
         return released
 
+    def derive(self, make: Callable[..., Any], released: Any, **numbers: float) -> Any:
+        """`make(released, **numbers)`: post-processing of what `protect` gave back, in this task or an earlier one.
+
+        The harness carries it out, so that the result is free also in a task that looks at its records. `make` is a
+        plain function that brings nothing of its own; the numbers are hyper-parameters of the method.
+        """
+        seen = self._provenance
+        if seen is not None:
+            if carried(make):
+                raise PrivacyError(f"client.derive: {make!r} carries values of its own. Give a plain function.")
+            if not seen.is_released(released):
+                raise PrivacyError(
+                    "client.derive takes what client.protect gave back, as it was; this is another value."
+                )
+            if wrong := [name for name, value in numbers.items() if not seen.is_known(value)]:
+                raise PrivacyError(f"client.derive: {', '.join(wrong)} is no hyper-parameter of the method.")
+        value = make(released, **numbers)
+        if seen is not None:
+            seen.derived(value)
+        return value
+
     def class_means(self, rows: Tensor, kind: str, y: Tensor | None = None) -> dict[int, Tensor]:
         """The mean of the rows of each class present, the rows clipped first where the kind's policy clips."""
         y = self.y if y is None else y
-        policy = self._world.policies.get(kind)
+        policy = self._site.policies.get(kind)
         C = policy.clip if policy is not None and policy.mechanism == "gaussian" else None
         if C is not None:
             rows = clip_rows(rows, C)
+            if len(rows) > len(self):
+                raise PrivacyError(
+                    f"client.class_means was given {len(rows)} rows, and the client has {len(self)} records: a record "
+                    "that counts more than once is not bounded by the noise of its class. Give one row per record."
+                )
         means = {}
         for c in y.unique().tolist():
             of_class = rows[y == c]
             means[c] = of_class.mean(0)
             if C is not None:
-                self._context.means[id(means[c])] = (C, len(of_class))
-        self._means += means.values()
+                digest = digest_of(means[c])
+                smallest = min(len(of_class), self._context.means.get(digest, (C, len(of_class)))[1])
+                self._context.means[digest] = (C, smallest)  # of equal means, the smaller class
         return means
+
+    def settle(self) -> dict[str, str]:
+        """The task is through: what it changed outside of private fits taints it. Called by the harness.
+
+        Returns which values in memory are as they were released, for the tasks to come.
+        """
+        if self._provenance is None:
+            return {}
+        kept = self._provenance.settle()
+        self.dirty = self.dirty or self._provenance.dirty
+        if self._provenance.tainted and self.private_training:
+            self.plain_fits += 1
+        return kept
 
     def release(self, reply: Up) -> tuple[Up, dict[str, Any]]:
         """The reply as it may leave, and the public parameters of its protection. Called by the harness."""
-        self._context.plain_fits = self.plain_fits
+        check_buffers(reply, self.model)
+        self._context.plain_fits, self._context.dirty = self.plain_fits, self.dirty
         with self._meter.span("protect"):
             reply, protection, entries = protect(reply, self._context)
         self.entries += entries
@@ -253,14 +306,14 @@ class Client(Party):
         moments: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """As the server's; it counts as training on the records."""
-        if TRAINING in self._world.policies:
+        if self.private_training:
             raise NotApplicable(
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
         after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments)
         self.plain_fits += 1
-        self._count_private_fit()
+        self.private_fits += 1
         return after
 
     def fit(
@@ -288,16 +341,16 @@ class Client(Party):
         """
         options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         model = model or self.model
-        rows = self._rows if data is None else data
+        rows = self._rows(fitting=True) if data is None else data
         rows = (*rows, *(in_chunks(fixed, rows[0]) for fixed in beside))
-        if data is None and TRAINING in self._world.policies:
+        if data is None and self.private_training:
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
             return self._fit_private(model, loss, rows, until, separable, options)
         fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
         if data is None:
             self.plain_fits += 1
-            self._count_private_fit()
+            self.private_fits += 1
         elif self.looked:
             self.plain_fits += 1  # the data may have been built from the records that this task looked at
         return fitted
@@ -315,18 +368,18 @@ class Client(Party):
 
         if until is not None:
             raise PrivacyError(
-                f"{self._world.setting.method} stops training by looking at its records (until=...), which DP-SGD does "
+                f"{self._site.method} stops training by looking at its records (until=...), which DP-SGD does "
                 "not account for. Set its stopping rule off, so that it trains for a fixed number of epochs."
             )
         if not separable:
             raise NotApplicable(
-                f"{self._world.setting.method} trains on a loss that does not separate over records (separable=False); "
+                f"{self._site.method} trains on a loss that does not separate over records (separable=False); "
                 "no clipping of single records' gradients exists for it. Run it without privacy.training."
             )
-        policy = self._world.policies[TRAINING]
+        policy = self._site.policies[TRAINING]
         self._fits = getattr(self, "_fits", 0) + 1
         self.spent[TRAINING] = self.spent.get(TRAINING, 0) + 1
-        planned = policy.releases or self._world.setting.rounds
+        planned = policy.releases or self._site.rounds
         if policy.epsilon is not None and self.spent[TRAINING] > planned:
             raise PrivacyError(
                 f"privacy.training planned {planned} trainings of client {self.id}, and this is number "
@@ -334,6 +387,9 @@ class Client(Party):
             )
         say_alone("DP-SGD draws another number of records in each step")
         key = (os.urandom(16).hex(),) if policy.secure else self._context.key
+        seen = self._provenance
+        assert seen is not None  # there is a policy
+        seen.before_fit(model)
         with self._meter.span("fit"):
             fitted, entry = fit_private(
                 model,
@@ -346,15 +402,30 @@ class Client(Party):
                 **options,
             )
         self.entries.append(entry)
-        if self.looked and options["given"]:
-            self.plain_fits += 1  # what the loss was given may have been built from the records
-        self._count_private_fit()
-        return fitted
-
-    def _count_private_fit(self) -> None:
+        seen.after_fit(model)
+        if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
+            self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1
-        if self.private_fits == self._swap_after:
-            del self._rows
+        # The last epoch's loss is a figure of the records that no noise was added to: it stays here.
+        return replace(fitted, loss=math.nan)
+
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def check_buffers(reply: Up, model: nn.Module) -> None:
+    """Papers do not count buffers, so only what is a buffer may call itself one."""
+    parameters = {name for name, _ in model.named_parameters()}
+    known = set(model.state_dict()) - parameters
+    for field in reply.declared():
+        state = getattr(reply, field)
+        if isinstance(state, State):
+            foreign = {name for name in state.buffers - known if name.rsplit(".", 1)[-1] not in STATISTICS}
+            if wrong := foreign | (state.buffers & parameters):
+                raise ContractError(
+                    f"{type(reply).__name__}.{field} calls {min(wrong)!r} a buffer, which the model does not: its "
+                    "bytes would not be counted. Build the state with state_of(model)."
+                )
 
 
 U = TypeVar("U", bound=Up)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import xxhash
 from pydantic import ValidationError
+from torch import nn
 
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Ledger
@@ -37,7 +38,7 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.start import first_setting, take_over
-from fedaudit.runtime.task import Task, compute, open_client
+from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client
 from fedaudit.runtime.utility import Scores, evaluate, results
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
@@ -294,6 +295,8 @@ class _Run:
                 waiting = time.perf_counter()
                 if reply is None or done.state is None:
                     first_error = first_error or f"client {done.k}: {done.error}"
+                    self._log(t, number, done)
+                    entries.append((done.k, done.entries))
                     absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
                     cohort.ids.remove(done.k)
                     continue
@@ -305,7 +308,8 @@ class _Run:
             if len(cohort.ids) < quorum:
                 raise RunError(
                     f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "
-                    f"{first_error}. Mend it, lower --quorum or --dropout, and go on with --resume."
+                    f"{first_error} (all of it: {self.folder / 'errors.log'}). "
+                    f"Mend it, lower --quorum or --dropout, and go on with --resume."
                 )
             return replies
 
@@ -326,7 +330,7 @@ class _Run:
         return seed_of(self.setting.seed, f"client {k}", t, ask, "dropout") / 2**63 < self.setting.dropout
 
     def _server(self, t: int, meter: Meter | None = None) -> Server:
-        return Server(self.world, "server", t, 0, meter or Meter("server", t, self.world.device))
+        return Server(self.world.hub, t, meter or Meter("server", t, self.world.device))
 
     # --- after a round ---
 
@@ -362,7 +366,7 @@ class _Run:
 
     def _client(self, k: int) -> Client:
         meter = Meter(f"client {k}", self.setting.rounds, self.world.device)
-        return open_client(self.world, k, 0, 0, meter, self.store.client(k))
+        return open_client(self.world.site(k), 0, 0, meter, self.store.client(k))
 
     def _count(self, wire: Wire) -> None:
         for (direction, name), sent in wire.traffic.wire.items():
@@ -377,13 +381,21 @@ class _Run:
         self.digest = xxhash.xxh3_128_hexdigest((self.digest + "".join(wire.traffic.digests)).encode())
 
     def _enter(self, t: int, entries: Entries, wire: Wire) -> None:
-        policies = self.world.policies.values()
         for k, of_client in entries:
-            n = self.world.count(k)
-            delta = min((policy.delta_for(n) for policy in policies), default=1 / n)
-            self.ledger.add(k, n, delta, t, of_client)
+            self._bill(k, t, of_client)
         for kind, to in sorted(wire.traffic.relayed):
             self.ledger.relayed(kind, to)
+
+    def _bill(self, k: int, t: int, entries: list[dict[str, Any]]) -> None:
+        n = self.world.count(k)
+        delta = min((policy.delta_for(n) for policy in self.world.policies.values()), default=1 / n)
+        self.ledger.add(k, n, delta, t, entries)
+
+    def _log(self, t: int, ask: int, done: Done) -> None:
+        """The whole text of a client's failure, on this machine alone: the record says its type and place."""
+        if done.detail:
+            with open(self.folder / "errors.log", "a") as file:
+                file.write(f"round {t}, ask {ask}, client {done.k}: {done.detail}\n")
 
     def _commit(self, t: int, state: Record, offset: int) -> Record:
         """Make the round a fact; the state goes on as its codec left it, so that a resumed run cannot differ."""
@@ -418,9 +430,27 @@ class _Run:
             if predictor is not None:
                 saved.append(save_model(folder / "global.safetensors", predictor))
             for k in sorted(self.store.clients):
-                saved.append(save_model(folder / f"client-{k:06d}.safetensors", self.method.personal(self._client(k))))
+                saved.append(save_model(folder / f"client-{k:06d}.safetensors", self._personal(k, predictor is None)))
         # What an outsider gets to see: the global model, or, where a method has none, what the clients deploy.
         return saved[:1] if predictor is not None else saved
+
+    def _personal(self, k: int, published: bool) -> nn.Module:
+        """What client k deploys. Where that is published, what went into it beyond the client's model is billed."""
+        client = self._client(k)
+        model = self.method.personal(client)
+        if published and self.world.policies:
+            entries = [*client.entries]
+            if client.looked or client.plain_fits > self._plain_fits(k):
+                condition = "personal() read the records, and what it made of them is published"
+                unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
+                entries.append({"field": "(published model)", "kind": "weights", **unprotected})
+            if entries:
+                self._bill(k, self.setting.rounds, entries)
+        return model
+
+    def _plain_fits(self, k: int) -> int:
+        state = self.store.client(k)
+        return 0 if state is None else decode(state, ClientState).plain_fits
 
     # --- opening ---
 

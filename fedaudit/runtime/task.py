@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import platform
 import traceback
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -17,11 +19,14 @@ from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
+from fedaudit.runtime.site import Site, Swap
 from fedaudit.runtime.turns import here
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.recorded import conditions
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
-from fedaudit.wire.message import Down, Record, State, Up, load, state_of
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
+from fedaudit.wire.message import Down, Record, State, Up, class_ids, load, state_of
+
+C = TypeVar("C", bound=Client)
 
 
 class ClientState(Record):
@@ -35,6 +40,8 @@ class ClientState(Record):
     memory: dict[str, Any]
     plain_fits: int  # trainings on private records without DP: they make every release of the model cost
     spent: dict[str, int]  # releases and trainings so far, where a budget was planned for so many
+    dirty: bool = False  # memory holds what a task that looked at the records wrote, unprotected
+    released: dict[str, str] = dataclasses.field(default_factory=dict)  # digests of what memory holds as released
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Task:
     message: bytes
     drop: bool = False  # this client is to fail after it received the message
     attempt: int = 0  # counts replays of a round where the bits of a replay are not promised: fresh noise
-    swap: int | None = None  # for the test of declarations: other records after so many private fits
+    swap: Swap | None = None  # for the test of declarations: other records, from when on and for whom
     replay: bytes | None = None  # for the same test: what client.protect gave back the first time
 
 
@@ -69,7 +76,8 @@ class Done:
     gpu: int | None = None
     private_fits: int = 0
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
-    error: str | None = None
+    error: str | None = None  # type and place of what went wrong, and nothing of the records
+    detail: str = ""  # the whole of it, for the log on the machine that runs this
     fatal: FedauditError | None = None  # the method or the policy is wrong, not the client
 
 
@@ -84,30 +92,34 @@ def run_task(task: Task) -> Done:
     meter = Meter(f"client {task.k}", task.t, world.device, world.setting.flops)
     if (turn := here()) is not None:
         turn.away = meter.away
+    client: Client | None = None
     try:
         with compute(world), seeded(world.setting.seed, f"client {task.k}", task.t, task.ask, device=world.device):
             with meter.span("decode"):
                 message = received(task.message, world.device)
-                client = open_client(world, task.k, task.t, task.ask, meter, task.state, task.attempt)
-            client.swap_after(task.swap, decode_tree(task.replay, device=world.device) if task.replay else None)
+                site = dataclasses.replace(world.site(task.k), swap=task.swap)
+                client = open_client(site, task.t, task.ask, meter, task.state, task.attempt, message, Client)
+            if task.replay:
+                client.replay = decode_tree(task.replay, device=world.device)
+            fn, known = find_function(world.method, task.fn), class_ids()
             with meter.span("task"):
-                reply = find_function(world.method, task.fn)(client, message)
-            if not isinstance(reply, Up):
-                raise ContractError(
-                    f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it must return an Up message."
-                )
-            _watch_memory(client, task.state)
+                reply = fn(client, message)
+            _check_reply(reply, fn, known, task)
+            kept = client.settle()
             reply, protection = client.release(reply)
             with meter.span("encode"):
                 blob = encode(reply)
-                state = encode(ClientState(state_of(client.model), client.memory, client.plain_fits, client.spent))
+                state = encode(state_after(client, kept))
                 released = encode_tree(client.released) if client.released else None
     except (ContractError, PrivacyError) as e:
         return Done(task.k, error=str(e), fatal=e)
-    except Exception as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
+    except (Exception, SystemExit) as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
         where = traceback.extract_tb(e.__traceback__)[-1]
-        error = f"{type(e).__name__}: {e} ({where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
-        return Done(task.k, error=error, spans=meter.close(), rss=peak_rss(), gpu=meter.peak_gpu())
+        error = f"{type(e).__name__} ({where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        detail = "".join(traceback.format_exception(e))
+        entries = [] if client is None or not client.looked or not world.policies else [absence(task.fn)]
+        spans, gpu = meter.close(), meter.peak_gpu()
+        return Done(task.k, error=error, detail=detail, entries=entries, spans=spans, rss=peak_rss(), gpu=gpu)
     return Done(
         task.k,
         state,
@@ -132,43 +144,68 @@ def received(message: bytes, device: torch.device) -> Down:
     return copy.deepcopy(_last[0][2])
 
 
-def _watch_memory(client: Client, before: bytes | None) -> None:
-    """Under DP-SGD, a memory that was written by a task which looked at the records is no longer free of them.
+def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task: Task) -> None:
+    """Which class a reply has is fixed before the run: else it would say something that nobody bills."""
+    if not isinstance(reply, Up):
+        raise ContractError(
+            f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it must return an Up message."
+        )
+    if type(reply).class_id() not in known:
+        raise ContractError(
+            f"{task.fn} made the message class {type(reply).__name__} while it ran: a class says something by its name "
+            "and its fields. Define it in the method's module."
+        )
+    promised = _promised(fn)
+    if promised and type(reply) not in promised:
+        raise ContractError(
+            f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it is annotated to return "
+            f"{' or '.join(cls.__name__ for cls in promised)}."
+        )
 
-    Whole numbers and names (rounds, layers) are let pass: bookkeeping is made of them, and records are not.
-    """
-    if not client.private_training or not client.looked:
-        return
-    old = decode(before, ClientState).memory if before is not None else {}
-    if _content(old) != _content(client.memory):
-        client.plain_fits += 1
+
+def _promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
+    """The message classes that a function is annotated to return; empty where that does not say."""
+    try:
+        hint = get_type_hints(fn).get("return")
+    except (NameError, TypeError):  # a name that only type checkers know
+        return ()
+    hints = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return hints if all(isinstance(h, type) and issubclass(h, Up) and h is not Up for h in hints) else ()
 
 
-def _content(memory: Any) -> list[str]:
-    """Digests of the tensors and fractions in a tree."""
-    if isinstance(memory, Mapping):
-        return [digest for value in memory.values() for digest in _content(value)]
-    if isinstance(memory, list | tuple):
-        return [digest for value in memory for digest in _content(value)]
-    return [read_header(encode_tree(memory)).digest] if isinstance(memory, torch.Tensor | float) else []
+def absence(fn: str) -> dict[str, Any]:
+    """The ledger's entry for a client that failed after it had looked at its records: that it failed may tell."""
+    condition = "that it failed, after it had looked at its records"
+    unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
+    return {"field": f"{fn} (absence)", "kind": "absence", **unprotected}
+
+
+def state_after(client: Client, kept: dict[str, str]) -> ClientState:
+    return ClientState(
+        state_of(client.model), client.memory, client.plain_fits, client.spent, client.dirty, released=kept
+    )
 
 
 def open_client(
-    world: World,
-    k: int,
+    site: Site,
     t: int,
     ask: int,
     meter: Meter,
     state: bytes | None,
     attempt: int = 0,
-    cls: type[Client] = Client,
-) -> Client:
-    """Client k as its last committed state left it."""
+    message: Down | None = None,
+    cls: type[C] | None = None,
+) -> C:
+    """The client of a site as its last committed state left it; of a class that does some things in another way."""
+    make = cast(type[C], cls or Client)
     if state is None:
-        return cls(world, k, t, ask, meter, world.fresh_model(k), {}, attempt=attempt)
-    kept = decode(state, ClientState, device=world.device)
-    model = load(world.blank_model(k), kept.model)
-    return cls(world, k, t, ask, meter, model, kept.memory, kept.plain_fits, kept.spent, attempt)
+        return make(site, t, ask, meter, site.fresh_model(), {}, attempt=attempt, message=message)
+    kept = decode(state, ClientState, device=site.device)
+    model = load(site.blank_model(), kept.model)
+    return make(
+        site, t, ask, meter, model, kept.memory, kept.plain_fits, kept.spent, attempt,
+        dirty=kept.dirty, released=kept.released, message=message,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from fedaudit import registry
 from fedaudit.data import Federation, federate, load, to_float, transfer_images
@@ -19,12 +18,11 @@ from fedaudit.errors import DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.method import Method
+from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
 from fedaudit.wire.message import KINDS, Part, Size, message_classes, model_size
 from fedaudit.wire.traffic import Plan
-
-Rows = tuple[Tensor, Tensor]
 
 
 class World:
@@ -81,7 +79,7 @@ class World:
             )
         return self.archs[0]
 
-    def fresh_model(self, k: int) -> models.Net:
+    def fresh_model(self, k: int, seed: int | None = None) -> models.Net:
         """Client k's model before any training. Common: it follows from the seed and its architecture, and is the first
         model that `Method.init` builds on the server where that has the same one. Own: from the seed and k."""
         arch = self.archs[k]
@@ -89,7 +87,7 @@ class World:
             start: tuple[object, ...] = (f"client {k}", "model")
         else:
             start = ("server", 0) if arch == self._arch_on_server else ("model", arch)
-        with seeded(self.setting.seed, *start):
+        with seeded(self.setting.seed if seed is None else seed, *start):
             return self.build(arch)
 
     def blank_model(self, k: int) -> models.Net:
@@ -193,6 +191,46 @@ class World:
 
         return count
 
+    def site(self, k: int) -> Site:
+        """Client k's side of this world: what its task may hold."""
+        return Site(
+            seed=self.setting.seed,
+            device=self.device,
+            shape=self.shape,
+            classes=self.classes,
+            rounds=self.setting.rounds,
+            public=self.public,
+            k=k,
+            method=self.setting.method,
+            hyperparameters=tuple(leaves(self.method.model_dump())),
+            policies=self.policies,
+            releases=self.releases,
+            fresh_model=functools.partial(self.fresh_model, k),
+            blank_model=functools.partial(self.blank_model, k),
+            server_model=lambda: self.build(self.server_arch),
+            own=functools.partial(self.members, k),
+            validation=functools.partial(self.validation, k),
+            others=functools.partial(self.other_rows, k),
+            count=self.count(k),
+        )
+
+    @functools.cached_property
+    def hub(self) -> Hub:
+        """The server's side of this world."""
+        return Hub(
+            seed=self.setting.seed,
+            device=self.device,
+            shape=self.shape,
+            classes=self.classes,
+            rounds=self.setting.rounds,
+            public=self.public,
+            clients=self.setting.clients,
+            archs=tuple(self.archs),
+            server_arch=lambda: self.server_arch,
+            build=self.build,
+            public_labelled=self.public_labelled,
+        )
+
     def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
         return Plan(
             t=t,
@@ -209,6 +247,18 @@ class World:
             records={k: self.count(k) for k in range(self.setting.clients)},
             **facts,
         )
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The plain values in a tree of dicts and lists."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,7 +7,9 @@ compiled, and stacked over clients, without touching a method.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, zip_longest
@@ -248,20 +250,60 @@ def check_value(value: Tensor, n: int, loss: Loss, separable: bool) -> None:
         )
 
 
+def carried(loss: Callable[..., Any]) -> list[Any]:
+    """What a function brings with it beside its arguments, piece by piece: closures, defaults, attributes, whatever
+    lies inside containers, and what functions among them bring in turn."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    todo = _brought(loss)
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or value is None or isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            todo += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            todo += value
+        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            todo += _brought(value)
+        elif isinstance(value, Tensor | nn.Module | int | float | str | bytes):
+            found.append(value)
+        elif inside := _attributes(value):
+            todo += inside
+        else:
+            found.append(value)
+    return found
+
+
+def _brought(loss: Callable[..., Any]) -> list[Any]:
+    """The first layer of `carried`."""
+    if isinstance(loss, functools.partial):
+        return [*loss.args, *loss.keywords.values(), *_brought(loss.func)]
+    if isinstance(loss, types.MethodType):
+        return [loss.__self__, *_brought(loss.__func__)]
+    if isinstance(loss, types.FunctionType):
+        cells = []
+        for cell in loss.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not filled yet
+                cells.append(cell.cell_contents)
+        return [*cells, *(loss.__defaults__ or ()), *(loss.__kwdefaults__ or {}).values(), *vars(loss).values()]
+    return [loss]
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    return (
+        [*vars(value).values()]
+        if hasattr(value, "__dict__")
+        else [getattr(value, n) for n in slots if hasattr(value, n)]
+    )
+
+
 def check_pure(loss: Loss) -> None:
     """Refuse a loss that brings tensors or modules of its own: they would be neither metered nor protected."""
-    inner = loss
-    carried: list[Any] = []
-    while isinstance(inner, functools.partial):
-        carried += [*inner.args, *inner.keywords.values()]
-        inner = inner.func
-    carried += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
-    carried += list(getattr(inner, "__defaults__", None) or ())
-    carried.append(getattr(inner, "__self__", None))
-    for value in carried:
-        if isinstance(value, Tensor | nn.Module) or (
-            isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values())
-        ):
+    for value in carried(loss):
+        if isinstance(value, Tensor | nn.Module):
             raise ContractError(
                 f"The loss {_name(loss)} carries a {type(value).__name__} of its own. Give rows through data=..., "
                 "other tensors through given={'name': tensor}."

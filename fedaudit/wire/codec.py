@@ -82,6 +82,11 @@ class _Encoder:
         match value:
             case None | bool():
                 return value
+            case int() | str() if type(value) not in (int, str):
+                raise WireError(
+                    f"{where} is a {type(value).__qualname__}: a subclass may say of itself what it likes. Send a "
+                    f"plain {'int' if isinstance(value, int) else 'str'}."
+                )
             case int():
                 if not -(1 << 63) <= value < 1 << 63:
                     raise WireError(f"{where} = {value} does not fit 64 bits.")
@@ -172,6 +177,13 @@ def _digest(tree: str, tensors: list[Tensor]) -> str:
         h.update(f"{t.dtype}{list(t.shape)}".encode())
         h.update(_raw(t))
     return h.hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """A digest of any tree that may travel: the same for equal content, whatever memory it lies in."""
+    encoder = _Encoder()
+    tree = json.dumps(encoder.node(value, "value", None, False), separators=(",", ":"), allow_nan=False)
+    return _digest(tree, encoder.tensors)
 
 
 def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:

@@ -193,6 +193,11 @@ def class_named(class_id: str) -> type[Record] | None:
     return _classes.get(class_id)
 
 
+def class_ids() -> frozenset[str]:
+    """All record classes that are defined by now."""
+    return frozenset(_classes)
+
+
 def message_classes(module: str) -> list[type[Record]]:
     """The record classes that a module defined or imported messages from, nearest first."""
     own = [cls for cls in _classes.values() if cls.__module__ == module]

@@ -77,9 +77,9 @@ class Exchange(Method):
 
     def share(self, client, msg):
         client.fit(ce, steps=self.steps, batch=16, opt=sgd(0.1))
+        client.memory["rounds"] = [*client.memory.get("rounds", []), msg.t]  # before it looks at its records
         with torch.no_grad():
             e = client.model.encode(client.x)
-        client.memory["rounds"] = [*client.memory.get("rounds", []), msg.t]
         return Shared(e, client.y, state_of(client.model), msg.t)
 
     def answer(self, client, msg):
@@ -140,6 +140,10 @@ class Resoftened(Up):
     r: dict[int, Tensor] = private("soft_labels", via="data", unit="client", depends="class")
 
 
+def softened(v):
+    return {c: mean.softmax(0) for c, mean in v.items()}
+
+
 class SoftLabels(Averages):
     """Class-mean logits, and soft labels that are made from the means as they were released."""
 
@@ -154,7 +158,7 @@ class SoftLabels(Averages):
         client.fit(ce, epochs=1, batch=32, opt=sgd(0.1))
         with torch.no_grad():
             v = client.protect(Softened, "v", client.class_means(client.model(client.x), "logits"))
-        return Softened(v, {c: mean.softmax(0) for c, mean in v.items()})
+        return Softened(v, client.derive(softened, v))
 
 
 class RawSoftLabels(SoftLabels):

@@ -33,7 +33,7 @@ def sent(folder, message, t=1):
 
 def client_of(setting, k=0):
     world = world_of(setting.model_dump_json())
-    return open_client(world, k, 1, 0, Meter("client", 1, world.device), None)
+    return open_client(world.site(k), 1, 0, Meter("client", 1, world.device), None)
 
 
 # --- the records of a client, by class ---------------------------------------------------------------------------

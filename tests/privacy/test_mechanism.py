@@ -24,7 +24,7 @@ from fedaudit.privacy.mechanism import (
     system_normal,
 )
 from fedaudit.privacy.policy import Policy
-from fedaudit.wire.codec import decode, encode
+from fedaudit.wire.codec import decode, digest_of, encode
 
 
 class Rows(Up):
@@ -185,9 +185,9 @@ def test_class_means_need_clipped_records(tmp_path):
         protect(Means({0: torch.ones(3)}), context(prototypes=ONE))
     made = context(prototypes={"epsilon": 1.0, "sensitivity": "clip:2"})
     mean = torch.ones(3)
-    made.means[id(mean)] = (2.0, 11)
+    made.means[digest_of(mean)] = (2.0, 11)
     assert protect(Means({0: mean}), made)[2][0]["sensitivity"] == pytest.approx(math.sqrt(2) * 2 * 2 / 10)
-    made.means[id(mean)] = (1.0, 11)
+    made.means[digest_of(mean)] = (1.0, 11)
     with pytest.raises(PrivacyError, match=r"clipped to 1\.0, the policy says 2\.0"):
         protect(Means({0: mean}), made)
 
@@ -329,7 +329,7 @@ def test_what_was_protected_is_entered_also_where_it_is_not_sent():
 def test_another_value_than_the_protected_one_is_refused():
     made = context(embeddings=ONE)
     protect_field(Rows, "e", torch.randn(4, 2), made)
-    with pytest.raises(PrivacyError, match="was protected once by"):
+    with pytest.raises(PrivacyError, match=r"was protected by client\.protect, and another value"):
         protect(Rows(torch.randn(4, 2), 1), made)
 
 
@@ -363,7 +363,7 @@ def test_more_releases_than_planned_are_refused():
 def test_classes_and_counts_are_a_release_of_their_own():
     made = context(prototypes=ONE)
     mean = torch.ones(3)
-    made.means[id(mean)] = (1.0, 11)
+    made.means[digest_of(mean)] = (1.0, 11)
     _, _, entries = protect(Means({0: mean}), made)
     assert [(e["kind"], e["noise_multiplier"] > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]
 

@@ -88,7 +88,7 @@ def test_traffic_adds_up_over_unequal_rounds(tiny, tmp_path):
 
 def test_class_means_are_of_clipped_rows(tiny):
     world = World(tiny("fedavg", privacy=privacy("prototypes:eps=1,clip=0.5")))
-    client = open_client(world, 0, 1, 0, Meter("client 0", 1, world.device), None)
+    client = open_client(world.site(0), 1, 0, Meter("client 0", 1, world.device), None)
     rows = torch.randn(len(client), 7, generator=torch.Generator().manual_seed(0)) * 3
     means = client.class_means(rows, "prototypes")
     assert sorted(means) == sorted(set(client.y.tolist()))

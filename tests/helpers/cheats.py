@@ -1,0 +1,423 @@
+"""Methods that move what they saw of the records without paying, carelessly or slyly: reached as `cheats:Class`."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from outside import Averages, Last, Sent, SoftLabels, Weights, ce
+from torch import Tensor
+
+from fedaudit import State, Up, load, private, public, sgd, state_of
+
+STEP = {"steps": 2, "batch": 16, "opt": sgd(0.1)}
+
+
+def first(state):
+    return next(iter(state.values()))
+
+
+class Told(Up):
+    w: State = private("weights", via="model", unit="client")
+    n: int = private("count", via="data", unit="client")
+
+
+class Other(Up):
+    w: State = private("weights", via="model", unit="client")
+
+
+class Rows(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+
+
+class Means(Up):
+    v: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")
+
+
+class Follows(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+    r: Tensor = private("soft_labels", via="released", unit="client")
+
+
+class Only(Up):
+    r: Tensor = private("soft_labels", via="released", unit="client")
+
+
+class Marked(Up):
+    w: State = private("weights", via="model", unit="client")
+    t: int = public()
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+class OwnLoop(Averages):
+    """Trains by itself."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        optimiser = torch.optim.SGD(client.model.parameters(), 0.1)
+        ce(client.model, client.x, client.y).mean().backward()
+        optimiser.step()
+        return Weights(state_of(client.model))
+
+
+class OwnLoopAndFit(Averages):
+    """Trains by itself, and then a little as it should."""
+
+    def update(self, client, msg):
+        OwnLoop.update(self, client, msg)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class HeadFirst(Averages):
+    """Sets weights from the records, then trains privately."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        with torch.no_grad():
+            first(dict(client.model.named_parameters())).add_(client.x.mean())
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class ReadBefore(Averages):
+    """Reads before the training, and writes after it."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        seen = client.x.mean()
+        client.fit(ce, **STEP)
+        with torch.no_grad():
+            first(dict(client.model.named_parameters())).add_(seen)
+        return Weights(state_of(client.model))
+
+
+class ReadIntoReply(Averages):
+    """Reads before the training, and writes into the reply alone."""
+
+    def update(self, client, msg):
+        seen = client.x.mean()
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        state = state_of(client.model)
+        first(state).add_(seen)
+        return Weights(state)
+
+
+class NoFit(Averages):
+    """Never trains, and does not say where its weights are from."""
+
+    def update(self, client, msg):
+        return Weights(msg.w)
+
+
+class Remembers(Averages):
+    """Keeps a whole number that it read, and sends it in the next task."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.look, Sent(s.w))
+        cohort.ask(self.tell, Sent(s.w))
+        return s
+
+    def look(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        client.memory["y"] = int(client.y.sum())
+        return Weights(state_of(client.model))
+
+    def tell(self, client, msg):
+        w = state_of(client.model)
+        first(w).add_(client.memory["y"])
+        return Other(w)
+
+
+class RemembersText(Remembers):
+    def look(self, client, msg):
+        client.fit(ce, **STEP)
+        client.memory["y"] = str(int(client.y.sum()))
+        return Weights(state_of(client.model))
+
+    def tell(self, client, msg):
+        return Other(State({"w": torch.tensor([float(client.memory["y"])])}))
+
+
+class PublicNumber(Averages):
+    """A number read off the records, called public."""
+
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        return Marked(state_of(client.model), 1000 + int(client.y.sum()))
+
+
+class Layers(Averages):
+    """Which layers it sends depends on the records."""
+
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        state = state_of(client.model)
+        chosen = sorted(state)[: 1 + int(client.y[0]) % 2]
+        return Weights(State({name: state[name] for name in chosen}))
+
+
+# --- losses -------------------------------------------------------------------------------------------------------
+
+
+class Listed(Averages):
+    def update(self, client, msg):
+        seen = [client.x.mean()]
+
+        def loss(f, x, y):
+            return ce(f, x, y) * seen[0]
+
+        client.fit(loss, **STEP)
+        return Weights(state_of(client.model))
+
+
+class Called(Averages):
+    class Loss:
+        def __init__(self, seen):
+            self.seen = {"deep": (seen,)}
+
+        def __call__(self, f, x, y):
+            return ce(f, x, y) * self.seen["deep"][0]
+
+    def update(self, client, msg):
+        client.fit(self.Loss(client.x.mean()), **STEP)
+        return Weights(state_of(client.model))
+
+
+class Keyword(Averages):
+    def update(self, client, msg):
+        def loss(f, x, y, *, seen=client.x.mean()):  # noqa: B008
+            return ce(f, x, y) * seen
+
+        client.fit(loss, **STEP)
+        return Weights(state_of(client.model))
+
+
+def scaled(f, x, y, by):
+    return ce(f, x, y) * by
+
+
+class Number(Averages):
+    """The loss carries a plain number that was read off the records."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(functools.partial(scaled, by=float(client.x.mean())), **STEP)
+        return Weights(state_of(client.model))
+
+
+# --- protect and class_means ----------------------------------------------------------------------------------------
+
+
+class Overwrites(Averages):
+    def update(self, client, msg):
+        with torch.no_grad():
+            raw = client.model.encode(client.x)
+        e = client.protect(Rows, "e", raw)
+        e.copy_(raw)
+        return Rows(e)
+
+
+class Copies(Averages):
+    """A mean over many copies of one record."""
+
+    def update(self, client, msg):
+        with torch.no_grad():
+            rows = client.model(client.x)
+        many, y = rows[:1].expand(10 * len(client), -1), client.y[:1].expand(10 * len(client))
+        return Means(client.class_means(many, "logits", y))
+
+
+class MeanOverwritten(Averages):
+    def update(self, client, msg):
+        with torch.no_grad():
+            rows = client.model(client.x)
+        means = client.class_means(rows, "logits")
+        first(means).copy_(rows[0])
+        return Means(means)
+
+
+class FalseFollows(SoftLabels):
+    """Says that it follows from what was released, and takes what it read before."""
+
+    def update(self, client, msg):
+        with torch.no_grad():
+            raw = client.model.encode(client.x)
+        return Follows(client.protect(Follows, "e", raw), raw.mean(0))
+
+
+class LaterFollows(Remembers):
+    """The same one task later, through memory."""
+
+    def look(self, client, msg):
+        with torch.no_grad():
+            raw = client.model.encode(client.x)
+        client.memory["r"] = raw.mean(0)
+        return Rows(client.protect(Rows, "e", raw))
+
+    def tell(self, client, msg):
+        return Only(client.memory["r"])
+
+
+# --- structure ------------------------------------------------------------------------------------------------------
+
+
+class WhichClass(Averages):
+    """One bit an ask: which message comes."""
+
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model)) if client.id % 2 else Other(state_of(client.model))
+
+
+class NamedByData(Averages):
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        cls = type(f"Saw{int(client.y.sum())}", (Weights,), {"__module__": __name__, "__annotations__": {}})
+        return cls(state_of(client.model))
+
+
+class Annotated(Averages):
+    def update(self, client, msg) -> Weights:
+        client.fit(ce, **STEP)
+        return Other(state_of(client.model))
+
+
+class Fails(Averages):
+    """Fails as its records say."""
+
+    def update(self, client, msg):
+        if client.id == 0 and int(client.y.sum()) >= 0:
+            raise ValueError(f"my labels are {client.y.tolist()}")
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class Leaves(Averages):
+    def update(self, client, msg):
+        if client.id == 0:
+            raise SystemExit(0)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class Agreeable(int):
+    """Equal to everything."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+class CountsAsItLikes(Averages):
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        return Told(state_of(client.model), Agreeable(12345))
+
+
+class AllBuffers(Averages):
+    """Nobody counts buffers."""
+
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        state = state_of(client.model)
+        return Weights(State(state, buffers=state.keys()))
+
+
+class Publishes(Averages):
+    """What clients deploy has the records in it."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.update, Sent(s.w))
+        return Last(s.w, server.t)
+
+    def personal(self, client):
+        with torch.no_grad():
+            first(dict(client.model.named_parameters())).fill_(float(client.x.mean()))
+        return client.model
+
+
+# --- careful ones -----------------------------------------------------------------------------------------------------
+
+
+class Counts(Averages):
+    """Looks at the records after its training, for a field that pays."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        assert len(client.y) == len(client)
+        return Told(state_of(client.model), len(client))
+
+
+class Books(Averages):
+    """Keeps its books before it looks."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.memory["rounds"] = client.memory.get("rounds", 0) + 1
+        client.fit(ce, **STEP)
+        assert len(client.x)
+        return Marked(state_of(client.model), client.t)
+
+
+class Twice(Averages):
+    """Looks between two private trainings, and changes nothing."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        assert len(client.x)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class Weighs(Averages):
+    """A loss with a hyper-parameter."""
+
+    by: float = 0.5
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        assert len(client.x)
+        client.fit(functools.partial(scaled, by=self.by), **STEP)
+        return Weights(state_of(client.model))
+
+
+def halved(e):
+    return e.mean(0) / 2
+
+
+class HonestFollows(SoftLabels):
+    """Derives from what was released, in a task that looked."""
+
+    def update(self, client, msg):
+        with torch.no_grad():
+            e = client.protect(Follows, "e", client.model.encode(client.x))
+        return Follows(e, client.derive(halved, e))
+
+
+def taken(e, by):
+    return e.mean(0) * by
+
+
+class DerivesAnything(HonestFollows):
+    """Hands a number of the records to the derivation."""
+
+    def update(self, client, msg):
+        with torch.no_grad():
+            e = client.protect(Follows, "e", client.model.encode(client.x))
+        return Follows(e, client.derive(taken, e, by=float(client.x.mean())))
+
+
+class DerivesFromRaw(HonestFollows):
+    def update(self, client, msg):
+        with torch.no_grad():
+            raw = client.model.encode(client.x)
+            e = client.protect(Follows, "e", raw)
+        return Follows(e, client.derive(halved, raw))
