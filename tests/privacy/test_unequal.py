@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Up, private, sgd
-from fedaudit.attack.membership import cp_lower, cp_upper
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.dpsgd import fit_private, multiplier_for
@@ -22,6 +21,7 @@ from fedaudit.privacy.ledger import ClientLedger, Entry, Ledger
 from fedaudit.privacy.lower_bounds import from_counts, from_scores
 from fedaudit.privacy.mechanism import Context, protect
 from fedaudit.privacy.policy import Policy
+from fedaudit.stats import cp_lower, cp_upper
 from fedaudit.training import models
 
 
