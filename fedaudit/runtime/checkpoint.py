@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,16 @@ from fedaudit.wire.codec import node_of, read_header, value_of
 
 LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
 _PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
+# The names of the files that a store writes: it removes no other.
+OWN = re.compile(r"client-[0-9]{6,}\.[0-9]+\.[0-9]+|server\.[0-9]+|part-[0-9a-f]{32}|\.HEAD\.json\.tmp")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write beside, sync, rename: readers see the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
+    if temporary.is_symlink():
+        temporary.unlink()  # the link, not what it points at
     with open(temporary, "wb") as file:
         file.write(data)
         file.flush()
@@ -39,7 +44,6 @@ def write_atomic(path: Path, data: bytes) -> None:
 class Store:
     def __init__(self, folder: Path):
         self.folder = folder
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.clients: dict[int, str] = {}
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # written since the last whole round
@@ -84,7 +88,7 @@ class Store:
             table = json.dumps(pieces).encode()
             own = _without(state, pieces)
             state = b"".join([_PARTS, len(table).to_bytes(8, "little"), table, own])
-        (self.folder / name).write_bytes(state)
+        self._write(name, state)
         self.clients[k] = name
 
     def _keep(self, content: bytes) -> str:
@@ -92,7 +96,7 @@ class Store:
         name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
         if not path.exists() or path.stat().st_size != len(content):  # the latter: a kill in the middle of writing
-            path.write_bytes(content)
+            self._write(name, content)
             self._fresh.add(name)
         return name
 
@@ -111,7 +115,7 @@ class Store:
     def commit(self, t: int, server_state: bytes, facts: dict[str, Any]) -> None:
         """Make round t a fact."""
         name = f"server.{t}"
-        (self.folder / name).write_bytes(server_state)
+        self._write(name, server_state)
         for file in (name, *sorted(self._fresh), *(n for n in self.clients.values() if n.split(".")[1] == str(t))):
             with open(self.folder / file, "rb") as handle:
                 os.fsync(handle.fileno())
@@ -125,6 +129,13 @@ class Store:
         head = json.loads(self._head.read_text())
         write_atomic(self._head, json.dumps({**head, **facts}).encode())
 
+    def _write(self, name: str, content: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / name
+        if path.is_symlink():
+            path.unlink()  # the link, not what it points at
+        path.write_bytes(content)
+
     def _read(self, name: str) -> bytes:
         try:
             return (self.folder / name).read_bytes()
@@ -137,7 +148,7 @@ class Store:
             wanted.update(self._referred(name))
         self._parts = {name: parts for name, parts in self._parts.items() if name in wanted}
         for file in self.folder.iterdir():
-            if file.name not in wanted:
+            if file.name not in wanted and OWN.fullmatch(file.name) and file.is_file() and not file.is_symlink():
                 file.unlink()
 
     def _referred(self, name: str) -> list[str]:

@@ -1,18 +1,23 @@
-"""The folder of a run: its name, its lock, its record, its transcript, its published models."""
+"""The folder of a run: its name, its marker, its lock, its record, its transcript, its published models.
+
+A folder is ours if it holds our marker. In any other nothing is written that could take the place of something: one
+that holds any of the names we write is refused, and within ours no symbolic link under such a name is followed.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors.torch
 from torch import nn
 
 from fedaudit.errors import RunError
-from fedaudit.runtime.checkpoint import Store
+from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import (
     read_record,
 )
@@ -44,15 +49,63 @@ def rounding(setting: Setting) -> dict[str, Any]:
     return stacked | setting.rounding()
 
 
+MARKER = ".fedaudit"  # says that a folder is ours
+_RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
+NAMES = {"run": (*_RUN_NAMES, "pictures"), "audit": ("runs", "audit.json", ".stale")}  # what is written, by purpose
+
+
+def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
+    """Make a folder ours, or refuse: nothing that somebody else put there is ever removed or overwritten."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file, and what is to be written needs a folder. Choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    there = [name for name in NAMES[purpose] if os.path.lexists(folder / name)]
+    if links := [name for name in (*there, MARKER, ".lock") if (folder / name).is_symlink()]:
+        raise RunError(
+            f"{folder / links[0]} is a symbolic link, and fedaudit follows none: what it points at may be somebody's. "
+            "Choose another --out, or make the folder itself a link."
+        )
+    if (folder / MARKER).is_file() or (there and _left_by_first_version(folder, purpose)):
+        kinds = {name: (folder / name).is_dir() for name in there}
+        wrong = [name for name, is_folder in kinds.items() if is_folder == name.endswith(".json")]
+        if wrong:
+            word = "folder" if kinds[wrong[0]] else "file"
+            raise RunError(
+                f"{folder / wrong[0]} is a {word}, which no {purpose} of fedaudit left. Choose another --out."
+            )
+    elif there:
+        raise RunError(
+            f"{folder} holds {', '.join(there)}, which no {purpose} of fedaudit left there (there is no {MARKER}). "
+            "Nothing was changed. Choose another --out."
+        )
+    if not (folder / MARKER).exists():
+        write_atomic(folder / MARKER, f"fedaudit {purpose} 1\n".encode())
+
+
+def _left_by_first_version(folder: Path, purpose: str) -> bool:
+    """Whether an audit or a run from before there was a marker has left this folder."""
+    try:
+        if purpose == "audit":
+            if (folder / "audit.json").exists():
+                return isinstance(json.loads((folder / "audit.json").read_text())["cells"], list)
+            inside = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+            return bool(inside) and all(_left_by_first_version(path, "run") for path in inside)
+        setting = json.loads((folder / "setting.json").read_text())
+        known = isinstance(setting, dict) and {"method", "dataset", "partition"} <= setting.keys()
+        return known and setting.keys() <= Setting.model_fields.keys()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 class locked:
-    """One writer per run folder."""
+    """One writer per run folder, which is made ours."""
 
     def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
+        claim(folder, "run")
         self.folder = folder
 
     def __enter__(self) -> None:
-        self.file = open(self.folder / ".lock", "w")
+        self.file = open(self.folder / ".lock", "a")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -68,7 +121,10 @@ class locked:
 def save_model(path: Path, model: nn.Module) -> str:
     tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
     arch = getattr(model, "arch", type(model).__name__)
-    safetensors.torch.save_file(tensors, path, metadata={"arch": arch})
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    safetensors.torch.save_file(tensors, temporary, metadata={"arch": arch})
+    temporary.replace(path)  # a link of that name is replaced, not followed
     return path.name
 
 

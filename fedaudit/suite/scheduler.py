@@ -19,7 +19,7 @@ from typing import Any
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
-from fedaudit.runtime.folder import folder_name
+from fedaudit.runtime.folder import claim, folder_name
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, look
@@ -106,9 +106,9 @@ def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[int]:
     """One audit per folder. Workers inherit the lock: it is free when the last of them is gone."""
-    out.mkdir(parents=True, exist_ok=True)
+    claim(out, "audit")
     deadline = time.monotonic() + PATIENCE
-    with open(out / ".lock", "w") as file:
+    with open(out / ".lock", "a") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from fedaudit.wire.codec import (
 )
 
 SERVER = "server"
+PACK = re.compile(r"([0-9]{6,})\.(?:weights|content)\.pack")  # the names of packs: no other file is touched
 
 
 def party(k: int) -> str:
@@ -53,6 +55,8 @@ class TranscriptWriter:
         self.folder, self.keep_weights = folder, keep_weights
         self.started = time.time() - clock
         index = folder / "index.jsonl"
+        if index.is_symlink():
+            raise TranscriptError(f"{index} is a symbolic link, and is not written through. Choose another folder.")
         if offset > (index.stat().st_size if index.exists() else 0):
             raise TranscriptError(
                 f"{index} is missing or cut off: the run cannot go on. Start it anew in another folder."
@@ -60,8 +64,9 @@ class TranscriptWriter:
         self._index = open(index, "r+b" if index.exists() else "w+b")  # noqa: SIM115 (closed by close())
         self._index.truncate(offset)
         self._index.seek(offset)
-        for pack in folder.glob("*.pack"):
-            if int(pack.name.split(".")[0]) > last_round:
+        for pack in folder.iterdir():
+            name = PACK.fullmatch(pack.name)
+            if name and int(name[1]) > last_round and pack.is_file() and not pack.is_symlink():
                 pack.unlink()
         self.seq = seq
         self._packs: dict[str, Any] = {}
@@ -115,7 +120,10 @@ class TranscriptWriter:
         key = (pack, digest)
         if key not in self._stored:
             if pack not in self._packs:
-                self._packs[pack] = open(self.folder / f"{self._t:06d}.{pack}.pack", "wb")  # noqa: SIM115
+                path = self.folder / f"{self._t:06d}.{pack}.pack"
+                if path.is_symlink():
+                    path.unlink()  # the link, not what it points at
+                self._packs[pack] = open(path, "wb")  # noqa: SIM115
             file = self._packs[pack]
             self._stored[key] = (file.tell(), len(data))
             file.write(data)
