@@ -6,9 +6,46 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedaudit.errors import SettingError, did_you_mean
+
+MANY = 1_000_000  # rounds, clients and the like: more is a slip of the hand, and no run would end
+LARGEST = 1e9  # of a number in a privacy policy
+DEEPEST = 32  # tables and lists within each other
+LONGEST = 4096  # characters of a text
+
+
+def out_of_bounds(value: Any, depth: int = 0) -> str | None:
+    """What no setting may hold: numbers beyond 64 bits, texts that are no file name, tables without end."""
+    match value:
+        case int() if not -(1 << 63) <= value < 1 << 63:
+            return "a whole number has at most 64 bits"
+        case str() if len(value) > LONGEST:
+            return f"a text of {len(value)} characters, where {LONGEST} are allowed"
+        case str() if "\0" in value:
+            return "a text with a NUL in it"
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return "a text that is no valid Unicode"
+        case dict() | list() | tuple() if depth >= DEEPEST:
+            return f"tables or lists within each other, more than {DEEPEST} deep"
+        case dict():
+            return next((p for part in (*value, *value.values()) if (p := out_of_bounds(part, depth + 1))), None)
+        case list() | tuple():
+            return next((p for part in value if (p := out_of_bounds(part, depth + 1))), None)
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: no longer than a line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of more digits than Python prints
+        return "what was given"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class Frozen(BaseModel):
@@ -25,10 +62,10 @@ class Setting(Frozen):
 
     dataset: str = Field("digits", description="a name from `fedaudit list datasets`, folder:PATH or npz:PATH")
     data_dir: str = Field(".data", description="where data sets lie")
-    image_size: int | None = Field(None, ge=4, description="resize images to this side length")
-    clients: int = Field(5, ge=1, description="number of clients, K")
+    image_size: int | None = Field(None, ge=4, le=4096, description="resize images to this side length")
+    clients: int = Field(5, ge=1, le=MANY, description="number of clients, K")
     partition: str = Field("dirichlet:0.5", description="how records are spread: see `fedaudit list partitions`")
-    minimum: int = Field(10, ge=2, description="records that each client gets at least")
+    minimum: int = Field(10, ge=2, le=1_000_000_000, description="records that each client gets at least")
     holdout: float = Field(0.25, ge=0, lt=1, description="share of a client's records held out as non-members")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a client's records that choose the round")
     aux: float = Field(0.1, ge=0, lt=1, description="share of all records that no client holds: the attackers'")
@@ -37,7 +74,7 @@ class Setting(Frozen):
         None, description="take the transfer set from another data set, without labels (public: a share of it; 0: all)"
     )
     canaries: int = Field(
-        0, ge=0, description="pairs of mislabelled records, one of each trained on: for epsilon audit"
+        0, ge=0, le=MANY, description="pairs of mislabelled records, one of each trained on: for epsilon audit"
     )
 
     model: str = Field("cnn", description="a model, a group such as HtFE-5, or resnet18:3,resnet34:2")
@@ -52,16 +89,16 @@ class Setting(Frozen):
     start: dict[str, Any] | None = Field(
         None, description='another run, whose clients this one starts with: { method = "local", rounds = 1 }'
     )
-    rounds: int = Field(10, ge=0, description="communication rounds, T")
+    rounds: int = Field(10, ge=0, le=MANY, description="communication rounds, T")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients asked in a round")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")
     quorum: float = Field(0.5, gt=0, le=1, description="share of a round's clients without which it cannot go on")
     privacy: dict[str, Any] = Field(default_factory=dict, description="a policy per kind of release")
 
-    seed: int = Field(0, ge=0, description="everything random follows from it")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="everything random follows from it")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     deterministic: bool = Field(True, description="refuse operations that give other bits each time")
-    threads: int = Field(1, ge=1, description="threads of one party's computation, the same on every engine")
+    threads: int = Field(1, ge=1, le=1024, description="threads of one party's computation, the same on every engine")
     onednn: Literal["auto", "on", "off"] = Field("auto", description="CPU kernels; auto: off for tiny images on ARM")
     precision: Literal["float32", "tf32", "bf16"] = Field(
         "float32", description="of products and convolutions: tf32 on a GPU keeps 11 bits of a factor, bf16 8"
@@ -73,15 +110,31 @@ class Setting(Frozen):
     engine: Literal["auto", "serial", "stacked", "ray"] = Field(
         "auto", description="where clients' tasks run; auto: stacked (trained together) on a GPU, serial on a CPU"
     )
-    together: int = Field(32, ge=1, description="stacked: clients in one stack at most")
-    workers: int | None = Field(None, ge=1, description="ray: tasks at a time (default: one per core)")
+    together: int = Field(32, ge=1, le=MANY, description="stacked: clients in one stack at most")
+    workers: int | None = Field(None, ge=1, le=4096, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
     ray_address: str | None = Field(None, description="ray: an existing cluster")
 
-    eval_every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
+    eval_every: int = Field(1, ge=1, le=MANY, description="evaluate every so many rounds, and after the last")
     eval_clients: bool = Field(True, description="also evaluate what each client would deploy")
-    keep_weights: int = Field(10, ge=0, description="rounds for which the transcript keeps model states")
+    keep_weights: int = Field(10, ge=0, le=MANY, description="rounds for which the transcript keeps model states")
     flops: bool = Field(False, description="count floating-point operations (slower)")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _within_bounds(cls, value: Any) -> Any:
+        if problem := out_of_bounds(value):
+            raise ValueError(problem)
+        return value
+
+    @field_validator("privacy")
+    @classmethod
+    def _finite(cls, privacy: dict[str, Any]) -> dict[str, Any]:
+        for kind, policy in privacy.items():
+            for key, value in policy.items() if isinstance(policy, dict) else ():
+                if isinstance(value, int | float) and not abs(value) <= LARGEST:  # nan, too
+                    raise ValueError(f"{kind}.{key} = {value} is out of range: at most {LARGEST:g}")
+        return privacy
 
     @classmethod
     def make(cls, **values: Any) -> Setting:
@@ -113,25 +166,33 @@ def validated(cls: type, values: dict[str, Any], what: str) -> Any:
             if error["type"] == "extra_forbidden":
                 lines.append(f"Unknown {what} {key!r}.{did_you_mean(key, known)}")
             else:
-                lines.append(f"{what} {key} = {error.get('input')!r}: {error['msg'].lower()}.")
+                lines.append(f"{what} {key} = {shown(error.get('input'))}: {error['msg'].lower()}.")
         raise SettingError("\n".join(lines)) from None
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text())
+        values = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
         raise SettingError(f"There is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:  # no TOML, no text, a number of 5,000 digits, brackets without end
         raise SettingError(f"{path} is not valid TOML: {e}.") from None
+    if problem := out_of_bounds(values):
+        raise SettingError(f"{path}: {problem}.")
+    return values
 
 
 def parse_value(text: str) -> Any:
     """A value as TOML would read it; anything else is a string, so that quotes are not needed on a command line."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as e:  # a number of 5,000 digits, brackets without end
+        raise SettingError(f"{shown(text)} is no value: {e}.") from None
+    if problem := out_of_bounds(value):
+        raise SettingError(f"{shown(text)} is no value: {problem}.")
+    return value
 
 
 def parse_pairs(pairs: list[str]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ NAMES = {
     "#2f6f9f": "--s0", "#ffffff": "--paper", **{colour: f"--s{i}" for i, colour in enumerate(SERIES)},
 }  # fmt: skip
 STYLE = {
+    "text.parse_math": False,  # a name of somebody's is no formula
     "svg.fonttype": "none", "font.size": 9.5, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": FAINT, "grid.linewidth": 0.7, "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0,

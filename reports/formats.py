@@ -54,7 +54,7 @@ def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str
     columns = shown_columns(rows)
     noise = {column.key: _within_noise(rows, column) for column in columns}
     best = {column.key: set(best_row(rows, column).values()) for column in columns}
-    lines = [f"# {title}", "", f"{facts}.", ""]
+    lines = [f"# {_md(title)}", "", f"{_md(facts)}.", ""]
     lines += [f"- {_md(line)}" for line in story.highlights(rows)]
     lines += ["", "| Method | Protection | " + " | ".join(c.title for c in columns) + " |"]
     lines += ["|---|---|" + "---:|" * len(columns)]
@@ -192,20 +192,25 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow(head)
     for row in rows:
         line: list[Any] = [
-            row.group.method,
-            row.group.privacy,
-            row.label,
+            _cell(row.group.method),
+            _cell(row.group.privacy),
+            _cell(row.label),
             " ".join(str(r.seed) for r in row.group.runs),
         ]
         for column in COLUMNS:
             cell = row.cells[column.key]
             known = cell.value is not None
             line += [_number(cell.value), _number(cell.low), _number(cell.high), cell.n if known else 0]
-        writer.writerow([*line, " ".join(row.notes)])
+        writer.writerow([*line, _cell(" ".join(row.notes))])
     return buffer.getvalue()
 
 
 CSV_ENDS = ("", "_low", "_high", "_n")
+
+
+def _cell(text_: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text_}" if text_.startswith(("=", "+", "-", "@", "\t", "\r")) else text_
 
 
 def _number(value: float | None) -> str:

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.output import print_table, progress_bar
-from fedaudit.errors import DataError, SettingError
+from fedaudit.cli.output import chosen_clients, print_table, progress_bar
+from fedaudit.errors import DataError
 
 epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+MOST = 1_000_000  # canaries, guesses, trials
 Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
 Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
 Claim = Annotated[float | None, typer.Option(help="An epsilon to hold against the bound.", show_default=False)]
@@ -25,9 +26,9 @@ Client = Annotated[str, typer.Option(help="all, or a client's number.")]
 
 @epsilon_app.command("one-run")
 def one_run(
-    canaries: Annotated[int, typer.Option(help="Canaries, each in or out by a coin of its own.")],
-    correct: Annotated[int, typer.Option(help="Guesses that were right.")],
-    guesses: Annotated[int | None, typer.Option(help="Guesses made. Default: one per canary.")] = None,
+    canaries: Annotated[int, typer.Option(min=1, max=MOST, help="Canaries, each in or out by a coin of its own.")],
+    correct: Annotated[int, typer.Option(min=0, max=MOST, help="Guesses that were right.")],
+    guesses: Annotated[int | None, typer.Option(min=0, max=MOST, help="Guesses made. Default: one per canary.")] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     claim: Claim = None,
@@ -65,7 +66,7 @@ def release_path(
     run: RunArgument,
     kind: Annotated[list[str] | None, typer.Option(help="A protected kind; repeatable. Default: all.")] = None,
     client: Client = "all",
-    trials: Annotated[int, typer.Option(help="Releases of each of the two neighbours.")] = 1000,
+    trials: Annotated[int, typer.Option(min=1, max=MOST, help="Releases of each of the two neighbours.")] = 1000,
     confidence: Confidence = 0.95,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +75,7 @@ def release_path(
 
     with progress_bar("release path") as watch:
         audits = audit_releases(
-            run, kinds=kind, clients=_clients(client), trials=trials, confidence=confidence, watch=watch
+            run, kinds=kind, clients=chosen_clients(client), trials=trials, confidence=confidence, watch=watch
         )
     _print_audits(audits, run, as_json)
 
@@ -85,7 +86,9 @@ def audit(
     attack: Annotated[str, typer.Option(help="A membership attack's name.")] = "loss",
     threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
     client: Client = "all",
-    guesses: Annotated[int | None, typer.Option(help="Pairs to guess on. Default: half of them.")] = None,
+    guesses: Annotated[
+        int | None, typer.Option(min=0, max=MOST, help="Pairs to guess on. Default: half of them.")
+    ] = None,
     confidence: Confidence = 0.95,
     as_json: Json = False,
 ) -> None:
@@ -94,19 +97,13 @@ def audit(
 
     with progress_bar("one run") as watch:
         audits = audit_run(
-            run, attack=attack, threat=threat, clients=_clients(client), guesses=guesses, confidence=confidence,
+            run, attack=attack, threat=threat, clients=chosen_clients(client), guesses=guesses, confidence=confidence,
             watch=watch,
         )  # fmt: skip
     _print_audits(audits, run, as_json)
 
 
 # --- in and out --------------------------------------------------------------------------------------------------
-
-
-def _clients(text: str) -> list[int] | None:
-    if text != "all" and not text.isdigit():
-        raise SettingError(f"--client {text!r}: write all, or a client's number.")
-    return None if text == "all" else [int(text)]
 
 
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,11 +14,25 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
-from fedaudit.cli.output import print_summary, print_table, progress_bar
+from fedaudit.cli.output import chosen_clients, print_summary, print_table, progress_bar
 from fedaudit.errors import FedauditError, SettingError, unknown
-from fedaudit.setting import Setting, parse_pairs, parse_value, read_toml
+from fedaudit.setting import MANY, Setting, parse_pairs, parse_value, read_toml
+
+
+class _Stopped(Exception):
+    """Ctrl-C, before the command line's library takes it for the end of the program."""
+
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Stopped from None
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Privacy and evaluation audits for federated learning.",
     no_args_is_help=True,
     add_completion=False,
@@ -29,13 +44,18 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 
 def main() -> None:
     """Entry point: an expected error is one paragraph and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name that is no valid Unicode is still printed
     try:
+        if any("\0" in word for word in sys.argv):
+            raise SettingError("There is a NUL in the command line, which no name and no number has. Take it out.")
         app()
     except FedauditError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped; --resume goes on from the last whole round", file=sys.stderr)
+    except (_Stopped, KeyboardInterrupt):
+        print("stopped; the same command begins anew", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
@@ -97,8 +117,10 @@ def run(
     if resume and out is not None and file is None and (out / "setting.json").exists():
         try:
             values = json.loads((out / "setting.json").read_text())
-        except ValueError as e:
+        except (ValueError, RecursionError, OSError) as e:
             raise SettingError(f"{out / 'setting.json'} is damaged ({e}). Name the settings again.") from None
+        if not isinstance(values, dict):
+            raise SettingError(f"{out / 'setting.json'} is damaged: it holds no table. Name the settings again.")
     if file is not None:
         values |= read_toml(file)
     values |= {key: value for key, value in options.items() if value is not None}
@@ -117,8 +139,13 @@ def run(
     from fedaudit.runtime.runner import run as run_setting
 
     folder = out or default_folder(setting)
-    with progress_bar(f"{setting.method} on {setting.dataset}") as watch:
-        record = run_setting(setting, out=folder, resume=resume, watch=watch)
+    try:
+        with progress_bar(f"{setting.method} on {setting.dataset}") as watch:
+            record = run_setting(setting, out=folder, resume=resume, watch=watch)
+    except KeyboardInterrupt:
+        words = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume"])
+        print(f"stopped; `{words}` goes on from the last whole round", file=sys.stderr)
+        raise typer.Exit(130) from None
     if as_json:
         print(record.model_dump_json(indent=1))
     else:
@@ -223,9 +250,7 @@ def attack(
     from fedaudit.attack.attack_run import attack_run
     from fedaudit.registry import names
 
-    if client != "all" and not client.isdigit():
-        raise SettingError(f"--client {client!r}: write all, or a client's number.")
-    clients = None if client == "all" else [int(client)]
+    clients = chosen_clients(client)
     chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
     with progress_bar("attacks") as watch:
         results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
@@ -279,7 +304,7 @@ def _interval(value: dict[str, Any]) -> str:
 def audit(
     suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at a time, each in a process of its own.")] = 1,
     engine: Annotated[
         str | None, typer.Option(help="auto | serial | stacked | ray, for all runs.", show_default=False)
     ] = None,
@@ -352,6 +377,8 @@ def report(
     from fedaudit.reports.report import write_report
 
     names = list(dict.fromkeys(name.strip() for name in format.split(",") if name.strip()))
+    if not names:
+        raise SettingError(f"--format {format!r} names no format. Write html, md, json, csv or latex.")
     for path in write_report(folder, names, out, figures=out is not None):
         print(path)
 
@@ -384,8 +411,8 @@ def comm(
     dataset: Annotated[str, typer.Option(help="A data set's name; its files are not needed.")] = "cifar10",
     model: Annotated[str, typer.Option(help="A model, a group, or resnet18:3,resnet34:3,resnet50:4.")] = "resnet18",
     server_model: Annotated[str | None, typer.Option(help="The server's model, where clients differ.")] = None,
-    clients: Annotated[int, typer.Option(help="K.")] = 10,
-    rounds: Annotated[int, typer.Option(help="T.")] = 100,
+    clients: Annotated[int, typer.Option(min=1, max=MANY, help="K.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="T.")] = 100,
     participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
     public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
     public_dataset: Annotated[str | None, typer.Option(help="Another data set as the public set.")] = None,
@@ -393,8 +420,8 @@ def comm(
     partition: Annotated[
         str | None, typer.Option(help="Average over partitions such as dirichlet:0.1. Default: records spread evenly.")
     ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="How many partitions to average over.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, help="Of the partitions.")] = 0,
+    draws: Annotated[int, typer.Option(min=1, max=10_000, help="How many partitions to average over.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of the partitions.")] = 0,
     preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
     convention: Annotated[
@@ -460,11 +487,13 @@ app.add_typer(epsilon_app, name="epsilon")
 
 @privacy_app.command()
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="What the release, or all of them together, may cost.")],
+    epsilon: Annotated[float, typer.Option(max=1e6, help="What the release, or all of them together, may cost.")],
     delta: Annotated[float, typer.Option(help="Failure probability.")],
     sensitivity: Annotated[float, typer.Option(help="L2 sensitivity.")] = 1.0,
     calibration: Annotated[str, typer.Option(help="classical | analytic | total")] = "analytic",
-    releases: Annotated[int, typer.Option(help="Releases that together meet epsilon; needs --calibration total.")] = 1,
+    releases: Annotated[
+        int, typer.Option(max=1_000_000_000, help="Releases that together meet epsilon; needs --calibration total.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """The standard deviation of Gaussian noise that meets an epsilon."""
@@ -494,7 +523,7 @@ def calibrate(
 def compose(
     noise_multiplier: Annotated[float, typer.Option(help="sigma / sensitivity.")],
     delta: Annotated[float, typer.Option(help="Failure probability.")],
-    releases: Annotated[int, typer.Option(help="How many releases, or steps.")] = 1,
+    releases: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="How many releases, or steps.")] = 1,
     sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate of a step; 1: all records.")] = 1.0,
     as_json: Json = False,
 ) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fedaudit.errors import SettingError
+
 
 @contextlib.contextmanager
 def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None] | None]:
@@ -29,6 +31,15 @@ def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float
             progress.update(task, completed=done, total=total, description=f"{title}: {what}")
 
         yield watch
+
+
+def chosen_clients(text: str) -> list[int] | None:
+    """What `--client` says; None: all."""
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):  # "²" is a digit, too, and no number
+        raise SettingError(f"--client {text[:40]!r}: write all, or a client's number.")
+    return [int(text)]
 
 
 def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) -> None:

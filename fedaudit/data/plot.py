@@ -23,6 +23,13 @@ def bubbles(
 ) -> Figure:
     """Records per client (x) and class (y), as bubbles whose area is the count; written to `path` (.png or .svg)."""
     import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):  # a class's name is no formula
+        return _bubbles(counts, path, title, class_names)
+
+
+def _bubbles(counts: np.ndarray, path: Path | str | None, title: str, class_names: Sequence[str] | None) -> Figure:
+    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -109,7 +116,7 @@ def bubbles(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         fixed = {"Date": None} if target.suffix.lower() == ".svg" else None  # same counts, same bytes
-        with matplotlib.rc_context({"svg.hashsalt": "fedaudit"}):
+        with matplotlib.rc_context({"svg.hashsalt": "fedaudit", "text.parse_math": False}):
             figure.savefig(target, metadata=fixed)
     return figure
 

@@ -20,6 +20,7 @@ min = 0.9
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,9 +142,17 @@ def _check(budget: Budget, path: Path | str) -> None:
         raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} has no {about!r}; leave it out.")
     if budget.metric == "flops" and isinstance(budget.max, str):
         raise SettingError(f"{path}: the budget {budget.title()!r}: FLOPs are a number, such as max = 2e9.")
-    if budget.baseline is not None:
-        budget.growth()
-    budget.limit()
+    numbers = {
+        "max": budget.limit(),
+        "min": budget.min,
+        "max_growth": None if budget.baseline is None else budget.growth(),
+    }
+    for name, number in numbers.items():
+        if number is not None and not 0 <= number < math.inf:  # nan, too
+            raise SettingError(
+                f"{path}: the budget {budget.title()!r}: {name} = {getattr(budget, name)!r} can be no limit. Write a "
+                "finite number from 0 up."
+            )
 
 
 def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:

@@ -346,7 +346,7 @@ def assign(spec: str, clients: int) -> list[str]:
     for block in spec.split(","):
         arch, _, count = (part.strip() for part in block.partition(":"))
         _parse(arch)
-        if not (count.isdecimal() and int(count)):
+        if not (count.isdecimal() and len(count) < 8 and int(count)):
             raise SettingError(
                 f"Models {spec!r}: {block.strip()!r} says no number of clients. Write for example {arch}:3."
             )
@@ -377,7 +377,7 @@ def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[
     common = None
     if slash:
         how, digits = ("p", text[1:]) if text.startswith("p") else ("", text)
-        if not (digits.isdecimal() and int(digits)):
+        if not (digits.isdecimal() and len(digits) < 8 and int(digits)):
             raise SettingError(
                 f"Model {arch!r}: {text!r} is no embedding width. Write for example {rest}/512 (average pooling) or "
                 f"{rest}/p512 (a linear projection)."

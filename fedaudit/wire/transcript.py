@@ -297,7 +297,7 @@ class Threat:
         if text in ("server", "outsider"):
             return cls(text)
         kind, _, k = text.partition(":")
-        if kind == "peer" and k.isdigit():
+        if kind == "peer" and k.isascii() and k.isdigit() and len(k) < 10:
             return cls("peer", int(k))
         raise ThreatError(f"Unknown threat {text!r}. There is: server, peer:k (k a client's number), outsider.")
 
