@@ -1,4 +1,7 @@
-"""FedZGE's server loops as a table: python docs/results/fedzge_shared.py AUDIT [--json FILE]
+"""FedZGE's server loops as a table.
+
+python docs/results/fedzge_shared.py AUDIT [--json FILE]
+python docs/results/fedzge_shared.py --page FILE      the table from what was kept
 
 For each loop the global model's accuracy in the last round, with a Wilson interval of 95 % over the test records, and
 how often the ensemble's answer to x^ is the label y^ that the generator was given, in the first and in the last ten
@@ -95,13 +98,17 @@ def _percent(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("audit", type=Path)
+    parser.add_argument("audit", type=Path, nargs="?")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path)
     given = parser.parse_args()
+    if given.page:
+        print(markdown(json.loads(given.page.read_text())))
+        return
     folders = [RunFolder(path.parent) for path in sorted(given.audit.glob("runs/*/record.json"))]
     loops = [f for f in folders if f.record.setting.method == "fedzge" and f.record.status == "done"]
     setting, top = loops[0].record.setting, None
-    if setting.set.get("E_k") == 0:
+    if setting.set.get("E_k") == 0 and loops[0].client_state(0) is not None:  # None: only the record was kept
         right, n = ceiling(loops[0])
         low, high = wilson(right, n)
         top = {"accuracy": right / n, "low": low, "high": high, "n": n}

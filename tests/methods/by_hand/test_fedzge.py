@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from by_hand import close, epoch, played, rng
 from torch import nn
@@ -68,16 +69,18 @@ def taught(net, x, y, order, epochs, loss, eta):
     return net
 
 
-def test_a_round(tmp_path):
-    ran = played("fedzge", tmp_path, model="mlp:1,cnn_bn:2", server_model="cnn_bn", set=SET)
+@pytest.mark.parametrize("moments", ["kept", "fresh"])
+def test_a_round(moments, tmp_path):
+    values = SET if moments == "kept" else {**SET, "moments": moments}  # kept is the default
+    ran = played("fedzge", tmp_path, model="mlp:1,cnn_bn:2", server_model="cnn_bn", set=values)
     torch.set_default_dtype(torch.float64)
     try:
-        retell(ran)
+        retell(ran, moments)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def retell(ran):
+def retell(ran, moments):
     N = {k: len(y) for k, (_, y) in ran.rows.items()}
     assert len(set(N.values())) == 3, "clients of unequal size"
     total = sum(N.values())
@@ -127,7 +130,12 @@ def retell(ran):
             adam.step()
     close(dict(g.state_dict()), ran.states[1].theta_G, "the generator")
     close(dict(f.state_dict()), ran.states[1].theta, "the global model")
-    assert ran.states[1].moments == {} == ran.states[1].moments_G, "Adam starts anew in the next round"
+    for opt, kept in ((adam, ran.states[1].moments), (adam_G, ran.states[1].moments_G)):
+        told = {f"{i}.{name}": v for i, of in enumerate(opt.state.values()) for name, v in of.items()}
+        if moments == "kept":
+            close(told, kept, "Adam's moments")
+        else:
+            assert kept == {}, "Adam starts anew in the next round"
     for k in clients:
         close({"e": e}, {"e": ran.down(ask=2)[k].e}, f"the ensemble's output to client {k}")  # line 28
         order = rng(f"client {k}", "fit 1", ask=2)
