@@ -43,6 +43,8 @@ PUBLISHED = {  # Table 1, Fashion-MNIST
 
 def local_accuracy(run: RunFolder) -> float | None:
     """L.acc: each client's final model on its own random, equal share of the test set."""
+    if not (run.folder / "models").is_dir():
+        return None  # only the record was kept
     x, y = run.world.federation.test()
     N = run.record.setting.clients
     shares = torch.randperm(len(y), generator=torch.Generator().manual_seed(run.record.setting.seed)).chunk(N)

@@ -57,6 +57,8 @@ def choices(folder: Path) -> dict[str, dict[str, int]]:
     """FedFree: how often which layer was critical, and which global layer replaced which. Reads names alone."""
     critical: Counter[str] = Counter()
     sent: Counter[str] = Counter()
+    if not (folder / "transcript").is_dir():
+        return {"critical": {}, "sent": {}}  # only the record was kept
     for entry in Transcript(folder / "transcript").entries():
         if entry.message == "Critical":
             critical.update(list(entry["types"]))

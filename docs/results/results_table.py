@@ -1,0 +1,149 @@
+"""README.md of this folder: published cells beside ours, from published.toml and the kept records.
+
+python docs/results/results_table.py            prints it
+python docs/results/results_table.py --write    writes it
+
+A verdict is computed, never typed in:
+
+- reproduced: our mean is within the published mean ± spread, with the paper's rounds and seeds, in its setting.
+- within the spread, in another setting: the same, but something differs.
+- undecided: the run was cut off and is still below. The best round of more rounds can only be higher.
+- not reproduced: anything else, with the reason, and the control that shows it where there is one.
+- not run: with its cost.
+
+An order is reproduced if the 95 % intervals of the two models are apart in the published direction, turned round if they
+are apart in the other one, and level if they overlap; undecided where the first was cut off and may still rise. With one seed that speaks of two models, not of two methods.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "records"
+README = HERE / "README.md"
+
+HEAD = """# Published against measured
+
+Made by `python docs/results/results_table.py --write` from `published.toml` and the records under `records/`; a test makes it
+again. What the verdicts mean is in the script. The records are made from run folders by `keep_records.py`.
+
+**What these runs can show.** All are one seed, with fewer rounds than the papers or with numbers of rounds that our copies of
+the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is "reproduced" in the sense
+of the papers' tables. An interval is Wilson's of one model on 10,000 test records (95 %): it knows nothing of other seeds.
+Where a default was chosen among runs of this table, it was chosen by test accuracy. Minutes are of the rounds, on the shared
+GPU. The commit is the one that ran, with `precision = "tf32"` where the setting says TF32.
+"""
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text())
+    return found
+
+
+def checked(name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """The record, which must be of the run that the cell means."""
+    record = read(name)
+    setting = {**record["setting"], "set": {k: v for k, v in record["setting"]["set"].items() if k != "host"}}
+    wrong = {key: setting[key] for key, value in asked.items() if setting[key] != value}
+    if wrong:
+        sys.exit(
+            f"records/{name}.json is not the run that published.toml asks for: it has {wrong}. Name another record."
+        )
+    return record
+
+
+def best(record: dict[str, Any]) -> dict[str, float]:
+    """Test accuracy of the round that is best on the test set, with its interval."""
+    return max((r["global"] for r in record["rounds"]), key=lambda test: test["accuracy"])
+
+
+def percent(test: dict[str, float]) -> str:
+    return f"{100 * test['accuracy']:.2f} [{100 * test['low']:.2f}, {100 * test['high']:.2f}]"
+
+
+def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    if not records:
+        return f"not run: {cell['cost']}"
+    ours = 100 * statistics.mean(best(record)["accuracy"] for record in records)
+    off = ours - cell["mean"]
+    rounds = min(record["rounds_done"] for record in records)
+    short = rounds < cell.get("rounds", 0)
+    if abs(off) <= cell["spread"]:
+        same = not short and len(records) >= cell["seeds"] and not cell.get("differs")
+        return "reproduced" if same else "within the spread, in another setting"
+    if off < 0 and short:
+        return f"undecided: {-off:.1f} below after {rounds} of {cell['rounds']} rounds (device time was over)"
+    why = cell["why"]
+    if "control" in cell:
+        asked = {**cell["asked"], "set": cell["control_set"]}
+        why = why.format(control=percent(best(checked(cell["control"], asked))))
+    return f"not reproduced: {abs(off):.1f} {'above' if off > 0 else 'below'}; {why}"
+
+
+def row(cell: dict[str, Any]) -> list[str]:
+    records = [checked(name, cell["asked"]) for name in cell.get("records", [])]
+    start = [cell["paper"], cell["table"], cell["cell"]]
+    if not records:
+        return [*start, cell["published"], "-", "-", f"`{cell['suite']}`", verdict(cell, records)]
+    values = [100 * best(record)["accuracy"] for record in records]
+    one = len(records) == 1
+    ours = percent(best(records[0])) if one else f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    rounds = f"{min(r['rounds_done'] for r in records)} of {cell['rounds'] if 'rounds' in cell else '?'}"
+    minutes = sum(record["minutes"] for record in records)
+    made = f"{len(records)} / {rounds} / {records[0]['device']}, {minutes:.1f} min / {records[0]['commit']}"
+    return [*start, f"{cell['mean']:.2f} ± {cell['spread']:.2f}", ours, made, cell["differs"], verdict(cell, records)]
+
+
+def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str]:
+    """Two cells of one record each: the published above, and what came out."""
+    first, second = (best(read(cells[key]["records"][0])) for key in order["cells"])
+    rounds = [read(cells[key]["records"][0])["rounds_done"] for key in order["cells"]]
+    asked = [cells[key].get("rounds", 0) for key in order["cells"]]
+    short = rounds[0] < asked[0]  # the first may still rise
+    if first["low"] > second["high"]:
+        said = "order reproduced"
+    elif first["high"] < second["low"]:
+        said = "undecided: below so far" if short else "not reproduced: turned round"
+    else:
+        said = "undecided: level so far" if short else "not reproduced: level"
+    if any(done < of for done, of in zip(rounds, asked, strict=True)):
+        said += f" ({rounds[0]} and {rounds[1]} of {asked[0]} rounds)"
+    published = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
+    return [order["paper"], order["table"], order["claim"], published, percent(first), percent(second), said]
+
+
+def lines(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def markdown() -> str:
+    told = tomllib.loads((HERE / "published.toml").read_text())
+    cells = {cell["key"]: cell for cell in told["cell"]}
+    made = "seeds / rounds / device, time / commit"
+    head = [
+        "paper",
+        "table",
+        "cell",
+        "published, %",
+        "ours, best test round",
+        made,
+        "what differs, or the suite",
+        "verdict",
+    ]
+    pairs = ["paper", "table", "published order", "published", "ours, first", "ours, second", "verdict"]
+    pages = [f"- [{path.stem}]({path.name})" for path in sorted(HERE.glob("*.md")) if path != README]
+    tables = [*lines(head, [row(cell) for cell in told["cell"]]), "", "## Orders", ""]
+    tables += [*lines(pairs, [ordered(order, cells) for order in told["order"]]), "", "## Pages", "", *pages]
+    return "\n".join([HEAD, *tables]) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--write"]):
+        sys.exit(__doc__)
+    README.write_text(markdown()) if sys.argv[1:] else print(markdown(), end="")

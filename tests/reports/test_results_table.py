@@ -1,0 +1,98 @@
+"""docs/results/README.md is what its command makes of the kept records, and the gate's table is what they say."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLE = script("results_table")
+
+
+def test_the_table_is_made_from_the_records() -> None:
+    made, kept = TABLE.markdown(), (RESULTS / "README.md").read_text()
+    assert made == kept, "python docs/results/results_table.py --write"
+
+
+def record(accuracy: float, rounds: int) -> dict[str, Any]:
+    test = {"accuracy": accuracy, "low": accuracy - 0.01, "high": accuracy + 0.01}
+    return {"rounds": [{"global": {"accuracy": 0.1, "low": 0.0, "high": 0.2}}, {"global": test}], "rounds_done": rounds}
+
+
+CELL = {"mean": 80.0, "spread": 1.0, "rounds": 20, "seeds": 3, "differs": "", "why": "no reason"}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "rounds", "seeds", "differs", "begins"),
+    [
+        (0.805, 20, 3, "", "reproduced"),
+        (0.805, 20, 3, "TF32", "within the spread"),
+        (0.805, 19, 3, "", "within the spread"),
+        (0.805, 20, 1, "", "within the spread"),
+        (0.78, 19, 3, "", "undecided: 2.0 below after 19 of 20"),
+        (0.82, 19, 3, "", "not reproduced: 2.0 above; no reason"),  # a best round does not fall any more
+        (0.78, 20, 3, "", "not reproduced: 2.0 below; no reason"),
+    ],
+)
+def test_verdicts(accuracy: float, rounds: int, seeds: int, differs: str, begins: str) -> None:
+    assert TABLE.verdict({**CELL, "differs": differs}, [record(accuracy, rounds)] * seeds).startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "done", "said"),
+    [
+        (0.84, 0.80, 20, "order reproduced"),
+        (0.81, 0.80, 20, "not reproduced: level"),
+        (0.80, 0.84, 20, "not reproduced: turned round"),
+        (0.80, 0.84, 4, "undecided: below so far (4 and 4 of 20 rounds)"),
+    ],
+)
+def test_orders(first: float, second: float, done: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"a": record(first, done), "b": record(second, done)}
+    monkeypatch.setattr(TABLE, "read", kept.__getitem__)
+    cells = {key: {"records": [key], "mean": 1.0, "rounds": 20} for key in kept}
+    order = {"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}
+    assert TABLE.ordered(order, cells)[-1] == said
+
+
+def test_a_cell_does_not_get_another_run() -> None:
+    kept = TABLE.read("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d")
+    asked = {"method": "fedavg+dfrd", "set": {"weighting": "uniform"}}
+    assert TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", asked) == kept
+    with pytest.raises(SystemExit, match="Name another record"):
+        TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", {**asked, "set": {}})
+
+
+def test_the_gate_on_the_page() -> None:
+    """Every reading of FedAF with its best and last test round, best first."""
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in (RESULTS / "records" / "fedaf_gate").glob("*.json")]
+    assert len(records) == 8
+    records.sort(key=lambda kept: -TABLE.best(kept)["accuracy"])
+    rows = []
+    for kept in records:
+        told = " | ".join(str(kept["hyper_parameters"][key]).lower() for key in ("norm", "clamp", "restart"))
+        last = copy.deepcopy(kept["rounds"][-1]["global"])
+        rows.append(f"| {told} | {TABLE.percent(TABLE.best(kept))} | {TABLE.percent(last)} |")
+    assert "\n".join(rows) in text
+    method = importlib.import_module("fedaudit.methods.fedaf").FedAF()
+    assert {key: getattr(method, key) for key in ("norm", "clamp", "restart")} == {
+        key: records[0]["hyper_parameters"][key] for key in ("norm", "clamp", "restart")
+    }
