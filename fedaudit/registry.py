@@ -5,12 +5,17 @@ The harness imports none of them by itself; it asks here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fedaudit.errors import SettingError, unknown
@@ -21,6 +26,24 @@ T = TypeVar("T", bound=type)
 _found: dict[str, dict[str, type]] = {"methods": {}, "attacks": {}}
 _broken: dict[str, dict[str, str]] = {"methods": {}, "attacks": {}}
 _loaded: set[str] = set()
+_read_from: ContextVar[str | None] = ContextVar("_read_from", default=None)  # the folder that names what is looked for
+_trusting = False
+
+
+@contextlib.contextmanager
+def read_from(folder: Path | str) -> Iterator[None]:
+    """What is looked for within is named by a file in this folder, not by the user: outside code needs `trust`."""
+    token = _read_from.set(str(folder))
+    try:
+        yield
+    finally:
+        _read_from.reset(token)
+
+
+def trust(yes: bool = True) -> None:
+    """Let files name code outside fedaudit (`module:Class`), which is then imported, from PYTHONPATH only."""
+    global _trusting
+    _trusting = yes
 
 
 def register(name: str, group: Group = "methods", *, tables: str = "") -> Callable[[T], T]:
@@ -79,10 +102,34 @@ def find(name: str, group: Group = "methods") -> type:
     )
 
 
+def _may_be_imported(path: str, top: str, folder: str) -> None:
+    """Refuse what a file in `folder` asks to be imported, unless the user trusts it and has put it on PYTHONPATH."""
+    if not _trusting:
+        raise SettingError(
+            f"{folder} names code outside fedaudit, {path!r}, which would be imported and run. If you know it, put its "
+            "folder on PYTHONPATH and say --trust."
+        )
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return  # importing it will say so
+    places = [Path(p).resolve() for p in (spec.submodule_search_locations or [spec.origin or ""])] if spec else []
+    named = {Path(p).resolve() for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
+    for unsafe in {Path.cwd(), Path(folder).resolve()} - named:
+        if any(place.parent == unsafe for place in places):
+            raise SettingError(
+                f"{folder} names {path!r}, which lies in {unsafe}: nothing is imported from the working folder because "
+                "a file names it. Put the folder of the code that you mean on PYTHONPATH."
+            )
+
+
 def _by_path(path: str, group: Group) -> type:
     module, _, attribute = path.partition(":")
+    folder = _read_from.get()
+    if folder is not None and module not in sys.modules:
+        _may_be_imported(path, module.partition(".")[0], folder)
     try:
-        if "" not in sys.path:
+        if folder is None and "" not in sys.path:
             sys.path.insert(0, "")  # as `python -m` does: a file in the working folder is importable
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedaudit.errors import RunError, SettingError, unknown
-from fedaudit.reports.runs import grouped, read_runs
+from fedaudit.errors import FedauditError, RunError, SettingError, unknown
+from fedaudit.reports.runs import Run, grouped, read_runs
 from fedaudit.reports.table import rows_of
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.run_record import reading
 
 FORMATS = {"html": "report.html", "md": "report.md", "json": "report.json", "csv": "report.csv", "latex": "report.tex"}
 FIGURES = "figures"
@@ -34,6 +35,7 @@ def write_report(
         raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
     runs, problems = read_runs(folder)
     problems = {**failures(folder), **problems}
+    runs = _whole(runs, folder, problems)
     rows = rows_of(grouped(runs))
     failed = {**(failed or {}), **problems}
     out = out or folder
@@ -42,13 +44,45 @@ def write_report(
     written = []
     for name in formats:
         path = out / FORMATS[name]
-        write_atomic(path, _text(name, rows, failed, title).encode())
+        if path.is_symlink() or (path.exists() and not _ours(name, path)):
+            raise RunError(f"{path} is no report of fedaudit, and is left as it is. Choose another --out.")
+        with reading(folder):
+            text = _text(name, rows, failed, title)
+        write_atomic(path, text.encode())
         written.append(path)
     if figures:
         from fedaudit.reports.figures import write_figures
 
         written += write_figures(rows, out / FIGURES)
     return written
+
+
+def _whole(runs: list[Run], folder: Path, problems: dict[str, str]) -> list[Run]:
+    """The runs whose records hold what the rows of a report need; the others become problems."""
+    whole = []
+    for run in runs:
+        try:
+            with reading(run.folder):
+                rows_of(grouped([run]))
+            whole.append(run)
+        except FedauditError as e:
+            problems[str(run.folder.relative_to(folder))] = str(e)
+    if not whole:
+        raise RunError(f"No run below {folder} can be read: {next(iter(problems.values()))}")
+    return whole
+
+
+BEGINS = {
+    "html": "<!doctype html>", "md": "# Audit of ", "json": '{\n "report_schema"', "csv": "method,privacy,label,seeds,",
+    "latex": "% Needs \\usepackage{booktabs}",
+}  # fmt: skip
+
+
+def _ours(name: str, path: Path) -> bool:
+    """Whether a report that may be replaced lies there."""
+    with open(path, "rb") as file:
+        head = file.read(4096).decode(errors="replace")
+    return head.lower().startswith(BEGINS[name].lower()) and (name != "html" or "<title>Audit of " in head)
 
 
 def failures(folder: Path) -> dict[str, str]:
@@ -58,7 +92,7 @@ def failures(folder: Path) -> dict[str, str]:
         return {cell["folder"]: cell["reason"] for cell in cells if cell["status"] == "failed"}
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError, OSError) as e:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as e:
         raise RunError(f"{folder / 'audit.json'} cannot be read: {e}. Remove it, or audit again.") from e
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedaudit.errors import RunError
+from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.runtime.folder import check_transcript
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
 
+STALE = ".stale"
 ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only where these agree
 
 
@@ -54,9 +56,13 @@ def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
     """The runs below a folder, and what was found but cannot be read, with the reason."""
     runs, problems = [], {}
     for path in sorted(folder.glob("**/record.json")):
+        if STALE in path.relative_to(folder).parts:
+            continue  # runs of a code that is no more, which an audit has put aside
         try:
             record = read_record(path)
-        except RunError as e:
+            if (path.parent / "transcript").is_dir():
+                check_transcript(path.parent, record)
+        except FedauditError as e:
             problems[str(path.parent.relative_to(folder))] = str(e)
             continue
         runs.append(Run(path.parent, record, list(record.audits)))

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
-from fedaudit.errors import ContractError, ThreatError
+from fedaudit.errors import ContractError, FedauditError, RunError, ThreatError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
@@ -124,9 +124,12 @@ class Scene:
         for name in ("global.safetensors", f"client-{self.target:06d}.safetensors"):
             path = self._models_dir / name
             if name in self._published:
-                with safe_open(path, framework="pt") as file:
-                    state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                    return self.model(file.metadata()["arch"], state)
+                try:
+                    with safe_open(path, framework="pt") as file:
+                        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                        return self.model((file.metadata() or {})["arch"], state)
+                except (OSError, SafetensorError, KeyError, RuntimeError, FedauditError) as e:
+                    raise RunError(f"{path} is no model that a run published: {e}. Run it again.") from e
         return None
 
 

@@ -18,6 +18,7 @@ epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 MOST = 1_000_000  # canaries, guesses, trials
+Trust = Annotated[bool, typer.Option("--trust", help="Import code outside fedaudit that the run names.")]
 Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
 Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
 Claim = Annotated[float | None, typer.Option(help="An epsilon to hold against the bound.", show_default=False)]
@@ -68,11 +69,14 @@ def release_path(
     client: Client = "all",
     trials: Annotated[int, typer.Option(min=1, max=MOST, help="Releases of each of the two neighbours.")] = 1000,
     confidence: Confidence = 0.95,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Hold the claim of each protected kind against its own release path, run many times on a worst pair of records."""
+    from fedaudit import registry
     from fedaudit.attack.release_path import audit_releases
 
+    registry.trust(trust)
     with progress_bar("release path") as watch:
         audits = audit_releases(
             run, kinds=kind, clients=chosen_clients(client), trials=trials, confidence=confidence, watch=watch
@@ -90,11 +94,14 @@ def audit(
         int | None, typer.Option(min=0, max=MOST, help="Pairs to guess on. Default: half of them.")
     ] = None,
     confidence: Confidence = 0.95,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Hold the claims for a whole run against guesses about its canaries (`run --canaries M`), or its audit split."""
+    from fedaudit import registry
     from fedaudit.attack.one_run import audit_run
 
+    registry.trust(trust)
     with progress_bar("one run") as watch:
         audits = audit_run(
             run, attack=attack, threat=threat, clients=chosen_clients(client), guesses=guesses, confidence=confidence,

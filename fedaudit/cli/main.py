@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import shlex
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Import code outside fedaudit that the run names.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -104,6 +106,7 @@ def run(
     file: Path | None,
     out: Path | None,
     resume: bool,
+    trust: bool,
     as_json: bool,
     set_: list[str],
     privacy: list[str],
@@ -123,7 +126,9 @@ def run(
             raise SettingError(f"{out / 'setting.json'} is damaged: it holds no table. Name the settings again.")
     if file is not None:
         values |= read_toml(file)
-    values |= {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
+    named_by_user = file is not None or "method" in given or not values
+    values |= given
     if isinstance(values.get("start"), str):
         values["start"] = parse_value(values["start"])
     for key in ("set", "privacy", "start"):
@@ -135,12 +140,15 @@ def run(
 
         values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
     setting = Setting.make(**values)
+    from fedaudit import registry
     from fedaudit.runtime.folder import default_folder
     from fedaudit.runtime.runner import run as run_setting
 
     folder = out or default_folder(setting)
+    registry.trust(trust)
+    source = contextlib.nullcontext() if named_by_user else registry.read_from(folder)
     try:
-        with progress_bar(f"{setting.method} on {setting.dataset}") as watch:
+        with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
             record = run_setting(setting, out=folder, resume=resume, watch=watch)
     except KeyboardInterrupt:
         words = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume"])
@@ -170,6 +178,7 @@ def _run_signature() -> inspect.Signature:
             "out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None
         ),
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
+        keyword("trust", Trust, False),
         keyword("as_json", Json, False),
         keyword("set_", Annotated[list[str], set_option], []),
         keyword("privacy", Annotated[list[str], privacy_option], []),
@@ -200,13 +209,17 @@ app.command("run")(run)
 @app.command()
 def show(run: RunArgument, as_json: Json = False) -> None:
     """What a run reached and cost."""
-    from fedaudit.runtime.run_record import read_record
+    from fedaudit.runtime.folder import check_transcript
+    from fedaudit.runtime.run_record import read_record, reading
 
     record = read_record(run)
+    if (run / "transcript").is_dir():
+        check_transcript(run, record)
     if as_json:
         print(record.model_dump_json(indent=1))
     else:
-        print_summary(record)
+        with reading(run):
+            print_summary(record)
 
 
 @app.command()
@@ -218,13 +231,16 @@ def transcript(
 ) -> None:
     """What crossed the wire: who sent how much of what."""
     from fedaudit.cli.listing import traffic_table
-    from fedaudit.runtime.run_record import read_record
-    from fedaudit.wire.transcript import Threat, Transcript
+    from fedaudit.runtime.folder import RunFolder
+    from fedaudit.runtime.run_record import reading
+    from fedaudit.wire.transcript import Threat
 
-    peer, clients = Threat.parse(threat).peer, read_record(run).setting.clients
+    of = RunFolder(run)
+    peer, clients = Threat.parse(threat).peer, of.record.setting.clients
     if peer is not None and peer >= clients:
         raise SettingError(f"--threat {threat}: there is no client {peer}; the run has {clients}, numbered from 0.")
-    rows = traffic_table(Transcript(run / "transcript").view(threat), by)
+    with reading(run):
+        rows = traffic_table(of.transcript.view(threat), by)
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
@@ -244,12 +260,15 @@ def attack(
     set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
     threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
     client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Attack what crossed the wire in a run, and score it with intervals."""
+    from fedaudit import registry
     from fedaudit.attack.attack_run import attack_run
     from fedaudit.registry import names
 
+    registry.trust(trust)
     clients = chosen_clients(client)
     chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
     with progress_bar("attacks") as watch:
@@ -395,8 +414,10 @@ def compare(
     is nothing to compare.
     """
     from fedaudit.reports import compare as compare_
+    from fedaudit.runtime.run_record import reading
 
-    result = compare_.compare(before, after)
+    with reading(f"{before} or {after}"):
+        result = compare_.compare(before, after)
     print(compare_.as_json(result) if as_json else compare_.as_text(result))
     if result.changed:
         raise typer.Exit(1)
@@ -462,11 +483,13 @@ def check(
     format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
 ) -> None:
     """Hold runs against budgets: exit code 0 if all are kept, 1 if not, 2 for a budget that makes no sense."""
+    from fedaudit.runtime.run_record import reading
     from fedaudit.suite.budgets import FORMATS, check_runs
 
     if format not in FORMATS:
         raise SettingError(unknown("format", format, FORMATS))
-    outcomes = check_runs(runs, budget)
+    with reading(", ".join(map(str, runs))):
+        outcomes = check_runs(runs, budget)
     if format == "table":
         print_table([outcome.row() for outcome in outcomes], f"{budget}")
         for outcome in outcomes:

@@ -61,9 +61,9 @@ class Store:
         if not self._head.exists():
             return None
         try:
-            head = json.loads(self._head.read_text())
+            head = _checked(json.loads(self._head.read_text()))
             self.clients = {int(k): name for k, name in head["clients"].items()}
-        except (ValueError, KeyError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as e:
             raise RunError(f"{self._head} is damaged ({e}). Start the run anew in another folder.") from e
         return head
 
@@ -126,7 +126,7 @@ class Store:
 
     def amend(self, **facts: Any) -> None:
         """Change facts of the last whole round, and leave the round as it is."""
-        head = json.loads(self._head.read_text())
+        head = self.peek() or {}
         write_atomic(self._head, json.dumps({**head, **facts}).encode())
 
     def _write(self, name: str, content: bytes) -> None:
@@ -184,4 +184,26 @@ def _without(state: bytes, pieces: list[list[Any]]) -> bytes:
 def _split(blob: bytes) -> tuple[list[list[Any]], bytes]:
     begin = len(_PARTS) + 8
     length = int.from_bytes(blob[len(_PARTS) : begin], "little")
-    return json.loads(blob[begin : begin + length]), blob[begin + length :]
+    try:
+        pieces = json.loads(blob[begin : begin + length])
+        for before, size, part in pieces:
+            if not (type(before) is int and type(size) is int and min(before, size) >= 0 and OWN.fullmatch(part)):
+                raise ValueError(f"no such part: {str(part)[:80]}")
+    except (ValueError, TypeError, RecursionError) as e:
+        raise RunError(f"A state in the checkpoint is damaged ({e}). Start the run anew in another folder.") from e
+    return pieces, blob[begin + length :]
+
+
+def _checked(head: Any) -> dict[str, Any]:
+    """What `commit` wrote, and nothing that leads out of the folder."""
+    if not isinstance(head, dict) or not isinstance(head["clients"], dict):
+        raise ValueError("it holds no table")
+    for name in (head["server"], *head["clients"].values()):
+        if not isinstance(name, str) or not OWN.fullmatch(name):
+            raise ValueError(f"no such file: {str(name)[:80]}")
+    for key in {"round", "transcript", "seq", "attempt"} & head.keys():
+        if type(head[key]) is not int or head[key] < 0:
+            raise ValueError(f"{key} is no whole number")
+    if not isinstance(head.get("clock", 0.0), int | float) or type(head["round"]) is not int:
+        raise ValueError("clock or round is no number")
+    return head

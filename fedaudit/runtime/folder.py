@@ -10,17 +10,17 @@ import fcntl
 import hashlib
 import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import safetensors.torch
 from torch import nn
 
-from fedaudit.errors import RunError
+from fedaudit.errors import RunError, TranscriptError
+from fedaudit.registry import read_from
 from fedaudit.runtime.checkpoint import Store, write_atomic
-from fedaudit.runtime.run_record import (
-    read_record,
-)
+from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.wire.message import state_of
@@ -128,6 +128,18 @@ def save_model(path: Path, model: nn.Module) -> str:
     return path.name
 
 
+def check_transcript(folder: Path, record: RunRecord) -> None:
+    """Hold the transcript of a finished run against the digest in its record."""
+    if record.status != "done" or not record.rounds:
+        return
+    found = Transcript(folder / "transcript").digest(record.rounds[-1].round)
+    if found != record.transcript_digest:
+        raise TranscriptError(
+            f"{folder / 'transcript'} is not what the run left: its digest is {found or 'that of nothing'}, the record "
+            f"has {record.transcript_digest[:40] or 'none'}. Run it again in another folder."
+        )
+
+
 class RunFolder:
     """A finished or unfinished run on disk: its record, its transcript, its published models."""
 
@@ -135,13 +147,15 @@ class RunFolder:
         self.folder = Path(folder)
         self.record = read_record(self.folder)
 
-    @property
+    @cached_property
     def transcript(self) -> Transcript:
+        check_transcript(self.folder, self.record)
         return Transcript(self.folder / "transcript")
 
     @property
     def world(self) -> World:
-        return world_of(self.record.setting.model_dump_json())
+        with read_from(self.folder):  # a file names the method, not the user
+            return world_of(self.record.setting.model_dump_json())
 
     def client_state(self, k: int) -> bytes | None:
         """Client k's state after the last whole round; None if it was never asked."""

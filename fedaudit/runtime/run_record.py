@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
 import sys
+import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedaudit.errors import RunError
+from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.setting import Setting
@@ -190,7 +193,7 @@ def read_record(folder: Path | str) -> RunRecord:
         raise RunError(
             f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one."
         ) from None
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, RecursionError) as e:
         raise RunError(f"{path} cannot be read: {e}. Name a folder that `fedaudit run` made.") from e
     if isinstance(raw, dict) and raw.get("schema_version") != SCHEMA:
         raise RunError(
@@ -206,6 +209,30 @@ def read_record(folder: Path | str) -> RunRecord:
         first = e.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path} is no valid run record: {where}: {first['msg']}.") from None
+    except DAMAGE as e:
+        raise RunError(f"{path} is no valid run record: {type(e).__name__} {str(e)[:200]}.") from None
+
+
+# What reading a part of a record may raise, where that part is not what we wrote.
+DAMAGE = (
+    KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, StopIteration, RuntimeError,
+    AssertionError,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Where parts of a record are used whose content it does not fix: what is not as we wrote it is damage."""
+    try:
+        yield
+    except FedauditError:
+        raise
+    except DAMAGE as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        raise RunError(
+            f"{what}: a record does not hold what a run leaves ({type(e).__name__} {str(e)[:200]}, in {at.name}). "
+            "Run it again in another folder."
+        ) from e
 
 
 def save_attacks(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
@@ -238,10 +265,14 @@ def _read_beside(record: Path, name: str, transcript_digest: str) -> list[dict[s
     path = record.with_name(f"{name}.json")
     try:
         saved = json.loads(path.read_text())
-        return saved[name] if saved["transcript_digest"] == transcript_digest else []
+        found = saved[name] if saved["transcript_digest"] == transcript_digest else []
+        keys = {"attacks": {"attack": str, "threat": str, "ran": bool}, "audits": {"test": str, "claim": str}}[name]
+        if not isinstance(found, list) or any(not isinstance(r[k], kind) for r in found for k, kind in keys.items()):
+            raise ValueError(f"its {name} are no list of results")
+        return found
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError, OSError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OSError) as e:
         raise RunError(f"{path} cannot be read: {e}. Remove it, and {name[:-1]} again.") from e
 
 

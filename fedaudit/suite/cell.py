@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedaudit.attack.attack_run import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable
+from fedaudit.registry import find
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
@@ -82,6 +83,7 @@ def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = No
         record = look(cell)
         if cell.status != "to do":
             return
+        find(cell.setting.method)  # the suite names it: what its run folder says is then known
         if record is None or record.status != "done":
             run(cell.setting, out=cell.folder, resume=True, watch=watch, engine=engine, refuse_idle=True)
         errors = [*_attack(cell, watch), *_try_claims(cell, watch)]

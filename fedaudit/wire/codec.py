@@ -222,18 +222,29 @@ def read_header(blob: bytes | memoryview) -> Header:
         if version != str(FORMAT):
             raise ValueError(f"format {version}, this is a reader of format {FORMAT}")
         start = 8 + length
-        tensors = {
-            int(name): (
-                str(t["dtype"]),
-                tuple(int(n) for n in t["shape"]),
-                start + int(t["data_offsets"][0]),
-                start + int(t["data_offsets"][1]),
-            )
-            for name, t in head.items()
-        }
+        tensors = {int(name): _placed(t, start, len(blob)) for name, t in head.items()}
         return Header(json.loads(text), text, digest, tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as e:
         raise WireError(f"A message of {len(blob)} bytes is damaged or no message at all: {e}.") from e
+
+
+def _placed(t: Any, start: int, length: int) -> tuple[str, tuple[int, ...], int, int]:
+    """One row of the table of tensors, its shape held against its bytes before memory is asked for."""
+    shape, (begin, end) = t["shape"], t["data_offsets"]
+    if not all(type(n) is int for n in (*shape, begin, end)) or not 0 <= begin <= end <= length - start:
+        raise ValueError(f"a tensor of shape {str(shape)[:80]} from byte {str(begin)[:20]} to {str(end)[:20]}")
+    check_size(str(t["dtype"]), shape, end - begin)
+    return str(t["dtype"]), tuple(shape), start + begin, start + end
+
+
+def check_size(dtype: str, shape: list[int], size: int) -> None:
+    """Whether so many bytes are a tensor of that shape: numbers in a file are no reason to ask for memory."""
+    if dtype not in _STORED:
+        raise ValueError(f"no such type of tensor: {dtype[:40]!r}")
+    if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+        raise ValueError(f"no shape of a tensor: {str(shape)[:80]}")
+    if math.prod(shape) * _STORED[dtype].itemsize != size:
+        raise ValueError(f"{size} bytes are no {dtype} tensor of shape {str(shape)[:80]}")
 
 
 class _Decoder:
@@ -305,7 +316,10 @@ def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool 
         return decoder.value(head.tree)
     except WireError as e:
         raise WireError(f"A message of {len(blob)} bytes does not hold what its class declares: {e}") from e
-    except (ValueError, KeyError, IndexError, TypeError, AssertionError, SafetensorError, RecursionError) as e:
+    except (
+        ValueError, KeyError, IndexError, TypeError, AssertionError, AttributeError, OverflowError, RuntimeError,
+        SafetensorError, RecursionError,
+    ) as e:  # fmt: skip
         raise WireError(f"A message of {len(blob)} bytes is damaged or no message at all: {e}.") from e
 
 
@@ -489,6 +503,7 @@ def value_of(node: Any, tensor: Callable[[int], Tensor], *, plain: bool = False)
 
 def stored_tensor(dtype: str, shape: list[int], data: bytearray) -> Tensor:
     """A tensor from its bytes, by the names that safetensors uses."""
+    check_size(dtype, shape, len(data))
     if not data:
         return torch.empty(shape, dtype=_STORED[dtype])
     return torch.frombuffer(data, dtype=_STORED[dtype]).reshape(shape)

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedaudit.errors import ThreatError, TranscriptError
 from fedaudit.wire.codec import (
     Header,
+    check_size,
     class_of,
     names_of,
     node_of,
@@ -218,11 +219,11 @@ class Entry:
         tree = self._visible("tree")
         if field not in names_of(tree):
             raise TranscriptError(f"{self.message} has no field {field!r}; it has {', '.join(names_of(tree))}.")
-        return value_of(node_of(tree, field), self._tensor, plain=True)
+        return self._value(node_of(tree, field), plain=True)
 
     def record(self) -> Any:
         """The whole message, as an instance of its class."""
-        return value_of(self._visible("tree"), self._tensor)
+        return self._value(self._visible("tree"), plain=False)
 
     def state_shapes(self, field: str) -> dict[str, tuple[int, ...]] | None:
         """Names and shapes where the field is one model state; None where it is anything else. Reads no content."""
@@ -236,24 +237,66 @@ class Entry:
         stored = state_tensors(node_of(self._visible("tree"), field))
         return not stored or (self.folder / f"{self.round:06d}.weights.pack").exists()
 
+    def _value(self, node: Any, plain: bool) -> Any:
+        try:
+            return value_of(node, self._tensor, plain=plain)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, RuntimeError) as e:
+            raise TranscriptError(f"{self._where()} does not hold a message: {str(e)[:200]}.") from e
+
+    def _where(self) -> str:
+        return f"{self.folder / 'index.jsonl'}, row {self.row.get('seq')}"
+
     def _visible(self, key: str) -> Any:
         if not self.readable:
             raise ThreatError(f"An outsider sees when a message went by and its size, not its {key}.")
         return self.row[key]
 
     def _tensor(self, i: int) -> Tensor:
-        dtype, shape, pack, offset, size, digest = self.row["tensors"][i]
+        try:
+            dtype, shape, pack, offset, size, digest = self.row["tensors"][i]
+            if pack not in ("weights", "content") or not all(type(n) is int and n >= 0 for n in (offset, size)):
+                raise ValueError(f"{str(pack)[:40]!r} at {str(offset)[:20]}")
+            check_size(dtype, shape, size)
+        except (ValueError, TypeError, IndexError, OverflowError) as e:
+            raise TranscriptError(f"{self._where()}: its tensor {i} is damaged: {e}.") from e
         path = self.folder / f"{self.round:06d}.{pack}.pack"
         if not path.exists():
             raise TranscriptError(
                 f"{self.message} of round {self.round}: its model states were not kept. Run with a larger keep_weights."
             )
         with open(path, "rb") as file:
+            if offset + size > os.fstat(file.fileno()).st_size:
+                raise TranscriptError(f"{path} is cut off: it does not reach byte {offset + size}.")
             file.seek(offset)
             data = bytearray(file.read(size))
         if xxhash.xxh3_128_hexdigest(data) != digest:
             raise TranscriptError(f"{path} is damaged at byte {offset}: the checksum does not match.")
         return stored_tensor(dtype, shape, data)
+
+
+_PLACE = {"seq": int, "at": float, "round": int, "from": str, "to": str, "client": int, "direction": str, "bytes": int}
+_MESSAGE = {"message": str, "ask": int, "fn": str, "digest": str, "fields": dict, "tree": dict, "tensors": list}
+
+
+def _row(text: bytes, where: str) -> dict[str, Any]:
+    """A row of the index, with everything that its readers rely on."""
+    try:
+        row = json.loads(text)
+        wanted = {"type": str} | (_PLACE | _MESSAGE if row.get("type") == "message" else {})
+        for key, kind in wanted.items():
+            fits = isinstance(row[key], int | float) if kind is float else isinstance(row[key], kind)
+            if not fits or (isinstance(row[key], bool) and kind is not bool):
+                raise ValueError(f"{key} is a {type(row[key]).__name__}")
+        if row["type"] == "message":
+            names = names_of(row["tree"])
+            if not all(isinstance(row["fields"].get(name, {}), dict) for name in (*names, *row["fields"])):
+                raise ValueError("its fields are no tables")
+            if any(not isinstance(f.get("kind"), str | None) for f in row["fields"].values()):
+                raise ValueError("a kind is no text")
+            state_tensors(row["tree"])
+        return row
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as e:
+        raise TranscriptError(f"{where} is no row of a transcript: {type(e).__name__} {str(e)[:200]}.") from e
 
 
 class Transcript:
@@ -269,11 +312,23 @@ class Transcript:
             for number, line in enumerate(file, 1):
                 digest, _, text = line.rstrip(b"\n").partition(b" ")
                 if line.endswith(b"\n") and xxhash.xxh3_64_hexdigest(text).encode() == digest:
-                    yield json.loads(text)
+                    yield _row(text, f"{file.name}, line {number}")
                 elif not file.read(1):
                     return  # the last row is being written, or was cut off by a kill
                 else:
                     raise TranscriptError(f"{file.name}, line {number} is damaged: the checksum does not match.")
+
+    def digest(self, rounds: int) -> str:
+        """Over all messages of the first rounds in order, from their digests: what a run's record has of them."""
+        whole, sent = "", []
+        for row in self.rows():
+            if row["type"] == "message":
+                sent.append(f"{row['direction']} {row['client']} {row['digest']}")
+            elif row.get("event") == "round" and row.get("round") != 0:
+                if row.get("round") == rounds:
+                    return xxhash.xxh3_128_hexdigest((whole + "".join(sent)).encode())
+                whole, sent = xxhash.xxh3_128_hexdigest((whole + "".join(sent)).encode()), []
+        return whole
 
     def entries(self) -> Iterator[Entry]:
         return (Entry(row, self.folder) for row in self.rows() if row["type"] == "message")

@@ -11,7 +11,7 @@ import pytest
 from suite_tools import nursery_at, quick  # noqa: F401 (fixtures: workers that need no import)
 from typer.testing import CliRunner
 
-from fedaudit.cli.main import main as cli
+from fedaudit.cli.main import app
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_report_of_an_empty_folder(fedaudit, tmp_path):
 def test_version():
     from fedaudit import __version__
 
-    assert __version__ in CliRunner().invoke(cli.app, ["--version"]).stdout
+    assert __version__ in CliRunner().invoke(app, ["--version"]).stdout
 
 
 def test_privacy_commands(fedaudit):
