@@ -77,7 +77,7 @@ class Rehearsal(Client):
 
     @classmethod
     def of(cls, world: World, k: int, t: int, ask: int, state: bytes, rows: Rows) -> Rehearsal:
-        site, meter = world.site(k).with_rows(rows), Meter(f"client {k}", t, world.device)
+        site, meter = world.site(k, rows), Meter(f"client {k}", t, world.device)
         return open_client(site, t, ask, meter, state, cls=cls)
 
     def fit(self, *_: Any, **__: Any) -> Fitted:

@@ -106,7 +106,7 @@ def _shadow(world: World, k: int, seed: int, rows: Rows, fresh: int | None = Non
         with seeded("replay", "fresh", fresh):
             return world.build(world.archs[k])
 
-    return replace(world.site(k).with_rows(rows), seed=seed, fresh_model=model)
+    return replace(world.site(k, rows), seed=seed, fresh_model=model)
 
 
 # --- taking turns ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ path all give a client its records through it. `Hub` is the server's side, and h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,10 +63,6 @@ class Site(Place):
         swap = self.swap
         swapped = swap is not None and private_fits >= swap.after and (swap.in_fit or not fitting)
         return self.others() if swapped else self.own()
-
-    def with_rows(self, rows: Rows) -> Site:
-        """The same client with other records: a shadow, or a neighbour."""
-        return replace(self, own=lambda: rows, count=len(rows[1]))
 
 
 @dataclass(frozen=True)

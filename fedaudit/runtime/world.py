@@ -191,8 +191,8 @@ class World:
 
         return count
 
-    def site(self, k: int) -> Site:
-        """Client k's side of this world: what its task may hold."""
+    def site(self, k: int, rows: Rows | None = None) -> Site:
+        """Client k's side of this world: what its task may hold. With `rows`, those are all the records it has."""
         return Site(
             seed=self.setting.seed,
             device=self.device,
@@ -208,10 +208,10 @@ class World:
             fresh_model=functools.partial(self.fresh_model, k),
             blank_model=functools.partial(self.blank_model, k),
             server_model=lambda: self.build(self.server_arch),
-            own=functools.partial(self.members, k),
-            validation=functools.partial(self.validation, k),
-            others=functools.partial(self.other_rows, k),
-            count=self.count(k),
+            own=functools.partial(self.members, k) if rows is None else lambda: rows,
+            validation=functools.partial(self.validation, k) if rows is None else nothing_else,
+            others=functools.partial(self.other_rows, k) if rows is None else nothing_else,
+            count=self.count(k) if rows is None else len(rows[1]),
         )
 
     @functools.cached_property
@@ -247,6 +247,10 @@ class World:
             records={k: self.count(k) for k in range(self.setting.clients)},
             **facts,
         )
+
+
+def nothing_else() -> Rows:
+    raise DataError("A client whose records were given, such as a shadow, has none beside them.")
 
 
 def leaves(value: Any) -> Iterator[Any]:

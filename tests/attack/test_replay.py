@@ -283,7 +283,7 @@ class GoesOn(Method):
 
 
 def test_a_model_that_is_sent_and_not_taken_is_no_beginning(tmp_path):
-    run(method="test_replay:GoesOn", model="mlp", clients=2, rounds=3, eval_clients=False, out=tmp_path / "a")
+    run(method=f"{__name__}:GoesOn", model="mlp", clients=2, rounds=3, eval_clients=False, out=tmp_path / "a")
     scene, _ = scene_of(tmp_path / "a")
     entry, _, _ = last_upload(scene)
     assert [message.round for message in scene.replayable(entry)] == [1, 2, 3]

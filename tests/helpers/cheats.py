@@ -143,6 +143,19 @@ class RemembersText(Remembers):
         return Other(State({"w": torch.tensor([float(client.memory["y"])])}))
 
 
+class Launders(Remembers):
+    """Writes into its model what it saw, answers with something else, and sends the model one task later."""
+
+    def look(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        OwnLoop.update(self, client, msg)
+        return Weights(msg.w)
+
+    def tell(self, client, msg):
+        return Other(state_of(client.model))
+
+
 class PublicNumber(Averages):
     """A number read off the records, called public."""
 
@@ -343,6 +356,15 @@ class Publishes(Averages):
 
 
 # --- careful ones -----------------------------------------------------------------------------------------------------
+
+
+class Plain(Averages):
+    """Trains, and looks at nothing."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
 
 
 class Counts(Averages):

@@ -99,8 +99,8 @@ def test_memory_written_from_records_is_paid_under_dp_sgd(tiny, tmp_path):
         assert row.epsilon == math.inf
 
 
-def test_memory_of_whole_numbers_is_free_under_dp_sgd(tiny, tmp_path):
-    """Exchange remembers the rounds, and looks at its records: its weights are post-processing all the same."""
+def test_memory_written_before_the_first_look_is_free_under_dp_sgd(tiny, tmp_path):
+    """Exchange remembers the rounds, then looks at its records: its weights are post-processing all the same."""
     setting = tiny("outside:Exchange", rounds=2, clients=2, privacy=privacy("training:noise=1,clip=1"))
     for row in run(setting, out=tmp_path / "a").ledger:
         assert row.by_kind["weights"] == 0

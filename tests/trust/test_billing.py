@@ -34,14 +34,14 @@ def epsilons(record):
 
 @pytest.mark.parametrize(
     "name",
-    ["OwnLoop", "OwnLoopAndFit", "HeadFirst", "ReadBefore", "ReadIntoReply", "NoFit", "Remembers", "RemembersText",
+    ["OwnLoop", "OwnLoopAndFit", "HeadFirst", "ReadBefore", "ReadIntoReply", "NoFit", "Remembers", "RemembersText", "Launders",
      "PublicNumber", "Layers", "Number", "Publishes"],
 )  # fmt: skip
 def test_what_leaves_unpaid_costs_infinity(name, ledger):
     assert epsilons(ledger(name)) == [math.inf, math.inf]
 
 
-@pytest.mark.parametrize("name", ["Counts", "Books", "Twice", "Weighs"])
+@pytest.mark.parametrize("name", ["Plain", "Counts", "Books", "Twice", "Weighs"])
 def test_careful_methods_cost_what_their_training_costs(name, ledger):
     assert all(0 < epsilon < math.inf for epsilon in epsilons(ledger(name)))
 
