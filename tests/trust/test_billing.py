@@ -32,11 +32,13 @@ def epsilons(record):
     return [client.epsilon for client in record.ledger]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["OwnLoop", "OwnLoopAndFit", "HeadFirst", "ReadBefore", "ReadIntoReply", "NoFit", "Remembers", "RemembersText", "Launders",
-     "PublicNumber", "Layers", "Number", "Publishes"],
-)  # fmt: skip
+UNPAID = (
+    "OwnLoop OwnLoopAndFit HeadFirst ReadBefore ReadIntoReply NoFit Remembers RemembersText Launders PublicNumber "
+    "Layers Number Publishes"
+).split()
+
+
+@pytest.mark.parametrize("name", UNPAID)
 def test_what_leaves_unpaid_costs_infinity(name, ledger):
     assert epsilons(ledger(name)) == [math.inf, math.inf]
 
