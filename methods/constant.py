@@ -9,7 +9,10 @@ class, so that it can be saved, published and attacked like any other.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
+from torch import nn
 
 from fedaudit import Client, Cohort, Down, Method, Plan, Record, Server, Size, Up, register
 
@@ -38,8 +41,9 @@ class Constant(Method):
     @torch.no_grad()
     def count(self, client: Client, msg: Go) -> Counted:
         majority = client.y.bincount(minlength=client.classes).argmax()
-        client.model.classifier.weight.zero_()
-        client.model.classifier.bias.zero_()[majority] = 1
+        classifier = cast(nn.Linear, client.model.classifier)
+        classifier.weight.zero_()
+        classifier.bias.zero_()[majority] = 1
         return Counted()
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -406,8 +404,7 @@ class Client(Party):
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
             self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1
-        # The last epoch's loss is a figure of the records that no noise was added to: it stays here.
-        return replace(fitted, loss=math.nan)
+        return fitted
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -32,10 +32,21 @@ def epsilons(record):
     return [client.epsilon for client in record.ledger]
 
 
-UNPAID = (
-    "OwnLoop OwnLoopAndFit HeadFirst ReadBefore ReadIntoReply NoFit Remembers RemembersText Launders PublicNumber "
-    "Layers Number Publishes"
-).split()
+UNPAID = [
+    "OwnLoop",
+    "OwnLoopAndFit",
+    "HeadFirst",
+    "ReadBefore",
+    "ReadIntoReply",
+    "NoFit",
+    "Remembers",
+    "RemembersText",
+    "Launders",
+    "PublicNumber",
+    "Layers",
+    "Number",
+    "Publishes",
+]
 
 
 @pytest.mark.parametrize("name", UNPAID)
