@@ -4,7 +4,7 @@ python docs/results/keep_records.py FOLDER... --commit COMMIT [--note TEXT] [--t
 
 A FOLDER is a run, or an audit with its runs. Of each run's record.json a file is written: the setting, every
 hyper-parameter with the value that it had (so that a default that changes later does not change what was run), the
-result of each evaluated round, versions, device, time and commit. Runs that did not end are kept too, with their status.
+result of each evaluated round, versions, device, time and commit. Runs that did not end are kept, with their status.
 Run it on the commit that made the runs, or on one with the same defaults.
 """
 

@@ -11,8 +11,9 @@ A verdict is computed, never typed in:
 - not reproduced: anything else, with the reason, and the control that shows it where there is one.
 - not run: with its cost.
 
-An order is reproduced if the 95 % intervals of the two models are apart in the published direction, turned round if they
-are apart in the other one, and level if they overlap; undecided where the first was cut off and may still rise. With one seed that speaks of two models, not of two methods.
+An order is reproduced if the 95 % intervals of the two models are apart in the published direction, turned round if
+they are apart in the other one, and level if they overlap; undecided where the first was cut off and may still rise.
+With one seed that speaks of two models, not of two methods.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ README = HERE / "README.md"
 
 HEAD = """# Published against measured
 
-Made by `python docs/results/results_table.py --write` from `published.toml` and the records under `records/`; a test makes it
-again. What the verdicts mean is in the script. The records are made from run folders by `keep_records.py`.
+Made by `python docs/results/results_table.py --write` from `published.toml` and the records under `records/`; a test
+makes it again. What the verdicts mean is in the script. The records are made from run folders by `keep_records.py`.
 
-**What these runs can show.** All are one seed, with fewer rounds than the papers or with numbers of rounds that our copies of
-the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is "reproduced" in the sense
-of the papers' tables. An interval is Wilson's of one model on 10,000 test records (95 %): it knows nothing of other seeds.
-Where a default was chosen among runs of this table, it was chosen by test accuracy. Minutes are of the rounds, on the shared
-GPU. The commit is the one that ran, with `precision = "tf32"` where the setting says TF32.
+**What these runs can show.** All are one seed, with fewer rounds than the papers or with numbers of rounds that our
+copies of the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is
+"reproduced" in the sense of the papers' tables. An interval is Wilson's of one model on 10,000 test records (95 %): it
+knows nothing of other seeds. Where a default was chosen among such runs, it was chosen by test accuracy. Minutes are of
+the rounds, on the shared GPU. The commit is the one that ran, with `precision = "tf32"` where TF32 is said.
 """
 
 
@@ -94,7 +95,7 @@ def row(cell: dict[str, Any]) -> list[str]:
     values = [100 * best(record)["accuracy"] for record in records]
     one = len(records) == 1
     ours = percent(best(records[0])) if one else f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-    rounds = f"{min(r['rounds_done'] for r in records)} of {cell['rounds'] if 'rounds' in cell else '?'}"
+    rounds = f"{min(r['rounds_done'] for r in records)} of {cell.get('rounds', '?')}"
     minutes = sum(record["minutes"] for record in records)
     made = f"{len(records)} / {rounds} / {records[0]['device']}, {minutes:.1f} min / {records[0]['commit']}"
     return [*start, f"{cell['mean']:.2f} ± {cell['spread']:.2f}", ours, made, cell["differs"], verdict(cell, records)]

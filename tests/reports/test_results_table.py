@@ -96,3 +96,31 @@ def test_the_gate_on_the_page() -> None:
     assert {key: getattr(method, key) for key in ("norm", "clamp", "restart")} == {
         key: records[0]["hyper_parameters"][key] for key in ("norm", "clamp", "restart")
     }
+
+
+def test_the_runs_that_were_cut_off_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    found = {}
+    for path in (RESULTS / "records" / "fedaf_best").glob("*.json"):
+        kept = json.loads(path.read_text())
+        found[kept["setting"]["method"]] = kept
+    assert set(found) == {"fedaf", "feddm", "fedavg"}
+    for name, method in (("FedAF", "fedaf"), ("FedDM", "feddm"), ("FedAvg", "fedavg")):
+        kept = found[method]
+        assert kept["status"] == "running"
+        last = f"{100 * kept['rounds'][-1]['global']['accuracy']:.2f}"
+        assert f"| {name} | {kept['rounds_done']} | {TABLE.percent(TABLE.best(kept))} | {last} |" in text
+
+
+def test_fedfrees_table_on_the_page() -> None:
+    module, text = script("fedfree_table"), (RESULTS / "fedfree.md").read_text()
+    assert module.tables(json.loads((RESULTS / "fedfree_fmnist.json").read_text())).strip() in text
+
+
+def test_fedzges_curves_on_the_page() -> None:
+    loops = json.loads((RESULTS / "fedzge_shared.json").read_text())["loops"]
+    text = (RESULTS / "fedzge.md").read_text()
+    shown = [loop for loop in loops if loop["accuracy"] > 0.2]
+    assert len(shown) == 6
+    for loop in shown:
+        assert "| " + " | ".join(f"{100 * accuracy:.1f}" for _, accuracy in loop["curve"]) + " |" in text
