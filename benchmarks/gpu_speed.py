@@ -123,9 +123,8 @@ class Bench:
 
 
 def _accuracy(record: RunRecord) -> float | None:
-    utility = record.rounds[-1].utility or {}
-    of_global = utility.get("global") or {}
-    return (of_global.get("test") or {}).get("accuracy")
+    utility = record.rounds[-1].utility
+    return utility.global_.test.accuracy if utility and utility.global_ else None
 
 
 SERIAL = {"engine": "serial", "step": "eager"}

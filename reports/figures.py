@@ -271,10 +271,11 @@ def inside(row: Row) -> Figure | None:
     models, numbers = dict[str, Series](), dict[str, Series]()
     for run in row.group.runs:
         for at in run.record.rounds:
-            points = (at.utility or {}).get("global_points", {})
-            scores = {**points, "after the round": at.utility["global"]} if at.utility and points else {}
+            scores = dict(at.utility.global_points) if at.utility else {}
+            if scores and at.utility and at.utility.global_:
+                scores["after the round"] = at.utility.global_
             for name, score in scores.items():
-                models.setdefault(name, {}).setdefault(at.round, []).append(score["test"]["accuracy"])
+                models.setdefault(name, {}).setdefault(at.round, []).append(score.test.accuracy)
             for name, value in at.diagnostics.items():
                 numbers.setdefault(name, {}).setdefault(at.round, []).append(value)
     panels = [(of, title) for of, title in ((models, "global model, accuracy"), (numbers, "diagnostics")) if of]

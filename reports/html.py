@@ -223,8 +223,8 @@ def _section(row: Row, number: int, budget: int) -> dict[str, Any]:
 def _inside_alt(row: Row) -> str:
     """The last round's numbers of the first seed in words."""
     last = row.first.rounds[-1] if row.first.rounds else None
-    points = ((last.utility or {}) if last else {}).get("global_points", {})
-    said = [f"global model {name} {100 * p['test']['accuracy']:.1f} %" for name, p in points.items()]
+    points = last.utility.global_points if last and last.utility else {}
+    said = [f"global model {name} {100 * p.test.accuracy:.1f} %" for name, p in points.items()]
     said += [f"{name.replace('_', ' ')} {value:.2f}" for name, value in (last.diagnostics if last else {}).items()]
     return "Numbers of the method's own rounds; in the last one: " + ", ".join(said)
 

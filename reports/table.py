@@ -13,7 +13,6 @@ from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.run_record import RunRecord
-from fedaudit.runtime.utility import test_score
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
 UNTRAINED = "Under-trained: accuracy is near"
@@ -59,18 +58,17 @@ def _cells(group: Group) -> dict[str, Cell]:
 
 
 def accuracy(record: RunRecord) -> float | None:
-    last = record.result.get("last")
-    return test_score(last) if last else None
+    return record.result.last.test_score() if record.result.last else None
 
 
 def _own(record: RunRecord) -> float | None:
-    clients = (record.result.get("last") or {}).get("clients") or {}
-    return (clients.get("local_test") or {}).get("mean")
+    clients = record.result.last.clients if record.result.last else None
+    return clients.local_test.mean if clients and clients.local_test else None
 
 
 def _global_own(record: RunRecord) -> float | None:
-    of_global = (record.result.get("last") or {}).get("global") or {}
-    return (of_global.get("local_test") or {}).get("mean")
+    of_global = record.result.last.global_ if record.result.last else None
+    return of_global.local_test.mean if of_global and of_global.local_test else None
 
 
 def asked(record: RunRecord) -> int:
@@ -108,8 +106,9 @@ def _plain(group: Group, column: Column) -> Cell:
         return Cell(reason="not measured")
     within = None
     if column.key == "accuracy" and len(each) == 1:
-        test = ((group.runs[0].record.result.get("last") or {}).get("global") or {}).get("test")
-        within = (test["low"], test["high"], "Wilson, over test records") if test else None
+        last = group.runs[0].record.result.last
+        if last and last.global_:
+            within = (last.global_.test.low, last.global_.test.high, "Wilson, over test records")
     if not column.sampled and len(set(each.values())) == 1:
         value = next(iter(each.values()))
         return Cell(value, value, value, len(each), "counted, the same in each seed", each)
@@ -275,6 +274,6 @@ def undertrained(group: Group, cell: Cell) -> list[str]:
 
 def curve(run: Run) -> tuple[list[int], list[float]]:
     """Rounds and accuracy."""
-    pairs = [(row.round, test_score(row.utility)) for row in run.record.rounds if row.utility]
+    pairs = [(row.round, row.utility.test_score()) for row in run.record.rounds if row.utility]
     kept = [(t, score) for t, score in pairs if score is not None]
     return [t for t, _ in kept], [score for _, score in kept]

@@ -25,7 +25,7 @@ COLUMNS = {
 
 def figures(record: RunRecord) -> dict[str, Any]:
     """Of the last round of one run: shares, and bytes that a client sends and receives in a round."""
-    last = record.result["last"]
+    last = record.result.model_dump()["last"]
     tasks = sum(len(row.participants) for row in record.rounds)
     return {
         "method": record.setting.method,

@@ -48,7 +48,8 @@ def over_clients(scores: dict[str, Any], test: str, m: int) -> list[float]:
 def best_round(record: RunRecord) -> tuple[float, float]:
     """Mean and deviation over clients in the round in which the mean is largest: as papers report it."""
     m = collaborators(record)
-    rounds = [over_clients(row.utility["clients"], "global_test", m) for row in record.rounds if row.utility]
+    utilities = [row.utility.model_dump() for row in record.rounds if row.utility]
+    rounds = [over_clients(utility["clients"], "global_test", m) for utility in utilities]
     best = max(rounds, key=statistics.fmean)
     return statistics.fmean(best), statistics.pstdev(best)
 
@@ -68,7 +69,7 @@ def table(folder: Path) -> list[str]:
     ]
     for name, runs in groups.items():
         cells = [name, str(len(runs))]
-        last = [(r.result["last"], collaborators(r)) for r in runs]
+        last = [(r.result.model_dump()["last"], collaborators(r)) for r in runs]
         for point in ("", "trained"):
             for test in ("global_test", "local_test"):
                 scores = [(u["clients"] if not point else u.get("points", {}).get(point), m) for u, m in last]

@@ -69,7 +69,7 @@ def spread(values: Sequence[float | None]) -> str:
 
 
 def row(runs: list[RunFolder]) -> list[str]:
-    results = [run.record.result for run in runs]
+    results = [run.record.result.model_dump() for run in runs]
 
     def G(when: str) -> list[float | None]:
         return [100 * r[when]["global"]["test"]["accuracy"] if r[when] and r[when]["global"] else None for r in results]
@@ -95,13 +95,13 @@ def numbers(run: RunFolder) -> dict[str, Any]:
     rounds = [
         {
             "round": row.round,
-            "test": row.utility["global"]["test"],
-            "before": (row.utility.get("global_points") or {}).get("before distillation", {}).get("test"),
-            "clients": ((row.utility.get("clients") or {}).get("global_test") or {}).get("mean"),
+            "test": utility["global"]["test"],
+            "before": utility.get("global_points", {}).get("before distillation", {}).get("test"),
+            "clients": ((utility["clients"] or {}).get("global_test") or {}).get("mean"),
             "diagnostics": row.diagnostics,
         }
         for row in record.rounds
-        if row.utility and row.utility["global"]
+        if row.utility and (utility := row.utility.model_dump())["global"]
     ]
     setting = {"method": s.method, "dataset": s.dataset, "partition": s.partition, "seed": s.seed, "preset": s.preset}
     facts = {"device": record.device, "finished": record.finished, "seconds": sum(row.wall_s for row in record.rounds)}

@@ -37,7 +37,7 @@ def teachers(folder: Path) -> dict[str, float]:
     utility = run.record.rounds[-1].utility
     assert utility is not None  # every run evaluates its last round
     shares = {
-        "FedAvg": utility["global"]["test"]["accuracy"],
+        "FedAvg": utility.global_.test.accuracy,
         "mean of logits": (z.mean(0).argmax(1) == y).float().mean(),
         "tau, true label": (says(y) == y).float().mean(),
         "tau, wrong label: says it": (says(wrong) == wrong).float().mean(),

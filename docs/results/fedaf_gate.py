@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import RunRecord, read_record
+from fedaudit.runtime.scores import Accuracy
 
 READING = ("norm", "clamp", "restart")
 PUBLISHED = 87.53  # Table 1, Fashion-MNIST, alpha = 0.02, three seeds, 20 rounds
@@ -45,14 +46,14 @@ MORE: list[dict[str, Any]] = [  # one thing changed each
 ]
 
 
-def best(record: RunRecord) -> dict[str, Any]:
+def best(record: RunRecord) -> Accuracy:
     """The test accuracy of the round that is best on the test set, with its interval."""
-    rounds = [r for r in record.rounds if r.utility and r.utility["global"]]
-    return max((r.utility["global"]["test"] for r in rounds), key=lambda test: test["accuracy"])
+    rounds = [r for r in record.rounds if r.utility and r.utility.global_]
+    return max((r.utility.global_.test for r in rounds), key=lambda test: test.accuracy)
 
 
-def percent(test: dict[str, Any]) -> str:
-    return f"{100 * test['accuracy']:.2f} [{100 * test['low']:.2f}, {100 * test['high']:.2f}]"
+def percent(test: Accuracy) -> str:
+    return f"{100 * test.accuracy:.2f} [{100 * test.low:.2f}, {100 * test.high:.2f}]"
 
 
 def value(v: Any) -> str:
@@ -69,13 +70,13 @@ def main(out: Path, options: dict[str, str]) -> None:
     records = [read_record(path.parent) for path in sorted(out.glob("runs/*/record.json"))]
     if not records:
         sys.exit(f"There is no finished run under {out}/runs. Run the suite first.")
-    records.sort(key=lambda record: -best(record)["accuracy"])
+    records.sort(key=lambda record: -best(record).accuracy)
     print("| batch norm | clamp | restart | rounds | steps | best test round | last | short of the published 87.53 |")
     print("|---|---|---|---|---|---|---|---|")
     for record in records:
         values, found = record.setting.set, best(record)
-        last = record.rounds[-1].utility["global"]["test"]
-        short = PUBLISHED - 100 * found["accuracy"]
+        last = record.rounds[-1].utility.global_.test
+        short = PUBLISHED - 100 * found.accuracy
         told = " | ".join(str(values[key]).lower() for key in READING)
         print(
             f"| {told} | {len(record.rounds)} | {values['steps']} | {percent(found)} | {percent(last)} | {short:.2f} |"

@@ -56,7 +56,7 @@ def name(record: RunRecord) -> str:
 
 def accuracy(record: RunRecord, which: str) -> float | None:
     """In percent, of the global model, or of the clients' own on average where there is no global one."""
-    found = record.result[which]
+    found = record.result.model_dump()[which]
     if found is None:
         return None
     if "accuracy" in found:
@@ -100,11 +100,11 @@ def main(out: Path) -> None:
 
 def by_domain(method: str, records: list[RunRecord]) -> None:
     """The last round's test accuracy in each domain, where the data have domains; the paper's beside it."""
-    found = [((r.rounds[-1].utility or {}).get("global") or {}).get("test_by_domain") for r in records]
+    found = [u.global_.test_by_domain if (u := r.rounds[-1].utility) and u.global_ else {} for r in records]
     if not all(found):
         return
-    domains = sorted(found[0] or {})
-    means = [cell([100 * of[d]["accuracy"] for of in found if of]) for d in domains]
+    domains = sorted(found[0])
+    means = [cell([100 * of[d].accuracy for of in found]) for d in domains]
     print(f"\n{method}, test accuracy by domain: " + ", ".join(f"{d} {m}" for d, m in zip(domains, means, strict=True)))
     print(f"published: {DOMAINS.get(records[0].setting.method, '-')}")
 

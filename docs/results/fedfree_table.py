@@ -36,7 +36,7 @@ def name(record: RunRecord) -> str:
 
 def figures(record: RunRecord) -> dict[str, float | None]:
     """Of the last round of one run: shares, and kB that a client sends and receives in a round."""
-    last = record.result["last"]
+    last = record.result.model_dump()["last"]
     of_global, points = last["global"] or {}, list(last.get("points", {}).values())
     tasks = sum(len(t.participants) for t in record.rounds)
 

@@ -45,8 +45,8 @@ def ceiling(folder: RunFolder) -> tuple[int, int]:
 def row(folder: RunFolder) -> dict[str, Any]:
     record = folder.record
     options = {**DEFAULTS, **record.setting.set}
-    test = record.result["last"]["global"]["test"]
-    accuracy, n = test["accuracy"], test["n"]
+    test = record.result.last.global_.test
+    accuracy, n = test.accuracy, test.n
     low, high = wilson(round(accuracy * n), n)
     shares = {r.round: share for r in record.rounds for share in r.diagnostics.values()}
     last = record.setting.rounds
@@ -58,7 +58,7 @@ def row(folder: RunFolder) -> dict[str, Any]:
         "accuracy": accuracy,
         "low": low,
         "high": high,
-        "curve": [[r.round, r.utility["global"]["test"]["accuracy"]] for r in record.rounds if r.utility],
+        "curve": [[r.round, r.utility.global_.test.accuracy] for r in record.rounds if r.utility],
         "agreement_first": _mean([v for t, v in shares.items() if t <= 10]),
         "agreement_last": _mean([v for t, v in shares.items() if t > last - 10]),
         "MiB_per_round": sum(r.up_payload + r.down_payload for r in record.rounds) / max(len(record.rounds), 1) / 2**20,

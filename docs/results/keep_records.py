@@ -52,7 +52,11 @@ def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
     setting = record.setting.model_dump(mode="json")
     method = registry.find(record.setting.method).make(record.setting.set, record.setting.preset)  # type: ignore[attr-defined]
     rounds = [
-        {"round": r.round, **evaluated(r.utility), **({"diagnostics": r.diagnostics} if r.diagnostics else {})}
+        {
+            "round": r.round,
+            **evaluated(r.utility.model_dump()),
+            **({"diagnostics": r.diagnostics} if r.diagnostics else {}),
+        }
         for r in record.rounds
         if r.utility
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
 from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.scores import Accuracy, Reached, Spread
 from fedaudit.units import bytes_text
 
 if TYPE_CHECKING:
@@ -58,6 +60,33 @@ def _dataset_row(name: str, data_dir: str) -> dict[str, Any]:
     }
 
 
+def _reached_lines(reached: Reached) -> Iterator[str]:
+    if reached.global_:
+        test, own = reached.global_.test, reached.global_.local_test
+        yield f"    global model, common test set   {_interval(test)}, n = {test.n}"
+        if own:  # a record from before it was tried has none
+            yield f"    global model, own held-out sets {_spread(own)} over clients"
+    if reached.clients:
+        if everywhere := reached.clients.global_test:
+            yield f"    client models, common test set   {_spread(everywhere)} over clients"
+        if held_out := reached.clients.local_test:
+            yield f"    client models, own held-out set  {_spread(held_out)} over clients"
+    for point, of_global in reached.global_points.items():
+        yield f"    global model, {point}: {_interval(of_global.test, ' ')}"
+    for point, sets in reached.points.items():
+        both = {"common": sets.global_test, "own": sets.local_test}.items()
+        values = ", ".join(f"{who} {_spread(row)}" for who, row in both if row)
+        yield f"    client models, {point}: {values} over clients"
+
+
+def _interval(test: Accuracy, gap: str = "  ") -> str:
+    return f"{_percent(test.accuracy)}{gap}[{_percent(test.low)}, {_percent(test.high)}]"
+
+
+def _spread(row: Spread) -> str:
+    return f"{_percent(row.mean)} ± {_percent(row.std)}"
+
+
 def summary(record: RunRecord) -> list[str]:
     """A run in a dozen lines."""
     setting = record.setting
@@ -65,37 +94,12 @@ def summary(record: RunRecord) -> list[str]:
         f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
         f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status})"
     ]
-    for name, title in (("last", "last round"), ("chosen", "round chosen on validation data")):
-        utility = record.result.get(name)
-        if not utility:
-            continue
-        lines.append(f"  {title} ({utility['round']}):")
-        if utility["global"]:
-            test = utility["global"]["test"]
-            lines.append(
-                f"    global model, common test set   {_percent(test['accuracy'])}  "
-                f"[{_percent(test['low'])}, {_percent(test['high'])}], n = {test['n']}"
-            )
-            if own := utility["global"].get("local_test"):  # a record from before it was tried has none
-                lines.append(
-                    f"    global model, own held-out sets {_percent(own['mean'])} ± {_percent(own['std'])} over clients"
-                )
-        if utility["clients"]:
-            for key, label in (("global_test", "common test set"), ("local_test", "own held-out set")):
-                if row := utility["clients"][key]:
-                    lines.append(
-                        f"    client models, {label:<17} {_percent(row['mean'])} ± {_percent(row['std'])} over clients"
-                    )
-        for point, scores in utility.get("global_points", {}).items():
-            test = scores["test"]
-            interval = f"[{_percent(test['low'])}, {_percent(test['high'])}]"
-            lines.append(f"    global model, {point}: {_percent(test['accuracy'])} {interval}")
-        for point, sets in utility.get("points", {}).items():
-            both = {"common": sets["global_test"], "own": sets["local_test"]}.items()
-            values = ", ".join(f"{who} {_percent(row['mean'])} ± {_percent(row['std'])}" for who, row in both if row)
-            lines.append(f"    client models, {point}: {values} over clients")
-    if (best := record.result.get("best_test_round")) and best["accuracy"] is not None:
-        lines.append(f"  best test round ({best['round']}), as papers report it: {_percent(best['accuracy'])}")
+    both = ((record.result.last, "last round"), (record.result.chosen, "round chosen on validation data"))
+    for reached, title in both:
+        if reached is not None:
+            lines += [f"  {title} ({reached.round}):", *_reached_lines(reached)]
+    if (best := record.result.best_test_round) and best.accuracy is not None:
+        lines.append(f"  best test round ({best.round}), as papers report it: {_percent(best.accuracy)}")
     for direction in ("up", "down"):
         payload, wire = record.bytes(direction), record.bytes(direction, "wire")
         lines.append(

@@ -13,11 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.scores import Part, Result, Utility
 from fedaudit.setting import Setting
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 REFUSED = "the privacy setting does not apply: "  # begins the note in the record of such a run
 BESIDE = ("attacks", "audits")  # parts of a record that are kept in files of their own
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
 
 
 class FieldTraffic(Part):
@@ -56,7 +53,7 @@ class RoundRecord(Part):
     up_wire: int
     down_payload: int
     down_wire: int
-    utility: dict[str, Any] | None = None
+    utility: Utility | None = None
     diagnostics: dict[str, float] = Field(default_factory=dict)  # what the method measured of its own round, by name
     wall_s: float
 
@@ -84,27 +81,20 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
         sent = {name: total + getattr(row, name) for name, total in sent.items()}
         if row.utility is None:
             continue
-        test, clients = _inner(row.utility, "global", "test"), _inner(row.utility, "clients", "global_test")
+        test = row.utility.global_.test if row.utility.global_ else None
+        clients = row.utility.clients.global_test if row.utility.clients else None
         curve.append(
             CurvePoint(
                 round=row.round,
                 **sent,
-                accuracy=test.get("accuracy"),
-                low=test.get("low"),
-                high=test.get("high"),
-                clients_mean=clients.get("mean"),
-                clients_std=clients.get("std"),
+                accuracy=test.accuracy if test else None,
+                low=test.low if test else None,
+                high=test.high if test else None,
+                clients_mean=clients.mean if clients else None,
+                clients_std=clients.std if clients else None,
             )
         )
     return curve
-
-
-def _inner(tree: dict[str, Any], *path: str) -> dict[str, Any]:
-    """The table at `path`; empty where there is none, as for a method without a global model."""
-    for name in path:
-        found = tree.get(name)
-        tree = found if isinstance(found, dict) else {}
-    return tree
 
 
 class Release(Part):
@@ -130,7 +120,7 @@ class RunRecord(Part):
     models: dict[str, dict[str, int]]
     rounds: list[RoundRecord] = Field(default_factory=list)
     curve: list[CurvePoint] = Field(default_factory=list)  # accuracy against cumulated bytes
-    result: dict[str, Any] = Field(default_factory=dict)
+    result: Result = Field(default_factory=Result)
     traffic: list[FieldTraffic] = Field(default_factory=list)
     traffic_declared: bool = True
     releases: list[Release] = Field(default_factory=list)

@@ -37,6 +37,7 @@ from fedaudit.runtime.run_record import (
     read_record,
     versions,
 )
+from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client
 from fedaudit.runtime.utility import Scores, evaluate, results
@@ -346,7 +347,7 @@ class _Run:
         self.record.traffic_declared = declared is not None
         compare(declared, wire.traffic.sizes, method=type(self.method).__name__, t=t)
 
-    def _evaluate(self, t: int, state: Record) -> dict[str, Any] | None:
+    def _evaluate(self, t: int, state: Record) -> Utility | None:
         if t % self.setting.eval_every and t != self.setting.rounds:
             return None
         self.watch(t - 1, self.setting.rounds, f"round {t}, evaluating")
@@ -408,7 +409,7 @@ class _Run:
         record.transcript_digest = self.digest
         record.ledger = self.ledger.rows()
         record.curve = curve_of(record.rounds)
-        record.result = results([row.model_dump() for row in record.rounds])
+        record.result = results(record.rounds)
         facts = {
             "transcript": offset,
             "seq": self.transcript.seq,

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError
 from fedaudit.runtime.party import Client
+from fedaudit.runtime.run_record import RoundRecord
+from fedaudit.runtime.scores import (
+    Accuracy,
+    BestTestRound,
+    ClientScores,
+    GlobalScores,
+    Reached,
+    Result,
+    Spread,
+    Utility,
+)
 from fedaudit.runtime.world import World
 from fedaudit.stats import mean_std, wilson
 
@@ -29,10 +39,10 @@ def hits(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1024) -> int:
     return int(right)
 
 
-def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> Accuracy:
     right = hits(model, x, y)
     low, high = wilson(right, len(y))
-    return {"accuracy": right / max(len(y), 1), "low": low, "high": high, "n": len(y)}
+    return Accuracy(accuracy=right / max(len(y), 1), low=low, high=high, n=len(y))
 
 
 def evaluate(
@@ -42,7 +52,7 @@ def evaluate(
     version: Callable[[int], object] = lambda k: None,
     known: dict[object, Scores] | None = None,
     global_points: Mapping[str, nn.Module] = MappingProxyType({}),
-) -> dict[str, Any]:
+) -> Utility:
     """One round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
     The global model is tried on the common test set and, as papers on personalisation report it, on each client's own
@@ -51,14 +61,12 @@ def evaluate(
     are, under `points` by name; the server's (`Method.global_points`) as the global model is, under `global_points`.
     """
     known = {} if known is None else known
-    utility: dict[str, Any] = {"global": None, "clients": None}
+    utility = Utility()
     if predictor is not None:
-        utility["global"] = _global_scores(world, _frozen(predictor, "predictor"))
-    if global_points:
-        utility["global_points"] = {
-            name: _global_scores(world, _frozen(model, f"global_points: {name}"))
-            for name, model in global_points.items()
-        }
+        utility.global_ = _global_scores(world, _frozen(predictor, "predictor"))
+    utility.global_points = {
+        name: _global_scores(world, _frozen(model, f"global_points: {name}")) for name, model in global_points.items()
+    }
     if open_client is not None:
         each: list[Scores] = []
         for k in range(world.setting.clients):
@@ -68,13 +76,12 @@ def evaluate(
                     del known[old]
                 known[key] = _client_scores(world, k, open_client)
             each.append(known[key])
-        utility["clients"] = _over_clients([scores[DEPLOYED] for scores in each])
-        if points := _points(each):
-            utility["points"] = {name: _over_clients([scores[name] for scores in each]) for name in points}
+        utility.clients = _over_clients([scores[DEPLOYED] for scores in each])
+        utility.points = {name: _over_clients([scores[name] for scores in each]) for name in _points(each)}
     return utility
 
 
-def _global_scores(world: World, model: nn.Module) -> dict[str, Any]:
+def _global_scores(world: World, model: nn.Module) -> GlobalScores:
     right = total = 0
     own: list[float] = []  # of each client that holds records out
     for k in range(world.setting.clients):
@@ -82,15 +89,15 @@ def _global_scores(world: World, model: nn.Module) -> dict[str, Any]:
         right, total = right + hits(model, x, y), total + len(y)
         x, y = world.nonmembers(k)
         own += [hits(model, x, y) / len(y)] if len(y) else []
-    scores: dict[str, Any] = {
-        "test": accuracy(model, *world.test),
-        "local_test": _mean_std_each(own),
-        "validation": right / total if total else None,
-    }
+    scores = GlobalScores(
+        test=accuracy(model, *world.test),
+        local_test=_spread(own),
+        validation=right / total if total else None,
+    )
     if (domain := world.federation.dataset.test_domain) is not None:  # one column for each, as papers print them
         x, y = world.test
         of = {name: (domain == d).to(y.device) for d, name in enumerate(world.federation.dataset.domain_names)}
-        scores["test_by_domain"] = {name: accuracy(model, x[rows], y[rows]) for name, rows in of.items()}
+        scores.test_by_domain = {name: accuracy(model, x[rows], y[rows]) for name, rows in of.items()}
     return scores
 
 
@@ -117,17 +124,15 @@ def _points(each: list[Scores]) -> list[str]:
     return sorted(each[0].keys() - {DEPLOYED}) if each else []
 
 
-def _over_clients(each: list[dict[str, float]]) -> dict[str, Any]:
-    """Mean, standard deviation and every client's own, by test set; None for a set of which nobody has records."""
-    rows = {name: [scores[name] for scores in each if name in scores] for name in SETS}
-    return {name: _mean_std_each(values) for name, values in rows.items()}
+def _over_clients(each: list[dict[str, float]]) -> ClientScores:
+    return ClientScores(**{name: _spread([scores[name] for scores in each if name in scores]) for name in SETS})
 
 
-def _mean_std_each(values: list[float]) -> dict[str, Any] | None:
+def _spread(values: list[float]) -> Spread | None:
     if not values:
         return None
     mean, std = mean_std(values)
-    return {"mean": mean, "std": std, "each": values}
+    return Spread(mean=mean, std=std, each=values)
 
 
 def _frozen(model: nn.Module, what: str) -> nn.Module:
@@ -136,30 +141,20 @@ def _frozen(model: nn.Module, what: str) -> nn.Module:
     return copy.deepcopy(model).eval()
 
 
-def validation_score(utility: dict[str, Any]) -> float | None:
-    """What chooses the round: the global model's validation accuracy, or the clients' mean where there is none."""
-    if utility["global"] is not None:
-        return utility["global"]["validation"]
-    clients = utility["clients"]
-    return clients["validation"]["mean"] if clients and clients["validation"] else None
-
-
-def test_score(utility: dict[str, Any]) -> float | None:
-    if utility["global"] is not None:
-        return utility["global"]["test"]["accuracy"]
-    return utility["clients"]["global_test"]["mean"] if utility["clients"] else None
-
-
-def results(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def results(rounds: Sequence[RoundRecord]) -> Result:
     """The last round and the one chosen on validation data; the best test round only under that name."""
-    evaluated = [(row["round"], row["utility"]) for row in rounds if row["utility"] is not None]
+    evaluated = [_reached(row.round, row.utility) for row in rounds if row.utility is not None]
     if not evaluated:
-        return {"last": None, "chosen": None, "best_test_round": None}
-    scored = [(validation_score(u), t, u) for t, u in evaluated]
-    chosen = max((s for s in scored if s[0] is not None), key=lambda s: (s[0], -s[1]), default=None)
-    best = max(evaluated, key=lambda e: (test_score(e[1]) or 0.0, -e[0]))
-    return {
-        "last": {"round": evaluated[-1][0], **evaluated[-1][1]},
-        "chosen": {"round": chosen[1], **chosen[2]} if chosen else None,
-        "best_test_round": {"round": best[0], "accuracy": test_score(best[1])},
-    }
+        return Result()
+    scored = [(score, reached) for reached in evaluated if (score := reached.validation_score()) is not None]
+    chosen = max(scored, key=lambda s: (s[0], -s[1].round), default=None)
+    best = max(evaluated, key=lambda reached: (reached.test_score() or 0.0, -reached.round))
+    return Result(
+        last=evaluated[-1],
+        chosen=chosen[1] if chosen else None,
+        best_test_round=BestTestRound(round=best.round, accuracy=best.test_score()),
+    )
+
+
+def _reached(t: int, utility: Utility) -> Reached:
+    return Reached(round=t, **{name: getattr(utility, name) for name in Utility.model_fields})

@@ -225,14 +225,13 @@ def hold(
 def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]:
     """The figure that a budget is about, and for bytes its parts by field."""
     if budget.metric == "accuracy":
-        last = record.result.get("last")
-        if not last:
+        last = record.result.last
+        if last is None:
             raise SettingError(f"The run of {record.setting.method} has no evaluated round to take an accuracy from.")
-        if last["global"] is not None:
-            return last["global"]["test"]["accuracy"], {}
-        if not last["clients"] or not last["clients"]["global_test"]:
+        reached = last.test_score()
+        if reached is None:
             raise SettingError(f"The run of {record.setting.method} evaluated no model: run it with --eval-clients.")
-        return last["clients"]["global_test"]["mean"], {}
+        return reached, {}
     if budget.metric == "peak_memory":
         return float(record.peak_gpu_bytes or record.peak_rss_bytes), {}
     if budget.metric == "flops":

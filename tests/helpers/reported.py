@@ -12,6 +12,7 @@ from typing import Any
 
 from fedaudit.privacy.ledger import ClientLedger, Entry, Total
 from fedaudit.runtime.run_record import FieldTraffic, Release, RoundRecord, RunRecord, save_attacks, save_audits
+from fedaudit.runtime.scores import Reached, Result, Utility
 from fedaudit.setting import Setting
 
 HOSTILE = "my_pkg.a|b:Evil<i>_&%$"
@@ -139,7 +140,7 @@ def _record(
         data={"classes": 4, "class_names": ["0", "1", "2", "3"], "counts": COUNTS, "test": 100},
         models={"cnn": {"parameters": 250, "clients": 2}},
         rounds=rounds,
-        result={"last": {"round": 2, **_utility(accuracy)}},
+        result=Result(last=_reached(2, accuracy)),
         traffic=[FieldTraffic(direction=d, field=f, payload=4 * n, wire=4 * n + 20) for d, f, n in fields],
         releases=[
             Release(field="Local.w", role="private", kind="weights", via="model", unit="client"),
@@ -169,14 +170,20 @@ def _timing(party: str, phase: str, wall: float) -> dict[str, Any]:
     }
 
 
-def _utility(accuracy: float) -> dict[str, Any]:
+def _utility(accuracy: float) -> Utility:
     own = {"mean": accuracy - 0.05, "std": 0.0, "each": [accuracy - 0.05] * 2}
     everywhere = {"mean": accuracy - 0.02, "std": 0.0, "each": [accuracy - 0.02] * 2}
     test = {"accuracy": accuracy, "low": accuracy - 0.1, "high": accuracy + 0.09, "n": 100}
-    return {
-        "global": {"test": test, "local_test": everywhere, "validation": accuracy},
-        "clients": {"global_test": own, "local_test": own, "validation": own},
-    }
+    return Utility.model_validate(
+        {
+            "global": {"test": test, "local_test": everywhere, "validation": accuracy},
+            "clients": {"global_test": own, "local_test": own, "validation": own},
+        }
+    )
+
+
+def _reached(t: int, accuracy: float) -> Reached:
+    return Reached(round=t, **_utility(accuracy).model_dump())
 
 
 def _estimate(value: float, half: float, interval: str, **more: Any) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def test_the_guard_keeps_the_host_where_the_distillation_spoils_it(tiny, tmp_pat
     """A student's rate of 50 spoils any model; none at all spoils none. Clients count on their validation records."""
     common, local = {"rounds": 1, "partition": "iid"}, {"E": 6, "B": 16, "eta": 0.1}
     alone = run(tiny("fedavg", set=local, **common), out=tmp_path / "fedavg")
-    assert alone.result["last"]["global"]["validation"] > 0.5, "there is something to spoil"
+    assert alone.result.last.global_.validation > 0.5, "there is something to spoil"
     spoilt = {**STEPS, "eta_d": 50.0, "guard": True, "host": local}
     record = run(tiny("fedavg+dfrd", set=spoilt, **common), out=tmp_path / "kept")
     average = final(tmp_path / "fedavg")
@@ -227,8 +227,8 @@ def test_the_record_has_the_model_before_and_after_and_what_was_measured(tiny, t
     common = {"rounds": 1, "partition": "dirichlet:0.3"}
     alone = run(tiny("fedavg", set=LOCAL, **common), out=tmp_path / "fedavg")
     both = run(tiny("fedavg+dfrd", set={**STEPS, "host": LOCAL}, **common), out=tmp_path / "both")
-    before = both.result["last"]["global_points"]["before distillation"]
-    assert before == alone.result["last"]["global"]
+    before = both.result.last.global_points["before distillation"]
+    assert before == alone.result.last.global_
     assert both.rounds[0].diagnostics.keys() == {
         "fidelity", "fidelity_mean", "epsilon", "L_div", "agreement", "kept_host",
     }  # fmt: skip

@@ -431,12 +431,12 @@ def test_the_buffer_of_a_run_against_the_formula(folder):
 def test_the_table_of_results(folder):
     """The last round, both points of it, and the best round as the paper reports it: over clients."""
     record = read_record(folder)
-    last, each = record.result["last"], [row.utility["clients"]["global_test"]["each"] for row in record.rounds]
+    last, each = record.result.last, [row.utility.clients.global_test.each for row in record.rounds]
     best = max(each, key=fmean)
     head, _, row = script("dffke_table").table(folder)
     cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=False))
-    assert cells["common"] == f"{100 * last['clients']['global_test']['mean']:.1f}"
-    assert cells["trained: common"] == f"{100 * last['points']['trained']['global_test']['mean']:.1f}"
+    assert cells["common"] == f"{100 * last.clients.global_test.mean:.1f}"
+    assert cells["trained: common"] == f"{100 * last.points['trained'].global_test.mean:.1f}"
     assert cells["best round: common"] == f"{100 * fmean(best):.1f} ± {100 * pstdev(best):.1f}"
 
 
@@ -598,7 +598,7 @@ def test_both_points_of_a_round_are_evaluated(tmp_path):
     record = run(method="dffke", rounds=2, clients=3, set={**QUICK, "T_FKE": 2, "eta": 0.01}, out=tmp_path / "a")
     world = RunFolder(tmp_path / "a").world
     utility = record.rounds[1].utility
-    points = utility["points"] if isinstance(utility, dict) else utility.points
+    points = utility.points
     uploaded = {
         e.client: e["theta"]
         for e in Transcript(tmp_path / "a" / "transcript").entries()
@@ -610,11 +610,11 @@ def test_both_points_of_a_round_are_evaluated(tmp_path):
         model.load_state_dict(theta)
         x, y = world.test
         right.append(float((outputs(model.eval(), x).argmax(1) == y).float().mean()))
-    found = points["trained"]["global_test"]
-    assert found["each"] == pytest.approx(right)
-    assert found["mean"] == pytest.approx(sum(right) / 3)
-    assert points["exchanged"]["global_test"]["each"] != found["each"]
-    assert points["exchanged"] == utility["clients"]
+    found = points["trained"].global_test
+    assert found.each == pytest.approx(right)
+    assert found.mean == pytest.approx(sum(right) / 3)
+    assert points["exchanged"].global_test.each != found.each
+    assert points["exchanged"] == utility.clients
 
 
 def test_what_is_deployed(tmp_path):

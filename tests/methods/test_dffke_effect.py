@@ -27,4 +27,4 @@ def test_clients_beat_training_alone_by_fifteen_points(seed, tmp_path):
 
 
 def score(record):
-    return record.result["last"]["clients"]["global_test"]["mean"]
+    return record.result.last.clients.global_test.mean

@@ -372,7 +372,7 @@ def test_data_free_clients_go_on_from_their_own_models(tiny, tmp_path):
     alone = run(tiny("local", set=local), out=tmp_path / "local")
     free = run(tiny("dfrd", set={**quick, "host": local}), out=tmp_path / "dfrd")
     assert free.bytes("down") == 0
-    assert free.result["last"]["clients"] == alone.result["last"]["clients"]
+    assert free.result.last.clients == alone.result.last.clients
     sent = run(tiny("dfrd", set={**quick, "host": {**local, "start": "global"}}), out=tmp_path / "sent")
     assert sent.bytes("down") == 2 * 3 * 4 * 13_706
 

@@ -27,7 +27,7 @@ def test_a_student_reaches_four_fifths_of_its_teacher(method, tmp_path):
         ),
         out=tmp_path / "run",
     )  # fmt: skip
-    teacher = record.result["last"]["clients"]["global_test"]["mean"]
-    student = record.result["chosen"]["global"]["test"]["accuracy"]
+    teacher = record.result.last.clients.global_test.mean
+    student = record.result.chosen.global_.test.accuracy
     assert teacher > 0.9
     assert student >= 0.8 * teacher, f"{student:.3f} of {teacher:.3f}"

@@ -364,7 +364,7 @@ def test_policy_on_logits_counts_all_rows(tiny, tmp_path):
 def test_heterogeneous_clients(method, tiny, tmp_path):
     setting = tiny(method, rounds=1, clients=4, model="cnn:1,cnn_bn:1,mlp:2", server_model="cnn_bn")
     record = run(setting, out=tmp_path / "a")
-    assert record.result["last"]["global"]["test"]["n"] > 0
+    assert record.result.last.global_.test.n > 0
 
 
 @pytest.mark.parametrize("options", [{"E_prime": 0}, {"estimate": "split", "scale": "unbiased", "distance": "rms"}])
@@ -388,4 +388,4 @@ def test_distillation_on_an_auxiliary_set_learns(method, tiny, tmp_path):
     """Nothing but outputs on 180 public images reaches the server's model; guessing gives 10 %."""
     options = {"E_k": 4, "B_k": 32, "E_prime": 2, "E": 20}
     record = run(tiny(method, rounds=2, partition="iid", set=options, eval_every=2), out=tmp_path / "a")
-    assert record.result["last"]["global"]["test"]["accuracy"] > 0.5
+    assert record.result.last.global_.test.accuracy > 0.5

@@ -57,8 +57,8 @@ def test_fedzge_beats_a_frozen_generator_on_digits(tmp_path):
     for cell in audit(few, tmp_path, jobs=2):
         assert cell.status == "done", cell.reason
         images = cell.setting.set.get("images", "trained")
-        test = read_record(cell.folder).result["last"]["global"]["test"]
-        accuracy[images, cell.setting.seed] = test["accuracy"]
+        test = read_record(cell.folder).result.last.global_.test
+        accuracy[images, cell.setting.seed] = test.accuracy
     assert len(accuracy) == 6
     assert sum(accuracy["trained", seed] for seed in (0, 1, 2)) / 3 >= 0.6
     assert all(accuracy["trained", seed] > accuracy["frozen", seed] for seed in (0, 1, 2))

@@ -203,5 +203,5 @@ def test_only_heads_travel_in_fedgen_on_lgfedavg(tiny, tmp_path):
             assert {key: tuple(t.shape) for key, t in state.items()} == {
                 "classifier.weight": (10, 16), "classifier.bias": (10,),
             }  # fmt: skip
-    assert record.result["last"]["global"] is None
+    assert record.result.last.global_ is None
     assert record.traffic_declared

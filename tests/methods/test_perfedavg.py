@@ -110,4 +110,4 @@ def test_the_quick_setting_learns(tiny, tmp_path):
     """Ten rounds of it on digits. With alpha = 0.1 they end where guessing does."""
     setting = tiny("perfedavg", rounds=10, partition="iid", public=0.0, eval_every=10, eval_clients=False)
     record = run(setting, out=tmp_path / "a")
-    assert record.result["last"]["global"]["test"]["accuracy"] > 0.6
+    assert record.result.last.global_.test.accuracy > 0.6

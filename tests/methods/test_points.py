@@ -35,14 +35,14 @@ def setting(cls):
 
 
 def test_points_are_scored_beside_what_is_deployed(tmp_path, fedaudit):
-    utility = run(setting(TwoPoints), out=tmp_path / "a").result["last"]
-    assert set(utility["points"]) == {"trained", "turned"}
-    assert utility["points"]["trained"] == utility["clients"], "one and the same model"
-    turned = utility["points"]["turned"]
-    assert turned["global_test"]["each"] != utility["clients"]["global_test"]["each"]
-    for scores in turned.values():
-        assert scores["mean"] == pytest.approx(fmean(scores["each"]))
-        assert scores["std"] == pytest.approx(pstdev(scores["each"]))
+    utility = run(setting(TwoPoints), out=tmp_path / "a").result.last
+    assert set(utility.points) == {"trained", "turned"}
+    assert utility.points["trained"] == utility.clients, "one and the same model"
+    turned = utility.points["turned"]
+    assert turned.global_test.each != utility.clients.global_test.each
+    for scores in (turned.global_test, turned.local_test, turned.validation):
+        assert scores.mean == pytest.approx(fmean(scores.each))
+        assert scores.std == pytest.approx(pstdev(scores.each))
     _, shown, _ = fedaudit("show", tmp_path / "a")
     assert "client models, turned: common" in shown
 

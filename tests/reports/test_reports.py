@@ -35,6 +35,7 @@ from fedaudit.reports.runs import command, grouped, privacy_text, read_runs
 from fedaudit.reports.table import rows_of
 from fedaudit.reports.tests_over_seeds import compared, holm, over_seeds
 from fedaudit.reports.words import BY_KEY, COLUMNS
+from fedaudit.runtime.scores import Result
 from fedaudit.setting import Setting
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -448,7 +449,7 @@ def test_figures_take_the_pages_colours(rows):
 def test_runs_with_little_in_them_are_reported(tmp_path):
     """No round, nothing measured; an attack that claims something new; a GPU: every format takes them."""
     record = reported._record("fedavg", 0, 0.5)
-    nothing = {"status": "running", "rounds": [], "curve": [], "result": {"last": None}, "traffic": [], "timings": []}
+    nothing = {"status": "running", "rounds": [], "curve": [], "result": Result(), "traffic": [], "timings": []}
     reported._save(tmp_path, "a", record.model_copy(update={**nothing, "data": {}}), [])
     gpu = {"timings": [{"party": "client 0", "phase": "task", "calls": 1, "wall_s": 9.0, "gpu_s": 0.5}]}
     odd = {"attack": "odd", "threat": "server", "ran": True, "claims": "news", "pooled": {"depth": {"value": 2.5}}}

@@ -79,7 +79,7 @@ def test_accuracy_is_of_the_last_round_also_where_it_fell(tmp_path):
     record = reported._record("fedavg", 0, 0.6, releases=True)
     record.rounds[0].utility = reported._utility(0.9)
     record.curve = []
-    record.result["chosen"] = {"round": 1, **reported._utility(0.9)}
+    record.result.chosen = reported._reached(1, 0.9)
     [row] = rows(tmp_path, (record, [], []))
     assert row.cells["accuracy"].value == pytest.approx(0.6)
     assert row.cells["own"].value == pytest.approx(0.55)

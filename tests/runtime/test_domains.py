@@ -38,23 +38,23 @@ def test_each_domain_has_its_own_accuracy(tmp_path):
     world = world_of(setting.model_dump_json())
     domain = world.federation.dataset.test_domain
     names = world.federation.dataset.domain_names
-    found = evaluate(world, Dark(), None)["global"]
-    assert list(found["test_by_domain"]) == list(names) == ["plain", "turned"]
-    assert found["test_by_domain"]["plain"]["accuracy"] == 1
+    found = evaluate(world, Dark(), None).global_
+    assert list(found.test_by_domain) == list(names) == ["plain", "turned"]
+    assert found.test_by_domain["plain"].accuracy == 1
     x, y = world.test
     right = (Dark()(x).argmax(1) == y)[domain == 1].double().mean().item()
     assert 0 < right < 1
-    assert found["test_by_domain"]["turned"]["accuracy"] == pytest.approx(right)
-    assert [of["n"] for of in found["test_by_domain"].values()] == [int((domain == d).sum()) for d in (0, 1)]
-    assert 0 < found["test_by_domain"]["turned"]["low"] < right < found["test_by_domain"]["turned"]["high"] < 1
+    assert found.test_by_domain["turned"].accuracy == pytest.approx(right)
+    assert [of.n for of in found.test_by_domain.values()] == [int((domain == d).sum()) for d in (0, 1)]
+    assert 0 < found.test_by_domain["turned"].low < right < found.test_by_domain["turned"].high < 1
 
 
 def test_the_record_has_them_and_data_without_domains_does_not(tmp_path):
     values = {"clients": 2, "rounds": 1, "model": "mlp", "aux": 0.0}
     with_domains = run(Setting.make(dataset=saved(tmp_path), partition="domain", **values), out=tmp_path / "a")
-    assert set(with_domains.rounds[0].utility["global"]["test_by_domain"]) == {"plain", "turned"}
+    assert set(with_domains.rounds[0].utility.global_.test_by_domain) == {"plain", "turned"}
     without = run(Setting.make(dataset="digits", **values), out=tmp_path / "b")
-    assert "test_by_domain" not in without.rounds[0].utility["global"]
+    assert "test_by_domain" not in without.rounds[0].utility.global_.model_dump()
 
 
 def test_domains_of_the_test_set_are_held_against_it(tmp_path):

@@ -30,34 +30,34 @@ def test_it_is_the_published_model_on_every_clients_own_records(done):
     for k in range(4):
         x, y = world.federation.nonmembers(k)
         each.append((model(x).argmax(1) == y).double().mean().item())
-    found = record.result["last"]["global"]["local_test"]
-    assert found["each"] == pytest.approx(each)
-    assert found["mean"] == pytest.approx(sum(each) / 4)
-    assert found["std"] == pytest.approx((sum((a - sum(each) / 4) ** 2 for a in each) / 4) ** 0.5)
-    assert found["each"] != record.result["last"]["clients"]["local_test"]["each"], "the clients trained on from it"
+    found = record.result.last.global_.local_test
+    assert found.each == pytest.approx(each)
+    assert found.mean == pytest.approx(sum(each) / 4)
+    assert found.std == pytest.approx((sum((a - sum(each) / 4) ** 2 for a in each) / 4) ** 0.5)
+    assert found.each != record.result.last.clients.local_test.each, "the clients trained on from it"
     assert len(set(each)) > 1, "a test that could not tell one client's records from another's"
 
 
 def test_it_needs_no_client_to_be_opened(tmp_path, done):
     record = run(Setting.make(method="fedavg", **SETTING, eval_clients=False), out=tmp_path / "a")
-    assert record.result["last"]["global"]["local_test"] == done[1].result["last"]["global"]["local_test"]
+    assert record.result.last.global_.local_test == done[1].result.last.global_.local_test
 
 
 def test_it_is_shown_under_its_own_name(done):
-    mean = done[1].result["last"]["global"]["local_test"]["mean"]
+    mean = done[1].result.last.global_.local_test.mean
     lines = [line for line in summary(done[1]) if "global model, own held-out sets" in line]
     assert lines
     assert f"{100 * mean:.2f}" in lines[0].replace("%", "")
     (row,) = rows_of(grouped(read_runs(done[0])[0]))
     assert row.cells["global_own"].value == mean
-    assert row.cells["own"].value == done[1].result["last"]["clients"]["local_test"]["mean"] != mean
+    assert row.cells["own"].value == done[1].result.last.clients.local_test.mean != mean
 
 
 def test_without_a_global_model_or_held_out_records_there_is_none(tmp_path):
     local = run(Setting.make(method="local", **SETTING), out=tmp_path / "a")
-    assert local.result["last"]["global"] is None
+    assert local.result.last.global_ is None
     (row,) = rows_of(grouped(read_runs(tmp_path / "a")[0]))
     assert (row.cells["global_own"].value, row.cells["global_own"].reason) == (None, "not measured")
     nothing = run(Setting.make(method="fedavg", **SETTING, holdout=0), out=tmp_path / "b")
-    assert nothing.result["last"]["global"]["local_test"] is None
+    assert nothing.result.last.global_.local_test is None
     assert not any("own held-out sets" in line for line in summary(read_record(tmp_path / "b")))

@@ -15,6 +15,8 @@ import torch
 from fedaudit import Setting, read_record, run
 from fedaudit.errors import RunError, SettingError, WireError
 from fedaudit.rng import generator, seed_of, seeded
+from fedaudit.runtime.run_record import RoundRecord
+from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
 from fedaudit.runtime.utility import results
 
 
@@ -41,39 +43,44 @@ def test_python_and_command_line_write_the_same_record(tiny, tmp_path):
 
 def test_fedavg_learns_digits(tmp_path):
     record = run(method="fedavg", partition="iid", rounds=5, set={"E": 5, "B": 16, "eta": 0.1}, out=tmp_path / "a")
-    test = record.result["last"]["global"]["test"]
-    assert test["accuracy"] > 0.9
-    assert test["low"] < test["accuracy"] < test["high"]
-    clients = record.result["last"]["clients"]
-    assert len(clients["local_test"]["each"]) == 5
-    assert clients["local_test"]["mean"] == pytest.approx(sum(clients["local_test"]["each"]) / 5)
+    test = record.result.last.global_.test
+    assert test.accuracy > 0.9
+    assert test.low < test.accuracy < test.high
+    clients = record.result.last.clients
+    assert len(clients.local_test.each) == 5
+    assert clients.local_test.mean == pytest.approx(sum(clients.local_test.each) / 5)
 
 
 def test_local_shares_nothing(tmp_path, tiny):
     record = run(tiny("local"), out=tmp_path / "a")
     assert record.bytes("up") == record.bytes("down") == 0
     assert record.bytes("up", "wire") > 0
-    assert record.result["last"]["global"] is None
-    assert record.result["last"]["clients"]["global_test"]["mean"] > 0
+    assert record.result.last.global_ is None
+    assert record.result.last.clients.global_test.mean > 0
 
 
 def test_results_name_last_chosen_and_best_test_round():
     """Validation is best in round 1, the test set in round 3, and round 4 is the last."""
 
-    def utility(validation, test):
-        return {"global": {"validation": validation, "test": {"accuracy": test}}, "clients": None}
+    def row(t, validation, test):
+        reached = None
+        if test is not None:
+            accuracy = Accuracy(accuracy=test, low=0, high=1, n=9)
+            reached = Utility(global_=GlobalScores(test=accuracy, validation=validation))
+        sent = dict.fromkeys(("up_payload", "up_wire", "down_payload", "down_wire"), 0)
+        return RoundRecord(round=t, participants=[0], utility=reached, wall_s=1, **sent)
 
-    rounds = [(1, 0.9, 0.5), (2, 0.8, 0.6), (3, 0.9, 0.7), (4, 0.7, 0.4)]
-    found = results([{"round": t, "utility": utility(v, a)} for t, v, a in rounds] + [{"round": 5, "utility": None}])
-    assert found["last"]["round"] == 4
-    assert found["chosen"]["round"] == 1
-    assert found["best_test_round"] == {"round": 3, "accuracy": 0.7}
+    rounds = [(1, 0.9, 0.5), (2, 0.8, 0.6), (3, 0.9, 0.7), (4, 0.7, 0.4), (5, None, None)]
+    found = results([row(*values) for values in rounds])
+    assert found.last.round == 4
+    assert found.chosen.round == 1
+    assert found.best_test_round == BestTestRound(round=3, accuracy=0.7)
 
 
 def test_evaluation_rounds_and_no_client_evaluation(tiny, tmp_path):
     record = run(tiny("fedavg", rounds=5, eval_every=2, eval_clients=False), out=tmp_path / "a")
     assert [row.round for row in record.rounds if row.utility] == [2, 4, 5]
-    assert record.rounds[-1].utility["clients"] is None
+    assert record.rounds[-1].utility.clients is None
 
 
 def test_heterogeneous_clients(tiny, tmp_path):
@@ -324,12 +331,12 @@ def test_the_record_holds_accuracy_against_cumulated_bytes(tiny, fedaudit, tmp_p
     assert [point.round for point in record.curve] == [2, 4]
     assert [point.up_payload for point in record.curve] == [2 * 3 * 54_832, 4 * 3 * 54_832]
     assert [point.down_payload for point in record.curve] == [2 * 3 * 54_824, 4 * 3 * 54_824]
-    last, reached = record.curve[-1], record.result["last"]
+    last, reached = record.curve[-1], record.result.last
     assert (last.up_wire, last.down_wire) == (record.bytes("up", "wire"), record.bytes("down", "wire"))
     assert (last.accuracy, last.low, last.high) == tuple(
-        reached["global"]["test"][key] for key in ("accuracy", "low", "high")
+        getattr(reached.global_.test, key) for key in ("accuracy", "low", "high")
     )
-    assert last.clients_mean == reached["clients"]["global_test"]["mean"]
+    assert last.clients_mean == reached.clients.global_test.mean
     shown = json.loads(fedaudit("show", tmp_path / "a", "--json")[1])
     assert shown["curve"] == [point.model_dump() for point in record.curve]
 

@@ -14,7 +14,9 @@ from fedaudit import State, read_record, run, weighted_mean
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.runner import _Run
+from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
 from fedaudit.runtime.utility import results
 from fedaudit.runtime.world import World
 from fedaudit.setting import Setting
@@ -110,29 +112,30 @@ def test_memory_written_before_the_first_look_is_free_under_dp_sgd(tiny, tmp_pat
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def utility(test, validation, clients=None):
-    return {
-        "global": {"test": {"accuracy": test}, "validation": validation},
-        "clients": None if clients is None else {"global_test": {"mean": clients}, "validation": {"mean": clients}},
-    }
+def utility(test, validation):
+    accuracy = Accuracy(accuracy=test, low=0, high=1, n=9)
+    return Utility(global_=GlobalScores(test=accuracy, validation=validation))
+
+
+def rounds(*utilities):
+    sent = dict.fromkeys(("up_payload", "up_wire", "down_payload", "down_wire"), 0)
+    return [RoundRecord(round=t, participants=[0], utility=u, wall_s=1, **sent) for t, u in enumerate(utilities, 1)]
 
 
 def test_a_run_that_gets_worse_is_told_by_its_last_round():
-    rows = [(1, 0.5, 0.4), (2, 0.9, 0.6), (3, 0.7, 0.8), (4, 0.3, 0.2)]
-    found = results([{"round": t, "utility": utility(test, val)} for t, test, val in rows])
-    assert (found["last"]["round"], found["last"]["global"]["test"]["accuracy"]) == (4, 0.3)
-    assert (found["chosen"]["round"], found["chosen"]["global"]["test"]["accuracy"]) == (3, 0.7)
-    assert found["best_test_round"] == {"round": 2, "accuracy": 0.9}
+    found = results(rounds(utility(0.5, 0.4), utility(0.9, 0.6), utility(0.7, 0.8), utility(0.3, 0.2)))
+    assert (found.last.round, found.last.global_.test.accuracy) == (4, 0.3)
+    assert (found.chosen.round, found.chosen.global_.test.accuracy) == (3, 0.7)
+    assert found.best_test_round == BestTestRound(round=2, accuracy=0.9)
 
 
 def test_of_equal_rounds_the_earliest_is_chosen():
-    found = results([{"round": t, "utility": utility(0.5, 0.4)} for t in (1, 2, 3)])
-    assert (found["chosen"]["round"], found["best_test_round"]["round"]) == (1, 1)
+    found = results(rounds(*[utility(0.5, 0.4)] * 3))
+    assert (found.chosen.round, found.best_test_round.round) == (1, 1)
 
 
 def test_rounds_that_were_not_evaluated_are_passed_over():
-    rows = [{"round": 1, "utility": utility(0.5, 0.4)}, {"round": 2, "utility": None}]
-    assert results(rows)["last"]["round"] == 1
+    assert results(rounds(utility(0.5, 0.4), None)).last.round == 1
 
 
 # --- who takes part ---------------------------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ def test_a_client_that_is_never_asked_spends_nothing_and_is_still_evaluated(tiny
     asked = record.rounds[0].participants
     assert len(asked) == 2
     assert [row.client for row in record.ledger] == asked
-    assert len(record.rounds[0].utility["clients"]["global_test"]["each"]) == 4
+    assert len(record.rounds[0].utility.clients.global_test.each) == 4
     assert {p.name for p in (tmp_path / "a" / "models").glob("client*")} == {
         f"client-{k:06d}.safetensors" for k in asked
     }

@@ -103,7 +103,7 @@ def test_clients_are_scored_on_what_they_held_out(tiny, tmp_path):
     setting = tiny("local", rounds=2, partition="dirichlet:0.3", set={"eta": 0.1, "B": 16})
     record = run(setting, out=tmp_path / "a")
     world = World(setting)
-    told = [row.utility["clients"]["local_test"]["each"] for row in record.rounds]
+    told = [row.utility.clients.local_test.each for row in record.rounds]
     assert told[0] != told[1]
     for k in range(3):
         model = world.build(world.archs[k])

@@ -47,7 +47,7 @@ def test_a_budget_is_kept_up_to_its_limit_and_not_beyond(record):
 
 
 def test_accuracy_is_of_the_last_round(record):
-    record.result["chosen"] = {"round": 1, **reported._utility(0.95)}
+    record.result.chosen = reported._reached(1, 0.95)
     assert measure(Budget(metric="accuracy", min=0.1), record)[0] == pytest.approx(0.8)
 
 

@@ -1,0 +1,108 @@
+"""What models reached, as a run record keeps it: typed, and validated whenever it is read."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+
+class Part(BaseModel):
+    """A part of a run record."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        protected_namespaces=(),
+        ser_json_inf_nan="strings",
+        populate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+
+class Sparse(Part):
+    """A part some of whose tables are written only where there is something in them."""
+
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty_tables(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value or key not in self.optional}
+
+
+class Accuracy(Part):
+    """On n records, with Wilson's interval."""
+
+    accuracy: float
+    low: float
+    high: float
+    n: int
+
+
+class Spread(Part):
+    """Mean and standard deviation over clients, and each client's own value."""
+
+    mean: float
+    std: float
+    each: list[float]
+
+
+class GlobalScores(Sparse):
+    """Of one model on the server's side."""
+
+    optional: ClassVar = ("test_by_domain",)
+
+    test: Accuracy
+    local_test: Spread | None = None  # on each client's own held-out records; a record from before it was tried: None
+    validation: float | None = None  # on all clients' validation records together
+    test_by_domain: dict[str, Accuracy] = Field(default_factory=dict)
+
+
+class ClientScores(Part):
+    """Of the clients' models; None for a set of which nobody has records."""
+
+    global_test: Spread | None = None
+    local_test: Spread | None = None
+    validation: Spread | None = None
+
+
+class Utility(Sparse):
+    """What one round reached. `global_` is `global` in JSON."""
+
+    optional: ClassVar = ("global_points", "points")
+
+    global_: GlobalScores | None = Field(default=None, alias="global")
+    clients: ClientScores | None = None
+    global_points: dict[str, GlobalScores] = Field(default_factory=dict)  # the server's models within the round
+    points: dict[str, ClientScores] = Field(default_factory=dict)  # the clients' models within the round
+
+    def validation_score(self) -> float | None:
+        """What chooses the round: the global model's validation accuracy, or the clients' mean where there is none."""
+        if self.global_ is not None:
+            return self.global_.validation
+        return self.clients.validation.mean if self.clients and self.clients.validation else None
+
+    def test_score(self) -> float | None:
+        """The global model's accuracy on the common test set, or the clients' mean there."""
+        if self.global_ is not None:
+            return self.global_.test.accuracy
+        return self.clients.global_test.mean if self.clients and self.clients.global_test else None
+
+
+class _Numbered(Part):
+    round: int
+
+
+class Reached(Utility, _Numbered):
+    """A round's utility, with its number."""
+
+
+class BestTestRound(_Numbered):
+    accuracy: float | None = None
+
+
+class Result(Part):
+    """The last round and the one chosen on validation data; the best test round only under that name."""
+
+    last: Reached | None = None
+    chosen: Reached | None = None
+    best_test_round: BestTestRound | None = None
