@@ -44,3 +44,27 @@ def test_what_the_page_says_of_fine_tuning():
     alone, tuned = runs["fedavg", None, None], runs["fedavg+dfrd", 0.001, "host"]
     end = [run["rounds"][-1]["test"]["accuracy"] for run in (alone, tuned)]
     assert 100 * (end[0] - end[1]) < 1
+
+
+def test_what_the_page_says_of_fine_tuning_on_fashion_mnist():
+    def told(run):
+        return {name: value for name, value in run["set"].items() if name != "host"}
+
+    def run_of(method, **values):
+        (found,) = [
+            r for r in kept("dfrd_fmnist.json") if r["method"] == method and (method == "fedavg" or told(r) == values)
+        ]
+        return found["rounds"]
+
+    def gained(rounds):
+        return [100 * (at["test"]["accuracy"] - at["before"]["accuracy"]) for at in rounds]
+
+    alone, default = run_of("fedavg"), run_of("fedavg+dfrd")
+    uniform, guarded = run_of("fedavg+dfrd", weighting="uniform"), run_of("fedavg+dfrd", eta_d=0.01, guard=True)
+    assert (round(max(gained(default)), 1), round(min(gained(default)), 1)) == (-1.7, -4.5)
+    assert min(gained(uniform)) > 0
+    assert round(100 * (uniform[-1]["test"]["accuracy"] - alone[-1]["test"]["accuracy"]), 1) == 1.2
+    assert [at["test"] for at in guarded] == [at["test"] for at in alone]
+    assert all(at["diagnostics"]["kept_host"] == 1 for at in guarded)
+    tau, plain = (round(default[-1]["diagnostics"][name], 2) for name in ("fidelity", "fidelity_mean"))
+    assert (tau, plain) == (0.89, 0.41)
