@@ -124,3 +124,23 @@ def test_fedzges_curves_on_the_page() -> None:
     assert len(shown) == 6
     for loop in shown:
         assert "| " + " | ".join(f"{100 * accuracy:.1f}" for _, accuracy in loop["curve"]) + " |" in text
+
+
+def test_the_files_of_the_pages_are_of_the_kept_records() -> None:
+    """What the pages' tables are made from has the figures of the records, run by run."""
+
+    def last(study: str, what: str, value: str, methods: tuple[str, ...]) -> list[float]:
+        found = [json.loads(path.read_text()) for path in (RESULTS / "records" / study).glob("*.json")]
+        return sorted(run["rounds"][-1][what][value] for run in found if run["setting"]["method"].startswith(methods))
+
+    for study in ("dfrd_fmnist", "dfrd_scratch_fmnist"):
+        runs = json.loads((RESULTS / f"{study}.json").read_text())
+        ends = sorted(run["rounds"][-1]["test"]["accuracy"] for run in runs)
+        assert ends == pytest.approx(last(study, "global", "accuracy", ("fedavg", "dfrd", "fedftg", "dense")), abs=1e-6)
+    loops = json.loads((RESULTS / "fedzge_shared.json").read_text())["loops"]
+    ends = sorted(loop["accuracy"] for loop in loops)
+    assert ends == pytest.approx(last("fedzge_shared", "global", "accuracy", ("fedzge",)), abs=1e-6)
+    rows = json.loads((RESULTS / "fedfree_fmnist.json").read_text())
+    ends = sorted(row["own"] for row in rows)
+    kept = last("fedfree_fmnist", "clients_on_own", "mean", ("fedfree", "fedavg", "local"))
+    assert ends == pytest.approx(kept, abs=1e-6)
