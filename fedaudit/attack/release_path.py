@@ -40,13 +40,13 @@ from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.lower_bounds import Bound, from_scores
 from fedaudit.privacy.mechanism import (
     Context,
-    _bounded,
-    _leaves,
-    _multiplier,
-    _rebuild,
-    _rows,
+    Prepared,
     dependence,
+    leaves_of,
+    prepare,
     protect_field,
+    rebuilt,
+    row_count,
 )
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.rng import generator, seeded
@@ -145,14 +145,14 @@ class Pair:
             return 0.0, delta
         if policy.epsilon is not None and policy.calibration != "total":
             return policy.epsilon, delta
-        return gaussian_epsilon(1 / _multiplier(policy, delta, self.release.declared, "", side.context()), delta), delta
+        return gaussian_epsilon(1 / _prepared(self.release, self.sides[0]).multiplier, delta), delta
 
     def outcome(self, side: int, trial: int) -> float:
         """The real path, once: mechanism, quantisation, bytes; and the statistic of what arrives."""
         release, of = self.release, self.sides[side]
         released = protect_field(release.message, release.name, of.value, of.client.context(TEST, side, trial))
         blob = encode_tree(released, release.where, release.declared.dtype, release.declared.finite)
-        arrived = torch.cat([leaf.reshape(-1).double() for leaf in _leaves(decode_tree(blob), release.where)])
+        arrived = torch.cat([leaf.reshape(-1).double() for leaf in leaves_of(decode_tree(blob), release.where)])
         return float(arrived[self.index] @ self.weights)
 
 
@@ -323,11 +323,11 @@ def _opposite_ends(world: World, release: Release, state: bytes, depends: str) -
     template = release.sent[release.name]
     C = release.policy.clip or 1.0
     ends = [
-        torch.ones_like(leaf) * (C / math.sqrt(leaf.numel() / _rows(leaf)) if depends == "all" else 1.0)
-        for leaf in _leaves(template, release.where)
+        torch.ones_like(leaf) * (C / math.sqrt(leaf.numel() / row_count(leaf)) if depends == "all" else 1.0)
+        for leaf in leaves_of(template, release.where)
         if leaf.numel()
     ]
-    sides = [Side(client, _rebuild(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
+    sides = [Side(client, rebuilt(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
     words = "values at opposite ends of the clipping ball" if depends == "all" else "all pixels at 1, and all at -1"
     return _pair(release, sides[0], sides[1], f"{words} (nothing shows that a record reaches them)")
 
@@ -362,10 +362,10 @@ def _swap(world: World, release: Release, state: bytes, depends: str) -> Pair | 
 def _against_zeros(release: Release, found: list[tuple[str, Side, Tensor]], at: int) -> Pair | str:
     pairs = []
     for name, side, _ in found:
-        leaves = [leaf.clone() for leaf in _leaves(side.value, release.where)]
+        leaves = [leaf.clone() for leaf in leaves_of(side.value, release.where)]
         for leaf in leaves:
             leaf[at] = 0
-        zeroed = Side(side.client, _rebuild(side.value, iter(leaves)))
+        zeroed = Side(side.client, rebuilt(side.value, iter(leaves)))
         pairs.append(_pair(release, side, zeroed, f"the record {name} against a row of zeros"))
     return max(pairs, key=lambda pair: pair.distance)
 
@@ -387,14 +387,15 @@ def _norm(difference: Tensor) -> float:
 
 def _noise_free(release: Release, side: Side) -> tuple[list[Tensor], list[float], list[float]]:
     """The release as it would be without noise, the noise's standard deviation, and the sensitivity, by tensor."""
-    leaves = _leaves(side.value, release.where)
-    if release.policy.mechanism == "pure-noise":
-        return [leaf.detach() for leaf in leaves], [1.0] * len(leaves), []
+    ready = _prepared(release, side)
+    sensitivities = [] if release.policy.mechanism == "pure-noise" else ready.sensitivities
+    return [leaf.detach() for leaf in ready.leaves], ready.sigmas, sensitivities
+
+
+def _prepared(release: Release, side: Side) -> Prepared:
+    """The step that the release itself takes before its noise."""
     context = side.client.context("noise-free")
-    bounded, sensitivities, _ = _bounded(leaves, release.where, release.declared, release.policy, context)
-    delta = release.policy.delta_for(context.n)
-    multiplier = _multiplier(release.policy, delta, release.declared, release.where, context)
-    return [leaf.detach() for leaf in bounded], [multiplier * s for s in sensitivities], sensitivities
+    return prepare(side.value, release.where, release.declared, release.policy, context)
 
 
 def _rehearse(world: World, release: Release, state: bytes, rows: Rows) -> Side:

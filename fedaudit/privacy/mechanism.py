@@ -177,43 +177,68 @@ def _follows(value: Any, context: Context) -> bool:
 def _release(
     value: Any, where: str, declared: Declared, policy: Policy, context: Context
 ) -> tuple[Any, list[dict[str, Any]]]:
-    leaves = _leaves(value, where)
+    leaves = leaves_of(value, where)
+    ready = prepare(value, where, declared, policy, context)
+    if policy.mechanism == "pure-noise":
+        noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
+        entry = _entry(where, declared, mechanism="pure-noise", noise_multiplier=math.inf, relation="any")
+        entry |= {"cosine": _cosine(leaves, noisy), "condition": "the size only"}
+        return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+    noisy = [
+        # In place on the clipped copy: one pass of noise, one addition.
+        _noise(leaf, sigma, policy, (*context.key, where, i)).add_(leaf)
+        for i, (leaf, sigma) in enumerate(zip(ready.leaves, ready.sigmas, strict=True))
+    ]
+    if declared.dtype == "uint8":
+        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
+    facts = dict(ready.facts)
+    guaranteed = facts.pop("guaranteed", True)
+    largest = max(ready.sensitivities, default=0.0)
+    entry = _entry(
+        where,
+        declared,
+        mechanism="gaussian" if guaranteed else "gaussian, heuristic sensitivity",
+        noise_multiplier=ready.multiplier if guaranteed else 0.0,
+        sigma=ready.multiplier * largest,
+        sensitivity=largest,
+        delta=ready.delta,
+        claim=policy.epsilon,
+        cosine=_cosine(leaves, noisy),
+        **facts,
+    )
+    return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A release before its noise: what the noise is added to, and how much of it."""
+
+    leaves: list[Tensor]  # bounded
+    sensitivities: list[float]  # of each leaf
+    multiplier: float  # sigma / sensitivity
+    delta: float
+    facts: Mapping[str, Any]  # how it was bounded, for the ledger
+
+    @property
+    def sigmas(self) -> list[float]:
+        return [self.multiplier * s for s in self.sensitivities]
+
+
+def prepare(value: Any, where: str, declared: Declared, policy: Policy, context: Context) -> Prepared:
+    """All that a release goes through before the noise: the release itself and its audit both begin here."""
+    leaves = leaves_of(value, where)
     for leaf in leaves:
         if not leaf.is_floating_point():
             raise NotApplicable(f"{where}: Gaussian noise needs floating-point numbers, not {leaf.dtype}.")
         if not bool(torch.isfinite(leaf).all()):
             raise PrivacyError(f"{where} holds NaN or infinity before any noise. Training has probably diverged.")
     delta = policy.delta_for(context.n)
-    if policy.mechanism == "pure-noise":
-        noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
-        entry = _entry(where, declared, mechanism="pure-noise", noise_multiplier=math.inf, relation="any")
-        entry |= {"cosine": _cosine(leaves, noisy), "condition": "the size only"}
-        return _rebuild(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+    if policy.mechanism == "pure-noise":  # the value does not enter: noise of deviation 1 takes its place
+        return Prepared(leaves, [1.0] * len(leaves), 1.0, delta, {})
     if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
         raise PrivacyError(f"{where} has more rows than the client has records ({context.n}): no row per record.")
-    clipped, sensitivities, facts = _bounded(leaves, where, declared, policy, context)
-    multiplier = _multiplier(policy, delta, declared, where, context)
-    noisy = [
-        # In place on the clipped copy: one pass of noise, one addition.
-        _noise(leaf, multiplier * s, policy, (*context.key, where, i)).add_(leaf)
-        for i, (leaf, s) in enumerate(zip(clipped, sensitivities, strict=True))
-    ]
-    if declared.dtype == "uint8":
-        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
-    guaranteed = facts.pop("guaranteed", True)
-    entry = _entry(
-        where,
-        declared,
-        mechanism="gaussian" if guaranteed else "gaussian, heuristic sensitivity",
-        noise_multiplier=multiplier if guaranteed else 0.0,
-        sigma=multiplier * max(sensitivities, default=0.0),
-        sensitivity=max(sensitivities, default=0.0),
-        delta=delta,
-        claim=policy.epsilon,
-        cosine=_cosine(leaves, noisy),
-        **facts,
-    )
-    return _rebuild(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+    bounded, sensitivities, facts = _bounded(leaves, where, declared, policy, context)
+    return Prepared(bounded, sensitivities, _multiplier(policy, delta, declared, where, context), delta, facts)
 
 
 def _structure(value: Any, where: str, declared: Declared) -> list[dict[str, Any]]:
@@ -286,7 +311,7 @@ def _bounded(
     if depends == "record":
         facts["condition"] = "given the encoder"
         return clipped, [swing * C * math.sqrt(len(leaves))] * len(leaves), facts
-    rows = sum(_rows(leaf) for leaf in leaves)
+    rows = sum(row_count(leaf) for leaf in leaves)
     return clipped, [2.0 * C * math.sqrt(rows)] * len(leaves), facts
 
 
@@ -312,14 +337,14 @@ def _class_sensitivity(leaf: Tensor, where: str, C: float, swing: float, context
 
 def clip_rows(t: Tensor, C: float) -> Tensor:
     """Each row (dimension 0) scaled down to L2 norm C where it is longer; a vector is one row. A copy."""
-    flat = t.reshape(_rows(t), -1) if t.numel() else t
+    flat = t.reshape(row_count(t), -1) if t.numel() else t
     if not t.numel():
         return t.clone()
     norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     return (flat * (C / norms.clamp(min=C))).reshape(t.shape)
 
 
-def _rows(t: Tensor) -> int:
+def row_count(t: Tensor) -> int:
     return len(t) if t.dim() > 1 else 1
 
 
@@ -372,7 +397,7 @@ def system_normal(n: int, chunk: int = 1 << 20) -> np.ndarray:
 def _cosine(raw: list[Tensor], noisy: list[Tensor]) -> float | None:
     """Mean cosine similarity of rows before and after: C_E and C_Y of DFFKE's Table 4. For the auditor alone."""
     both = zip(raw, noisy, strict=True)
-    pairs = [(a.reshape(_rows(a), -1), b.reshape(_rows(b), -1)) for a, b in both if a.numel()]
+    pairs = [(a.reshape(row_count(a), -1), b.reshape(row_count(b), -1)) for a, b in both if a.numel()]
     if not pairs:
         return None
     values = torch.cat([cosine_similarity(a, b, dim=1) for a, b in pairs])
@@ -382,19 +407,19 @@ def _cosine(raw: list[Tensor], noisy: list[Tensor]) -> float | None:
 # --- trees of tensors ------------------------------------------------------------------------------------------
 
 
-def _leaves(value: Any, where: str) -> list[Tensor]:
+def leaves_of(value: Any, where: str) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, State):  # one vector: what one record can do to it has no smaller unit
         return [torch.cat([t.reshape(-1) for t in value.values()])] if value else []
     if isinstance(value, Mapping):
-        return [leaf for key in value for leaf in _leaves(value[key], f"{where}[{key!r}]")]
+        return [leaf for key in value for leaf in leaves_of(value[key], f"{where}[{key!r}]")]
     if isinstance(value, list | tuple):
-        return [leaf for i, item in enumerate(value) for leaf in _leaves(item, f"{where}[{i}]")]
+        return [leaf for i, item in enumerate(value) for leaf in leaves_of(item, f"{where}[{i}]")]
     raise NotApplicable(f"{where} is a {type(value).__name__}: Gaussian noise needs a floating-point tensor.")
 
 
-def _rebuild(value: Any, leaves: Iterator[Tensor]) -> Any:
+def rebuilt(value: Any, leaves: Iterator[Tensor]) -> Any:
     """The same tree with other tensors, taken in order."""
     if isinstance(value, Tensor):
         return next(leaves)
@@ -403,5 +428,5 @@ def _rebuild(value: Any, leaves: Iterator[Tensor]) -> Any:
         both = zip(value.items(), parts, strict=True)
         return value.like({name: part.reshape(t.shape) for (name, t), part in both})
     if isinstance(value, Mapping):
-        return {key: _rebuild(item, leaves) for key, item in value.items()}
-    return type(value)(_rebuild(item, leaves) for item in value)
+        return {key: rebuilt(item, leaves) for key, item in value.items()}
+    return type(value)(rebuilt(item, leaves) for item in value)

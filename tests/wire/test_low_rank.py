@@ -9,7 +9,7 @@ import torch
 
 from fedaudit import LowRank, State, Up, private
 from fedaudit.errors import ContractError, WireError
-from fedaudit.privacy.mechanism import _rebuild
+from fedaudit.privacy.mechanism import rebuilt
 from fedaudit.wire.codec import choices, decode, decode_tree, encode, encode_tree, fields_of, measure, read_header
 from fedaudit.wire.message import size_of
 
@@ -83,7 +83,7 @@ def test_convolutions_and_nothing_at_all():
 
 def test_noise_is_added_to_the_state_and_what_is_left_travels_as_before():
     state = LowRank(State({"w": turned(9.0, 0.1)}), 0.9)
-    noisy = _rebuild(state, iter([state["w"].flatten() + 1]))
+    noisy = rebuilt(state, iter([state["w"].flatten() + 1]))
     assert isinstance(noisy, LowRank)
     assert noisy.energy == 0.9
     assert torch.equal(noisy["w"], state["w"] + 1)
