@@ -12,7 +12,7 @@ from typing import Any
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.runtime.folder import check_transcript
-from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
 
 STALE = ".stale"
@@ -23,7 +23,7 @@ ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compare
 class Run:
     folder: Path
     record: RunRecord
-    audits: list[dict[str, Any]] = field(default_factory=list)  # attempts to refute the claimed epsilon
+    audits: list[EpsilonAudit] = field(default_factory=list)  # attempts to refute the claimed epsilon
 
     @property
     def seed(self) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
-from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
 UNTRAINED = "Under-trained: accuracy is near"
@@ -156,26 +155,22 @@ def _epsilon(group: Group) -> Cell:
 
 def _lower(group: Group) -> Cell:
     audits = [(run.seed, audit) for run in group.runs for audit in run.audits]
-    found = [(seed, audit) for seed, audit in audits if audit.get("trials")]
+    found = [(seed, audit) for seed, audit in audits if audit.trials]
     if not found:
-        return Cell(reason=f"not tried: {audits[0][1].get('how', 'no reason given')}" if audits else "not audited")
+        return Cell(reason=f"not tried: {audits[0][1].how}" if audits else "not audited")
     each: dict[int, float] = {}
     for seed, audit in found:
-        each[seed] = max(each.get(seed, 0.0), float(audit["lower_bound"]))
-    best = max(found, key=lambda pair: pair[1]["lower_bound"])[1]
-    refuted = list(dict.fromkeys(_claim_text(audit) for _, audit in found if audit["verdict"] == "refuted"))
-    how = f"one-sided {100 * best.get('confidence', 0.95):g} %, {best['trials']} trials, the largest of all audits"
+        each[seed] = max(each.get(seed, 0.0), audit.lower_bound)
+    best = max(found, key=lambda pair: pair[1].lower_bound)[1]
+    refuted = list(dict.fromkeys(_claim_text(audit) for _, audit in found if audit.verdict == "refuted"))
+    how = f"one-sided {100 * best.confidence:g} %, {best.trials} trials, the largest of all audits"
     flag = f"refuted: {'; '.join(refuted)}" if refuted else ""
     largest = max(each.values())
-    return Cell(
-        largest, largest, math.inf, len(each), how, each, str(best.get("claim") or best.get("kind", "")), flag=flag
-    )
+    return Cell(largest, largest, math.inf, len(each), how, each, best.claim, flag=flag)
 
 
-def _claim_text(audit: dict[str, Any]) -> str:
-    claimed = audit.get("claim_epsilon")
-    what = str(audit.get("claim") or audit.get("kind") or "the claim")
-    return what if claimed is None else f"ε = {claimed:.3g} for {what}"
+def _claim_text(audit: EpsilonAudit) -> str:
+    return f"ε = {audit.claim_epsilon:.3g} for {audit.claim}"
 
 
 # --- attacks -----------------------------------------------------------------------------------------------------

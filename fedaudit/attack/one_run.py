@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ from fedaudit.privacy.lower_bounds import Bound, one_run_fdp, one_run_steinke
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
-from fedaudit.runtime.run_record import save_audits
+from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import Rows, World
 from fedaudit.wire.transcript import Threat, TranscriptView
@@ -61,7 +60,7 @@ def audit_run(
     guesses: int | None = None,
     confidence: float = 0.95,
     watch: Watch | None = None,
-) -> list[dict[str, Any]]:
+) -> list[EpsilonAudit]:
     """Hold each claim for a run against what a membership attack guesses right of its canaries, by both bounds.
 
     The results are kept in the run folder.
@@ -84,11 +83,14 @@ def audit_run(
     ledger = [row for row in run.record.ledger if row.client in attacked]
     how = f"{v} of {r} guesses right on {m} pairs of {pairs_are(run.world)}, of {len(attacked)} clients"
     audits = [
-        {
-            "test": f"one run, {name} by the {parsed}, {short}",
-            "threat": str(parsed),
-            **_verdict(bound(m, r, v, *_terms(claim, ledger, confidence)), claim, ledger, how),
-        }
+        _verdict(
+            f"one run, {name} by the {parsed}, {short}",
+            parsed,
+            bound(m, r, v, *_terms(claim, ledger, confidence)),
+            claim,
+            ledger,
+            how,
+        )
         for claim in _claims(ledger, _covered(run))
         for short, bound in BOUNDS.items()
     ]
@@ -184,20 +186,24 @@ def _terms(claim: Claim, ledger: list[ClientLedger], confidence: float) -> tuple
     return max(row.delta for row in ledger), confidence, 1 if claim[2] == "replace-one" else 2
 
 
-def _verdict(bound: Bound, claim: Claim, ledger: list[ClientLedger], how: str) -> dict[str, Any]:
+def _verdict(
+    test: str, threat: Threat, bound: Bound, claim: Claim, ledger: list[ClientLedger], how: str
+) -> EpsilonAudit:
     words, epsilon, relation = claim
     totals = [row.epsilon for row in ledger]
-    return {
-        "kind": "run",
-        "claim": words,
-        "claim_epsilon": epsilon,
-        "ledger_epsilon": None if None in totals else max(t for t in totals if t is not None),
-        "lower_bound": bound.epsilon,
-        "p_value": bound.p_value(epsilon) if math.isfinite(epsilon) else 1.0,
-        "trials": bound.trials,
-        "confidence": bound.confidence,
-        "delta": bound.delta,
-        "verdict": "refuted" if bound.epsilon > epsilon else "not refuted",
-        "method": bound.method,
-        "how": f"{how}; {relation}; assumes: {bound.assumes}",
-    }
+    return EpsilonAudit(
+        test=test,
+        kind="run",
+        threat=str(threat),
+        claim=words,
+        claim_epsilon=epsilon,
+        ledger_epsilon=None if None in totals else max(t for t in totals if t is not None),
+        lower_bound=bound.epsilon,
+        p_value=bound.p_value(epsilon) if math.isfinite(epsilon) else 1.0,
+        trials=bound.trials,
+        confidence=bound.confidence,
+        delta=bound.delta,
+        verdict="refuted" if bound.epsilon > epsilon else "not refuted",
+        method=bound.method,
+        how=f"{how}; {relation}; assumes: {bound.assumes}",
+    )

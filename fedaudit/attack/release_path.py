@@ -54,7 +54,7 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
-from fedaudit.runtime.run_record import save_audits
+from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.world import World
@@ -164,7 +164,7 @@ def audit_releases(
     trials: int = 1000,
     confidence: float = 0.95,
     watch: Watch | None = None,
-) -> list[dict[str, Any]]:
+) -> list[EpsilonAudit]:
     """Hold the claim of each protected kind of a run against a lower bound from `trials` releases of each neighbour.
 
     The results are kept in the run folder. What could not be tried is among them, with the reason.
@@ -183,7 +183,7 @@ def audit_releases(
     for k in clients or ():
         if not 0 <= k < world.setting.clients:
             raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
-    audits = []
+    audits: list[EpsilonAudit] = []
     with compute(world):
         for kind in kinds or sorted(world.policies):
             audits += _audit_kind(run, kind, clients, trials, confidence, watch or (lambda *_: None))
@@ -193,7 +193,7 @@ def audit_releases(
 
 def _audit_kind(
     run: RunFolder, kind: str, clients: Sequence[int] | None, trials: int, confidence: float, watch: Watch
-) -> list[dict[str, Any]]:
+) -> list[EpsilonAudit]:
     if kind == TRAINING:
         reason = (
             "what DP-SGD protects is made in training, which this does not repeat; `fedaudit epsilon audit` is for it"
@@ -209,7 +209,7 @@ def _audit_kind(
 
 def _audit_field(
     run: RunFolder, kind: str, found: list[Release], trials: int, confidence: float, watch: Watch
-) -> dict[str, Any]:
+) -> EpsilonAudit:
     pairs: list[Pair] = []
     reasons: list[str] = []
     for number, release in enumerate(found):
@@ -235,46 +235,46 @@ def _audit_field(
     return _found(run, kind, worst, bound, claim, how)
 
 
-def _found(run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, how: str) -> dict[str, Any]:
+def _found(run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, how: str) -> EpsilonAudit:
     verdict = bound.against(claim)
     ledger = next(c for c in run.record.ledger if c.client == pair.client)
-    return {
-        "test": TEST,
-        "kind": kind,
-        "threat": f"whoever sees the release: {', '.join(ledger.observers.get(kind, ['server']))}",
-        "claim": f"{pair.release.where}, one release",
-        "claim_epsilon": verdict.claim,
-        "ledger_epsilon": ledger.by_kind.get(kind, math.inf),
-        "lower_bound": verdict.lower_bound,
-        "p_value": verdict.p_value,
-        "trials": verdict.trials,
-        "confidence": verdict.confidence,
-        "delta": verdict.delta,
-        "verdict": verdict.verdict,
-        "method": verdict.method,
-        "how": how,
-    }
+    return EpsilonAudit(
+        test=TEST,
+        kind=kind,
+        threat=f"whoever sees the release: {', '.join(ledger.observers.get(kind, ['server']))}",
+        claim=f"{pair.release.where}, one release",
+        claim_epsilon=verdict.claim,
+        ledger_epsilon=ledger.by_kind.get(kind, math.inf),
+        lower_bound=verdict.lower_bound,
+        p_value=verdict.p_value,
+        trials=verdict.trials,
+        confidence=verdict.confidence,
+        delta=verdict.delta,
+        verdict=verdict.verdict,
+        method=verdict.method,
+        how=how,
+    )
 
 
-def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: float) -> dict[str, Any]:
+def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: float) -> EpsilonAudit:
     policy, rows = run.world.policies[kind], run.record.ledger
     spent = max((c.by_kind.get(kind, 0.0) for c in rows), default=0.0)
-    return {
-        "test": TEST,
-        "kind": kind,
-        "threat": "nobody",
-        "claim": f"{what}, one release" if kind != TRAINING else "training, all rounds",
-        "claim_epsilon": spent if policy.epsilon is None else policy.epsilon,
-        "ledger_epsilon": spent,
-        "lower_bound": 0.0,
-        "p_value": 1.0,
-        "trials": 0,
-        "confidence": confidence,
-        "delta": max((policy.delta_for(c.n) for c in rows), default=0.0),
-        "verdict": "not tried",
-        "method": "none",
-        "how": reason,
-    }
+    return EpsilonAudit(
+        test=TEST,
+        kind=kind,
+        threat="nobody",
+        claim=f"{what}, one release" if kind != TRAINING else "training, all rounds",
+        claim_epsilon=spent if policy.epsilon is None else policy.epsilon,
+        ledger_epsilon=spent,
+        lower_bound=0.0,
+        p_value=1.0,
+        trials=0,
+        confidence=confidence,
+        delta=max((policy.delta_for(c.n) for c in rows), default=0.0),
+        verdict="not tried",
+        method="none",
+        how=reason,
+    )
 
 
 def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Release]:

@@ -6,12 +6,15 @@ import csv
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError
+
+if TYPE_CHECKING:
+    from fedaudit.runtime.run_record import EpsilonAudit
 
 epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True)
 
@@ -177,19 +180,17 @@ def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool) ->
             print(f"  epsilon = {v.claim:g}: {v.verdict} (p = {v.p_value:.3g}, {v.trials} trials)")
 
 
-def _print_audits(audits: list[dict[str, Any]], run: Path, as_json: bool) -> None:
-    from fedaudit.runtime.run_record import plain
-
+def _print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([plain(audit) for audit in audits], indent=1))
+        print(json.dumps([json.loads(audit.model_dump_json()) for audit in audits], indent=1))
         return
     names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "lower_bound": "at least", "p_value": "p"}
     rows = [
-        {"claim": audit["claim"]}
-        | {word: audit[key] for key, word in names.items()}
-        | {"trials": audit["trials"], "verdict": audit["verdict"], "by": audit["test"].rsplit(", ", 1)[-1]}
+        {"claim": audit.claim}
+        | {word: getattr(audit, key) for key, word in names.items()}
+        | {"trials": audit.trials, "verdict": audit.verdict, "by": audit.test.rsplit(", ", 1)[-1]}
         for audit in audits
     ]
     print_table(rows, f"epsilon of {run}")
     for audit in audits:
-        print(f"{audit['claim']}, {audit['test']}: {audit['how']}.")
+        print(f"{audit.claim}, {audit.test}: {audit.how}.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
-from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.runtime.scores import Accuracy, Reached, Spread
 from fedaudit.units import bytes_text
 
@@ -120,15 +120,15 @@ def summary(record: RunRecord) -> list[str]:
     return lines + [f"  note: {note}" for note in record.notes]
 
 
-def _audit_line(audit: dict[str, Any]) -> str:
+def _audit_line(audit: EpsilonAudit) -> str:
     """Claim, ledger and lower bound side by side."""
-    text = f"  epsilon, {audit['claim']}: claimed {audit['claim_epsilon']:.4g}, "
-    text += "ledger not composed, " if audit["ledger_epsilon"] is None else f"ledger {audit['ledger_epsilon']:.4g}, "
-    if not audit["trials"]:
-        return f"{text}{audit['verdict']}: {audit['how']}"
+    text = f"  epsilon, {audit.claim}: claimed {audit.claim_epsilon:.4g}, "
+    text += "ledger not composed, " if audit.ledger_epsilon is None else f"ledger {audit.ledger_epsilon:.4g}, "
+    if not audit.trials:
+        return f"{text}{audit.verdict}: {audit.how}"
     return (
-        f"{text}at least {audit['lower_bound']:.4g}: {audit['verdict']} "
-        f"(p = {audit['p_value']:.2g}, {audit['trials']} trials, {audit['test']})"
+        f"{text}at least {audit.lower_bound:.4g}: {audit.verdict} "
+        f"(p = {audit.p_value:.2g}, {audit.trials} trials, {audit.test})"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import platform
 import sys
 import traceback
@@ -108,6 +107,25 @@ class Release(Part):
     protection: dict[str, Any] | None = None
 
 
+class EpsilonAudit(Part):
+    """A claimed epsilon held against a lower bound that was found by trying, or why it was not tried."""
+
+    test: str
+    kind: str
+    threat: str
+    claim: str  # in words: for what
+    claim_epsilon: float
+    ledger_epsilon: float | None  # None where the ledger's entries cannot be composed
+    lower_bound: float
+    p_value: float
+    trials: int
+    confidence: float
+    delta: float
+    verdict: Literal["refuted", "not refuted", "not tried"]
+    method: str
+    how: str
+
+
 class RunRecord(Part):
     schema_version: Literal[1] = 1
     status: Literal["running", "done", "refused"] = "running"  # refused: its privacy setting does not apply
@@ -131,7 +149,7 @@ class RunRecord(Part):
     transcript_digest: str = ""  # over all messages in order: equal digests, equal protocols to the bit
     published: list[str] = Field(default_factory=list)
     attacks: list[dict[str, Any]] = Field(default_factory=list)
-    audits: list[dict[str, Any]] = Field(default_factory=list)  # claims of epsilon held against lower bounds
+    audits: list[EpsilonAudit] = Field(default_factory=list)  # claims of epsilon held against lower bounds
     notes: list[str] = Field(default_factory=list)
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
 
@@ -193,7 +211,7 @@ def read_record(folder: Path | str) -> RunRecord:
     try:
         record = RunRecord.model_validate(raw)
         record.attacks = _read_beside(path, "attacks", record.transcript_digest)
-        record.audits = [unplain(audit) for audit in _read_beside(path, "audits", record.transcript_digest)]
+        record.audits = _read_audits(path, record.transcript_digest)
         return record
     except ValidationError as e:
         first = e.errors()[0]
@@ -229,20 +247,16 @@ def save_attacks(folder: Path, transcript_digest: str, results: list[dict[str, A
     _save_beside(folder, "attacks", transcript_digest, results)
 
 
-def save_audits(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
+def save_audits(folder: Path, transcript_digest: str, results: list[EpsilonAudit]) -> None:
     """Keep audits; a new one takes the place of an earlier one of the same claim by the same test."""
-    known = [unplain(audit) for audit in _read_beside(folder / "record.json", "audits", transcript_digest)]
-    by_claim = {(a["test"], a["claim"]): a for a in [*known, *results]}
-    _save_beside(folder, "audits", transcript_digest, [plain(by_claim[key]) for key in sorted(by_claim)])
+    known = _read_audits(folder / "record.json", transcript_digest)
+    by_claim = {(audit.test, audit.claim): audit for audit in [*known, *results]}
+    plain = [json.loads(by_claim[key].model_dump_json()) for key in sorted(by_claim)]
+    _save_beside(folder, "audits", transcript_digest, plain)
 
 
-def plain(audit: dict[str, Any]) -> dict[str, Any]:
-    """Ready for strict JSON: an infinite epsilon as the text that a run record writes for it."""
-    return {key: "Infinity" if value == math.inf else value for key, value in audit.items()}
-
-
-def unplain(audit: dict[str, Any]) -> dict[str, Any]:
-    return {key: math.inf if value == "Infinity" else value for key, value in audit.items()}
+def _read_audits(record: Path, transcript_digest: str) -> list[EpsilonAudit]:
+    return [EpsilonAudit.model_validate(audit) for audit in _read_beside(record, "audits", transcript_digest)]
 
 
 def _save_beside(folder: Path, name: str, transcript_digest: str, results: list[dict[str, Any]]) -> None:
@@ -256,7 +270,11 @@ def _read_beside(record: Path, name: str, transcript_digest: str) -> list[dict[s
     try:
         saved = json.loads(path.read_text())
         found = saved[name] if saved["transcript_digest"] == transcript_digest else []
-        keys = {"attacks": {"attack": str, "threat": str, "ran": bool}, "audits": {"test": str, "claim": str}}[name]
+        of: dict[str, dict[str, type]] = {
+            "attacks": {"attack": str, "threat": str, "ran": bool},
+            "audits": {"test": str, "claim": str},
+        }
+        keys = of[name]
         if not isinstance(found, list) or any(not isinstance(r[k], kind) for r in found for k, kind in keys.items()):
             raise ValueError(f"its {name} are no list of results")
         return found

@@ -142,26 +142,26 @@ def test_an_overtrained_run_is_found_out_and_a_claim_for_it_refuted(tmp_path):
     quick = {"tau": "off", "E_local": 30, "B": 16, "h": 4, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
     run(method="dffke", rounds=1, canaries=120, set=quick, privacy=privacy, out=tmp_path / "a", **SMALL)
     audits = audit_run(tmp_path / "a")
-    assert {(a["claim_epsilon"], a["verdict"]) for a in audits} == {(0.5, "refuted")}
-    assert all(a["p_value"] < 0.01 and a["ledger_epsilon"] == math.inf for a in audits)
-    assert read_record(tmp_path / "a").audits == sorted(audits, key=lambda a: a["test"])
+    assert {(a.claim_epsilon, a.verdict) for a in audits} == {(0.5, "refuted")}
+    assert all(a.p_value < 0.01 and a.ledger_epsilon == math.inf for a in audits)
+    assert read_record(tmp_path / "a").audits == sorted(audits, key=lambda a: a.test)
 
 
 def test_no_claim_is_no_refutation_but_the_bound_stands(leaky):
     steinke, fdp = audit_run(leaky)
     for found in (steinke, fdp):
-        assert found["claim_epsilon"] == found["ledger_epsilon"] == math.inf
-        assert (found["verdict"], found["p_value"], found["trials"]) == ("not refuted", 1.0, 120)
-        assert found["lower_bound"] > 0.8
-    assert "mislabelled canaries" in steinke["how"]
-    (one,) = {a["trials"] for a in audit_run(leaky, clients=[0])}
+        assert found.claim_epsilon == found.ledger_epsilon == math.inf
+        assert (found.verdict, found.p_value, found.trials) == ("not refuted", 1.0, 120)
+        assert found.lower_bound > 0.8
+    assert "mislabelled canaries" in steinke.how
+    (one,) = {a.trials for a in audit_run(leaky, clients=[0])}
     assert one == 60
 
 
 def test_a_blind_attacker_shows_nothing(tmp_path):
     """The same canaries, guessed from a model that was never trained on them."""
     run(method="fedavg", rounds=1, canaries=120, set={"eta": 1e-9}, out=tmp_path / "a", **SMALL)
-    assert [a["lower_bound"] for a in audit_run(tmp_path / "a")] == [0, 0]
+    assert [a.lower_bound for a in audit_run(tmp_path / "a")] == [0, 0]
 
 
 def test_dp_sgd_is_not_refuted(tmp_path):
@@ -171,18 +171,18 @@ def test_dp_sgd_is_not_refuted(tmp_path):
     audits = audit_run(tmp_path / "a")
     assert len(audits) == 2, "no epsilon was asked for: the ledger's is the one claim"
     for found in audits:
-        assert found["verdict"] == "not refuted"
-        assert found["lower_bound"] <= found["ledger_epsilon"] == found["claim_epsilon"] < 3
-        assert "add-or-remove" in found["how"]
+        assert found.verdict == "not refuted"
+        assert found.lower_bound <= found.ledger_epsilon == found.claim_epsilon < 3
+        assert "add-or-remove" in found.how
 
 
 def test_without_canaries_the_audit_split_serves(tmp_path):
     run(method="fedavg", rounds=1, set={"E": 1}, out=tmp_path / "a", **SMALL)
     found = audit_run(tmp_path / "a", guesses=10)
     world = world_of(read_record(tmp_path / "a").setting.model_dump_json())
-    assert found[0]["trials"] == sum(min(len(s.members), len(s.nonmembers)) for s in world.federation.shards)
-    assert "of 10 guesses" in found[0]["how"]
-    assert "members and non-members" in found[0]["how"]
+    assert found[0].trials == sum(min(len(s.members), len(s.nonmembers)) for s in world.federation.shards)
+    assert "of 10 guesses" in found[0].how
+    assert "members and non-members" in found[0].how
 
 
 def test_canaries_leave_the_ordinary_attacks_sound(leaky):
@@ -212,13 +212,13 @@ def test_what_the_ledger_does_not_count_is_not_held_against_it(tmp_path):
     give their canaries away: that is no error of the ledger."""
     run(method="local", rounds=1, canaries=120, set=OVERTRAINED, out=tmp_path / "a", **SMALL)
     for found in audit_run(tmp_path / "a"):
-        assert found["ledger_epsilon"] == 0 < found["lower_bound"]
-        assert (found["claim_epsilon"], found["verdict"]) == (math.inf, "not refuted")
+        assert found.ledger_epsilon == 0 < found.lower_bound
+        assert (found.claim_epsilon, found.verdict) == (math.inf, "not refuted")
 
 
 def test_clients_that_were_never_asked_are_left_out(tmp_path):
     run(method="fedavg", rounds=1, participation=0.5, canaries=20, out=tmp_path / "a", **SMALL)
-    assert {found["trials"] for found in audit_run(tmp_path / "a")} == {10}
+    assert {found.trials for found in audit_run(tmp_path / "a")} == {10}
 
 
 def test_user_errors(leaky, tmp_path):

@@ -95,15 +95,15 @@ def test_random_pixel_is_refuted_and_clip_is_not(policy, verdict, tmp_path):
     privacy = {"embeddings": {"epsilon": 1.0, **policy}}
     run(method="dffke", rounds=1, clients=2, set=DFFKE, privacy=privacy, out=tmp_path / "a", **SMALL)
     (found,) = audit_releases(tmp_path / "a", trials=300)
-    assert (found["kind"], found["claim_epsilon"], found["verdict"]) == ("embeddings", 1.0, verdict)
+    assert (found.kind, found.claim_epsilon, found.verdict) == ("embeddings", 1.0, verdict)
     if verdict == "refuted":
-        assert found["lower_bound"] > 1.5
-        assert found["p_value"] < 1e-4
-        assert found["ledger_epsilon"] == math.inf, "the ledger never took the heuristic for a guarantee"
+        assert found.lower_bound > 1.5
+        assert found.p_value < 1e-4
+        assert found.ledger_epsilon == math.inf, "the ledger never took the heuristic for a guarantee"
     else:
-        assert found["lower_bound"] <= found["ledger_epsilon"] <= 1 + 1e-9
-        assert found["p_value"] > 0.05
-    assert found["trials"] == 600
+        assert found.lower_bound <= found.ledger_epsilon <= 1 + 1e-9
+        assert found.p_value > 0.05
+    assert found.trials == 600
     record = read_record(tmp_path / "a")
     assert record.audits == [found]
     (line,) = [line for line in summary(record) if "Shared.E, one release: claimed 1," in line]
@@ -116,8 +116,8 @@ def test_random_pixel_is_refuted_and_clip_is_not(policy, verdict, tmp_path):
 
 def test_nothing_that_clipping_protects_is_accused(clipped):
     audits = audit_releases(clipped, trials=60)
-    assert [(a["kind"], a["verdict"]) for a in audits] == [(kind, "not refuted") for kind in sorted(ALL)]
-    assert all(a["trials"] == 120 and a["lower_bound"] < 1 and "private" not in json.dumps(a) for a in audits)
+    assert [(a.kind, a.verdict) for a in audits] == [(kind, "not refuted") for kind in sorted(ALL)]
+    assert all(a.trials == 120 and a.lower_bound < 1 and "private" not in a.model_dump_json() for a in audits)
     assert len(read_record(clipped).audits) == len(ALL)
     again = audit_releases(clipped, kinds=["label_counts"], trials=50)
     kept = read_record(clipped).audits
@@ -131,7 +131,7 @@ def test_too_little_noise_is_found_out(kind, clipped, monkeypatch):
     real = mechanism._noise
     monkeypatch.setattr(mechanism, "_noise", lambda like, sigma, *rest: real(like, sigma / 10, *rest))
     (found,) = audit_releases(clipped, kinds=[kind], trials=150)
-    assert (found["verdict"], found["lower_bound"] > 1.2, found["p_value"] < 0.01) == ("refuted", True, True)
+    assert (found.verdict, found.lower_bound > 1.2, found.p_value < 0.01) == ("refuted", True, True)
 
 
 def test_how_far_apart_neighbours_are(clipped):
@@ -167,7 +167,7 @@ def test_zero_out_is_tried_against_zeros(tmp_path):
     assert "a row of zeros" in pair.words
     assert 0.2 < pair.distance * analytic(1.0, 1e-2, 1.0) <= 1 + 1e-6
     embeddings, counts = audit_releases(tmp_path / "a", trials=60)
-    assert (embeddings["verdict"], counts["verdict"]) == ("not refuted", "not tried")
+    assert (embeddings.verdict, counts.verdict) == ("not refuted", "not tried")
 
 
 def test_pure_noise_claims_zero_and_multipliers_what_they_give(tmp_path):
@@ -177,8 +177,8 @@ def test_pure_noise_claims_zero_and_multipliers_what_they_give(tmp_path):
     everything(tmp_path / "a", embeddings={"mechanism": "pure-noise"}, label_counts=multiplier)
     assert pair_of(tmp_path / "a", "embeddings").distance > 1, "before the noise took their place they were far apart"
     embeddings, counts = audit_releases(tmp_path / "a", trials=60)
-    assert (embeddings["claim_epsilon"], embeddings["lower_bound"], embeddings["verdict"]) == (0, 0, "not refuted")
-    e = counts["claim_epsilon"]
+    assert (embeddings.claim_epsilon, embeddings.lower_bound, embeddings.verdict) == (0, 0, "not refuted")
+    e = counts.claim_epsilon
     assert e == pytest.approx(0.91946, abs=5e-6)
     phi = torch.special.ndtr(torch.tensor([0.25 - 2 * e, -0.25 - 2 * e], dtype=torch.float64))
     assert float(phi[0] - math.exp(e) * phi[1]) == pytest.approx(1e-2, rel=1e-6)
@@ -191,9 +191,9 @@ def test_training_is_not_tried_and_says_so(tmp_path):
     privacy = {"training": {"noise_multiplier": 1.0, "delta": 1e-2}, "prototypes": ONE}
     run(method="fedavg", rounds=1, clients=2, privacy=privacy, out=tmp_path / "a", **SMALL)
     prototypes, training = audit_releases(tmp_path / "a")
-    assert (training["verdict"], training["trials"], training["lower_bound"]) == ("not tried", 0, 0)
-    assert "fedaudit epsilon audit" in training["how"]
-    assert (prototypes["verdict"], prototypes["how"]) == ("not tried", "fedavg released no prototypes")
+    assert (training.verdict, training.trials, training.lower_bound) == ("not tried", 0, 0)
+    assert "fedaudit epsilon audit" in training.how
+    assert (prototypes.verdict, prototypes.how) == ("not tried", "fedavg released no prototypes")
     assert any("not tried: what DP-SGD protects" in line for line in summary(read_record(tmp_path / "a")))
 
 
@@ -210,8 +210,8 @@ def test_a_method_that_cannot_be_rehearsed_is_no_crash(tmp_path):
     setting = {"method": f"{__name__}:Stubborn", "rounds": 1, "clients": 2, "privacy": {"embeddings": ONE}, **SMALL}
     run(out=tmp_path / "a", **setting)
     (found,) = audit_releases(tmp_path / "a", trials=10)
-    assert found["verdict"] == "not tried"
-    assert "ZeroDivisionError" in found["how"]
+    assert found.verdict == "not tried"
+    assert "ZeroDivisionError" in found.how
 
 
 def test_user_errors(clipped, tmp_path):

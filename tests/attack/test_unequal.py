@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 def guessed(folder, gaps, guesses):
     with mock.patch.object(one_run, "_gaps", return_value=(torch.tensor(gaps, dtype=torch.float64), [0, 1])):
-        return audit_run(folder, guesses=guesses)[0]["how"].partition(" guesses right")[0]
+        return audit_run(folder, guesses=guesses)[0].how.partition(" guesses right")[0]
 
 
 def test_tied_pairs_are_no_right_guesses(folder):
@@ -118,8 +118,8 @@ def test_of_unequal_clients_the_worst_pair_is_tried(folder):
     assert distances[0] != distances[1]
     worst = distances.index(max(distances))
     told = _audit_field(found, "embeddings", releases, 2, 0.95, lambda *_: None)
-    assert f"client {worst}, round 1" in told["how"]
-    assert f"{max(distances):.3g} standard deviations" in told["how"]
+    assert f"client {worst}, round 1" in told.how
+    assert f"{max(distances):.3g} standard deviations" in told.how
 
 
 def test_the_two_sides_draw_their_own_noise(folder):

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.privacy.ledger import ClientLedger, Entry, Total
-from fedaudit.runtime.run_record import FieldTraffic, Release, RoundRecord, RunRecord, save_attacks, save_audits
+from fedaudit.runtime.run_record import (
+    EpsilonAudit,
+    FieldTraffic,
+    Release,
+    RoundRecord,
+    RunRecord,
+    save_attacks,
+    save_audits,
+)
 from fedaudit.runtime.scores import Reached, Result, Utility
 from fedaudit.setting import Setting
 
@@ -237,9 +245,9 @@ def _histogram() -> dict[str, Any]:
 
 def _audit(
     verdict: str, claim_epsilon: float, bound: float, claim: str = "training, all rounds together"
-) -> dict[str, Any]:
-    return {
-        "test": "worst pair", "kind": "weights", "claim": claim, "claim_epsilon": claim_epsilon,
-        "ledger_epsilon": claim_epsilon, "lower_bound": bound, "p_value": 0.001, "trials": 1000, "confidence": 0.95,
-        "delta": 1e-5, "verdict": verdict, "method": "Clopper-Pearson over thresholds", "how": "by scores",
-    }  # fmt: skip
+) -> EpsilonAudit:
+    return EpsilonAudit(
+        test="worst pair", threat="server", kind="weights", claim=claim, claim_epsilon=claim_epsilon,
+        ledger_epsilon=claim_epsilon, lower_bound=bound, p_value=0.001, trials=1000, confidence=0.95,
+        delta=1e-5, verdict=verdict, method="Clopper-Pearson over thresholds", how="by scores",
+    )  # fmt: skip
