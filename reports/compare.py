@@ -20,6 +20,7 @@ from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
 from fedaudit.reports.table import Row, rows_of
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
 from fedaudit.reports.words import COLUMNS, Column, text
+from fedaudit.runtime.source import differences
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Comparison:
     pairs: list[tuple[Row, Row]]
     changes: list[Change]
     settings: dict[str, dict[str, list[Any]]]  # label: key: [before, after]
+    other_code: dict[str, list[str]]  # label: what of the code that made them differs
     same_bits: list[str]  # labels of which every shared seed gave the same transcript
     only_before: list[str]
     only_after: list[str]
@@ -82,6 +84,7 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
         pairs=pairs,
         changes=changes,
         settings={a.label: of for a, b in pairs if (of := _settings(a.group, b.group))},
+        other_code={a.label: of for a, b in pairs if (of := _other_code(a.group, b.group))},
         same_bits=[a.label for a, b in pairs if _same_bits(a.group, b.group)],
         only_before=[row.label for row in sides[0] if not any(row is a for a, _ in pairs)],
         only_after=[row.label for row in sides[1] if not any(row is b for _, b in pairs)],
@@ -146,7 +149,16 @@ def _settings(a: Group, b: Group) -> dict[str, list[Any]]:
 def _same_bits(a: Group, b: Group) -> bool:
     x, y = ({run.seed: run.record.transcript_digest for run in group.runs} for group in (a, b))
     shared = x.keys() & y.keys()
+    if _other_code(a, b):
+        return False  # the messages may coincide; the runs are not the same
     return bool(shared) and all(x[seed] and x[seed] == y[seed] for seed in shared)
+
+
+def _other_code(a: Group, b: Group) -> list[str]:
+    """What differs in the code that made two groups; runs from before it was recorded tell nothing."""
+    x, y = ([run.record.code for run in group.runs if run.record.code is not None] for group in (a, b))
+    told = [text for before in x for after in y for text in differences(before, after)]
+    return list(dict.fromkeys([*told, *(["the code of one side is not known"] if bool(x) != bool(y) else [])]))
 
 
 def _environment(pairs: Sequence[tuple[Row, Row]]) -> dict[str, list[Any]]:
@@ -169,6 +181,8 @@ def as_text(result: Comparison) -> str:
     if result.environment:
         known = ", ".join(f"{name} {x} -> {y}" for name, (x, y) in result.environment.items())
         lines.append(f"made with: {known}")
+    for label, changes in result.other_code.items():
+        lines.append(f"{label}: made by other code: {'; '.join(changes)}")
     for label in result.same_bits:
         lines.append(f"{label}: every message is the same to the bit")
     told = [change for change in result.changes if change.test.more_than_noise]
@@ -219,6 +233,7 @@ def as_json(result: Comparison) -> str:
             for c in result.changes
         ],
         "settings": result.settings,
+        "other_code": result.other_code,
         "same_bits": result.same_bits,
         "only_before": result.only_before,
         "only_after": result.only_after,

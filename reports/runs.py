@@ -11,11 +11,10 @@ from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.policy import TRAINING, Policy
-from fedaudit.runtime.folder import check_transcript
+from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
 
-STALE = ".stale"
 ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only where these agree
 
 

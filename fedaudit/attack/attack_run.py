@@ -20,6 +20,7 @@ from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import save_attacks
+from fedaudit.runtime.source import source_of
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import World
 from fedaudit.setting import validated
@@ -99,6 +100,7 @@ def _one(
     view = TranscriptView(run.transcript, threat)
     targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
     result = {"attack": name, "threat": str(threat), "settings": attack.model_dump(mode="json"), "blind": attack.blind}
+    result["source"] = source_of(type(attack))
     parts: list[Attacked] = []
     begun = time.perf_counter()
     reasons: list[str] = []

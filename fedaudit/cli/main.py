@@ -328,6 +328,10 @@ def audit(
         str | None, typer.Option(help="auto | serial | stacked | ray, for all runs.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and time, and run nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run every cell again, whatever is finished.")] = False,
+    keep_stale: Annotated[
+        bool, typer.Option("--keep-stale", help="Let finished cells count that other code made.")
+    ] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
 ) -> None:
     """Run a whole suite, attack it, and report. What is finished is not repeated; after a kill, run it again.
@@ -345,12 +349,15 @@ def audit(
 
     try:
         with progress_bar("audit", remaining=False) as watch:
-            cells = audit_suite(what, out, watch, jobs, engine)
+            cells = audit_suite(what, out, watch, jobs, engine, force=force, keep_stale=keep_stale)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
         raise typer.Exit(130) from None
     errors = {str(cell.folder): cell.error for cell in cells if cell.error}
     pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
+    for cell in cells:
+        if cell.again is not None:
+            print(f"again: {cell.folder}: {cell.again}")
     refused = Counter(f"{c.setting.method}: {c.reason}" for c in cells if c.status == "refused")
     for reason, number in refused.items():
         print(f"does not apply ({number} cells): {reason}")

@@ -87,7 +87,7 @@ class Method(Frozen):
 def function_path(method: Method, fn: Callable[..., Any]) -> str:
     """The name by which a client finds `fn` again: a function of the method, or of a method inside it."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
-    for prefix, part in _parts(method, ""):
+    for prefix, part in parts_of(method, ""):
         if owner is part and getattr(type(part), name, None) is getattr(fn, "__func__", None):
             return f"{prefix}{name}"
     raise ContractError(
@@ -97,12 +97,12 @@ def function_path(method: Method, fn: Callable[..., Any]) -> str:
     )
 
 
-def _parts(method: Method, prefix: str) -> list[tuple[str, Method]]:
+def parts_of(method: Method, prefix: str) -> list[tuple[str, Method]]:
     found = [(prefix, method)]
     for name in type(method).model_fields:
         value = getattr(method, name)
         if isinstance(value, Method):
-            found += _parts(value, f"{prefix}{name}.")
+            found += parts_of(value, f"{prefix}{name}.")
     return found
 
 

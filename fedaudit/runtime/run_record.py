@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 REFUSED = "the privacy setting does not apply: "  # begins the note in the record of such a run
+RESULT: dict[str, dict[str, type]] = {
+    "attacks": {"attack": str, "threat": str, "ran": bool},
+    "audits": {"test": str, "claim": str},
+}
 BESIDE = ("attacks", "audits")  # parts of a record that are kept in files of their own
 
 
@@ -151,6 +155,7 @@ class RunRecord(Part):
     attacks: list[dict[str, Any]] = Field(default_factory=list)
     audits: list[EpsilonAudit] = Field(default_factory=list)  # claims of epsilon held against lower bounds
     notes: list[str] = Field(default_factory=list)
+    code: dict[str, dict[str, str]] | None = None  # digests of the method's modules, and the values it ran with
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
 
     @model_validator(mode="before")
@@ -270,11 +275,7 @@ def _read_beside(record: Path, name: str, transcript_digest: str) -> list[dict[s
     try:
         saved = json.loads(path.read_text())
         found = saved[name] if saved["transcript_digest"] == transcript_digest else []
-        of: dict[str, dict[str, type]] = {
-            "attacks": {"attack": str, "threat": str, "ran": bool},
-            "audits": {"test": str, "claim": str},
-        }
-        keys = of[name]
+        keys = RESULT[name]
         if not isinstance(found, list) or any(not isinstance(r[k], kind) for r in found for k, kind in keys.items()):
             raise ValueError(f"its {name} are no list of results")
         return found

@@ -38,6 +38,7 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.scores import Utility
+from fedaudit.runtime.source import code_of, code_of_setting, differences
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client
 from fedaudit.runtime.utility import Scores, evaluate, results
@@ -80,10 +81,15 @@ def run(
     folder = Path(out) if out is not None else default_folder(setting)
     first = first_setting(setting)
     beside = None if first is None else folder.parent / folder_name(first)
-    if first is not None and beside is not None and not _is_done(beside):
+    if first is not None and beside is not None and (not _is_done(beside) or _is_other_code(beside, first)):
         run(first, out=beside, resume=True, watch=watch, engine=engine)
     with locked(folder):
         return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle, beside).go()
+
+
+def _is_other_code(folder: Path, setting: Setting) -> bool:
+    made_by = read_record(folder).code
+    return made_by is not None and bool(differences(made_by, code_of_setting(setting)))
 
 
 def _is_done(folder: Path) -> bool:
@@ -480,6 +486,12 @@ class _Run:
                 + ", ".join(f"{key} = {old[key]!r}, now {new[key]!r}" for key in other)
                 + ". Resume with the same, or choose another --out."
             )
+        code = self.record.code  # None: from before it was kept
+        if code is not None and (changed := differences(code, code_of(self.method, self.setting))):
+            raise SettingError(
+                f"{self.folder} was begun by other code: {'; '.join(changed)}. Its rounds would not belong together: "
+                "choose another --out, or take the change back."
+            )
         if self.setting.rounds < self.record.rounds[-1].round if self.record.rounds else False:
             raise SettingError(f"{self.folder} has {len(self.record.rounds)} rounds; --rounds asks for fewer.")
 
@@ -510,6 +522,7 @@ class _Run:
                 "validation": [len(s.validation) for s in federation.shards],
                 "counts": counts.tolist(),
             },
+            code=code_of(self.method, self.setting),
             models={
                 arch: {"parameters": world.model_size(arch).payload // 4, "clients": world.archs.count(arch)}
                 for arch in dict.fromkeys(world.archs)

@@ -15,6 +15,7 @@ from fedaudit.registry import find
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
+from fedaudit.runtime.source import VERSIONS, code_of_setting, differences, source_of
 from fedaudit.setting import Setting
 from fedaudit.wire.transcript import Threat
 
@@ -33,6 +34,8 @@ class Cell:
     threats: list[str]
     trials: int = 0  # of each protected release path, against its claimed epsilon
     status: Status = "to do"
+    keep_stale: bool = False  # what other code made counts, too
+    again: str | None = None  # why what an earlier audit left of it does not count
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
 
     @property
@@ -52,13 +55,34 @@ def look(cell: Cell) -> RunRecord | None:
     return record
 
 
+def why_stale(cell: Cell, record: RunRecord) -> str | None:
+    """Why a run does not count any more: other code, other defaults or other versions made it. None: it counts."""
+    if record.code is None:
+        return None if record.status == "running" else "its record does not say which code made it"
+    changed = differences(record.code, code_of_setting(cell.setting))
+    now = versions()
+    changed += [
+        f"{name} was {record.versions.get(name, 'not there')}, is {now.get(name, 'not there')}"
+        for name in VERSIONS
+        if record.versions.get(name) != now.get(name)
+    ]
+    return "; ".join(changed) or None
+
+
+def stale_attacks(cell: Cell, record: RunRecord) -> list[str]:
+    """Attacks of the cell that were made by other code than they have now."""
+    found = {made(spec)[0]: source_of(type(made(spec)[1])) for spec in cell.attacks}
+    before = {(r["attack"], r.get("source")) for r in record.attacks}
+    return sorted({name for name, source in before if name in found and source != found[name]})
+
+
 def missing(cell: Cell, record: RunRecord) -> list[tuple[Spec, str]]:
     """Attacks that this very transcript has not yet seen, as (attack, threat). Other settings make another attack."""
     return [
         (spec, threat)
         for threat in cell.threats
         for spec in cell.attacks
-        if not any(_same(result, spec, threat, record.setting.clients) for result in record.attacks)
+        if not any(_same(result, spec, threat, record.setting.clients, cell.keep_stale) for result in record.attacks)
     ]
 
 
@@ -67,11 +91,13 @@ def untried(cell: Cell, record: RunRecord) -> bool:
     return bool(cell.trials and cell.setting.privacy and not record.audits)
 
 
-def _same(result: dict[str, Any], spec: Spec, threat: str, clients: int) -> bool:
+def _same(result: dict[str, Any], spec: Spec, threat: str, clients: int, keep_stale: bool = False) -> bool:
     name, attack = made(spec)
     if (result["attack"], result["threat"]) != (name, threat):
         return False
     if result.get("settings") != attack.model_dump(mode="json"):
+        return False
+    if result.get("source") != source_of(type(attack)) and not keep_stale:
         return False
     targets = clients - (Threat.parse(threat).peer is not None)  # a peer does not attack itself
     return not result["ran"] or len(result["clients"]) + len(result["left_out"]) >= targets  # else some were chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import json
 import os
 import selectors
@@ -19,10 +20,11 @@ from typing import Any
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
-from fedaudit.runtime.folder import claim, folder_name
+from fedaudit.runtime.folder import STALE, claim, folder_name, locked
+from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
-from fedaudit.suite.cell import Cell, carry_out, look
+from fedaudit.suite.cell import Cell, carry_out, look, stale_attacks, why_stale
 from fedaudit.suite.forecast import Pace, duration
 from fedaudit.suite.sharing import shared_gpu
 from fedaudit.suite.suite_file import Suite, read_suite
@@ -62,9 +64,11 @@ def audit(
     watch: Watch | None = None,
     jobs: int = 1,
     engine: str | None = None,
+    force: bool = False,
+    keep_stale: bool = False,
 ) -> list[Cell]:
-    """Run all cells and attacks of a suite or of its file. A finished cell is not run again; a failing one does not
-    stop the rest."""
+    """Run all cells and attacks of a suite or of its file. A finished cell is not run again, unless other code than
+    today's made it, or `force` says so; `keep_stale` lets it count. A failing cell does not stop the rest."""
     suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
     cells = make_cells(suite, out, engine)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
@@ -76,7 +80,9 @@ def audit(
     with _locked(out) as lock:
         progress = _Progress(cells, watch, jobs)
         for cell in cells:
+            cell.keep_stale = keep_stale
             with contextlib.suppress(FedauditError):  # a damaged record: its cell will say so
+                _put_aside(cell, out, force, keep_stale)
                 progress.pace.learn(look(cell))
         todo = [cell for cell in cells if cell.status == "to do"]
         progress.tell()
@@ -93,6 +99,23 @@ def audit(
         first = next((cell for cell in cells if cell.status == "failed"), cells[0])
         raise RunError(f"No cell of the suite came through. {first.folder}: {first.reason}")
     return cells
+
+
+def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
+    """Say why what an earlier audit left of a cell does not count, and move it out of the way: nothing is deleted."""
+    if not (cell.folder / "record.json").exists():
+        return
+    record = read_record(cell.folder)
+    why = "--force" if force else why_stale(cell, record)
+    if why is None and (attacks := stale_attacks(cell, record)) and not keep_stale:
+        cell.again = f"attacks changed: {', '.join(attacks)}"
+    if why is None or (keep_stale and not force and record.status != "running"):
+        return
+    with locked(cell.folder):
+        number = next(n for n in itertools.count(1) if not (out / STALE / f"{cell.folder.name}.{n}").exists())
+        (out / STALE).mkdir(exist_ok=True)
+        cell.folder.rename(out / STALE / f"{cell.folder.name}.{number}")
+    cell.again = why
 
 
 def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
@@ -217,6 +240,7 @@ class _Worker:
             "attacks": cell.attacks,
             "threats": cell.threats,
             "trials": cell.trials,
+            "keep_stale": cell.keep_stale,
         }
         data = json.dumps(request).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which its replies' end will tell

@@ -1,0 +1,142 @@
+"""Which code makes a result: the modules behind a method or an attack, by digest, and the values that it runs with.
+
+A class's code is its own module, those of the classes it derives from, and what these import from the project: methods
+and attacks from `fedaudit.methods` and `fedaudit.attacks`, modules of the same package or folder for somebody's own.
+The harness itself goes by its version. A digest is of the syntax tree: comments and layout do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedaudit.registry import find
+from fedaudit.runtime.method import Method, parts_of
+from fedaudit.setting import Setting
+
+OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
+VERSIONS = ("fedaudit", "torch", "opacus")  # that matter: results of others are not the same result
+_parsed: dict[tuple[str, int, int], tuple[str, ast.Module]] = {}
+
+
+def sources(classes: Iterable[type]) -> dict[str, str]:
+    """Digests by module of all the code that is behind these classes."""
+    found: dict[str, str] = {}
+    waiting = [m for cls in classes for base in cls.__mro__ if _counts(m := base.__module__, base is cls)]
+    while waiting:
+        name = waiting.pop()
+        path = _file(name)
+        if name in found or path is None:
+            continue
+        found[name], tree = _read(path)
+        waiting += [other for other in _imported(name, tree) if _beside(other, name)]
+    return dict(sorted(found.items()))
+
+
+def source_of(cls: type) -> str:
+    """One digest of all the code behind a class."""
+    return _digest(json.dumps(sources([cls])))
+
+
+def code_of(method: Method, setting: Setting) -> dict[str, Any]:
+    """The code and the values that a run computes with: those of its method, and of the run that it starts from."""
+    classes = [type(part) for _, part in parts_of(method, "")]
+    if setting.start is not None and isinstance(setting.start.get("method"), str):
+        classes.append(find(setting.start["method"]))
+    values = method.model_dump()
+    return {
+        "modules": sources(classes),
+        "values": {key: json.dumps(value, default=str, sort_keys=True) for key, value in values.items()},
+    }
+
+
+def code_of_setting(setting: Setting) -> dict[str, Any]:
+    method = find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+    return code_of(method, setting)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What of the code changed, in words."""
+    told = []
+    for what, old, new in ((w, before.get(w, {}), now.get(w, {})) for w in ("modules", "values")):
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) == new.get(key):
+                continue
+            if what == "modules":
+                word = "is new" if key not in old else "is gone" if key not in new else "changed"
+                told.append(f"{key} {word}")
+            else:
+                told.append(f"{key} was {old.get(key, 'not there')}, is {new.get(key, 'not there')}")
+    return told
+
+
+# --- modules -----------------------------------------------------------------------------------------------------
+
+
+def _counts(name: str, own: bool) -> bool:
+    """Whether a module of a class or of its bases is code of the result, and not of the harness or a library."""
+    if name.startswith("fedaudit."):
+        return name.startswith(OURS)
+    path = _file(name)
+    return path is not None and (own or not _is_library(path))
+
+
+def _is_library(path: Path) -> bool:
+    return "site-packages" in path.parts or Path(ast.__file__).parent in path.parents
+
+
+def _beside(other: str, name: str) -> bool:
+    """Whether what a module imports belongs to the same project."""
+    if other.startswith("fedaudit.") or name.startswith("fedaudit."):
+        return other.startswith(OURS)
+    if other.partition(".")[0] == name.partition(".")[0]:
+        return True
+    mine, theirs = _file(name), _file(other)
+    return mine is not None and theirs is not None and mine.parent == theirs.parent and not _is_library(theirs)
+
+
+def _imported(name: str, tree: ast.Module) -> Iterator[str]:
+    is_package = (path := _file(name)) is not None and path.name == "__init__.py"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = name.split(".")[: len(name.split(".")) - node.level + is_package]
+                base = ".".join([*above, *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _file(name: str) -> Path | None:
+    """The source of a module, which is not imported for it; None where there is no such module or no source."""
+    module = sys.modules.get(name)
+    origin = getattr(module, "__file__", None)
+    if module is None:
+        parent = name.rpartition(".")[0]
+        try:
+            spec = importlib.util.find_spec(name) if not parent or parent in sys.modules else None
+        except (ImportError, ValueError, AttributeError):
+            spec = None
+        origin = spec.origin if spec is not None else None
+    return Path(origin) if origin and origin.endswith(".py") and Path(origin).is_file() else None
+
+
+def _read(path: Path) -> tuple[str, ast.Module]:
+    stat = path.stat()
+    key = (str(path), stat.st_mtime_ns, stat.st_size)
+    if key not in _parsed:
+        tree = ast.parse(path.read_bytes())
+        _parsed[key] = _digest(ast.dump(tree)), tree
+    return _parsed[key]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

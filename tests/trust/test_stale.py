@@ -1,0 +1,175 @@
+"""No stale result: a cell counts only while the code that made it is the code that would make it now."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from fedaudit import read_record, run
+from fedaudit.errors import SettingError
+from fedaudit.runtime.source import differences, source_of, sources
+from fedaudit.suite.cell import Cell, missing, stale_attacks, why_stale
+from fedaudit.suite.scheduler import audit
+
+BASE = """
+from fedaudit.methods.fedavg import FedAvg
+
+
+def scale():
+    return 1
+
+
+class Base(FedAvg):
+    pass
+"""
+MINE = """
+from {name}_base import Base
+
+
+class Mine(Base):
+    mine: int = 1
+"""
+SUITE = """
+attacks = ["loss"]
+[base]
+rounds = 1
+clients = 2
+[[methods]]
+method = "fedavg"
+set = {{ E = 1 }}
+[[methods]]
+method = "{name}:Mine"
+set = {{ E = 1 }}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A method of somebody's own in two modules; a name of its own, for modules stay imported."""
+    name = f"mine_{abs(hash(str(tmp_path))) % 10**9}"
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / f"{name}_base.py").write_text(BASE)
+    (folder / f"{name}.py").write_text(MINE.format(name=name))
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    return folder, name
+
+
+def test_an_edited_method_reruns_its_cells_and_no_other(own, tmp_path):
+    folder, name = own
+    (tmp_path / "suite.toml").write_text(SUITE.format(name=name))
+    out = tmp_path / "out"
+
+    def carried_out(**how):
+        cells = audit(tmp_path / "suite.toml", out, **how)
+        assert [cell.status for cell in cells] == ["done", "done"], [cell.reason for cell in cells]
+        started = [(cell.folder / "record.json").stat().st_mtime_ns for cell in cells]
+        return [cell.again for cell in cells], started
+
+    again, first = carried_out()
+    assert again == [None, None]
+    again, second = carried_out()
+    assert (again, second) == ([None, None], first)
+
+    path = folder / f"{name}_base.py"
+    path.write_text(path.read_text().replace("return 1", "return 2"))
+    again, kept = carried_out(keep_stale=True)
+    assert (again, kept) == ([None, None], first)
+    again, third = carried_out()
+    assert again == [None, f"{name}_base changed"]
+    assert third[0] == first[0]
+    assert third[1] > first[1]
+    aside = list((out / ".stale").iterdir())
+    assert len(aside) == 1
+    assert read_record(aside[0]).status == "done"  # nothing was deleted
+
+    from fedaudit.reports.runs import read_runs
+
+    assert len(read_runs(out)[0]) == 2  # what was put aside is in no report
+
+
+def test_code_is_the_module_its_bases_and_what_they_import(own):
+    import importlib
+
+    from fedaudit.methods.fedavg import FedAvg
+
+    folder, name = own
+    cls = importlib.import_module(name).Mine
+    before = sources([cls])
+    assert {name, f"{name}_base", "fedaudit.methods.fedavg"} <= before.keys()
+    assert not any(module.startswith(("fedaudit.runtime", "pydantic", "torch")) for module in before)
+    path = folder / f"{name}_base.py"
+    path.write_text("# a remark\n" + path.read_text())
+    assert sources([cls]) == before  # comments are no code
+    path.write_text(path.read_text().replace("return 1", "return 3"))
+    now = sources([cls])
+    assert [module for module in now if now[module] != before[module]] == [f"{name}_base"]
+    assert name not in sources([FedAvg])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    return folder, run(method="fedavg", rounds=1, clients=2, out=folder)
+
+
+def test_other_defaults_versions_and_records_without_code_are_stale(kept):
+    folder, record = kept
+    cell = Cell(folder, record.setting, [], ["server"])
+    assert why_stale(cell, record) is None
+    values = {**record.code["values"], "E": "77"}
+    other = record.model_copy(update={"code": {**record.code, "values": values}})
+    assert "E was 77, is" in why_stale(cell, other)
+    assert "torch was 1.0" in why_stale(
+        cell, record.model_copy(update={"versions": {**record.versions, "torch": "1.0"}})
+    )
+    assert "does not say" in why_stale(cell, record.model_copy(update={"code": None}))
+
+
+def test_an_attack_of_other_code_is_attacked_again(kept):
+    from fedaudit.attack.attack_run import made
+
+    folder, record = kept
+    cell = Cell(folder, record.setting, ["loss"], ["server"])
+    attack = made("loss")[1]
+    result = {"attack": "loss", "threat": "server", "settings": attack.model_dump(mode="json"), "ran": False}
+    fresh = record.model_copy(update={"attacks": [{**result, "source": source_of(type(attack))}]})
+    stale = record.model_copy(update={"attacks": [{**result, "source": "of yesterday"}]})
+    assert (missing(cell, fresh), stale_attacks(cell, fresh)) == ([], [])
+    assert (missing(cell, stale), stale_attacks(cell, stale)) == ([("loss", "server")], ["loss"])
+    cell.keep_stale = True
+    assert missing(cell, stale) == []
+
+
+def changed(folder, to):
+    record = json.loads((folder / "record.json").read_text())
+    record["code"]["modules"]["fedaudit.methods.fedavg"] = to
+    (folder / "record.json").write_text(json.dumps(record))
+
+
+def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
+    for name in "ab":
+        run(method="fedavg", rounds=1, clients=2, out=tmp_path / name / "run")
+    assert "the same to the bit" in fedaudit("compare", tmp_path / "a", tmp_path / "b")[1]
+    changed(tmp_path / "b" / "run", "another")
+    _, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
+    assert "the same to the bit" not in out
+    assert "made by other code: fedaudit.methods.fedavg changed" in out
+
+
+def test_a_run_does_not_go_on_with_other_code(tmp_path):
+    run(method="fedavg", rounds=1, clients=2, out=tmp_path)
+    head = json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())
+    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "another"
+    (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps(head))
+    with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.fedavg changed"):
+        run(method="fedavg", rounds=2, clients=2, out=tmp_path, resume=True)
+
+
+def test_differences_in_words():
+    before = {"modules": {"a": "1", "b": "1"}, "values": {"E": "1"}}
+    now = {"modules": {"a": "2", "c": "1"}, "values": {"E": "2"}}
+    assert differences(before, now) == ["a changed", "b is gone", "c is new", "E was 1, is 2"]
+    assert differences(before, before) == []
