@@ -7,7 +7,7 @@ OUT ?= audit
 THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all fingerprints mutants budgets bench bench-compare bench-quick lint format clean
+.PHONY: audit test test-all fingerprints mutants fuzz budgets bench bench-compare bench-quick lint format clean
 
 audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -23,6 +23,9 @@ fingerprints: $(STAMP)  ## what tiny runs of all methods send, kept anew: only f
 
 mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20"
 	$(BIN)/python tests/helpers/mutants.py $(ARGS)
+
+fuzz: $(STAMP)  ## mutated messages, run folders and TOML files: nothing but our errors; NUMBER=1000000, SEED=0
+	$(BIN)/python tests/helpers/fuzz.py --number $(or $(NUMBER),1000000) --seed $(or $(SEED),0)
 
 budgets: $(STAMP)  ## what the project's own methods send, held against the budgets beside the tests
 	out=$$(mktemp -d) && $(BIN)/fedaudit audit tests/budget_runs.toml --out $$out && \

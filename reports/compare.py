@@ -84,7 +84,7 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
         pairs=pairs,
         changes=changes,
         settings={a.label: of for a, b in pairs if (of := _settings(a.group, b.group))},
-        other_code={a.label: of for a, b in pairs if (of := _other_code(a.group, b.group))},
+        other_code={a.label: told for a, b in pairs if (told := _other_code(a.group, b.group))},
         same_bits=[a.label for a, b in pairs if _same_bits(a.group, b.group)],
         only_before=[row.label for row in sides[0] if not any(row is a for a, _ in pairs)],
         only_after=[row.label for row in sides[1] if not any(row is b for _, b in pairs)],

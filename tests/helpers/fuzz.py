@@ -1,0 +1,210 @@
+"""Mutated blobs, run folders and TOML files: whatever they hold, nothing but our errors comes of reading them.
+
+    python tests/helpers/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml]
+
+Each case follows from its kind, the seed and its number, so that one that failed is made again by naming these; those
+that once failed are kept in tests/trust/seeds.json and tried first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+KINDS = ("blob", "folder", "toml")
+SEEDS = Path(__file__).parents[1] / "trust" / "seeds.json"
+WORDS = [b"1e999", b"-1", b"null", b"[]", b"{}", b"\"\"", b"NaN", b"Infinity", b"9" * 30, b"true", b"[" * 2000, b"0.5",
+         b"1" * 5000, b"\0", b"\xff\xfe", b"\xc2\xb2", b"../../x", b"evil:X", b"=", b"'", b"100000000000"]  # fmt: skip
+TOML = b"""
+method = "fedavg"
+rounds = 2
+clients = 3
+seed = 7
+partition = "dirichlet:0.5"
+model = "cnn"
+participation = 0.5
+[set]
+E = 1
+eta = 0.1
+[privacy.training]
+epsilon = 1.0
+clip = 1.0
+"""
+SUITE = b"""
+attacks = ["loss", { attack = "lira" }]
+threats = ["server", "peer:1"]
+trials = 10
+[base]
+rounds = 1
+[grid]
+seed = [0, 1]
+[[methods]]
+method = "fedavg"
+[[budgets]]
+max = "1 MiB"
+per = "round"
+"""
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """One to four edits: bits, bytes, words put in or over, pieces cut, doubled or swapped; JSON values replaced."""
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(out) + 1)
+        match rng.randrange(8):
+            case 0 if out:
+                out[at % len(out)] ^= 1 << rng.randrange(8)
+            case 1 if out:
+                out[at % len(out)] = rng.randrange(256)
+            case 2:
+                out[at:at] = rng.choice(WORDS)
+            case 3:
+                word = rng.choice(WORDS)
+                out[at : at + len(word)] = word
+            case 4:
+                del out[at : at + rng.randint(1, 64)]
+            case 5:
+                out = out[:at]
+            case 6:
+                out[at:at] = out[at : at + rng.randint(1, 200)]
+            case _:
+                _replace_number(out, rng)
+    return bytes(out)
+
+
+def _replace_number(out: bytearray, rng: random.Random) -> None:
+    """Something else where a number stood: the edit that gets furthest into a reader."""
+    digits = [i for i in range(len(out)) if 48 <= out[i] <= 57]
+    if digits:
+        begin = end = rng.choice(digits)
+        while end < len(out) and 48 <= out[end] <= 57:
+            end += 1
+        out[begin:end] = rng.choice(WORDS)
+
+
+class Fuzz:
+    def __init__(self, scratch: Path):
+        import torch
+
+        from fedaudit import run
+        from fedaudit.wire.codec import encode_tree
+        from fedaudit.wire.message import State
+
+        self.scratch = scratch
+        state = State({"w": torch.ones(3, 2), "n": torch.tensor(5)}, buffers=["n"])
+        value = {"a": state, "b": [1, 0.5, "x", None, (True,)], 3: torch.zeros(0, 4), "c": torch.ones(2).half()}
+        self.blobs = [encode_tree(value), encode_tree([torch.arange(4)] * 2), encode_tree({"m": {"d": {}}})]
+        self.kept = scratch / "kept"
+        run(method="fedavg", rounds=1, clients=2, out=self.kept)
+        self.files = [p for p in sorted(self.kept.rglob("*")) if p.is_file() and p.name not in (".lock", ".fedaudit")]
+        self.tries: dict[str, Callable[[random.Random], None]] = {
+            "blob": self.blob, "folder": self.folder, "toml": self.toml,
+        }  # fmt: skip
+
+    def case(self, kind: str, seed: int, number: int) -> str | None:
+        """What came of a case that is not one of our errors; None: all is well."""
+        from fedaudit.errors import FedauditError
+
+        try:
+            self.tries[kind](random.Random(f"{kind} {seed} {number}"))
+        except FedauditError:
+            return None
+        except Exception as e:  # noqa: BLE001 (that is what is looked for)
+            return f"{type(e).__name__}: {str(e)[:200]}"
+        return None
+
+    def blob(self, rng: random.Random) -> None:
+        from fedaudit.wire.codec import decode_tree, read_header
+
+        blob = mutated(rng.choice(self.blobs), rng)
+        read_header(blob)
+        decode_tree(blob, plain=True)
+
+    def toml(self, rng: random.Random) -> None:
+        from fedaudit.setting import Setting, read_toml
+        from fedaudit.suite.suite_file import read_suite
+
+        path = self.scratch / "file.toml"
+        if rng.random() < 0.7:
+            path.write_bytes(mutated(TOML, rng))
+            Setting.make(**read_toml(path))
+        else:
+            path.write_bytes(mutated(SUITE, rng))
+            read_suite(path)
+
+    def folder(self, rng: random.Random) -> None:
+        """One file of a run folder is mutated, and everything that reads a folder reads it."""
+        from fedaudit.cli.listing import summary, traffic_table
+        from fedaudit.errors import FedauditError
+        from fedaudit.runtime.checkpoint import Store
+        from fedaudit.runtime.folder import RunFolder, claim
+        from fedaudit.runtime.run_record import read_record, reading
+        from fedaudit.wire.transcript import Transcript
+
+        path = rng.choice(self.files)
+        before = path.read_bytes()
+        try:
+            path.write_bytes(mutated(before, rng))
+            for read in (
+                lambda: claim(self.kept, "run"),
+                lambda: _summary(summary, read_record, reading, self.kept),
+                lambda: traffic_table(RunFolder(self.kept).transcript.view("server"), "field"),
+                lambda: [e.record() for e in Transcript(self.kept / "transcript").entries()],
+                lambda: Store(self.kept / "checkpoint").peek(),
+                lambda: RunFolder(self.kept).client_state(0),
+            ):
+                try:
+                    read()
+                except FedauditError:
+                    continue
+        finally:
+            path.write_bytes(before)
+
+
+def _summary(summary, read_record, reading, folder) -> None:
+    record = read_record(folder)
+    with reading(folder):
+        summary(record)
+
+
+def campaign(number: int, seed: int, kinds: tuple[str, ...] = KINDS, share_of_folders: float = 0.01) -> list[list]:
+    """The cases that did not end well, as [kind, seed, number, what]. Folders are slow, and get a share."""
+    scratch = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    failed: list[list] = []
+    try:
+        fuzz = Fuzz(scratch)
+        kept = [tuple(case) for case in json.loads(SEEDS.read_text())] if SEEDS.exists() else []
+        shares = {kind: share_of_folders if kind == "folder" else (1 - share_of_folders) / 2 for kind in kinds}
+        whole = sum(shares.values())
+        new = ((kind, seed, i) for kind in kinds for i in range(round(number * shares[kind] / whole)))
+        for kind, of_seed, i in [*(c for c in kept if c[0] in kinds), *new]:
+            if (what := fuzz.case(kind, of_seed, i)) is not None:
+                failed.append([kind, of_seed, i, what])
+    finally:
+        shutil.rmtree(scratch)
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--number", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    given = parser.parse_args()
+    begun = time.perf_counter()
+    failed = campaign(given.number, given.seed, tuple(given.kind or KINDS))
+    for case in failed[:50]:
+        print(*case)
+    print(f"{given.number} cases, {len(failed)} failed, {time.perf_counter() - begun:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
