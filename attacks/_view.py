@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedaudit.attack.scene import Scene
 from fedaudit.errors import ContractError
+from fedaudit.training import forward
 from fedaudit.training.models import Net
 from fedaudit.wire.message import State
 from fedaudit.wire.transcript import Entry
@@ -114,9 +115,8 @@ def by_class(value: Any, classes: int) -> dict[int, Tensor]:
     return dict(value) if right and all(c in range(classes) for c in value) else {}
 
 
-@torch.no_grad()
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return torch.cat([function(part) for part in x.split(ROWS)])
+    return forward.in_chunks(function, x, ROWS)
 
 
 def confidence(logits: Tensor, y: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from fedaudit import Client, Method, sgd
 from fedaudit.errors import SettingError
 from fedaudit.methods._siamese import Augmentation
+from fedaudit.training import forward
 from fedaudit.training.models import Net
 
 Start = Literal["average", "single", "noise"]
@@ -232,10 +233,9 @@ def _initial(model: nn.Module) -> dict[int, tuple[float, float]]:
     return found
 
 
-@torch.no_grad()
 def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f(x) without gradient, over so many rows at a time as the device likes."""
-    return torch.cat([f(part) for part in x.split(ROWS.get(x.device.type, ROWS["cuda"]))])
+    return forward.in_chunks(f, x, ROWS.get(x.device.type, ROWS["cuda"]))
 
 
 def recorded(loss: Callable[[Tensor], Tensor], S: Tensor) -> Callable[[Tensor], Tensor]:

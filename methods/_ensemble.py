@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import Down, Record, Server, State, Up, kl, state_of
+from fedaudit import Down, Record, Server, State, Up, in_chunks, kl, state_of
 from fedaudit.errors import ContractError
 
 
@@ -58,7 +58,7 @@ def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
     """f(x) in evaluation mode, each row by itself; in pieces, because a query batch can be thousands of images."""
     model.eval()
     with single_precision():
-        return torch.cat([model(part) for part in x.split(batch)])
+        return in_chunks(model, x, batch)
 
 
 def ensemble(outputs: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:

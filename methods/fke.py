@@ -52,6 +52,7 @@ from fedaudit import (
     Up,
     adam,
     ce,
+    in_chunks,
     kl,
     load,
     private,
@@ -84,9 +85,8 @@ def reached(f: Any, x: Tensor, y: Tensor, tau: float) -> bool:
     return bool(torch.stack(hits).sum() >= tau * len(y))
 
 
-@torch.no_grad()
-def outputs(function: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1000) -> Tensor:
-    return torch.cat([function(part) for part in x.split(batch)])
+def outputs(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return in_chunks(function, x, 1000)
 
 
 # --- the protocol -----------------------------------------------------------------------------------------------------
