@@ -43,7 +43,8 @@ class SwapEngine:
             done = run_task(task)
             if done.reply is not None:
                 self._again(task, done, "late", Swap(done.private_fits), ("model", "released"))
-                self._again(task, done, "outside", Swap(0, in_fit=False), ("model", "released"))
+                if not done.optimised:  # whose closure reads the records itself: it is training all the same
+                    self._again(task, done, "outside", Swap(0, in_fit=False), ("model", "released"))
                 self._again(task, done, "early", Swap(0), ())
             yield done
 

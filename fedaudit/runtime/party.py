@@ -144,6 +144,7 @@ class Client(Party):
         self.model = model
         self.memory = memory  # plain trees of tensors, states, numbers and strings; survives the codec
         self.private_fits = 0
+        self.optimised = False  # whether `optimise` trained on the records
         self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
@@ -310,6 +311,7 @@ class Client(Party):
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
         after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments)
+        self.optimised = True
         self.plain_fits += 1
         self.private_fits += 1
         return after

@@ -75,6 +75,7 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
+    optimised: bool = False  # whether it trained by client.optimise, whose closure reads the records itself
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
     detail: str = ""  # the whole of it, for the log on the machine that runs this
@@ -131,6 +132,7 @@ def run_task(task: Task) -> Done:
         rss=peak_rss(),
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
+        optimised=client.optimised,
     )
 
 
@@ -156,7 +158,7 @@ def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task
             "and its fields. Define it in the method's module."
         )
     promised = _promised(fn)
-    if promised and type(reply) not in promised:
+    if promised and not isinstance(reply, promised):
         raise ContractError(
             f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it is annotated to return "
             f"{' or '.join(cls.__name__ for cls in promised)}."

@@ -13,6 +13,7 @@ from fedaudit.methods import fedgen
 from fedaudit.methods._datafree import frozen
 from fedaudit.methods.fedgen import FedGen, Images, Latents
 from fedaudit.training.fit import Live
+from fedaudit.training.many import Many
 from fedaudit.training.models import Net
 from fedaudit.wire.transcript import Transcript
 
@@ -107,7 +108,9 @@ def test_the_generator_learns_what_the_teachers_call_each_label(options):
     nn.init.normal_(teacher.classifier.weight, std=1.0)
     before = method.generator(Stage(), 64)
     after = method.generator(Stage(), 64)
-    after.load_state_dict(method.learn_generator(Stage(), state_of(before), [teacher, teacher], torch.ones(2, 3) * 9))
+    after.load_state_dict(
+        method.learn_generator(Stage(), state_of(before), Many([teacher, teacher]), torch.ones(2, 3) * 9)
+    )
     z, y = torch.randn(300, 8), torch.arange(300) % 3
 
     def recognised(G):

@@ -322,7 +322,7 @@ def test_assign_says_what_is_wrong(spec: str, says: str) -> None:
         ("cnn@2", (1, 8, 8), 10, "the ratio '2' is no number in (0, 1]"),
         ("cnn@0", (1, 8, 8), 10, "the ratio '0' is no number in (0, 1]"),
         ("cnn@half", (1, 8, 8), 10, "Write for example cnn@0.5"),
-        ("cnn@1/0", (1, 8, 8), 10, "the ratio '1/0'"),
+        ("cnn@1/0", (1, 8, 8), 10, "'0' is no embedding width"),
         ("cnn@", (1, 8, 8), 10, "the ratio ''"),
         ("cnn", (8, 8), 10, "three positive sizes"),
         ("cnn", (1, 8, 0), 10, "three positive sizes"),
