@@ -17,13 +17,22 @@ from fedaudit.runtime.engines.serial import SerialEngine
 from fedaudit.runtime.runner import run
 from fedaudit.wire.transcript import Transcript
 
+CORE = {"fedavg", "dffke", "fedaf", "fedzge", "dfrd", "fedfree", "outside:Exchange"}  # each way of exchanging once
 
-def named():
-    """Every registered method. Of the compositions (`host+method`), all but the first run with the slow tests."""
+
+def named(core=False):
+    """Every registered method. Of the compositions (`host+method`), all but the first run with the slow tests; with
+    `core`, so do all but one method of each way of exchanging."""
     names = registry.names("methods")
-    composed = [name for name in names if "+" in name]
-    marks = dict.fromkeys(composed[1:], pytest.mark.slow)
-    return [pytest.param(name, marks=marks.get(name, ())) for name in [*names, "outside:Exchange"]]
+    slow = {name for name in names if "+" in name} - {min(name for name in names if "+" in name)}
+    if core:
+        slow = set(names) - CORE
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in [*names, "outside:Exchange"]
+    ]
+
+
+core = pytest.mark.parametrize("method", named(core=True), indirect=True)
 
 
 def models(folder):
@@ -68,20 +77,24 @@ def same(whole, record, folder):
 
 
 @pytest.mark.slow
+@core
 def test_same_seed_same_bits(method, whole, tiny, tmp_path):
     """Slow only because it says no more than the two below: a run on ray, and a resumed one, repeat the bits too."""
     assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a"), tmp_path / "a")
 
 
+@core
 def test_another_seed_is_another_run(method, whole, tiny, tmp_path):
     other = run(tiny(method, rounds=1, seed=1), out=tmp_path / "a")
     assert facts(whole[0])[0][0] != facts(other)[0][0]
 
 
+@core
 def test_serial_equals_ray(method, whole, tiny, tmp_path, ray_engine):
     assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
 
 
+@core
 @pytest.mark.parametrize("after", [4, pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted(method, whole, tiny, tmp_path, after):
     with pytest.raises(Killed):

@@ -554,6 +554,7 @@ def buffers(folder, clients):
     return {k: {s: sorted(past["E"]) for s, past in held(memory).items()} for k, memory in memories.items()}
 
 
+@pytest.mark.slow
 def test_missed_rounds_are_sent_again_and_billed(tmp_path):
     """Two of four clients a round, six rounds, R = 3. Without `sync` a client holds the rounds that it was in; with it,
     whoever was in the last round holds the last three, with the rows of those who were in them. The run itself compares
@@ -584,6 +585,7 @@ def test_missed_rounds_are_sent_again_and_billed(tmp_path):
     assert "Missed.Dec" not in {row.field for row in records[False].traffic}
 
 
+@pytest.mark.slow
 def test_sync_survives_drop_outs(tmp_path):
     """Who drops out after catching up holds what it got, and is sent no more than it lacks."""
     setting = {"rounds": 5, "clients": 5, "participation": 0.8, "dropout": 0.15, "quorum": 0.25}

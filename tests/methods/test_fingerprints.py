@@ -11,12 +11,11 @@ import json
 import fingerprint
 import pytest
 
-# Compositions share both their parts' code; one of each kind runs by default.
-QUICK = ("fedavg+dfrd", "heterofl+dense")
+# Compositions share both their parts' code, and variants most of it: they run with the slow tests.
 
 
 def marked() -> list:
-    slow = [case for case in fingerprint.cases() if "+" in case and case not in QUICK]
+    slow = [case for case in fingerprint.cases() if "+" in case or "@" in case]
     return [pytest.param(case, marks=[pytest.mark.slow] if case in slow else []) for case in fingerprint.cases()]
 
 
