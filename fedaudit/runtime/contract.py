@@ -43,7 +43,7 @@ class SwapEngine:
             done = run_task(task)
             if done.reply is not None:
                 self._again(task, done, "late", Swap(done.private_fits), ("model", "released"))
-                if not done.optimised:  # whose closure reads the records itself: it is training all the same
+                if not done.brought:  # else training was given what the task read, and the ledger knows
                     self._again(task, done, "outside", Swap(0, in_fit=False), ("model", "released"))
                 self._again(task, done, "early", Swap(0), ())
             yield done

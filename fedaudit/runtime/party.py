@@ -144,7 +144,9 @@ class Client(Party):
         self.model = model
         self.memory = memory  # plain trees of tensors, states, numbers and strings; survives the codec
         self.private_fits = 0
-        self.optimised = False  # whether `optimise` trained on the records
+        self.brought = (
+            False  # whether training was given what the task read itself: it is billed as training without DP
+        )
         self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
@@ -311,7 +313,7 @@ class Client(Party):
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
         after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments)
-        self.optimised = True
+        self.brought = True
         self.plain_fits += 1
         self.private_fits += 1
         return after
@@ -347,6 +349,7 @@ class Client(Party):
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
             return self._fit_private(model, loss, rows, until, separable, options)
+        self.brought = self.brought or bool(self.looked and (given or data is not None))
         fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
         if data is None:
             self.plain_fits += 1

@@ -75,7 +75,7 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
-    optimised: bool = False  # whether it trained by client.optimise, whose closure reads the records itself
+    brought: bool = False  # whether training was given what the task read itself: that is billed, and needs no proof
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
     detail: str = ""  # the whole of it, for the log on the machine that runs this
@@ -132,7 +132,7 @@ def run_task(task: Task) -> Done:
         rss=peak_rss(),
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
-        optimised=client.optimised,
+        brought=client.brought,
     )
 
 

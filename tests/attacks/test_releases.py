@@ -421,7 +421,7 @@ class Counting(Method):
 
 
 def test_label_counts_are_the_histogram(tmp_path):
-    fedaudit.run(method="test_attacks_releases:Counting", clients=3, partition="dirichlet:0.3", rounds=1,
+    fedaudit.run(method=f"{__name__}:Counting", clients=3, partition="dirichlet:0.3", rounds=1,
                  out=tmp_path / "a", **SMALL)  # fmt: skip
     (found,) = attacked(tmp_path / "a", "label_histogram")
     assert found["pooled"]["error"]["value"] == pytest.approx(0, abs=1e-9)

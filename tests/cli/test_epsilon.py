@@ -47,7 +47,7 @@ def test_one_run_reference_values(fedaudit):
     ("options", "words"),
     [
         (("--canaries", 10, "--correct", 11), "11 correct of 10 guesses on 10 canaries is impossible"),
-        (("--canaries", -1, "--correct", 0), "canaries = -1 is no count"),
+        (("--canaries", -1, "--correct", 0), "greater than or equal to 1"),
         (("--canaries", 10, "--correct", 5, "--delta", 2), "delta = 2"),
         (("--canaries", 10, "--correct", 5, "--delta", "nan"), "delta = nan"),
         (("--canaries", 10, "--correct", 5, "--confidence", 1), "confidence = 1"),

@@ -180,6 +180,7 @@ def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tm
     _, out, _ = fedaudit("attack", tmp_path / "a", "--attack", "outside:Margin", "--threat", "outsider", "--json")
     assert json.loads(out)[0] == {
         "attack": "outside:Margin", "threat": "outsider", "settings": {}, "blind": False, "ran": False,
+        "source": own["source"],
         "reason": "the outsider sees no weights of client 0",
     }  # fmt: skip
 

@@ -83,7 +83,12 @@ def test_rounding_errors_do_not_pass_for_privacy() -> None:
     truth = gaussian_epsilon(math.sqrt(2000) / 50, 1e-14)
     plain = PRVAccountant()
     plain.history = [(50.0, 1.0, 2000)]
-    assert plain.get_epsilon(1e-14) < truth - 0.1  # should this fail, opacus has mended it
+    try:
+        answer = plain.get_epsilon(1e-14)
+    except ValueError as e:  # where long doubles are short, opacus sees it coming itself
+        assert "Floating point errors" in str(e)  # noqa: PT017
+    else:
+        assert answer < truth - 0.1  # should this fail, opacus has mended it
     c = compose([Event(50.0, 0.999999, 2000)], 1e-14)
     assert c.accountant == "rdp"
     assert "rounding" in c.reason

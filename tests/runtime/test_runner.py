@@ -294,7 +294,7 @@ def a_run(tmp_path_factory):
     ("words", "message"),
     [
         (["run", "{folder}"], "directory"),
-        (["run", "--out", "{file}"], "exists"),
+        (["run", "--out", "{file}"], "is a file"),
         (["run", "--device", "mps", "--out", "{new}"], "not supported"),
         (["run", "{badset}", "--out", "{new}"], "it is a table"),
         (["attack", "{run}", "--client", "99"], "There is no client 99"),

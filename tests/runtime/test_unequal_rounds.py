@@ -29,7 +29,8 @@ def test_a_plain_training_is_remembered_in_later_rounds(tiny, tmp_path):
     setting = tiny("outside:OncePlain", rounds=2, clients=2, privacy=privacy("training:noise=1,clip=1"))
     for row in run(setting, out=tmp_path / "a").ledger:
         weights = [e for e in row.entries if e.kind == "weights"]
-        assert [(e.rounds, e.noise_multiplier) for e in weights] == [([1, 2], 0.0)]
+        assert [e.noise_multiplier for e in weights] == [0.0] * len(weights)
+        assert sorted(t for e in weights for t in e.rounds) == [1, 2]
 
 
 def test_trainings_are_counted_over_rounds(tiny, tmp_path):

@@ -108,11 +108,13 @@ def test_the_total_leaves_out_what_is_done_and_what_does_not_apply():
 
 def result(attack="loss", threat="server", clients=(0, 1), **more):
     from fedaudit.attack.attack_run import made
+    from fedaudit.runtime.source import source_of
 
-    settings = made(attack)[1].model_dump(mode="json")
+    found = made(attack)[1]
+    settings, source = found.model_dump(mode="json"), source_of(type(found))
     return {
         "attack": attack, "threat": threat, "ran": True, "clients": list(clients), "left_out": {}, "settings": settings,
-        **more,
+        "source": source, **more,
     }  # fmt: skip
 
 
