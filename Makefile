@@ -32,13 +32,13 @@ budgets: $(STAMP)  ## what the project's own methods send, held against the budg
 	$(BIN)/fedaudit check $$out/runs/* --budget tests/budgets.toml && rm -rf $$out
 
 bench: $(STAMP)  ## benchmarks: they report times, gate ratios measured in one run, and save under .benchmarks
-	$(BIN)/python -m pytest benchmarks -m "" --benchmark-columns=min,median,max,rounds --benchmark-autosave
+	$(BIN)/python -m pytest benchmarks --import-mode=prepend -m "" --benchmark-columns=min,median,max,rounds --benchmark-autosave
 
 bench-compare: $(STAMP)  ## two savings held against each other: the latest two, or A=... B=...; fails beyond THRESHOLD
 	$(BIN)/python benchmarks/compare.py $(A) $(B) --threshold $(THRESHOLD)
 
 bench-quick: $(STAMP)
-	$(BIN)/python -m pytest benchmarks --benchmark-columns=min,median,max,rounds
+	$(BIN)/python -m pytest benchmarks --import-mode=prepend --benchmark-columns=min,median,max,rounds
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

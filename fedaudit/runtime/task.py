@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import platform
 import traceback
 import types
@@ -157,7 +158,7 @@ def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task
             f"{task.fn} made the message class {type(reply).__name__} while it ran: a class says something by its name "
             "and its fields. Define it in the method's module."
         )
-    promised = _promised(fn)
+    promised = _promised(getattr(fn, "__func__", fn))
     if promised and not isinstance(reply, promised):
         raise ContractError(
             f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it is annotated to return "
@@ -165,6 +166,7 @@ def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task
         )
 
 
+@functools.cache
 def _promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
     """The message classes that a function is annotated to return; empty where that does not say."""
     try:
