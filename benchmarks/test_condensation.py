@@ -96,12 +96,12 @@ CPU = [
     # As digits at IPC 10, all classes; B covers a class. Then images of Fashion-MNIST's size and a thin convnet.
     (
         "digits",
-        FedAF(steps=10, IPC=10, lambda_loc=0, clamp="step"),
+        FedAF(steps=10, IPC=10, lambda_loc=0, clamp="step", restart=True),
         {"shape": (1, 8, 8), "classes": 10, "each": 18, "model": "cnn"},
     ),
     (
         "28x28",
-        FedAF(steps=2, IPC=10, B=32, clamp="step"),
+        FedAF(steps=2, IPC=10, B=32, clamp="step", restart=True),
         {"shape": (1, 28, 28), "classes": 10, "each": 60, "model": "convnet@0.25"},
     ),
 ]
