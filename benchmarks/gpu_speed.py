@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_speed.py --out runs/speed                 # every line, about six minutes on an H200
     python benchmarks/gpu_speed.py --out runs/speed --only fedavg,dfrd --seconds 120
-    python benchmarks/gpu_speed.py --out /tmp/speed --tiny --device cpu   # that it runs, not how fast
+    python benchmarks/gpu_speed.py --out runs/speed-tiny --tiny --device cpu   # that it runs, not how fast
 
 Each line is one file, written as soon as a figure of it is known, so that a time limit loses nothing. A round's time is
 that of the second round: the first has the warm-ups, the recordings and, where asked for, the compiling, whose time
