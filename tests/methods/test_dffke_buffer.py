@@ -1,0 +1,101 @@
+"""DFFKE's memory buffer: which rounds it holds, its size, how rows are drawn from it, who is sent what it missed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedaudit import run
+from fedaudit.methods._buffer import Sample, buffer_bytes, formula_bytes, held, remember
+from fedaudit.methods._decoder import (
+    Decoder,
+    decoder_size,
+)
+from fedaudit.methods.dffke import DFFKE
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.task import ClientState
+from fedaudit.wire.codec import decode as decode_record
+from fedaudit.wire.message import State, state_of
+
+QUICK = dict(DFFKE.quick)
+
+
+def test_the_buffer_keeps_the_newest_rounds_by_number():
+    for R, expected in ((0, []), (1, [7]), (2, [4, 7]), ("unlimited", [1, 2, 4, 7])):
+        memory = {}
+        for t in (1, 2, 4, 7):  # this client sat out rounds 3, 5 and 6
+            remember(memory, t, State(), {0: torch.full((1, 1), t)}, R)
+        assert list(held(memory)) == expected
+        assert all(int(held(memory)[s]["E"][0]) == s for s in expected)
+
+
+def test_the_buffers_bytes_are_the_papers_formula():
+    """Three rounds of a decoder at h = 8, 1x8x8, width 2 and of N = 5 + 6 rows: 3 (|Dec| + 11 x 8 x 4). |Dec| by hand:
+    linear 8 x 16 + 16, batch norms 2 (4 + 4 + 2), convolutions 4 x 4 x 9, 4 x 2 x 9, 2 x 1 x 9 + 1: 399 parameters; 20
+    buffers and three counters: 399 x 4 + 20 x 4 + 24 = 1700."""
+    memory = {}
+    for t in (1, 2, 3):
+        E = {0: torch.zeros(5, 8), 1: torch.zeros(6, 8)}
+        remember(memory, t, state_of(Decoder(8, (1, 8, 8), width=2)), E, "unlimited")
+    assert buffer_bytes(memory) == formula_bytes(3, 1700, 11, 8) == 3 * (1700 + 352)
+
+
+def test_the_sample_is_uniform_over_the_buffer_and_as_large_as_the_client():
+    """N = 400 rows out of 3 x 400: each round gives 400/3 on average; hypergeometric, standard deviation 7.7."""
+    counts = Sample(11).counts(2, [1, 3, 4], 400)
+    assert sum(counts.values()) == 400
+    assert all(abs(m - 400 / 3) < 5 * 7.7 for m in counts.values())
+    assert Sample(11).counts(2, [5], 9) == {5: 9}
+    assert Sample(11).counts(2, [], 9) == {}
+    assert len({Sample(s).counts(2, [1, 2], 40)[1] for s in range(9)}) > 1
+    assert len(set(Sample(11).rows(2, 3, 50, 20).tolist())) == 20
+    assert Sample(11).rows(2, 3, 50, 20).tolist() == Sample(11).rows(2, 3, 50, 30).tolist()[:20]
+    others = [Sample(12).rows(2, 3, 50, 20), Sample(11).rows(1, 3, 50, 20), Sample(11).rows(2, 4, 50, 20)]
+    assert all(Sample(11).rows(2, 3, 50, 20).tolist() != rows.tolist() for rows in others)
+
+
+def buffers(folder, clients):
+    """The rounds that each client holds after a run, with whose rows."""
+    states = {k: RunFolder(folder).client_state(k) for k in range(clients)}
+    memories = {k: decode_record(state, ClientState).memory for k, state in states.items() if state is not None}
+    return {k: {s: sorted(past["E"]) for s, past in held(memory).items()} for k, memory in memories.items()}
+
+
+@pytest.mark.slow
+def test_missed_rounds_are_sent_again_and_billed(tmp_path):
+    """Two of four clients a round, six rounds, R = 3. Without `sync` a client holds the rounds that it was in; with it,
+    whoever was in the last round holds the last three, with the rows of those who were in them. The run itself compares
+    what was declared with what crossed the wire; here the bytes once more by hand, from who sat out which round."""
+    values = {"method": "dffke", "rounds": 6, "clients": 4, "participation": 0.5}
+    records = {}
+    for sync in (False, True):
+        records[sync] = run(**values, set={**QUICK, "R": 3, "sync": sync}, out=tmp_path / str(sync))
+    took_part = {row.round: row.participants for row in records[True].rounds}
+    for k, rounds in buffers(tmp_path / "False", 4).items():
+        mine = [t for t in took_part if k in took_part[t]]
+        assert rounds == {t: took_part[t] for t in mine[-3:]}
+    caught_up = buffers(tmp_path / "True", 4)
+    for k in took_part[6]:
+        assert caught_up[k] == {t: took_part[t] for t in (4, 5, 6)}
+    n = records[True].data["members"]
+    Dec, rows, holds = 0, 0, {k: set() for k in range(4)}
+    one = decoder_size(16, (1, 8, 8), QUICK["w_Dec"])
+    for t, present in took_part.items():
+        for k in present:
+            lacks = set(range(max(t - 3, 1), t)) - holds[k]
+            Dec += len(lacks) * (one.payload + 8)
+            rows += sum(8 + sum(8 + 4 * 16 * n[i] for i in took_part[s]) for s in lacks)
+            holds[k] |= lacks | {t}
+    sent = {row.field: row.payload for row in records[True].traffic}
+    assert (sent["Missed.Dec"], sent["Missed.E"]) == (Dec, rows)
+    assert Dec > 0, "the seed was chosen so that somebody misses a round"
+    assert "Missed.Dec" not in {row.field for row in records[False].traffic}
+
+
+@pytest.mark.slow
+def test_sync_survives_drop_outs(tmp_path):
+    """Who drops out after catching up holds what it got, and is sent no more than it lacks."""
+    setting = {"rounds": 5, "clients": 5, "participation": 0.8, "dropout": 0.15, "quorum": 0.25}
+    record = run(method="dffke", **setting, set={**QUICK, "R": "unlimited", "sync": True}, out=tmp_path / "a")
+    assert {absence.ask for row in record.rounds for absence in row.absent} >= {1, 2}
+    assert record.status == "done"

@@ -1,0 +1,172 @@
+"""DFFKE on the server: docking layers and decoder, Eqs. 10-12 and Appendix E by hand, sizes, and who is trained."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedaudit import adam
+from fedaudit.methods._decoder import (
+    Decoder,
+    decode,
+    decoder_loss,
+    decoder_size,
+    discrepancy,
+    fidelity,
+    resize,
+    train_decoder,
+)
+from fedaudit.methods._docking import Docking, alignment, z
+from fedaudit.training.models import build, count
+from fedaudit.wire.message import State, state_of
+
+LN = math.log
+
+
+def docking():
+    """Client 0 of width 1: z(e) = (2 e, e) + (0, 1). Client 1 of width 2: z(e) = (e_2, e_1). The head: identity."""
+    first, second = nn.Linear(1, 2), nn.Linear(2, 2)
+    first.weight.data, first.bias.data = torch.tensor([[2.0], [1.0]]), torch.tensor([0.0, 1.0])
+    second.weight.data, second.bias.data = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2)
+    model = Docking([first, second], classes=2)
+    model.head.weight.data, model.head.bias.data = torch.eye(2), torch.zeros(2)
+    return model
+
+
+def test_unification_by_hand():
+    """Eqs. 10-11. e = ln 2 at client 0: z = (2 ln 2, ln 2 + 1), and with label 0 the cross-entropy is
+    ln(1 + exp(ln 2 + 1 - 2 ln 2)) = ln(1 + e / 2). e = (ln 3, 0) at client 1: z = (0, ln 3), label 1: ln(1 + 1/3)."""
+    model = docking()
+    e, k, y = torch.tensor([[LN(2), 0.0], [LN(3), 0.0]]), torch.tensor([0, 1]), torch.tensor([0, 1])
+    assert alignment(model, e, k, y).tolist() == pytest.approx([LN(1 + math.e / 2), LN(4 / 3)], abs=1e-6)
+    assert z(torch.tensor([[LN(2)]]), model.layer(0, 1)).tolist() == [pytest.approx([2 * LN(2), LN(2) + 1])]
+    assert z(torch.tensor([[LN(3), 0.0]]), model.layer(1, 2)).tolist() == [pytest.approx([0, LN(3)])]
+
+
+def test_the_padding_of_narrow_embeddings_is_never_trained():
+    model = docking()
+    e, k, y = torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]), torch.tensor([0, 1])
+    alignment(model, e, k, y).sum().backward()
+    assert model.weight.grad[0, 1].abs().max() == 0
+    assert model.weight.grad[0, 0].abs().max() > 0
+    assert model.weight.grad[1].abs().min() > 0
+
+
+def test_fidelity_by_hand():
+    """Eq. 12, MSE over h = 2 entries: ((3 - 1)^2 + (0 - 1)^2) / 2 = 5/2, and 0 for what comes back as it was."""
+    assert fidelity(torch.tensor([[3.0, 0.0], [1.0, 1.0]]), torch.ones(2, 2)).tolist() == [2.5, 0.0]
+
+
+def test_discrepancy_by_hand():
+    """Appendix E, teacher (3/4, 1/4), student (1/2, 1/2), n = 2 classes.
+    KL: -0.1 (3/4 ln(3/2) + 1/4 ln(1/2)). MAE: -(1/4 + 1/4) / 2 = -1/4. MSE: -(1/16 + 1/16) / 2 = -1/16.
+    Teacher (1, 0), student (0, 1): both reach the bound -2/n = -1."""
+    teacher, student = torch.tensor([[LN(3), 0.0]]), torch.zeros(1, 2)
+    expected = {"KL": -0.1 * (0.75 * LN(1.5) + 0.25 * LN(0.5)), "MAE": -0.25, "MSE": -0.0625}
+    for choice, value in expected.items():
+        assert discrepancy(choice, teacher, student).tolist() == pytest.approx([value], abs=1e-6)
+    far = torch.tensor([[100.0, 0.0]])
+    assert discrepancy("MAE", far, -far).item() == discrepancy("MSE", far, -far).item() == -1
+
+
+def net(encoder, classifier):
+    """A client's model with 1x1 weights: encode(x) = encoder x, classify(e) = (classifier e, 0)."""
+
+    class Net(nn.Module):
+        def encode(self, x):
+            return encoder * x
+
+        def classify(self, e):
+            return torch.cat((classifier * e, 0 * e), 1)
+
+        def forward(self, x):
+            return self.classify(self.encode(x))
+
+    return Net()
+
+
+def test_decoder_loss_by_hand():
+    """Client 0: h(x) = 2 x, z(e) = e + 1. An image x = 1 from e = 5 comes back as 3: (3 - 5)^2 = 4.
+    With MSE: client 0 says softmax(2 ln 3 / 2, 0) = (3/4, 1/4). Peer 1 says (1/2, 1/2) with a zero classifier, peer 2
+    as client 0 does. The mean over peers is -(1/16 + 0) / 2 = -1/32."""
+    clients = {0: net(2.0, LN(3) / 2), 1: net(1.0, 0.0), 2: net(1.0, LN(3))}
+    theta_z = {0: State({"weight": torch.ones(1, 1), "bias": torch.ones(1)})}
+    x, e = torch.ones(1, 1), torch.full((1, 1), 5.0)
+    assert decoder_loss(0, x, e, clients, theta_z).tolist() == [4.0]
+    assert decoder_loss(0, x, e, clients, theta_z, "MSE").tolist() == pytest.approx([4 - 1 / 32], abs=1e-6)
+    assert decoder_loss(0, x, e, {0: clients[0]}, theta_z, "MSE").tolist() == [4.0], "nobody to differ from"
+
+
+def test_encoders_and_docking_layers_are_frozen_while_the_decoder_learns():
+    """Eq. 12 trains Dec alone: the clients' networks, batch norms' statistics among them, stay bit for bit."""
+    torch.manual_seed(0)
+    clients = {k: build("cnn_bn", shape=(1, 8, 8), classes=3).train() for k in (0, 1)}
+    for net in clients.values():
+        net(torch.randn(20, 1, 8, 8))  # statistics of their own
+    theta_z = {k: state_of(nn.Linear(net.width, 4)) for k, net in clients.items()}
+    before = {k: state_of(net) for k, net in clients.items()}, {k: dict(t) for k, t in theta_z.items()}
+    Dec = Decoder(4, (1, 8, 8), width=2)
+    start = state_of(Dec)
+    trained = []
+
+    class Server:
+        def rng(self, purpose):
+            return torch.Generator().manual_seed(1)
+
+        def optimise(self, params, closure, *, steps, opt):
+            trained.extend(params)
+            optimiser = opt.build(params)
+            for _ in range(steps):
+                optimiser.zero_grad()
+                closure().backward()
+                optimiser.step()
+
+    E = {0: torch.randn(5, 4), 1: torch.randn(9, 4)}
+    after = train_decoder(Server(), Dec, clients, theta_z, E, epochs=2, batch=6, opt=adam(0.01), md="none")
+    assert {id(p) for p in trained} == {id(p) for p in Dec.parameters()}
+    assert all(not p.requires_grad for net in clients.values() for p in net.parameters())
+    for k, net in clients.items():
+        assert all(torch.equal(t, before[0][k][name]) for name, t in state_of(net).items())
+        assert all(torch.equal(t, before[1][k][name]) for name, t in theta_z[k].items())
+    assert not torch.equal(after["linear.weight"], start["linear.weight"])
+
+
+def test_the_decoder_has_the_papers_size():
+    """Linear 512 x 8192 + 8192; batch norms 2 (128 + 128 + 64); convolutions 128 x 128 x 9, 128 x 64 x 9 and
+    64 x 3 x 9 + 3: 4,426,051 parameters. Buffers: 2 (128 + 128 + 64) numbers and three 8-byte counters. In all
+    17,706,788 bytes, which is the paper's 16.89 MB in units of 2^20."""
+    parameters = 512 * 8192 + 8192 + 2 * 320 + 128 * 128 * 9 + 128 * 64 * 9 + 64 * 3 * 9 + 3
+    assert count(Decoder(512, (3, 32, 32))) == parameters == 4_426_051
+    size = decoder_size(512, (3, 32, 32))
+    assert (size.payload, size.buffers) == (4 * parameters, 4 * 2 * 320 + 3 * 8)
+    assert size.payload + size.buffers == 17_706_788
+    assert round((size.payload + size.buffers) / 2**20, 2) == 16.89
+
+
+@pytest.mark.parametrize("shape", [(3, 128, 128), (1, 8, 8), (1, 28, 28), (1, 10, 7), (3, 48, 16)])
+def test_images_come_out_in_their_own_size(shape):
+    """Above 32 pixels the parameters stay those of 32; 10 x 7 is decoded as 12 x 8."""
+    model = Decoder(4, shape, width=2)
+    assert model(torch.randn(3, 4)).shape == (3, *shape)
+    h, w = (min(side + -side % 4, 32) for side in shape[1:])
+    assert model.linear.out_features == 4 * (h // 4) * (w // 4)
+    x = decode(state_of(model), torch.randn(5, 4), shape, batch=2)
+    assert x.shape == (5, *shape)
+    assert x.abs().max() <= 1
+
+
+def test_resizing_is_torchs_bilinear_one():
+    x = torch.randn(2, 3, 8, 12)
+    expected = F.interpolate(x, size=(13, 10), mode="bilinear", align_corners=False)
+    assert torch.allclose(resize(x, (13, 10)), expected, atol=1e-6)
+
+
+def test_a_checkpoint_decodes_as_its_model_does():
+    model = Decoder(4, (1, 8, 8), width=2)
+    model(torch.randn(50, 4))  # batch-norm statistics of its own
+    e = torch.randn(7, 4)
+    assert torch.allclose(decode(state_of(model), e, (1, 8, 8), batch=3), model.eval()(e), atol=1e-6)

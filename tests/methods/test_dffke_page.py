@@ -1,0 +1,98 @@
+"""The page of DFFKE's results: its tables, its suites, and the scripts that make tables and pictures of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+
+from fedaudit import registry
+from fedaudit.privacy.policy import read_policies
+from fedaudit.runtime.run_record import read_record
+from fedaudit.suite.suite_file import read_suite
+from fedaudit.wire.message import KINDS
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_buffer_of_a_run_against_the_formula(dffke_run):
+    for row in script("dffke_buffer").buffers(dffke_run):
+        assert row["R"] == 1
+        assert row["bytes"] == row["formula"] > 0
+
+
+def test_the_table_of_results(dffke_run):
+    """The last round, both points of it, and the best round as the paper reports it: over clients."""
+    record = read_record(dffke_run)
+    last, each = record.result.last, [row.utility.clients.global_test.each for row in record.rounds]
+    best = max(each, key=fmean)
+    head, _, row = script("dffke_table").table(dffke_run)
+    cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=False))
+    assert cells["common"] == f"{100 * last.clients.global_test.mean:.1f}"
+    assert cells["trained: common"] == f"{100 * last.points['trained'].global_test.mean:.1f}"
+    assert cells["best round: common"] == f"{100 * fmean(best):.1f} ± {100 * pstdev(best):.1f}"
+
+
+def test_the_page_says_what_the_gradients_are():
+    """The table of docs/results/dffke.md, row by row."""
+    page = (RESULTS / "dffke.md").read_text()
+    rows = page.split("| margin | student-first | teacher-first |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == 5
+    for row in rows:
+        margin, *said = (float(cell) for cell in row.strip("| ").split(" | "))
+        assert said == pytest.approx(script("dffke_gradient").gradients(margin, 8.0), abs=5e-5)
+
+
+def test_the_page_says_what_the_kept_rounds_are():
+    """The table of readings on the GPU, from every client's accuracy in every round."""
+    runs = json.loads((RESULTS / "dffke_readings.json").read_text())["runs"]
+    rows = (RESULTS / "dffke.md").read_text().split("| best round: common |\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(rows) == len(runs)
+    for row, kept in zip(rows, runs, strict=True):
+        last = kept["rounds"][-1]["points"]
+        each = [last[point][test] for point in ("exchanged", "trained") for test in ("global_test", "local_test")]
+        each.append(max((r["points"]["exchanged"]["global_test"] for r in kept["rounds"]), key=fmean))
+        said = row.strip("| ").split(" | ")[2:]
+        assert said == [f"{100 * fmean(values):.1f} ± {100 * pstdev(values):.1f}" for values in each]
+
+
+SUITES = sorted(RESULTS.glob("dffke*.toml"))
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_the_suites_hold_together(path):
+    """Every cell names what exists, and its hyper-parameters and policies are in range."""
+    for setting in read_suite(path).cells():
+        registry.find(setting.method).make(setting.set, setting.preset)
+        read_policies(setting.privacy, KINDS)
+
+
+def test_the_pictures(dffke_run, tmp_path):
+    pictures = script("dffke_pictures")
+    found = pictures.synthetic(dffke_run, [1, 3, 9], client=1, columns=4)
+    assert set(found) == {1, 3}
+    for images, labels in found.values():
+        assert images.shape == (4, 1, 8, 8)
+        assert labels.tolist() == found[1][1].tolist()
+    assert not torch.equal(found[1][0], found[3][0])
+    axes = pictures.draw(found, "digits", tmp_path / "a.png").axes
+    assert len(axes) == 2 * 4
+    assert [axis.get_title() for axis in axes[:4]] == [f"class {label}" for label in found[1][1].tolist()]
+    assert [axes[0].get_ylabel(), axes[4].get_ylabel()] == ["t = 1", "t = 3"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_show_one_record_of_each_class_first():
+    rows = script("dffke_pictures").one_of_each(torch.tensor([2, 2, 0, 2, 0, 1]))
+    assert rows.tolist() == [2, 5, 0, 4, 1, 3]
