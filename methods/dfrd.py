@@ -59,6 +59,7 @@ from fedaudit.methods._generator import (
 )  # fmt: skip
 
 Order = Literal["student-teacher", "teacher-student"]
+Weighting = Literal["dynamic", "uniform", "images", "targets"]  # everywhere, nowhere, in Eqs. 2 and 3, in Eq. 7
 
 
 def L_fid(ensemble: Tensor, y: Tensor) -> Tensor:
@@ -108,14 +109,14 @@ class DFRD(DataFree):
     alpha: float = 0.5  # weight of the averaged generator's data in Eq. 7; 0: there is none
     mask: Mask = "dfrd"  # which rows count in Eq. 3
     merge: Merge = "mul"  # o(z, y)
-    weighting: Literal["dynamic", "uniform"] = "dynamic"  # tau_{i,y}
+    weighting: Weighting = "dynamic"  # where tau_{i,y} weighs the teachers; elsewhere all are alike
     labels: Literal["dynamic", "uniform"] = "dynamic"  # p(y)
     md: Order = "student-teacher"  # order of the KL in Eq. 7
     metric: Metric = "mean"  # distances in Eq. 4
     ensemble: Mean = "logits"  # what of the teachers is averaged in Eqs. 2, 3 and 7
 
     def counts_labels(self) -> bool:
-        return "dynamic" in (self.weighting, self.labels)
+        return self.weighting != "uniform" or self.labels == "dynamic"
 
     def operator(self) -> Merge:
         return self.merge
@@ -123,9 +124,11 @@ class DFRD(DataFree):
     def distil(
         self, server: Server, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: Generators
     ) -> tuple[Generators, Measured]:
-        tau = dynamic_weights(n if self.weighting == "dynamic" else torch.ones_like(n))
-        p = label_distribution(n if self.labels == "dynamic" else torch.ones_like(n))
-        ensemble = weighted(teachers, tau, self.ensemble)
+        alike = torch.ones_like(n)
+        tau = dynamic_weights(n if self.weighting in ("dynamic", "images") else alike)
+        tau_md = dynamic_weights(n if self.weighting in ("dynamic", "targets") else alike)
+        p = label_distribution(n if self.labels == "dynamic" else alike)
+        ensemble, target = weighted(teachers, tau, self.ensemble), weighted(teachers, tau_md, self.ensemble)
         draw = Sampler(p, self.d, self.B, server.rng("z and y"))
         G = self.generator(server, nets.G)
         G_ = self.generator(server, nets.average) if nets.average is not None and self.alpha else None
@@ -140,7 +143,7 @@ class DFRD(DataFree):
             z, y = draw()
             with torch.no_grad():
                 s = net(net.h(z, y))
-                return s, ensemble(s, y)
+                return s, target(s, y)
 
         def distil_robustly() -> Tensor:  # Eq. 7
             s, teacher = labelled(G)
@@ -156,7 +159,7 @@ class DFRD(DataFree):
             h = G.h(z, y)
             s = G(h)
             logits = teach(teachers, s)
-            seen = diagnose(f, logits, combined(logits, tau, y, self.ensemble), s, y, h)
+            seen = diagnose(f, logits, combined(logits, tau_md, y, self.ensemble), s, y, h)
         return dataclasses.replace(after, average=ema(nets.average, after.G, self.lam)), seen
 
 

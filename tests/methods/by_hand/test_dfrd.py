@@ -7,6 +7,7 @@ begins anew, because the average has taken its place."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from by_hand import close, played, rng
 from conditional import Adam, Momentum, apart, ce, drawn, images, kl, still, weights
@@ -24,15 +25,18 @@ class Server:
         self.w, self.w_ = weights(G), None
         self.opt_G, self.opt_f = Adam(SET["eta_g"]), Momentum(SET["eta_d"], 0.9)
 
-    def distil(self, f, teachers, n, t, mode, beta_tran=1.0, beta_div=1.0):
-        """Eqs. 2-7. `mode` puts f into the mode in which it learns."""
+    def distil(self, f, teachers, n, t, mode, beta_tran=1.0, beta_div=1.0, weighting="dynamic"):
+        """Eqs. 2-7. `mode` puts f into the mode in which it learns; `weighting` says where tau weighs."""
         tau, p = n / n.sum(0).clamp_min(1), n.sum(0) / n.sum()  # dynamic weighting and label sampling
+        alike = torch.full_like(n, 1 / len(n))
+        tau_gen = tau if weighting in ("dynamic", "images") else alike
+        tau_md = tau if weighting in ("dynamic", "targets") else alike
         draw = rng("server", "z and y", t)
 
         def h_of(w, z, y):
             return z * w["E.weight"][y]  # o(z, y) = z x E(y)
 
-        def ensemble(s, y):
+        def ensemble(s, y, tau):
             return sum(tau[i][y][:, None] * teacher(s) for i, teacher in enumerate(teachers))
 
         for _ in range(SET["I"]):
@@ -43,7 +47,7 @@ class Server:
                 z, y = drawn(draw, p, SET["d"], SET["B"])
                 h = h_of(self.w, z, y)
                 s = images(self.w, h, SET["width"])
-                teacher, student = ensemble(s, y), f(s)
+                teacher, student = ensemble(s, y, tau_gen), f(s)
                 black = (student.argmax(1) != y) & (teacher.argmax(1) == y)  # epsilon
                 L_fid = ce(teacher, y).mean()  # Eq. 2
                 L_tran = -(black * kl(teacher, student)).mean()  # Eq. 3
@@ -59,7 +63,7 @@ class Server:
                     z, y = drawn(draw, p, SET["d"], SET["B"])
                     with torch.no_grad():
                         s = images(w, h_of(w, z, y), SET["width"])
-                        teacher = ensemble(s, y)
+                        teacher = ensemble(s, y, tau_md)
                     L_md = L_md + weight * kl(f(s), teacher).mean()
                 self.opt_f.step(f, L_md)
         now = {name: v.detach().clone() for name, v in self.w.items()}
@@ -99,9 +103,10 @@ def keeps_statistics(f):
     f.encoder.bn2.eval()
 
 
-def test_two_rounds_on_fedavg(tmp_path):
-    local = {"B": B, "eta": ETA}
-    values = {**SET, "lam": LAM, "alpha": ALPHA, "host": local}
+@pytest.mark.parametrize("weighting", ["uniform", "images", "targets"])
+def test_two_rounds_on_fedavg(weighting, tmp_path):
+    """With tau nowhere, for the generator alone, and for the targets alone; from scratch it is everywhere."""
+    values = {**SET, "lam": LAM, "alpha": ALPHA, "weighting": weighting, "host": {"B": B, "eta": ETA}}
     ran = played("fedavg+dfrd", tmp_path / "run", rounds=2, model="cnn_bn", set=values)
     n = counts(ran)
     share = n.sum(1) / n.sum()
@@ -118,7 +123,7 @@ def test_two_rounds_on_fedavg(tmp_path):
         close(w, ran.states[t].before, "the average")
         f = ran.net(w)
         server.opt_f = Momentum(SET["eta_d"], 0.9)
-        server.distil(f, [still(ran.net(up[k])) for k in up], n, t, keeps_statistics)
+        server.distil(f, [still(ran.net(up[k])) for k in up], n, t, keeps_statistics, weighting=weighting)
         server.agrees(ran.states[t].nets, f"round {t}")
         statistics = {name for name in w if "running" in name}
         assert all(torch.equal(f.state_dict()[name], w[name]) for name in statistics)
