@@ -190,10 +190,10 @@ def ledger_rows(row: Row) -> list[dict[str, str]]:
 MEASURES = {
     "membership": ("auc", "tpr", "balanced_accuracy"),
     "reconstruction": ("identification", "mse", "psnr", "ssim", "cosine"),
-    "histogram": ("error", "uniform", "gain"),
+    "histogram": ("error", "uniform", "gain", "presence"),
 }
 BOUNDS = {
-    **dict.fromkeys(("auc", "tpr", "balanced_accuracy", "identification", "error", "uniform"), (0.0, 1.0)),
+    **dict.fromkeys(("auc", "tpr", "balanced_accuracy", "identification", "error", "uniform", "presence"), (0.0, 1.0)),
     **dict.fromkeys(("ssim", "cosine", "gain"), (-1.0, 1.0)),
     "mse": (0.0, math.inf),
 }
@@ -209,6 +209,7 @@ MEASURE_WORDS = {
     "error": "error of the label shares",
     "uniform": "error of uniform shares",
     "gain": "gain",
+    "presence": "AUC of held classes",
 }
 
 

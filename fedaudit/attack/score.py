@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaudit.attack.claims import Attacked, Claims, Groups, Histogram, Reconstructions
-from fedaudit.attack.membership import by_group
+from fedaudit.attack.membership import auc, by_group
 from fedaudit.errors import ContractError
 from fedaudit.rng import generator
 from fedaudit.runtime.world import World
@@ -73,14 +73,21 @@ def learned(groups: Tensor, member: Tensor) -> Tensor:
 
 
 def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, Any]:
-    """Half the L1 distance to the true shares (0 to 1), and that of the uniform guess, over clients."""
+    """Half the L1 distance to the true shares (0 to 1), and that of the uniform guess, over clients.
+
+    `presence`: how well claimed shares rank the classes that a client holds above those that it does not, as an AUC
+    over all pairs of a client and a class.
+    """
     errors, uniform, clients = [], [], {}
+    claimed, held = [], []
     for part in parts:
         shares = part.claims.shares.detach().double().cpu().numpy()
         if shares.shape != (world.classes,) or not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-4:
             raise ContractError(f"{name} gave no shares of {world.classes} classes that are >= 0 and sum to 1.")
         true = np.bincount(world.members(part.client)[1].cpu().numpy(), minlength=world.classes)
         true = true / true.sum()
+        claimed.append(shares)
+        held.append(true > 0)
         errors.append(float(abs(shares - true).sum() / 2))
         uniform.append(float(abs(1 / world.classes - true).sum() / 2))
         clients[str(part.client)] = {"error": errors[-1], "uniform": uniform[-1], "claimed": shares.round(4).tolist()}
@@ -88,8 +95,16 @@ def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, A
             clients[str(part.client)]["source"] = part.claims.source
     gain = [u - e for u, e in zip(uniform, errors, strict=True)]
     pooled = {"error": student_t(errors), "uniform": student_t(uniform), "gain": student_t(gain)}
+    pooled["presence"] = presence(np.concatenate(claimed), np.concatenate(held))
     leak = pooled["gain"]["low"] is not None and pooled["gain"]["low"] > 0
     verdict = "A leak: the label shares are nearer" if leak else "No leak shown: the label shares are not surely nearer"
     verdict += " to the truth than the uniform guess, where 0 is the truth itself."
     measure = "half the L1 distance to the true label shares"
     return {"pooled": pooled, "client": clients, "measure": measure, "leak": leak, "verdict": verdict}
+
+
+def presence(claimed: NDArray[np.float64], held: NDArray[np.bool_]) -> dict[str, Any]:
+    """The AUC of claimed shares for "holds this class", over pairs of client and class."""
+    if held.all() or not held.any():
+        return {"value": None, "reason": "all clients hold all classes" if held.all() else "no client holds a class"}
+    return auc(claimed, held)
