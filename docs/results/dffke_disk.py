@@ -35,7 +35,7 @@ def size(folder: Path) -> dict[str, int]:
 
 
 def carried_on(rest: list[int], peak: list[int], end: int, last: int = LAST) -> dict[str, int]:
-    """After, within and at the end of round `last`: what was measured, and the last increase for every round missing."""
+    """After, within and at the end of round `last`: what was measured, and the last increase for every round left."""
     grown = rest[-1] - rest[-2]
     more = (last - len(rest)) * grown
     return {"a_round": grown, "at_rest": rest[-1] + more, "peak": peak[-1] + more, "end": end + more}
