@@ -16,6 +16,7 @@ import typer
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
 from fedaudit.cli.output import chosen_clients, print_summary, print_table, progress_bar
+from fedaudit.cli.reproduce import reproduce
 from fedaudit.errors import FedauditError, SettingError, unknown
 from fedaudit.setting import MANY, Setting, parse_pairs, parse_value, read_toml
 
@@ -513,6 +514,7 @@ def check(
 privacy_app = typer.Typer(help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(epsilon_app, name="epsilon")
+app.command()(reproduce)
 
 
 @privacy_app.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedaudit.attack.attack_run import made
 from fedaudit.data import available
-from fedaudit.errors import FedauditError
+from fedaudit.errors import FedauditError, RunError
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.planned_traffic import make_plan
@@ -151,7 +151,10 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     if reason:
         return Forecast(cell, "does not apply", 0, 0.0, reason)
     if measure and pace.per_round(cell.setting) is None:
-        pace.learn(_try_out(cell))
+        try:
+            pace.learn(_try_out(cell))
+        except FedauditError as e:
+            return Forecast(cell, "will fail", None, None, str(e))
     behind = len(record.rounds) if record is not None else 0
     left = cell.setting.rounds - behind
     declared = method.traffic(plans[0])
@@ -177,6 +180,8 @@ def _try_out(cell: Cell) -> RunRecord | None:
         setting = cell.setting.model_copy(update={"rounds": 1})
         trial = Cell(Path(folder) / "run", setting, cell.attacks, cell.threats, cell.trials)
         carry_out(trial)
+        if trial.error:
+            raise RunError(f"A round was tried, and failed: {trial.error}")
         return look(trial)
 
 

@@ -1,0 +1,101 @@
+"""`fedaudit reproduce`: a published table, as far as a budget goes, ours beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.output import print_table, progress_bar
+from fedaudit.errors import SettingError
+from fedaudit.suite.published import SCALES, Scale
+
+
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(help="A paper. None: what there is.", show_default=False)] = None,
+    table: Annotated[str | None, typer.Argument(help="Its table's number.", show_default=False)] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="cpu: in small, minutes. gpu: as published. Default: what this machine has.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, max=1e6, help="Minutes: what does not fit is not run.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the runs. Default: reproduced/PAPER-TABLE-SCALE.")
+    ] = None,
+    column: Annotated[list[str], typer.Option(help="Only columns whose name has this in it; repeatable.")] = [],  # noqa: B006
+    method: Annotated[list[str], typer.Option(help="Only these rows; repeatable.")] = [],  # noqa: B006
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Seeds of a cell. Default: the suite's.", show_default=False)
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at a time.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it takes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
+) -> None:
+    """Run a table of one of the papers, and print published beside measured, with a verdict.
+
+    What is finished is not repeated: the same command with more minutes goes on.
+    """
+    from fedaudit.suite.published import find_table, tables
+
+    if paper is None or table is None:
+        print_table(
+            [{"paper": t.paper, "table": t.table, "what": t.title, "columns": len(t.column)} for t in tables()],
+            "tables to reproduce: fedaudit reproduce PAPER TABLE",
+        )
+        return
+    from fedaudit.suite.forecast import rows, total
+    from fedaudit.suite.reproduce import carry_out_plan, plan, results
+
+    found, size = find_table(paper, table), _scale(scale)
+    folder = out or Path("reproduced") / f"{found.paper}-{found.table}-{size}"
+    planned = plan(found, size, folder, budget, jobs, column, method, seeds)
+    fits = [one for one in planned if one.fits]
+    left_out = [one for one in planned if not one.fits]
+    if not as_json:
+        print(f"{found.title}\n{len(fits)} of {len(planned)} runs, in {folder}")
+        for why, number in Counter(one.why_not for one in left_out).items():
+            print(f"not run: {number} x {why}")
+    if dry_run:
+        if fits:
+            print_table(rows([one.forecast for one in fits]), f"{found.name}, --scale {size}")
+            print(total([one.forecast for one in fits], jobs))
+        return
+    try:
+        with progress_bar("reproduce", remaining=False) as watch:
+            carry_out_plan(planned, folder, watch, jobs)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
+        raise typer.Exit(130) from None
+    made = results(found, size, planned)
+    if as_json:
+        print(json.dumps([asdict(row) for row in made], indent=1))
+        return
+    for name in dict.fromkeys(row.column for row in made):
+        shown = [
+            {key: getattr(row, key) for key in ("method", "published", "ours", "verdict", "order")}
+            for row in made
+            if row.column == name
+        ]
+        print_table(shown, name)
+    if size == "cpu":
+        print(f"What this small run can and cannot show: {found.small}")
+    for title, text in (("differs from the paper", found.differs), ("read so", found.reading)):
+        if text and size == "gpu":
+            print(f"{title}: {text}")
+
+
+def _scale(scale: str | None) -> Scale:
+    if scale is None:
+        import torch
+
+        return "gpu" if torch.cuda.is_available() else "cpu"
+    for known in SCALES:
+        if scale == known:
+            return known
+    raise SettingError(f"--scale {scale!r}: write cpu or gpu.")

@@ -1,0 +1,149 @@
+"""Running a published table as far as a budget goes, and setting ours beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedaudit.data import available
+from fedaudit.errors import FedauditError, RunError
+from fedaudit.runtime.run_record import RunRecord
+from fedaudit.suite.cell import Cell, look
+from fedaudit.suite.forecast import Forecast, duration, forecast
+from fedaudit.suite.published import (
+    Ours,
+    Scale,
+    Table,
+    Wanted,
+    figure,
+    figure_text,
+    order,
+    order_verdict,
+    verdict,
+    wanted,
+)
+from fedaudit.suite.scheduler import Watch, audit, make_cells
+from fedaudit.suite.suite_file import Suite
+
+
+@dataclass
+class Planned:
+    """One run of a cell: a seed, its forecast, and whether the budget has room for it."""
+
+    cell: Wanted
+    run: Cell
+    forecast: Forecast
+    fits: bool = True
+    why_not: str = ""
+
+
+def plan(
+    table: Table,
+    scale: Scale,
+    out: Path,
+    budget: float | None = None,
+    jobs: int = 1,
+    columns: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    seeds: int | None = None,
+) -> list[Planned]:
+    """All runs of a table, first seeds first, with what fits into `budget` minutes.
+
+    Under a budget a round of each kind is tried out where nothing like it was measured; without one nothing is.
+    """
+    cells = wanted(table, scale, columns, methods, seeds)
+    if not cells:
+        raise RunError(f"{table.name} has no cell to run with these choices.")
+    runs = []
+    for seed in range(max(len(cell.settings) for cell in cells)):
+        for cell in cells:
+            if seed < len(cell.settings):
+                setting = cell.settings[seed]
+                made = make_cells(_suite([setting.model_dump()]), out)[-1]
+                runs.append((cell, made, available(setting.dataset, setting.data_dir)))
+    there = [run for _, run, has_data in runs if has_data]
+    forecasts = {id(run): found for run, found in zip(there, forecast(there, budget is not None), strict=True)}
+    planned, spent = [], 0.0
+    for cell, run, has_data in runs:
+        if not has_data:
+            why = f"the data set {run.setting.dataset} is not here (`fedaudit list datasets` says how to get it)"
+            planned.append(Planned(cell, run, Forecast(run, "no data", None, None), False, why))
+            continue
+        found = forecasts[id(run)]
+        seconds = (found.seconds or 0.0) / max(1, jobs)
+        if budget is not None and found.seconds is None and found.state not in ("done", "does not apply"):
+            planned.append(Planned(cell, run, found, False, f"{found.state}: {found.note}"))
+        elif budget is not None and spent + seconds > 60 * budget:
+            why = f"about {duration(found.seconds or 0)}, over the budget of {budget:g} min"
+            planned.append(Planned(cell, run, found, False, why))
+        else:
+            spent += seconds
+            planned.append(Planned(cell, run, found))
+    return planned
+
+
+def _suite(settings: list[dict[str, object]]) -> Suite:
+    return Suite(methods=settings, attacks=[], threats=[], trials=0)
+
+
+def carry_out_plan(planned: list[Planned], out: Path, watch: Watch | None = None, jobs: int = 1) -> None:
+    """What fits. A run that fails says so in its row."""
+    settings = [one.run.setting.model_dump() for one in planned if one.fits]
+    if not settings:
+        return
+    done = {cell.folder: cell for cell in audit(_suite(settings), out, watch, jobs)}
+    for one in planned:
+        if one.fits and one.run.folder in done:
+            one.run = done[one.run.folder]
+            one.why_not = one.run.error or ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell: published, ours, and what follows."""
+
+    column: str
+    method: str
+    published: str
+    ours: str
+    verdict: str
+    order: str
+
+
+def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
+    """One row per cell. In small only orders are judged: a figure of digits is not the published one."""
+    cells: dict[tuple[str, str], Ours] = {}
+    kinds: dict[tuple[str, str], Wanted] = {}
+    for one in planned:
+        key = (one.cell.column.name, one.cell.method)
+        kinds[key], old = one.cell, cells.get(key, Ours())
+        record = _record(one)
+        value = None if record is None else figure(table, one.cell, record)
+        if record is None or value is None:
+            cells[key] = Ours(old.values, old.rounds, old.why_not or one.why_not or "no round was evaluated")
+        else:
+            rounds = min(old.rounds, len(record.rounds)) if old.values else len(record.rounds)
+            cells[key] = Ours((*old.values, value), rounds, old.why_not)
+    rows = []
+    for (column, method), ours in cells.items():
+        cell = kinds[column, method]
+        rival, compared = table.rival(method), ""
+        if method != rival and rival in cell.column.figures:
+            found = order(cells.get((column, rival), Ours()).values, ours.values)
+            compared = f"{rival} {order_verdict(cell.column.figures[rival][0], cell.published[0], found)}"
+        said = (
+            verdict(cell.published, ours, table.rounds, table.seeds, table.differs)
+            if scale == "gpu" or not ours.values
+            else "another data set: only the order is judged"
+        )
+        rows.append(Row(column, method, figure_text(*cell.published), ours.text(), said, compared))
+    return rows
+
+
+def _record(one: Planned) -> RunRecord | None:
+    try:
+        return look(one.run)
+    except FedauditError as e:  # a damaged record: its row says so
+        one.why_not = str(e)
+        return None

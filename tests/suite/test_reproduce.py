@@ -1,0 +1,191 @@
+"""A published table: its figures, which runs stand for a cell, and the verdict on them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+from typer.testing import CliRunner
+
+from fedaudit import registry
+from fedaudit.cli.main import app
+from fedaudit.errors import SettingError
+from fedaudit.runtime.scores import Utility
+from fedaudit.suite import published
+from fedaudit.suite.published import Ours, find_table, order, order_verdict, scored, tables, verdict, wanted
+
+SMALL = """
+[[table]]
+paper = "mine"
+own = "fedavg"
+table = "7"
+title = "Mine, Table 7"
+score = "test"
+round = "best"
+rounds = 2
+seeds = 2
+gpu = "mine.toml"
+cpu = "mine.toml"
+small = "It shows that the command works."
+differs = ""
+reading = "so"
+[[table.column]]
+name = "even"
+gpu = { partition = "iid" }
+cpu = { partition = "iid" }
+rows.fedavg = { set = { E = 2, eta = 0.2 } }
+figures.fedavg = [90.0, 60.0]
+figures.constant = [99.0, 1.0]
+[[table.column]]
+name = "skewed"
+gpu = { partition = "dirichlet:0.3", dataset = "cifar10" }
+figures.fedavg = [90.0, 1.0]
+"""
+SUITE = """
+attacks = []
+[base]
+dataset = "digits"
+device = "cpu"
+model = "mlp"
+clients = 2
+rounds = 2
+[grid]
+partition = ["iid"]
+seed = [0, 1]
+[[methods]]
+method = "fedavg"
+set = { E = 1, eta = 0.2 }
+[[methods]]
+method = "fedavg"
+set = { E = 5 }
+[[methods]]
+method = "constant"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "tables.toml").write_text(SMALL)
+    (tmp_path / "mine.toml").write_text(SUITE)
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def called(*words):
+    return CliRunner().invoke(app, ["reproduce", *map(str, words)])
+
+
+def test_the_tables_of_the_five_papers_are_there_with_their_figures():
+    by_name = {table.name: table for table in tables()}
+    assert set(by_name) == {"fedaf 1", "dfrd 1", "fedzge 2", "dffke 2", "fedfree 1"}
+    cells = {(t.name, c.name, m): f for t in by_name.values() for c in t.column for m, f in c.figures.items()}
+    assert cells["fedaf 1", "Fashion-MNIST, alpha 0.02", "fedaf"] == (87.53, 0.32)
+    assert cells["fedaf 1", "CIFAR-10, alpha 0.05", "feddyn"] == (57.68, 1.84)
+    assert cells["fedaf 1", "CIFAR-100, alpha 0.1", "moon"] == (40.24, 0.68)
+    assert cells["dfrd 1", "Fashion-MNIST, omega 0.1", "fedavg+dfrd"] == (85.66, 1.21)
+    assert cells["dfrd 1", "SVHN, omega 0.01", "fedftg"] == (15.44, 1.12)
+    assert cells["fedzge 2", "ResNet-34, alpha 0.1", "fedzkt"] == (71.78, 0.24)
+    assert cells["dffke 2", "CIFAR-10, alpha 0.1", "dffke"] == (43.21, 4.82)
+    assert cells["dffke 2", "CIFAR-100, alpha 1", "fedproto"] == (35.93, 1.15)
+    assert cells["fedfree 1", "HtFL, CIFAR-10", "fedfree"] == (95.81, -1)
+
+
+@pytest.mark.parametrize("table", tables(), ids=lambda table: table.name)
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_every_cell_of_every_table_has_runs(table, scale):
+    cells = wanted(table, scale)
+    for column in table.columns(scale):
+        assert {cell.method for cell in cells if cell.column == column} == set(column.figures)
+    for cell in cells:
+        assert registry.find(cell.method)
+        assert len({setting.seed for setting in cell.settings}) == len(cell.settings)
+        assert {setting.method for setting in cell.settings} == {cell.method}
+        assert (scale == "gpu") == (cell.settings[0].dataset != "digits")
+
+
+def test_a_cell_has_the_columns_setting_and_the_first_row_of_its_method(mine):
+    table = find_table("Mine", "Table 7")
+    fedavg, constant, skewed = wanted(table, "gpu")
+    assert [s.seed for s in fedavg.settings] == [0, 1]
+    assert fedavg.settings[0].set == {"E": 2, "eta": 0.2}
+    assert wanted(table, "cpu")[0].settings[0].set == {"E": 1, "eta": 0.2}  # `rows` is of the published scale
+    assert constant.settings[0].partition == "iid"
+    assert (skewed.settings[0].partition, skewed.settings[0].dataset) == ("dirichlet:0.3", "cifar10")
+    assert [cell.column.name for cell in wanted(table, "cpu")] == ["even", "even"]
+    assert [len(cell.settings) for cell in wanted(table, "gpu", ["skew"], seeds=5)] == [5]
+
+
+def utility(test, own=None, own_global=None):
+    accuracy = {"accuracy": test, "low": 0.0, "high": 1.0, "n": 10}
+    spread = {"mean": own, "std": 0.0, "each": [own]}
+    of_global = {"test": accuracy} | ({"local_test": {**spread, "mean": own_global}} if own_global else {})
+    return Utility(**{"global": of_global}, clients={"local_test": spread if own else None})
+
+
+def test_the_best_and_the_last_round_of_the_right_model():
+    rounds = [utility(0.5, 0.9, 0.3), None, utility(0.8, 0.7, 0.4), utility(0.6, 0.8, 0.2)]
+    assert scored(rounds, "test", "best") == pytest.approx(80)
+    assert scored(rounds, "test", "last") == pytest.approx(60)
+    assert scored(rounds, "own", "last") == pytest.approx(80)
+    assert scored(rounds, "own", "best") == pytest.approx(90)
+    assert scored(rounds, "own", "last", of_global=True) == pytest.approx(20)
+    assert scored([None], "test", "best") is None
+
+
+def test_verdicts():
+    paper = (80.0, 1.0)
+    assert verdict(paper, Ours((79.5, 80.5, 80.9), 20), 20, 3) == "reproduced"
+    for short in (Ours((79.5, 80.5), 20), Ours((79.5, 80.5, 80.9), 19)):
+        assert verdict(paper, short, 20, 3) == "within the spread, in another setting"
+    assert verdict(paper, Ours((80.0,) * 3, 20), 20, 3, "another network") == "within the spread, in another setting"
+    assert verdict(paper, Ours((78.0,), 5), 20).startswith("undecided: 2.0 below after 5 of 20")
+    assert verdict(paper, Ours((82.0,), 5), 20) == "not reproduced: 2.0 above"  # more rounds cannot lower the best
+    assert verdict(paper, Ours((78.0,), 20), 20, why="steps") == "not reproduced: 2.0 below; steps"
+    assert verdict((80.0, -1), Ours((78.0,), 20)) == "2.0 below a figure without a spread"
+    assert verdict(paper, Ours(why_not="5 h")) == "not run: 5 h"
+
+
+def test_an_order_needs_seeds_that_agree():
+    assert order([80, 81, 82], [70, 71, 73]).startswith("above, +9.7 [")
+    assert order([70, 71, 73], [80, 81, 82]).startswith("below")
+    assert order([80, 60, 70], [70, 71, 69]).startswith("cannot be told")
+    assert order([80], [70]) == "cannot be told from one seed"
+    assert order([], [70]) == "not run"
+    assert order_verdict(90, 80, "above, x") == "order reproduced: above, x"
+    assert order_verdict(90, 80, "below, x") == "order turned round: below, x"
+    assert order_verdict(80, 90, "below, x") == "order reproduced: below, x"
+    assert order_verdict(80, 90, "cannot be told, x") == "cannot be told, x"
+
+
+def test_the_command_runs_what_fits_and_goes_on(mine, tmp_path):
+    out = tmp_path / "out"
+    nothing = called("mine", 7, "--scale", "cpu", "--out", out, "--budget", 0)
+    assert nothing.exit_code == 0, nothing.output
+    assert "0 of 4 runs" in nothing.output
+    assert "over the budget of 0 min" in nothing.output
+    assert not list(out.glob("runs/*/record.json"))
+    done = called("mine", 7, "--scale", "cpu", "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    fedavg, constant = json.loads(done.output)
+    figures = [json.loads(path.read_text()) for path in sorted(out.glob("runs/fedavg*/record.json"))]
+    best = [100 * record["result"]["best_test_round"]["accuracy"] for record in figures]
+    assert len(best) == 2
+    assert fedavg["ours"] == f"{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f} (2 seeds)"
+    assert fedavg["verdict"] == "another data set: only the order is judged"
+    assert "order turned round" in constant["order"]  # published: constant above fedavg
+    again = called("mine", 7, "--scale", "gpu", "--out", out, "--column", "even", "--method", "constant", "--dry-run")
+    assert "2 done" in again.output
+    missing = called("mine", 7, "--scale", "gpu", "--out", tmp_path / "gpu", "--column", "skewed", "--json")
+    assert json.loads(missing.output)[0]["verdict"].startswith("not run: the data set cifar10 is not here")
+
+
+def test_unknown_names_are_said_clearly(mine):
+    with pytest.raises(SettingError, match=r"no table 'mine 8'.*Did you mean 'mine 7'"):
+        find_table("mine", "8")
+    with pytest.raises(SettingError, match=r"no column 'x' at --scale cpu. There are: even"):
+        wanted(find_table("mine", "7"), "cpu", ["x"])
+    with pytest.raises(SettingError, match="no row 'fedaf'"):
+        wanted(find_table("mine", "7"), "cpu", methods=["fedaf"])
+    assert "write cpu or gpu" in str(called("mine", 7, "--scale", "tpu").exception)
+    assert "Mine, Table 7" in called().output
