@@ -3,17 +3,14 @@
 python docs/results/results_table.py            prints it
 python docs/results/results_table.py --write    writes it
 
-A verdict is computed, never typed in:
+A verdict is computed, never typed in, by `fedaudit.suite.published.verdict`, which says what each means: reproduced;
+within the spread, in another setting; undecided (cut off, and still below); not reproduced, with the reason, and the
+control that shows it where there is one; not run, with its cost.
 
-- reproduced: our mean is within the published mean ± spread, with the paper's rounds and seeds, in its setting.
-- within the spread, in another setting: the same, but something differs.
-- undecided: the run was cut off and is still below. The best round of more rounds can only be higher.
-- not reproduced: anything else, with the reason, and the control that shows it where there is one.
-- not run: with its cost.
-
-An order is reproduced if the 95 % intervals of the two models are apart in the published direction, turned round if
-they are apart in the other one, and level if they overlap; undecided where the first was cut off and may still rise.
-With one seed that speaks of two models, not of two methods.
+An order of several seeds is by Student's interval of the differences seed by seed. Of one seed: it is reproduced if the
+95 % intervals of the two models are apart in the published direction, turned round if they are apart in the other one,
+and level if they overlap; undecided where the first was cut off and may still rise. That speaks of two models, not of
+two methods.
 """
 
 from __future__ import annotations
@@ -24,6 +21,8 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from fedaudit.suite import published
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records"
@@ -71,20 +70,18 @@ def percent(test: dict[str, float]) -> str:
 def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
     if not records:
         return f"not run: {cell['cost']}"
-    ours = 100 * statistics.mean(best(record)["accuracy"] for record in records)
-    off = ours - cell["mean"]
-    rounds = min(record["rounds_done"] for record in records)
-    short = rounds < cell.get("rounds", 0)
-    if abs(off) <= cell["spread"]:
-        same = not short and len(records) >= cell["seeds"] and not cell.get("differs")
-        return "reproduced" if same else "within the spread, in another setting"
-    if off < 0 and short:
-        return f"undecided: {-off:.1f} below after {rounds} of {cell['rounds']} rounds (device time was over)"
-    why = cell["why"]
+    ours = published.Ours(values(records), min(record["rounds_done"] for record in records))
+    why = cell.get("why", "")
     if "control" in cell:
         asked = {**cell["asked"], "set": cell["control_set"]}
         why = why.format(control=percent(best(checked(cell["control"], asked))))
-    return f"not reproduced: {abs(off):.1f} {'above' if off > 0 else 'below'}; {why}"
+    figure = (cell["mean"], cell["spread"])
+    return published.verdict(figure, ours, cell.get("rounds", 0), cell["seeds"], cell.get("differs", ""), why)
+
+
+def values(records: list[dict[str, Any]]) -> tuple[float, ...]:
+    """The figure of each seed, in percent."""
+    return tuple(100 * best(record)["accuracy"] for record in records)
 
 
 def row(cell: dict[str, Any]) -> list[str]:
@@ -92,9 +89,8 @@ def row(cell: dict[str, Any]) -> list[str]:
     start = [cell["paper"], cell["table"], cell["cell"]]
     if not records:
         return [*start, cell["published"], "-", "-", f"`{cell['suite']}`", verdict(cell, records)]
-    values = [100 * best(record)["accuracy"] for record in records]
-    one = len(records) == 1
-    ours = percent(best(records[0])) if one else f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    one, found = len(records) == 1, values(records)
+    ours = percent(best(records[0])) if one else f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"
     rounds = f"{min(r['rounds_done'] for r in records)} of {cell.get('rounds', '?')}"
     minutes = sum(record["minutes"] for record in records)
     made = f"{len(records)} / {rounds} / {records[0]['device']}, {minutes:.1f} min / {records[0]['commit']}"
@@ -102,7 +98,18 @@ def row(cell: dict[str, Any]) -> list[str]:
 
 
 def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str]:
-    """Two cells of one record each: the published above, and what came out."""
+    """Two cells: the published above, and what came out, by the seeds that both have, or else the first records."""
+    by_seed = [
+        {r["setting"]["seed"]: 100 * best(r)["accuracy"] for r in map(read, cells[key]["records"])}
+        for key in order["cells"]
+    ]
+    common = sorted(by_seed[0].keys() & by_seed[1].keys())
+    if len(common) > 1:
+        pair = [[of[seed] for seed in common] for of in by_seed]
+        said = published.order_verdict(*(cells[key]["mean"] for key in order["cells"]), published.order(*pair))
+        told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
+        means = [f"{statistics.mean(one):.2f} ± {statistics.stdev(one):.2f}" for one in pair]
+        return [order["paper"], order["table"], order["claim"], told, *means, f"{said} ({len(common)} seeds)"]
     first, second = (best(read(cells[key]["records"][0])) for key in order["cells"])
     rounds = [read(cells[key]["records"][0])["rounds_done"] for key in order["cells"]]
     asked = [cells[key].get("rounds", 0) for key in order["cells"]]
@@ -115,8 +122,8 @@ def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str
         said = "undecided: level so far" if short else "not reproduced: level"
     if any(done < of for done, of in zip(rounds, asked, strict=True)):
         said += f" ({rounds[0]} and {rounds[1]} of {asked[0]} rounds)"
-    published = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
-    return [order["paper"], order["table"], order["claim"], published, percent(first), percent(second), said]
+    told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
+    return [order["paper"], order["table"], order["claim"], told, percent(first), percent(second), said]
 
 
 def lines(head: list[str], rows: list[list[str]]) -> list[str]:

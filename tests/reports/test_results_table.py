@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from fedaudit.suite import published
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
@@ -31,9 +34,10 @@ def test_the_table_is_made_from_the_records() -> None:
     assert made == kept, "python docs/results/results_table.py --write"
 
 
-def record(accuracy: float, rounds: int) -> dict[str, Any]:
+def record(accuracy: float, rounds: int, seed: int = 0) -> dict[str, Any]:
     test = {"accuracy": accuracy, "low": accuracy - 0.01, "high": accuracy + 0.01}
-    return {"rounds": [{"global": {"accuracy": 0.1, "low": 0.0, "high": 0.2}}, {"global": test}], "rounds_done": rounds}
+    low = {"accuracy": 0.1, "low": 0.0, "high": 0.2}
+    return {"rounds": [{"global": low}, {"global": test}], "rounds_done": rounds, "setting": {"seed": seed}}
 
 
 CELL = {"mean": 80.0, "spread": 1.0, "rounds": 20, "seeds": 3, "differs": "", "why": "no reason"}
@@ -70,6 +74,33 @@ def test_orders(first: float, second: float, done: int, said: str, monkeypatch: 
     cells = {key: {"records": [key], "mean": 1.0, "rounds": 20} for key in kept}
     order = {"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}
     assert TABLE.ordered(order, cells)[-1] == said
+
+
+def test_orders_over_seeds_compare_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {f"a{s}": record(0.5 + 0.1 * s, 20, s) for s in range(3)} | {
+        f"b{s}": record(0.48 + 0.1 * s, 20, s) for s in (2, 0, 1)
+    }
+    monkeypatch.setattr(TABLE, "read", kept.__getitem__)
+    cells = {key: {"records": [n for n in kept if n[0] == key], "mean": mean} for key, mean in (("a", 2.0), ("b", 1.0))}
+    said = TABLE.ordered({"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}, cells)[-1]
+    assert said == "order reproduced: above, +2.0 [+2.0, +2.0] (3 seeds)"  # although the spread over seeds is 10 points
+
+
+def test_the_published_figures_are_those_that_reproduce_has() -> None:
+    cells = tomllib.loads((RESULTS / "published.toml").read_text())["cell"]
+    tables = {table.name: table for table in published.tables()}
+    checked = 0
+    for cell in (cell for cell in cells if "mean" in cell):
+        table = tables.get(f"{cell['paper'].lower()} {cell['table']}")
+        figures = (
+            [c.figures[cell["asked"]["method"]] for c in table.column if cell["asked"]["method"] in c.figures]
+            if table
+            else []
+        )
+        if table:
+            assert (cell["mean"], cell["spread"]) in figures, cell["key"]
+            checked += 1
+    assert checked >= 8
 
 
 def test_a_cell_does_not_get_another_run() -> None:
