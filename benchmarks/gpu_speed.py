@@ -32,6 +32,8 @@ import torch  # noqa: E402
 import fedaudit  # noqa: E402
 from fedaudit import registry  # noqa: E402
 from fedaudit.runtime.run_record import RunRecord  # noqa: E402
+from fedaudit.training.recorded import unrecorded  # noqa: E402
+from fedaudit.training.stack import _faster  # noqa: E402
 from fedaudit.wire.transcript import Transcript  # noqa: E402
 
 Line = Callable[["Bench"], None]
@@ -79,6 +81,7 @@ class Bench:
     def variants(self, names: dict[str, dict[str, Any]], rounds: int = 3, **setting: Any) -> None:
         """The same setting carried out in several ways; the first is what the others are compared with."""
         base = None
+        unrecorded.clear()
         for name, how in names.items():
             if self.left() < 5:
                 self.save(**{f"{name}_skipped": "no time left"})
@@ -119,6 +122,8 @@ class Bench:
             "step": record.setting.step,
             "precision": record.setting.precision,
             "notes": record.notes,
+            "unrecorded": list(unrecorded),
+            "products_faster": sorted(_faster.values()),
         }
 
 
@@ -127,8 +132,14 @@ def _accuracy(record: RunRecord) -> float | None:
     return utility.global_.test.accuracy if utility and utility.global_ else None
 
 
+def _sent_up(record: RunRecord) -> Any:
+    """A run's transcript: side by side, the condensation of FedAF is the same kernels on the same numbers."""
+    return record.transcript_digest
+
+
 SERIAL = {"engine": "serial", "step": "eager"}
 STACKED = {"engine": "stacked", "step": "recorded"}
+COMPILED = {"engine": "stacked", "step": "compiled"}
 
 
 @line
@@ -147,12 +158,14 @@ def equality(bench: Bench) -> None:
                         found[f"{entry.round}.{entry.ask} {entry.direction} {entry.client} {name} {key}"] = t.double()
         return found
 
-    for method in ("fedavg", "dfrd", "dffke"):
+    for method in ("fedaf", "fedavg", "dfrd", "dffke"):
         quick = dict(registry.find(method).quick)  # type: ignore[attr-defined]
+        if method == "fedaf":
+            quick |= {"steps": 40, "B": 8}  # enough to record, and draws
         setting: dict[str, Any] = {"method": method, "dataset": "digits", "clients": 4, "rounds": 2, "aux": 0.3}
         setting |= {
             "keep_weights": 2,
-            "model": "cnn_bn" if method == "fedavg" else "cnn",
+            "model": "cnn_bn" if method in ("fedavg", "fedaf") else "cnn",
             "partition": "dirichlet:0.5",
             "set": quick,
         }
@@ -164,6 +177,9 @@ def equality(bench: Bench) -> None:
         bench.save(**{f"{method}_same_fields": same, f"{method}_farthest_float64": far})
         one, two = (bench.run(**setting, engine="serial", step=step)[0] for step in ("eager", "recorded"))
         bench.save(**{f"{method}_recorded_same_bits": one.transcript_digest == two.transcript_digest})
+        if method == "fedaf":
+            three = bench.run(**setting, **STACKED)[0]
+            bench.save(fedaf_condensed_side_by_side_same_bits=_sent_up(two) == _sent_up(three), notes=three.notes)
 
 
 @line
@@ -173,11 +189,11 @@ def fedavg(bench: Bench) -> None:
     bench.variants(
         {
             "serial": SERIAL,
-            "serial_recorded": {"engine": "serial", "step": "recorded"},
             "stacked": STACKED,
-            "stacked_eager": {"engine": "stacked", "step": "eager"},
             "stacked_tf32": STACKED | tf32,
-            "stacked_tf32_compiled": {"engine": "stacked", "step": "compiled", **tf32},
+            "stacked_tf32_compiled": COMPILED | tf32,
+            "stacked_bf16_compiled": COMPILED | {"precision": "bf16"},
+            "serial_recorded": {"engine": "serial", "step": "recorded"},
             "serial_tf32": SERIAL | tf32,
         },
         method="fedavg", set={"E": 1, "B": 64, "eta": 0.01}, dataset="fashion-mnist", clients=10, partition="iid",
@@ -264,14 +280,28 @@ def shadows(bench: Bench) -> None:
                              "norms_apart": apart}})  # fmt: skip
 
 
+FEDAF: dict[str, Any] = {"method": "fedaf", "dataset": "fashion-mnist", "clients": 10, "model": "convnet"}
+FEDAF |= {"preset": "fashion-mnist", "partition": "dirichlet-capped:0.05"}
+FEDAF_TINY: dict[str, Any] = {"preset": None, "clients": 3, "model": "cnn_bn"}
+FEDAF_TINY["set"] = {"steps": 20, "E": 2, "IPC": 2, "least": 2}
+
+
 @line
 def fedaf(bench: Bench) -> None:
-    """FedAF's preset on Fashion-MNIST, 10 clients, capped 0.05, one round. Goal: 20 rounds in 240 s, 12 s a round."""
-    quick = {"steps": 5, "E": 2, "IPC": 2, "least": 2} if bench.tiny else {"T_over": "batch"}
+    """FedAF's preset on Fashion-MNIST, 10 clients, capped 0.05, two rounds. Goal: 20 rounds in 240 s, 12 s a round."""
+    tf32, bf16 = {"precision": "tf32"}, {"precision": "bf16"}
     bench.variants(
-        {"stacked_tf32": STACKED | {"precision": "tf32"}, "serial": SERIAL},
-        rounds=1, method="fedaf", preset=None if bench.tiny else "fashion-mnist", set=quick, dataset="fashion-mnist",
-        clients=3 if bench.tiny else 10, partition="dirichlet-capped:0.05", model="cnn_bn" if bench.tiny else "convnet",
+        {"stacked_tf32": STACKED | tf32, "stacked_tf32_compiled": COMPILED | tf32, "stacked_bf16": STACKED | bf16},
+        rounds=2, **FEDAF | (FEDAF_TINY if bench.tiny else {}),
+    )  # fmt: skip
+
+
+@line
+def fedaf_whole(bench: Bench) -> None:
+    """The same for 20 rounds: the whole run. Goal: 240 s."""
+    bench.variants(
+        {"stacked_tf32_compiled": COMPILED | {"precision": "tf32"}},
+        rounds=2 if bench.tiny else 20, **FEDAF | (FEDAF_TINY if bench.tiny else {}),
     )  # fmt: skip
 
 

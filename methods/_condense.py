@@ -42,10 +42,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedaudit import Client, Method, sgd
 from fedaudit.errors import SettingError
+from fedaudit.methods._folded import Folded
 from fedaudit.methods._siamese import Augmentation
 from fedaudit.training import forward
 from fedaudit.training.models import Net
@@ -53,6 +53,7 @@ from fedaudit.training.models import Net
 Start = Literal["average", "single", "noise"]
 Norm = Literal["frozen", "joint"]
 Scale = Literal["sum", "mean"]
+AHEAD = 64  # steps for which records are drawn at once on a GPU
 ROWS = {"cpu": 256, "cuda": 8192}  # of one forward pass without gradient: what the cache, or the memory, has room for
 
 
@@ -83,23 +84,20 @@ class Condensing(Method):
             return cast(Tensor, client.memory["S"]).clone().requires_grad_()
         return D.start(self.start, self.IPC, self.averaged).requires_grad_()
 
-    def descend(
-        self, client: Client, S: Tensor, classes: list[int], loss: Callable[[Tensor], Tensor]
-    ) -> dict[int, Tensor]:
+    def descend(self, client: Client, S: Tensor, D: Records, loss: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
         """SGD on the images; {class: images} as they leave."""
-        value = recorded(loss, S)
 
         def step() -> Tensor:
             if self.clamp == "step":
                 with torch.no_grad():
                     S.clamp_(-1, 1)
-            return value(S)
+            return loss(S)
 
         opt = sgd(self.eta_S * self.sigma_x**2, momentum=self.momentum)
-        client.optimise([S], step, steps=self.steps, opt=opt)
+        client.optimise([S], step, steps=self.steps, opt=opt, repeats=True, before=D.ahead if S.is_cuda else None)
         if not self.restart:
             client.memory["S"] = S.detach().clamp(-1, 1) if self.clamp == "step" else S.detach()
-        return dict(zip(classes, S.detach().clamp(-1, 1), strict=True))
+        return dict(zip(D.classes, S.detach().clamp(-1, 1), strict=True))
 
 
 class Records:
@@ -123,6 +121,7 @@ class Records:
         first = [sum(self.N[:i]) for i in range(P)]
         spans = [f + torch.arange(m) for f, m in zip(first, drawn, strict=True)]
         self.take = torch.cat([torch.empty(0, dtype=torch.long), *spans]).to(device)  # the first m_c of each class
+        self.drawn: Tensor | None = None  # which records the next `draw` is to take, where that was settled before
         share = 1 / torch.tensor(drawn, device=device, dtype=x.dtype)
         row = self.group[self.take]  # the class of each row drawn
         self.average = (row == torch.arange(P, device=device)[:, None]).to(x.dtype) * share[:, None]  # (P, sum of m_c)
@@ -130,8 +129,21 @@ class Records:
     def draw(self) -> Tensor:
         if self.whole:
             return self.x
+        if self.drawn is not None:
+            return self.x[self.drawn]
         shuffled = (2 * self.group + torch.rand(self.group.shape, device=self.x.device)).argsort()  # within each class
         return self.x[shuffled[self.take]]
+
+    def ahead(self, step: int) -> None:
+        """Settle beforehand what `draw` takes in this step: one sort serves many steps, and none is inside them."""
+        if self.whole:
+            return
+        if step % AHEAD == 0:
+            u = torch.rand(AHEAD, len(self.group), device=self.x.device)
+            self.next = (2 * self.group + u).argsort(1)[:, self.take]
+        if self.drawn is None:
+            self.drawn = self.next[0].clone()
+        self.drawn.copy_(self.next[step % AHEAD])
 
     def mean(self, rows: Tensor) -> Tensor:
         return self.average @ rows
@@ -174,7 +186,9 @@ class Sampled:
     that is how its fast kernels want them, and nothing is turned round between layers.
     """
 
-    def __init__(self, model: Net, norm: Norm = "frozen", channels_last: bool | None = None):
+    def __init__(
+        self, model: Net, norm: Norm = "frozen", channels_last: bool | None = None, folded: bool | None = None
+    ):
         self.f = copy.deepcopy(model).eval().requires_grad_(False)
         self.norm = norm
         if norm == "joint":
@@ -189,6 +203,8 @@ class Sampled:
             view = part.view(as_stored.shape)
             p.data = view.permute(0, 3, 1, 2) if last and p.dim() == 4 else view
         self.w = self.now.clone()
+        fold = norm == "frozen" and (parameters[0].is_cuda if folded is None else folded)
+        self._folded = Folded.of(self.f) if fold else None
         middle, width = zip(*(_initial(self.f)[id(p)] for p in parameters), strict=True)
         sizes = torch.tensor([p.numel() for p in parameters])
         self.middle = torch.tensor(middle).repeat_interleave(sizes).to(self.w)
@@ -206,12 +222,16 @@ class Sampled:
         self.now.mul_((rho / self.now.norm()).clamp(max=1)).add_(self.w)
         return self.f
 
+    def encode(self, x: Tensor) -> Tensor:
+        """The embeddings of f as it is now; on a GPU with frozen norms folded into the convolutions."""
+        return self.f.encode(x) if self._folded is None else self._folded(x)
+
     def real(self, x: Tensor) -> Tensor:
         """The embeddings of real records, without gradient; with joint statistics in one pass."""
         if self.norm == "frozen":
-            return in_chunks(self.f.encode, x)
+            return in_chunks(self.encode, x)
         with torch.no_grad():
-            return self.f.encode(x)
+            return self.encode(x)
 
 
 def _initial(model: nn.Module) -> dict[int, tuple[float, float]]:
@@ -236,18 +256,6 @@ def _initial(model: nn.Module) -> dict[int, tuple[float, float]]:
 def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f(x) without gradient, over so many rows at a time as the device likes."""
     return forward.in_chunks(f, x, ROWS.get(x.device.type, ROWS["cuda"]))
-
-
-def recorded(loss: Callable[[Tensor], Tensor], S: Tensor) -> Callable[[Tensor], Tensor]:
-    """`loss`, on a GPU with forward and backward pass recorded once and replayed for each S of this shape.
-
-    Python launches the many small kernels of a step slower than they run. A counter of FLOPs would not see what is
-    replayed: under one nothing is recorded.
-    """
-    if not S.is_cuda or is_in_torch_dispatch_mode():
-        return loss
-    sample = S.detach().clone().requires_grad_()
-    return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(loss, (sample,)))
 
 
 def dm(mu_real: Tensor, mu_syn: Tensor, scale: Scale = "sum") -> Tensor:

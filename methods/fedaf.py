@@ -234,7 +234,7 @@ class FedAF(Condensing):
             f = w.interpolate(self.gamma)  # Eq. 17
             x, x_tilde = views(self.aug, D.draw(), S.flatten(0, 1))
             mu_real = D.mean(w.real(x))  # Eq. 3
-            h = f.encode(x_tilde)
+            h = w.encode(x_tilde)
             loss = dm(mu_real, h.unflatten(0, S.shape[:2]).mean(1), self.dm_scale)  # Eqs. 3, 4
             if v is None:
                 return loss
@@ -243,7 +243,7 @@ class FedAF(Condensing):
             F = F.mean(1) if self.swd_scale == "mean" else F.sum(1)
             return loss + self.lambda_loc * F.sum()  # Eq. 10
 
-        return self.descend(client, S, D.classes, l_loc)
+        return self.descend(client, S, D, l_loc)
 
     def predictor(self, s: Trained, server: Server) -> nn.Module:
         return load(server.model(), s.w)

@@ -89,14 +89,14 @@ class FedDM(Condensing):
         def loss(S: Tensor) -> Tensor:
             f = w_r.perturb(self.rho)  # w ~ P(w_r)
             x, x_tilde = views(self.aug, D.draw(), S.flatten(0, 1))
-            real, syn = w_r.real(x), f.encode(x_tilde)
+            real, syn = w_r.real(x), w_r.encode(x_tilde)
             matched = dm(D.mean(real), syn.unflatten(0, S.shape[:2]).mean(1), self.dm_scale)
             if not self.logits:
                 return matched
             z_real, z_syn = D.mean(f.classify(real)), f.classify(syn).unflatten(0, S.shape[:2]).mean(1)
             return matched + dm(z_real, z_syn, self.dm_scale)
 
-        return Condensed(self.descend(client, S, D.classes, loss))
+        return Condensed(self.descend(client, S, D, loss))
 
     def predictor(self, s: Trained, server: Server) -> nn.Module:
         return load(server.model(), s.w)

@@ -17,9 +17,10 @@ from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Place, Rows, Site
-from fedaudit.runtime.turns import carry_out, say_alone
+from fedaudit.runtime.turns import carry_out, descend, say_alone
 from fedaudit.training import models
-from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, moments_of
+from fedaudit.training.descent import Descent
+from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried
 from fedaudit.training.forward import in_chunks
 from fedaudit.training.stack import Job
 from fedaudit.wire.codec import digest_of
@@ -54,19 +55,19 @@ class Party:
         steps: int,
         opt: Opt,
         moments: Mapping[str, Tensor] | None = None,
+        repeats: bool = False,
+        before: Callable[[int], None] | None = None,
     ) -> dict[str, Tensor]:
         """Minimise what `closure` computes over `params`: for what is no model training, such as images.
 
         Returns what the optimiser remembers; given back as `moments`, the next call goes on where this one ended.
+
+        `repeats`: the closure does the same in every step, on the same memory, and asks the device for nothing: it may
+        be recorded once and replayed, and go side by side with those of others. What changes from step to step beside
+        the random numbers is done by `before`, which gets the step's number, into memory that the closure reads.
         """
-        say_alone("what it optimises is free-form")
         with self._meter.span("optimise"):
-            optimiser = opt.build(list(params), moments)
-            for _ in range(steps):
-                optimiser.zero_grad(set_to_none=True)
-                closure().backward()
-                optimiser.step()
-            return moments_of(optimiser)
+            return descend(Descent(tuple(params), closure, steps, opt, moments, repeats, before))
 
     def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
         self._fits = getattr(self, "_fits", 0) + 1
@@ -305,6 +306,8 @@ class Client(Party):
         steps: int,
         opt: Opt,
         moments: Mapping[str, Tensor] | None = None,
+        repeats: bool = False,
+        before: Callable[[int], None] | None = None,
     ) -> dict[str, Tensor]:
         """As the server's; it counts as training on the records."""
         if self.private_training:
@@ -312,7 +315,7 @@ class Client(Party):
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
-        after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments)
+        after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments, repeats=repeats, before=before)
         self.brought = True
         self.plain_fits += 1
         self.private_fits += 1

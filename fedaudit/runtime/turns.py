@@ -19,6 +19,7 @@ import torch
 
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Away
+from fedaudit.training.descent import Descent, Moments, side_by_side
 from fedaudit.training.fit import Fitted
 from fedaudit.training.stack import Job, fit_together, stacks
 
@@ -35,6 +36,15 @@ def carry_out(job: Job) -> Fitted:
     """Train: at once, or, inside a turn, when all others have come to a training as well."""
     turn = here()
     return job.alone() if turn is None else turn.wait(job)
+
+
+def descend(descent: Descent) -> Moments:
+    """As `carry_out`, for what is no training of a model: side by side with the others where it can be recorded."""
+    turn = here()
+    if turn is None or not descent.records or turn.refuse is not None:
+        say_alone("what it optimises is free-form")
+        return descent.alone()
+    return turn.wait_descending(descent)
 
 
 def say_alone(reason: str) -> None:
@@ -67,6 +77,16 @@ class Globals:
         random.setstate(python)
         np.random.set_state(numpy)
 
+    @property
+    def cuda(self) -> torch.Tensor:
+        """The state of the device's generator."""
+        assert self._state[1] is not None
+        return self._state[1]
+
+    @cuda.setter
+    def cuda(self, state: torch.Tensor) -> None:
+        self._state = self._state[0], state, *self._state[2:]
+
 
 class _Left(BaseException):
     """Ends the thread of a function that nobody waits for."""
@@ -80,6 +100,7 @@ class Turn:
     generators: Globals
     away: Callable[[Away], None] = lambda away: None  # told how long it was away, in its own thread
     job: Job | None = None
+    descent: Descent | None = None
     result: Any = None
     error: BaseException | None = None
     done: bool = False
@@ -88,6 +109,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         self._fitted: Fitted | None = None
+        self._moments: Moments | None = None
         self._time = Away()
         self._left = False
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -113,7 +135,17 @@ class Turn:
             self.alone.append(self.refuse)
             return job.alone()
         self.job = job
-        begun, events = time.perf_counter(), _events(job)
+        self._away(job.rows[0].device)
+        return job.alone() if self._fitted is None else self._fitted
+
+    def wait_descending(self, descent: Descent) -> Moments:
+        """The same, for a descent."""
+        self.descent = descent
+        self._away(descent.device)
+        return descent.alone() if self._moments is None else self._moments
+
+    def _away(self, device: torch.device) -> None:
+        begun, events = time.perf_counter(), _events(device)
         self._stopped.release()
         self._go.acquire()
         if self._left:
@@ -123,11 +155,11 @@ class Turn:
             self._time.events = events
         self._time.wall_s = time.perf_counter() - begun
         self.away(self._time)
-        return job.alone() if self._fitted is None else self._fitted
 
-    def go_on(self, fitted: Fitted | None = None, time: Away | None = None) -> None:
+    def go_on(self, fitted: Fitted | None = None, time: Away | None = None, moments: Moments | None = None) -> None:
         """Let it run until it wants to train, or is through. Without a result it trains by itself."""
-        self.job, self._fitted, self._time = None, fitted, time or Away()
+        self.job = self.descent = None
+        self._fitted, self._moments, self._time = fitted, moments, time or Away()
         self.generators.put()
         self._go.release()
         self._stopped.acquire()
@@ -147,8 +179,9 @@ def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
     try:
         for turn in turns:
             turn.go_on()
-        while waiting := [turn for turn in turns if turn.job is not None]:
-            _train(waiting, compile)
+        while waiting := [turn for turn in turns if turn.job is not None or turn.descent is not None]:
+            _descend([turn for turn in waiting if turn.descent is not None])
+            _train([turn for turn in waiting if turn.job is not None], compile)
     finally:
         for turn in turns:
             turn.leave()
@@ -168,11 +201,46 @@ def _train(turns: Sequence[Turn], compile: bool) -> None:
         turn.go_on(*found.get(i, ()))
 
 
+def _descend(turns: Sequence[Turn]) -> None:
+    """Carry out the descents that wait side by side, and let each go on; where the memory is not enough, in halves."""
+    descents = [turn.descent for turn in turns if turn.descent is not None]
+    if len(descents) < 2:
+        for turn in turns:
+            turn.go_on()
+        return
+    before = [[p.detach().clone() for p in descent.params] for descent in descents]
+    begun, events = time.perf_counter(), _events(descents[0].device)
+    try:
+        found = side_by_side(descents, [turn.generators.cuda for turn in turns])
+    except Exception as e:  # noqa: BLE001 (alone, the one at fault fails and the others do not)
+        reason, memory = f"{type(e).__name__}: {e}".splitlines()[0], isinstance(e, torch.OutOfMemoryError)
+        found = []
+    if not found:
+        with torch.no_grad():
+            for descent, kept in zip(descents, before, strict=True):
+                for p, was in zip(descent.params, kept, strict=True):
+                    p.copy_(was)
+        if memory:
+            torch.cuda.empty_cache()
+        for half in (turns[: len(turns) // 2], turns[len(turns) // 2 :]) if memory else [[turn] for turn in turns]:
+            for turn in half:
+                turn.alone.append(reason)
+            _descend(half)
+        return
+    wall, whole = time.perf_counter() - begun, max(1, sum(descent.size for descent in descents))
+    if events:
+        events[1].record()
+    for turn, descent, (moments, drawn) in zip(turns, descents, found, strict=True):
+        turn.generators.cuda = drawn
+        share = descent.size / whole
+        turn.go_on(None, Away(share_s=wall * share, stack=events, share=share), moments)
+
+
 def _stack(jobs: Sequence[Job], group: Sequence[int], compile: bool, found: Found, alone: dict[int, str]) -> None:
     """Train a group as one stack; where the memory is not enough, in halves; where it cannot be done, not at all."""
     mine = [jobs[i] for i in group]
     before = [job.rng.get_state() for job in mine]
-    begun, events = time.perf_counter(), _events(mine[0])
+    begun, events = time.perf_counter(), _events(mine[0].rows[0].device)
     try:
         fitted = fit_together(mine, compile=compile)
     except Exception as e:  # noqa: BLE001 (nothing was changed yet: alone, the one at fault fails and the others do not)
@@ -197,9 +265,8 @@ def _stack(jobs: Sequence[Job], group: Sequence[int], compile: bool, found: Foun
         found[i] = of_job, Away(share_s=wall * share, stack=events, share=share)
 
 
-def _events(job: Job) -> tuple[Any, Any] | None:
+def _events(device: torch.device) -> tuple[Any, Any] | None:
     """A pair of CUDA events, the first recorded now; None without a GPU."""
-    device = job.rows[0].device
     if device.type != "cuda":
         return None
     events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

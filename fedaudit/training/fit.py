@@ -25,6 +25,7 @@ from fedaudit.training.recorded import Recording, precision, record, recordable
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
 Norms = Literal["batch", "running"]
+OFTEN = 4  # times that a size of batch other than the usual comes before its step is recorded
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ def fit(
 
 
 class _Gradient:
-    """The gradient of a batch's mean loss, into the parameters; on a GPU recorded for batches of the usual size."""
+    """The gradient of a batch's mean loss, into the parameters. On a GPU it is recorded, apart for each size that comes
+    often: the usual one, and that of an epoch's last batch."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, f: Live, given: Mapping[str, Any], separable: bool, total: Tensor,
@@ -192,26 +194,38 @@ class _Gradient:
     ):  # fmt: skip
         self._loss, self._f, self._given, self._separable, self._total = loss, f, given, separable, total
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._usual = usual if recordable(model, total.device, planned) else None
+        self._usual, self._records = usual, recordable(model, total.device, planned)
         self._buffers = list(model.buffers())
-        self._recording: Recording | None = None
+        self._came: dict[int, int] = {}  # how often a size came
+        self._recorded: dict[int, tuple[Recording, list[Tensor]]] = {}
 
     def __call__(self, rows: list[Tensor]) -> None:
-        if len(rows[0]) != self._usual:
+        recorded = self._recording(rows) if self._records else None
+        if recorded is None:
             self._eager(rows)
             return
-        if self._recording is None:
-            self._rows = [row.clone() for row in rows]
-            self._recording = record(lambda: self._eager(self._rows), [self._total, *self._buffers])
-            if self._recording is None:
-                self._usual = None
-                self._eager(rows)
-                return
-        for mine, row in zip(self._rows, rows, strict=True):
-            mine.copy_(row)
-        self._recording()
-        for p, gradient in zip(self._parameters, self._recording.outputs, strict=True):
+        recording, mine = recorded
+        for static, row in zip(mine, rows, strict=True):
+            static.copy_(row)
+        recording()
+        for p, gradient in zip(self._parameters, recording.outputs, strict=True):
             p.grad = gradient
+
+    def _recording(self, rows: list[Tensor]) -> tuple[Recording, list[Tensor]] | None:
+        """For rows of this size; None where there is none yet, or where none can be made."""
+        n = len(rows[0])
+        if n in self._recorded:
+            return self._recorded[n]
+        self._came[n] = self._came.get(n, 0) + 1
+        if n != self._usual and self._came[n] < OFTEN:
+            return None
+        mine = [row.clone() for row in rows]
+        made = record(lambda: self._eager(mine), [self._total, *self._buffers])
+        if made is None:
+            self._records = False
+            return None
+        self._recorded[n] = made, mine
+        return made, mine
 
     def _eager(self, rows: Sequence[Tensor]) -> list[Tensor | None]:
         with precision(rows[0].device):

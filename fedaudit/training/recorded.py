@@ -7,6 +7,7 @@ loss that asks the device for a value, dropout) is done eagerly, and `unrecorded
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -62,9 +63,14 @@ def halves() -> torch.dtype | None:
     return torch.bfloat16 if _now.bf16 else None
 
 
+def records_steps(device: torch.device) -> bool:
+    """Whether steps are recorded here at all."""
+    return _now.stepping != "eager" and _records(device)
+
+
 def recordable(model: nn.Module, device: torch.device, steps: int) -> bool:
     """Whether so many steps of a model are to be recorded here."""
-    if _now.stepping == "eager" or not _records(device):
+    if not records_steps(device):
         return False
     if any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules()):
         unrecorded.setdefault("dropout draws in each step")
@@ -107,6 +113,26 @@ def record(step: Callable[[], Outputs], state: Sequence[Tensor]) -> Recording | 
     except Exception as e:  # noqa: BLE001 (whatever CUDA or torch has against it: an eager step says what is wrong)
         unrecorded.setdefault(f"{type(e).__name__}: {e}".splitlines()[0])
         return None
+
+
+def timed(recording: Recording, state: Sequence[Tensor], times: int = 5) -> float:
+    """Seconds that so many replays take; the state is as it was afterwards."""
+    before = [t.detach().clone() for t in state]
+    _wait()
+    begun = time.perf_counter()
+    for _ in range(times):
+        recording()
+    _wait()
+    took = time.perf_counter() - begun
+    with torch.no_grad():
+        for t, kept in zip(state, before, strict=True):
+            t.copy_(kept)
+    return took
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:

@@ -30,8 +30,20 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from fedaudit.errors import ContractError
-from fedaudit.training.fit import Fitted, Live, Loss, batches, check_pure, check_rows, check_value, fit, train_mode
-from fedaudit.training.recorded import WORTH_IT, Recording, compiles, halves, record, recordable
+from fedaudit.training.fit import (
+    OFTEN,
+    Fitted,
+    Live,
+    Loss,
+    batches,
+    check_pure,
+    check_rows,
+    check_value,
+    fit,
+    train_mode,
+)
+from fedaudit.training.products import instead_of
+from fedaudit.training.recorded import WORTH_IT, Recording, compiles, halves, record, recordable, timed, unrecorded
 from fedaudit.training.steppers import Stepper, Tensors, stepper
 
 
@@ -46,6 +58,13 @@ class Job:
     options: Mapping[str, Any]
 
     def alone(self) -> Fitted:
+        if compiles() and _on_gpu(self.rows) and _never(self) is None:  # what is compiled is kept for stacks
+            before = self.rng.get_state()
+            try:
+                return fit_together([self])[0]
+            except Exception as e:  # noqa: BLE001 (nothing was changed yet, and `fit` says better what is wrong)
+                unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+                self.rng.set_state(before)
         return fit(self.model, self.loss, self.rows, rng=self.rng, **self.options)
 
     def option(self, name: str, default: Any = None) -> Any:
@@ -329,7 +348,8 @@ class _Fitting:
         self.mapped = _mapped(first, self.stack.given_dims, compile)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
-        self.recording: Recording | None = None
+        self.recordings: dict[int, tuple[Recording, list[Tensor], Tensor | None]] = {}  # by rows in a batch
+        self.came: dict[int, int] = {}  # how often all had batches of that size
         self.idle: set[int] = set()  # through, but still in the stack, so that the shapes stay
         self.masks: dict[tuple[int, ...], Tensor] = {}
         self.mask_all = self.fills and (self.records or compile)  # one shape for all
@@ -396,26 +416,54 @@ class _Fitting:
         if not self.records or list(group) != self.active:
             return False
         sizes = {len(self._index(i)) for i in group}
-        if max(sizes) > self.usual or (not self.fills and sizes != {self.usual}):
+        size = self.usual if self.fills else max(sizes)
+        if max(sizes) > size or (not self.fills and len(sizes) > 1):
             return False
-        if self.recording is None:
-            if max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
-                return False
-            self.static, mask = self._batch(self.slots, self.usual)
-            self.static_mask = None if mask is None else mask.clone()
-            stack = self.stack
-            self.recording = record(lambda: self._core(stack, self.static, self.static_mask), stack.tensors())
-            if self.recording is None:
-                self.records = False
-                self._shrink()
-                return False
-        rows, mask = self._batch(self.slots, self.usual)
-        for mine, row in zip(self.static, rows, strict=True):
+        if size not in self.recordings and not self._record(size, group):
+            return False
+        recording, static, static_mask = self.recordings[size]
+        rows, mask = self._batch(self.slots, size)
+        for mine, row in zip(static, rows, strict=True):
             mine.copy_(row)
-        if mask is not None and self.static_mask is not None:
-            self.static_mask.copy_(mask)
-        self.recording()
+        if mask is not None and static_mask is not None:
+            static_mask.copy_(mask)
+        recording()
         return True
+
+    def _record(self, size: int, group: Sequence[int]) -> bool:
+        """The step of the whole stack with batches of this size, where enough of them are to come."""
+        self.came[size] = self.came.get(size, 0) + 1
+        often = size == self.usual or self.came[size] >= OFTEN
+        if not often or max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
+            return False
+        static, mask = self._batch(self.slots, size)
+        static_mask = None if mask is None else mask.clone()
+        stack = self.stack
+        made = self._choose(lambda: self._core(stack, static, static_mask), stack.tensors(), size)
+        if made is None:
+            self.records = False
+            self._shrink()
+            return False
+        self.recordings[size] = made, static, static_mask
+        return True
+
+    def _choose(self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int) -> Recording | None:
+        """The recording of a step; where that is not known yet, of the faster of two ways to do convolutions."""
+        key = repr((self.jobs[0].structure, len(self.slots), size, torch.backends.cudnn.allow_tf32, halves()))
+        if not self.mapped.convolves:
+            return record(step, state)
+        if key in _faster:
+            self.mapped.products = _faster[key]
+            return record(step, state)
+        made: dict[bool, Recording | None] = {}
+        for products in (True, False):
+            self.mapped.products = products
+            made[products] = record(step, state)
+        one, other = made[True], made[False]
+        if one is not None and other is not None:
+            _faster[key] = PRODUCTS_WIN * timed(one, state) < timed(other, state)
+        self.mapped.products = _faster.get(key, False)
+        return made[self.mapped.products]
 
     def _batch(self, group: Sequence[int], most: int | None = None) -> tuple[list[Tensor], Tensor | None]:
         """The next rows of each, filled up to one number, and which of them count (None: all)."""
@@ -473,7 +521,7 @@ class _Fitting:
         stay = [place for place, i in enumerate(self.slots) if i not in self.idle]
         self.slots = [self.slots[place] for place in stay]
         self.idle.clear()
-        self.recording = None
+        self.recordings.clear()
         if stay:
             self.stack = self.stack.take(stay)
 
@@ -536,6 +584,7 @@ class _Mapped:
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
         self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
         self._compile = compile
+        self.products = False  # convolutions as products of matrices
 
     def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
         run = self._plain if mask is None else self._masked
@@ -546,12 +595,17 @@ class _Mapped:
             run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
         return run(params, rest, rows, given, mask)
 
+    @property
+    def convolves(self) -> bool:
+        """Whether there is a choice: convolutions, on a GPU, not left to a compiler."""
+        return not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         f = _F(self._caller, params, rest, self._places)
         if self._compile or not _on_gpu(rows):
             value = self._loss(f, *rows, **given)
         else:
-            with _PICKS:
+            with _PICKS[self.products]:
                 value = self._loss(f, *rows, **given)
         check_value(value, len(rows[0]), self._loss, self._separable)
         if mask is not None:
@@ -567,10 +621,18 @@ def _on_gpu(rows: Sequence[Tensor]) -> bool:
 
 class _Picks(TorchFunctionMode):
     """Cross-entropy that picks each row's class by comparing. Mapped over models, torch's own picks by an index, whose
-    gradient on a GPU is a sum in no fixed order, or, where one is asked for, a sort that cannot be recorded."""
+    gradient on a GPU is a sum in no fixed order, or, where one is asked for, a sort that cannot be recorded.
+
+    With `products`, convolutions as products of matrices."""
+
+    def __init__(self, products: bool = False):
+        super().__init__()
+        self._products = products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._products and func is torch.conv2d and (found := instead_of(args, kwargs)) is not None:
+            return found
         plain = kwargs.get("reduction") == "none" and not kwargs.get("label_smoothing") and kwargs.get("weight") is None
         if func in (F.cross_entropy, F.nll_loss) and len(args) == 2 and plain:
             out, y = args
@@ -581,7 +643,9 @@ class _Picks(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_PICKS = _Picks()
+_PICKS = {products: _Picks(products) for products in (False, True)}
+_faster: dict[Any, bool] = {}  # whether products were the faster way, by what was measured
+PRODUCTS_WIN = 1.2  # times as fast, so that a tie is not left to chance
 _compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
 
 

@@ -574,7 +574,7 @@ class OneGradient:
     def __init__(self, model):
         self.model, self.memory = model, {}
 
-    def optimise(self, params, closure, *, steps, opt):
+    def optimise(self, params, closure, *, steps, opt, **how):
         torch.manual_seed(1)  # the same directions for all
         closure().backward()
         self.gradient = params[0].grad.clone()

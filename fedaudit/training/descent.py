@@ -1,0 +1,141 @@
+"""Descents: minimising what a closure computes over some tensors, for what is no training of a model on rows.
+
+A descent whose closure `repeats` (the same operations on the same memory in every step, whatever it draws) is recorded
+on a GPU: forward and backward pass as one CUDA graph, the optimiser's step beside it. Several of them go side by side,
+each on a stream of its own with the random numbers that it would draw alone: the same kernels in the same order, so the
+same bits, and the small kernels of one fill what the large ones of another leave idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fedaudit.training import recorded
+from fedaudit.training.fit import Opt, moments_of
+from fedaudit.training.recorded import Recording, record, records_steps
+
+Moments = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """One call of `optimise`, not yet carried out."""
+
+    params: Sequence[Tensor]
+    closure: Callable[[], Tensor]
+    steps: int
+    opt: Opt
+    moments: Mapping[str, Tensor] | None = None
+    repeats: bool = False
+    before: Callable[[int], None] | None = None  # before each step, with its number: what is no part of a recording
+
+    @property
+    def device(self) -> torch.device:
+        return self.params[0].device
+
+    @property
+    def records(self) -> bool:
+        """Whether its step is to be recorded here. A counter of FLOPs would not see what is replayed."""
+        return (
+            self.repeats
+            and self.steps >= recorded.WORTH_IT
+            and records_steps(self.device)
+            and not is_in_torch_dispatch_mode()
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.params) * self.steps
+
+    def alone(self) -> Moments:
+        under = _UnderWay(self)
+        under.begin()
+        for i in range(self.steps):
+            under.step(i)
+        return moments_of(under.optimiser)
+
+
+class _UnderWay:
+    def __init__(self, descent: Descent):
+        self.descent, self.params = descent, list(descent.params)
+        self.optimiser = descent.opt.build(self.params, descent.moments)
+        self.recording: Recording | None = None
+
+    def begin(self) -> None:
+        """What comes before the first step, and the recording: afterwards everything is as it was, but for memory."""
+        self._before(0)
+        if self.descent.records:
+            shared = _shared(self.descent.device)
+            drawn = shared.get_state()
+            self.recording = record(self._gradient, self.params)
+            shared.set_state(drawn)  # what was drawn while recording is given back
+
+    def step(self, i: int) -> None:
+        if i:
+            self._before(i)
+        if self.recording is None:
+            self._gradient()
+        else:
+            self.recording()
+            for p, gradient in zip(self.params, self.recording.outputs, strict=True):
+                p.grad = gradient
+        self.optimiser.step()
+
+    def _before(self, i: int) -> None:
+        if self.descent.before is not None and i < self.descent.steps:
+            self.descent.before(i)
+
+    def _gradient(self) -> list[Tensor | None]:
+        self.optimiser.zero_grad(set_to_none=True)
+        self.descent.closure().backward()
+        return [p.grad for p in self.params]
+
+
+def _shared(device: torch.device) -> torch.Generator:
+    """The global generator of a device."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def side_by_side(descents: Sequence[Descent], drawn: Sequence[Tensor]) -> list[tuple[Moments, Tensor]]:
+    """Carry out descents that record, on a GPU. `drawn`: the state of the device's global generator that belongs to
+    each. Returns what each optimiser remembers, and its generator's state after it.
+
+    A recording draws from the generator's state that was in place when it was made, so every descent gets a state of
+    its own: numbers of one do not depend on how far the others have come.
+    """
+    device = descents[0].device
+    shared = _shared(device)
+    usual = shared.graphsafe_get_state()
+    begun, lanes = torch.cuda.current_stream(device), []
+    try:
+        for descent, state in zip(descents, drawn, strict=True):
+            mine = shared.clone_state()
+            shared.graphsafe_set_state(mine)
+            shared.set_state(state)
+            under, stream = _UnderWay(descent), torch.cuda.Stream(device)
+            stream.wait_stream(begun)
+            with torch.cuda.stream(stream):
+                under.begin()
+            lanes.append((under, mine, stream))
+        for i in range(max(descent.steps for descent in descents)):
+            for under, mine, stream in lanes:
+                if i < under.descent.steps:
+                    shared.graphsafe_set_state(mine)
+                    with torch.cuda.stream(stream):
+                        under.step(i)
+        found = []
+        for under, mine, stream in lanes:
+            begun.wait_stream(stream)
+            shared.graphsafe_set_state(mine)
+            found.append((moments_of(under.optimiser), shared.get_state()))
+        torch.cuda.synchronize(device)  # so that its time is known
+        return found
+    finally:
+        shared.graphsafe_set_state(usual)

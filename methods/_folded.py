@@ -1,0 +1,156 @@
+"""A plain encoder at weights that change in each step, with its frozen batch norms folded into the convolutions.
+
+In evaluation mode a batch norm is a line, a z + c for each channel, and a convolution before it takes it up:
+a (w * x + b) + c = (a w) * x + (a b + c). What is left is convolution, ReLU and halving, for which a GPU's memory is
+read and written half as often. Channels lie innermost. The first layer, which sees one or three channels, is a product
+with the nine (or 27) neighbours of each pixel: no kernel for convolutions is made for so few channels.
+
+Where steps are compiled, bias, ReLU and halving are one kernel, and the first layer without gradient is one with them,
+so that its output at full size never exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fedaudit.training import products
+from fedaudit.training.models import Net
+from fedaudit.training.recorded import compiles, halves
+
+Pool = Literal["average", "max", "none"]
+FORMS = 64  # of images, with and without gradient, for which a kernel is compiled
+NARROW = 4  # channels up to which a convolution is a product with each pixel's neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d | None
+    pool: Pool
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the convolution that does the batch norm's part as well."""
+        w, b = self.conv.weight, cast(Tensor, self.conv.bias)
+        if self.norm is None:
+            return w, b
+        mean, var = cast(Tensor, self.norm.running_mean), cast(Tensor, self.norm.running_var)
+        a = self.norm.weight * (var + self.norm.eps).rsqrt()
+        return w * a[:, None, None, None], (b - mean) * a + self.norm.bias
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        return cast(tuple[int, int], self.conv.padding)
+
+
+class Folded:
+    """`net.encode` for a network whose encoder is stages of convolution, norm, ReLU and halving; see `of`."""
+
+    def __init__(self, stages: list[_Stage], rest: nn.Sequential):
+        self._stages, self._rest = stages, rest
+
+    @classmethod
+    def of(cls, net: Net) -> Folded | None:
+        """None where the encoder is of another form."""
+        if not isinstance(net.encoder, nn.Sequential):
+            return None
+        layers, stages = list(net.encoder), []
+        while layers and isinstance(layers[0], nn.Conv2d):
+            conv = cast(nn.Conv2d, layers.pop(0))
+            plain = conv.groups == 1 and set(conv.stride) == set(conv.dilation) == {1} and conv.bias is not None
+            norm = layers.pop(0) if isinstance(layers[0], nn.BatchNorm2d) else None
+            if not plain or isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+                return None
+            if not isinstance(layers.pop(0), nn.ReLU) or (norm is not None and norm.running_mean is None):
+                return None
+            stages.append(_Stage(conv, norm, _pool(layers)))
+        return cls(stages, nn.Sequential(*layers)) if stages else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        full, dtype = x.dtype, halves() or x.dtype
+        x = x.to(dtype)
+        for stage in self._stages:
+            w, b = (t.to(dtype) for t in stage.folded())
+            x = _carry_out(x, w, b, stage.padding, stage.pool)
+        return cast(Tensor, self._rest(x.to(full)))
+
+
+def _pool(layers: list[nn.Module]) -> Pool:
+    """How the stage ends; takes its layer away."""
+    first = layers[0]
+    if isinstance(first, nn.AvgPool2d | nn.MaxPool2d) and first.kernel_size == first.stride == 2:
+        layers.pop(0)
+        return "average" if isinstance(first, nn.AvgPool2d) else "max"
+    return "none"
+
+
+def _fuses(x: Tensor) -> bool:
+    return compiles() and x.is_cuda and not is_in_torch_dispatch_mode()
+
+
+def _carry_out(x: Tensor, w: Tensor, b: Tensor, padding: tuple[int, int], pool: Pool) -> Tensor:
+    fused = _fuses(x)
+    if w.shape[1] > NARROW:
+        w = w.contiguous(memory_format=torch.channels_last) if x.is_cuda else w
+        return _finished(F.conv2d(x, w, padding=padding), b, pool, fused)
+    if fused and not (x.requires_grad and torch.is_grad_enabled()) and pool == "average":
+        return _compiled(narrow)(x, w.flatten(1).T.contiguous(), b, w.shape[2:], padding)
+    return _finished(products.conv2d(x, w, None, padding), b, pool, fused)
+
+
+def _finished(z: Tensor, b: Tensor, pool: Pool, fused: bool) -> Tensor:
+    if fused and pool == "average":
+        return _compiled(finish)(z, b)
+    z = z.add_(b[:, None, None]).relu_()
+    return F.avg_pool2d(z, 2) if pool == "average" else F.max_pool2d(z, 2) if pool == "max" else z
+
+
+def finish(z: Tensor, b: Tensor) -> Tensor:
+    """Bias, ReLU and the mean of each 2 x 2 pixels, of (row, channel, height, width) with the channels innermost."""
+    h, w = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
+    corners = [z[:, :, i:h:2, j:w:2] for i in (0, 1) for j in (0, 1)]
+    a, b_, c, d = ((corner + b[:, None, None]).relu() for corner in corners)
+    return (a + b_ + c + d) * 0.25
+
+
+def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """Convolution, bias, ReLU and the mean of each 2 x 2 pixels, written so that a compiler makes one kernel of it:
+    for each of the four corners the sum over the neighbours, on tensors of the output's size."""
+    channels = x.shape[1]
+    h, width = x.shape[2] + 2 * padding[0] - kernel[0] + 1, x.shape[3] + 2 * padding[1] - kernel[1] + 1
+    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))[..., None]
+    high, wide = h // 2 * 2, width // 2 * 2
+    found = []
+    for i in (0, 1):
+        for j in (0, 1):
+            total = b
+            for at in range(channels * kernel[0] * kernel[1]):
+                c, dy, dx = at // (kernel[0] * kernel[1]), at // kernel[1] % kernel[0], at % kernel[1]
+                total = total + x[:, c, i + dy : dy + high : 2, j + dx : dx + wide : 2] * w[at]
+            found.append(total.relu())
+    return ((found[0] + found[1] + found[2] + found[3]) * 0.25).permute(0, 3, 1, 2)
+
+
+def _compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compiled for each form of image, and for any number of them."""
+
+    def call(x: Tensor, *rest: object) -> Tensor:
+        from torch import _dynamo as dynamo  # takes a second to import
+
+        dynamo.maybe_mark_dynamic(x, 0)
+        dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, FORMS)
+        return _kept(fn)(x, *rest)
+
+    return call
+
+
+@lru_cache
+def _kept(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compile(fn, dynamic=False))

@@ -1,0 +1,82 @@
+"""Frozen batch norm folded into convolutions: the same numbers as the network itself, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.methods import _folded
+from fedaudit.methods._condense import AHEAD, Records, Sampled
+from fedaudit.methods._folded import Folded, finish, narrow
+from fedaudit.training import models
+
+
+def net(arch, shape):
+    torch.manual_seed(0)
+    made = models.build(arch, shape=shape, classes=10).double()
+    for m in made.modules():
+        if isinstance(m, nn.BatchNorm2d):  # a trained network's: none of these is 0 or 1
+            for t in (m.weight.data, m.running_var):
+                t.uniform_(0.5, 2)
+            for t in (m.bias.data, m.running_mean):
+                t.normal_()
+    return made.eval()
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 9)])
+@pytest.mark.parametrize("arch", ["cnn", "cnn_bn", "convnet@0.1", "convnet_padded@0.1", "fedfree_cnn@0.1"])
+def test_folded_is_the_network_itself(arch, shape):
+    """In float64 to rounding, with the gradient of the images; also after the weights changed."""
+    f = Sampled(net(arch, shape), folded=True, channels_last=True)
+    assert f._folded is not None
+    for gamma in (1.0, 0.7):
+        now = f.interpolate(gamma)
+        x = torch.randn(5, *shape, dtype=torch.float64, requires_grad=True)
+        direction = torch.randn(5, now.width, dtype=torch.float64)
+        (a,) = torch.autograd.grad((f.encode(x) * direction).sum(), x)
+        (b,) = torch.autograd.grad((now.encode(x) * direction).sum(), x)
+        assert torch.allclose(f.real(x), now.encode(x), rtol=1e-10, atol=1e-12)
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+        assert a.abs().max() > 0
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 9)])
+def test_what_is_compiled_is_the_same_arithmetic(shape, monkeypatch):
+    """The forms written for a compiler, run as they stand in place of the usual ones."""
+    used = []
+    monkeypatch.setattr(_folded, "_compiled", lambda fn: used.append(fn) or fn)
+    monkeypatch.setattr(_folded, "_fuses", lambda x: True)
+    f = Sampled(net("convnet@0.1", shape), folded=True)
+    x = torch.randn(5, *shape, dtype=torch.float64, requires_grad=True)
+    direction = torch.randn(5, f.f.width, dtype=torch.float64)
+    (a,) = torch.autograd.grad((f.encode(x) * direction).sum(), x)
+    (b,) = torch.autograd.grad((f.f.encode(x) * direction).sum(), x)
+    assert torch.allclose(f.real(x), f.f.encode(x), rtol=1e-10, atol=1e-12)
+    assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+    assert set(used) == {narrow, finish}
+
+
+def test_other_networks_are_left_alone():
+    assert Folded.of(models.build("mlp", shape=(1, 8, 8), classes=10)) is None
+    assert Folded.of(models.build("resnet18@0.1", shape=(3, 32, 32), classes=10)) is None
+    assert Sampled(net("cnn_bn", (1, 8, 8)), "joint", folded=True)._folded is None  # a batch's statistics do not fold
+    assert Sampled(net("cnn_bn", (1, 8, 8)))._folded is None  # on a CPU the bits stay
+
+
+def test_records_drawn_ahead_are_b_different_ones_of_each_class():
+    y = torch.arange(40) % 2
+    D = Records(torch.arange(40.0)[:, None, None, None], y, B=8)
+    seen = []
+    for step in range(AHEAD + 2):
+        D.ahead(step)
+        drawn = D.draw().flatten().long()
+        assert torch.equal(drawn, D.draw().flatten().long())  # settled
+        assert y[drawn].tolist() == [0] * 8 + [1] * 8
+        assert len(set(drawn.tolist())) == 16
+        seen.append(tuple(drawn.tolist()))
+    assert len(set(seen)) == AHEAD + 2  # another draw in each step
+    assert {i for drawn in seen for i in drawn} == set(range(40))
+    everything = Records(torch.zeros(4, 1, 1, 1), torch.zeros(4, dtype=torch.long), B=8)
+    everything.ahead(0)
+    assert everything.draw() is everything.x

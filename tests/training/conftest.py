@@ -1,0 +1,40 @@
+"""What tests of training share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedaudit.training import recorded
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Recording as it is on a GPU, on this CPU: warm-ups that change everything, then a step on fixed memory.
+
+    Returns how often each recording was replayed."""
+    counts: list[int] = []
+
+    def capture(step: Callable[[], recorded.Outputs]) -> tuple[Callable[[], None], recorded.Outputs]:
+        for _ in range(recorded.WARM_UP):
+            outputs = step()
+        counts.append(0)
+        number = len(counts) - 1
+
+        def replay() -> None:
+            counts[number] += 1
+            for mine, new in zip(outputs, step(), strict=True):
+                if mine is not None and new is not None:
+                    mine.copy_(new)
+
+        return replay, outputs
+
+    monkeypatch.setattr(recorded, "_capture", capture)
+    monkeypatch.setattr(recorded, "_records", lambda device: True)
+    for module in ("fit", "stack"):
+        monkeypatch.setattr(f"fedaudit.training.{module}.recordable", recorded.recordable)
+    monkeypatch.setattr("fedaudit.training.stack.WORTH_IT", 2)
+    monkeypatch.setattr(recorded, "WORTH_IT", 2)
+    recorded.unrecorded.clear()
+    return counts

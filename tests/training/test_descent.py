@@ -1,0 +1,102 @@
+"""Descents: recorded or not, the same steps; what a recording draws is given back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedaudit import adam, sgd
+from fedaudit.training import recorded
+from fedaudit.training.descent import Descent, side_by_side
+from fedaudit.training.fit import Opt
+
+
+def descent(opt: Opt, device: str = "cpu", seed: int = 0, steps: int = 20) -> tuple[torch.Tensor, Descent]:
+    """A target that `before` moves, noise in every step, and a closure that changes what it minimises."""
+    start = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, generator=start).double().to(device).requires_grad_()
+    target = torch.zeros(6, dtype=torch.float64, device=device)
+
+    def closure() -> torch.Tensor:
+        with torch.no_grad():
+            x.clamp_(-2, 2)
+        noise = torch.rand(6, device=device, dtype=torch.float64)
+        return ((x - target - noise) ** 2).sum()
+
+    def before(i: int) -> None:
+        target.fill_(float(i)).add_(torch.rand(6, device=device, dtype=torch.float64))
+
+    return x, Descent([x], closure, steps, opt, repeats=True, before=before)
+
+
+def by_hand(opt: Opt) -> torch.Tensor:
+    """The loop as one would write it."""
+    x, d = descent(opt)
+    optimiser = opt.build([x])
+    for i in range(d.steps):
+        assert d.before is not None
+        d.before(i)
+        optimiser.zero_grad()
+        d.closure().backward()
+        optimiser.step()
+    return x.detach()
+
+
+@pytest.mark.parametrize("opt", [sgd(0.05, momentum=0.9), adam(0.05)], ids=["sgd", "adam"])
+def test_a_recorded_descent_is_the_eager_one_to_the_bit(opt: Opt, replays: list[int]) -> None:
+    torch.manual_seed(5)
+    wanted = by_hand(opt)
+    ended = torch.get_rng_state()
+    found = []
+    for how in ("eager", "recorded"):
+        torch.manual_seed(5)
+        x, d = descent(opt)
+        with recorded.conditions(how):  # type: ignore[arg-type]
+            d.alone()
+        found.append(x.detach())
+        assert torch.equal(torch.get_rng_state(), ended), "what was drawn while recording is given back"
+    assert replays == [20]
+    assert torch.equal(found[0], wanted)
+    assert torch.equal(found[1], wanted)
+
+
+def test_what_does_not_repeat_or_is_short_is_not_recorded(replays: list[int]) -> None:
+    _, d = descent(sgd(0.1), steps=recorded.WORTH_IT - 1)
+    with recorded.conditions("recorded"):
+        assert not d.records
+        assert not Descent(d.params, d.closure, 100, d.opt).records
+        assert Descent(d.params, d.closure, 100, d.opt, repeats=True).records
+    assert not Descent(d.params, d.closure, 100, d.opt, repeats=True).records  # steps are eager here
+
+
+def test_moments_go_on(replays: list[int]) -> None:
+    """Two descents of ten steps, the second with what the first's optimiser remembers, are one of twenty."""
+    once, d = descent(adam(0.05))
+    torch.manual_seed(1)
+    d.alone()
+    twice, d = descent(adam(0.05))
+    torch.manual_seed(1)
+    moments = Descent([twice], d.closure, 10, d.opt, before=d.before).alone()
+    Descent([twice], d.closure, 10, d.opt, moments, before=lambda i: d.before(10 + i)).alone()  # type: ignore[misc]
+    assert torch.equal(once.detach(), twice.detach())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+def test_on_a_gpu_side_by_side_gives_the_bits_of_each_alone() -> None:
+    alone, drawn, ended = [], [], []
+    with recorded.conditions("recorded"):
+        for seed in range(3):
+            torch.cuda.manual_seed(seed)
+            x, d = descent(sgd(0.05, momentum=0.9), "cuda", seed, steps=50 + seed)
+            drawn.append(torch.cuda.get_rng_state())
+            d.alone()
+            alone.append(x.detach())
+            ended.append(torch.cuda.get_rng_state())
+        torch.cuda.manual_seed(77)
+        before = torch.cuda.get_rng_state()
+        several = [descent(sgd(0.05, momentum=0.9), "cuda", seed, steps=50 + seed) for seed in range(3)]
+        found = side_by_side([d for _, d in several], drawn)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    for (x, _), (_, state), wanted, after in zip(several, found, alone, ended, strict=True):
+        assert torch.equal(x.detach(), wanted)
+        assert torch.equal(state, after)

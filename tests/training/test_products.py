@@ -1,0 +1,63 @@
+"""Convolutions as products of matrices: torch's own numbers, alone and in a stack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jobs import distance, make
+from torch.nn import functional as F
+
+from fedaudit.training import products, recorded, stack
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "channels"), [((3, 3), (1, 1), 1), ((5, 5), (2, 2), 3), ((3, 1), (0, 1), 2)]
+)
+def test_a_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[int, int], channels: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, channels, 7, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, channels, *kernel, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    ours, theirs = products.conv2d(x, w, b, padding), F.conv2d(x, w, b, padding=padding)
+    direction = torch.randn_like(theirs)
+    assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+    for a, c in zip(*(torch.autograd.grad((out * direction).sum(), (x, w, b)) for out in (ours, theirs)), strict=True):
+        assert torch.allclose(a, c, rtol=1e-12, atol=1e-12)
+
+
+def test_other_convolutions_are_left_to_torch() -> None:
+    x, w = torch.randn(2, 2, 6, 6), torch.randn(4, 2, 3, 3)
+    found = products.instead_of((x, w), {"padding": 1})
+    assert found is not None
+    assert torch.allclose(found, F.conv2d(x, w, padding=1), atol=1e-5)
+    for other in ({"stride": 2}, {"dilation": (2, 2)}, {"groups": 2}, {"padding": "same"}):
+        assert products.instead_of((x, w), other) is None
+    assert products.instead_of((x[0], w), {}) is None
+
+
+@pytest.mark.parametrize("arch", ["cnn", "cnn_bn"])
+@pytest.mark.parametrize("win", [0.0, 1e9], ids=["products", "grouped"])
+def test_a_stack_by_the_faster_way_is_what_each_would_be_alone(
+    arch: str,
+    win: float,
+    replays: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ways are recorded and timed, which changes nothing; then the winner steps."""
+    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr(stack, "PRODUCTS_WIN", win)
+    monkeypatch.setattr(stack, "_faster", {})
+    used: list[bool] = []
+    monkeypatch.setattr(stack, "instead_of", lambda *of: used.append(True) or products.instead_of(*of))
+    counts = [12, 12, 12]
+    alone, together = make(arch, counts), make(arch, counts)
+    wanted = [job.alone() for job in alone]
+    with recorded.conditions("recorded"):
+        found = stack.fit_together(together)
+    assert distance(alone, together) < 1e-10
+    for a, b in zip(found, wanted, strict=True):
+        assert a.steps == b.steps
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+    assert used
+    assert next(iter(stack._faster.values())) is (win == 0.0)
+    assert replays[0] > 5 if win == 0.0 else replays[0] == 5  # timed, and what came after
