@@ -87,6 +87,25 @@ def release_path(
     _print_audits(audits, run, as_json)
 
 
+@epsilon_app.command("residuals")
+def residuals(
+    run: RunArgument,
+    kind: Annotated[list[str] | None, typer.Option(help="A protected kind; repeatable. Default: all.")] = None,
+    client: Client = "all",
+    confidence: Confidence = 0.95,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Hold the noise of a run, on the bytes as sent, against its ledger: the clients' tasks run again without noise."""
+    from fedaudit import registry
+    from fedaudit.attack.residuals import audit_residuals
+
+    registry.trust(trust)
+    with progress_bar("residuals") as watch:
+        audits = audit_residuals(run, kinds=kind, clients=chosen_clients(client), confidence=confidence, watch=watch)
+    _print_audits(audits, run, as_json)
+
+
 @epsilon_app.command("audit")
 def audit(
     run: RunArgument,

@@ -125,9 +125,11 @@ class EpsilonAudit(Part):
     trials: int
     confidence: float
     delta: float
-    verdict: Literal["refuted", "not refuted", "not tried"]
+    verdict: Literal["refuted", "not refuted", "cannot tell", "not tried"]
     method: str
     how: str
+    ceiling: float | None = None  # the largest bound that so many trials could give; None: not computed
+    finds: float | None = None  # noise of so many times what is promised would be found with a probability of 95 %
 
 
 class RunRecord(Part):

@@ -144,6 +144,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
         return []
     from fedaudit.attack.one_run import audit_run
     from fedaudit.attack.release_path import audit_releases
+    from fedaudit.attack.residuals import audit_residuals
 
     if watch:
         watch(cell.setting.rounds, cell.setting.rounds, "claims of epsilon")
@@ -151,6 +152,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
         with contextlib.suppress(DataError):  # nothing there that the loss of a record could be read from
             audit_run(cell.folder)
         audit_releases(cell.folder, trials=cell.trials)
+        audit_residuals(cell.folder)
     except Exception as e:  # noqa: BLE001 (as above)
         return [f"claims of epsilon: {_text(e)}"]
     return []

@@ -1,0 +1,255 @@
+"""The noise of a run itself, on the bytes as they were sent: all clients, all rounds.
+
+Each client's tasks are performed again (fedaudit.attack.witness), and (what was sent - the release without noise) by
+sigma is examined (fedaudit.privacy.noise_tests): is it as large as the ledger says, of the promised shape, and
+independent over rows, fields, rounds and clients? For DP-SGD it is the noise of the steps, with and without which the
+real training is run side by side.
+
+The lower bound on epsilon follows from the scale alone: the claim's formula with the largest noise that the residuals
+allow. What another test refutes (reused noise, say) refutes the claim without giving it another epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from fedaudit.attack.witness import Repeated, Seen, Stepped, Watch, repeat
+from fedaudit.errors import FedauditError, RunError, SettingError, unknown
+from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.noise_tests import Finding, Residual, examine, residual
+from fedaudit.privacy.policy import TRAINING
+from fedaudit.rng import seed_of
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import EpsilonAudit, save_audits
+from fedaudit.runtime.task import compute
+from fedaudit.stats import Floats, check_confidence
+
+TEST = "residuals"
+FAITHFUL = 1e-3  # relative difference up to which a repetition is the run's computation but for rounding
+SHOULD_FIND = 0.9  # an audit that could not find noise of so many times what is promised says that it cannot tell
+LARGE = 1 << 16  # numbers of a parameter that are looked at
+LEVELS = np.arange(256) / 127.5 - 1  # what a uint8 field can say
+
+
+def audit_residuals(
+    folder: Path | str,
+    *,
+    kinds: Sequence[str] | None = None,
+    clients: Sequence[int] | None = None,
+    confidence: float = 0.95,
+    watch: Watch | None = None,
+) -> list[EpsilonAudit]:
+    """Examine the noise of each protected field, and of private training. The results are kept in the run folder."""
+    check_confidence(confidence)
+    run = RunFolder(folder)
+    if run.record.status != "done":
+        raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    world = run.world
+    if not world.policies:
+        raise SettingError(f"Nothing that left clients in {folder} was protected: there is no noise to examine.")
+    for kind in kinds or ():
+        if kind not in world.policies:
+            raise SettingError(unknown("protected kind of this run", kind, world.policies))
+    for k in clients or ():
+        if not 0 <= k < world.setting.clients:
+            raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
+    wanted = set(kinds or world.policies)
+    took_part = [row.client for row in run.record.ledger if clients is None or row.client in clients]
+    repeated: list[Repeated] = []
+    reasons: list[str] = []
+    with compute(world):
+        for k in took_part:
+            try:
+                repeated.append(repeat(run, k, watch or (lambda *_: None)))
+            except FedauditError as e:
+                reasons.append(str(e))
+            except Exception as e:  # noqa: BLE001 (somebody's method may not bear a repetition: the audit says so)
+                reasons.append(f"client {k} could not be repeated: {type(e).__name__}: {e}")
+    audits = []
+    for kind in sorted(wanted):
+        audits += _audit_kind(run, kind, repeated, reasons, confidence)
+    save_audits(run.folder, run.record.transcript_digest, audits)
+    return audits
+
+
+def _audit_kind(
+    run: RunFolder, kind: str, repeated: list[Repeated], reasons: list[str], confidence: float
+) -> list[EpsilonAudit]:
+    if kind == TRAINING:
+        trained = [step for found in repeated for step in found.trained]
+        if not trained:
+            return [_not_tried(run, kind, "training, all rounds", reasons, confidence)]
+        return [_audit_training(run, trained, repeated, confidence)]
+    fields: dict[str, list[Seen]] = {}
+    for found in repeated:
+        for seen in found.seen:
+            if seen.kind == kind:
+                fields.setdefault(seen.where, []).append(seen)
+    if not fields:
+        return [_not_tried(run, kind, f"{kind}, one release", reasons, confidence)]
+    return [_audit_field(run, seen, repeated, confidence) for seen in fields.values()]
+
+
+def _audit_field(run: RunFolder, seen: list[Seen], repeated: list[Repeated], confidence: float) -> EpsilonAudit:
+    first, policy = seen[0], run.world.policies[seen[0].kind]
+    exact = all(found.exact for found in repeated)
+    pure = policy.mechanism == "pure-noise"
+    finding = examine([r for s in seen for r in _of_field(s, pure)], confidence, exact=exact)
+    delta = max(s.ready.delta for s in seen)
+    multiplier = first.ready.multiplier
+    promised = gaussian_epsilon(1 / multiplier, delta)
+    if pure:
+        claim, bound = 0.0, 0.0
+    else:
+        stated = policy.epsilon is not None and policy.calibration != "total"
+        claim = policy.epsilon if stated and policy.epsilon is not None else promised
+        bound = _epsilon(multiplier * finding.high, delta) if finding.high < 1 else min(promised, claim)
+    said = [s for s in seen if s.sigma is not None and not math.isclose(s.sigma, max(s.ready.sigmas), rel_tol=1e-4)]
+    wrong = (
+        f"the transcript says sigma = {said[0].sigma:.4g} of round {said[0].round}, the policy gives "
+        f"{max(said[0].ready.sigmas):.4g}"
+        if said
+        else ""
+    )
+    return _audit(
+        run, first.kind, f"{first.where}, one release", claim, bound, delta, finding, repeated, len(seen), wrong
+    )
+
+
+def _of_field(seen: Seen, pure: bool) -> list[Residual]:
+    """The residuals of one release, by tensor. Pure noise takes the place of the release: nothing is subtracted."""
+    found = []
+    for i, (arrived, clean, sigma) in enumerate(zip(seen.sent, seen.ready.leaves, seen.ready.sigmas, strict=True)):
+        sent, free = _array(arrived), _array(clean)
+        made = residual(
+            sent, 0 * free if pure else free, sigma, client=seen.client, round=seen.round, part=f"{seen.where} {i}",
+            levels=LEVELS if seen.dtype == "uint8" else None, seed=seed_of(TEST, seen.client, seen.round, i) % 2**32,
+        )  # fmt: skip
+        found.append(Residual(made.client, made.round, made.part, made.z, free.reshape(made.z.shape), made.rounded))
+    return found
+
+
+def _array(t: Tensor) -> Floats:
+    return t.detach().double().cpu().numpy()
+
+
+def _audit_training(
+    run: RunFolder, trained: list[Stepped], repeated: list[Repeated], confidence: float
+) -> EpsilonAudit:
+    made = [
+        Residual(step.client, step.round, name, _matrix(noise), _matrix(step.clean[name]))
+        for step in trained
+        for name, noise in step.noise.items()
+    ]
+    exact = all(found.exact for found in repeated)
+    # Two trainings side by side are the same computation whether or not the run's comes out again.
+    finding = examine(made, confidence, exact=True)
+    ledger = max(run.record.ledger, key=lambda c: c.by_kind.get(TRAINING, 0.0))
+    claim = ledger.by_kind.get(TRAINING, 0.0)
+    bound = min(claim, 0.0)
+    if 0 < finding.high < 1:
+        events = [
+            Event(e.noise_multiplier * finding.high, e.sample_rate, e.steps * len(e.rounds))
+            for e in ledger.entries
+            if e.kind == TRAINING
+        ]
+        bound = compose(events, ledger.delta, compare=False).epsilon_of_record
+    elif finding.high == 0:
+        bound = math.inf
+    wrong = ""
+    largest = max(step.largest for step in trained)
+    if largest > 1 + 1e-6:
+        wrong = f"a record's gradient has {largest:.4g} times the clipping norm"
+    said = {e.sigma for row in run.record.ledger for e in row.entries if e.kind == TRAINING and e.sigma is not None}
+    foreign = [s.sigma for s in trained if not any(math.isclose(s.sigma, sigma, rel_tol=1e-6) for sigma in said)]
+    if foreign:
+        wrong = f"the ledger has no training with sigma = {foreign[0]:.4g}, which comes out"
+    how = (
+        "" if exact else "what was sent does not come out again to the bit: this is the noise of the code as it is now"
+    )
+    return _audit(
+        run, TRAINING, "training, all rounds", claim, bound, ledger.delta, finding, repeated, len(trained), wrong, how
+    )
+
+
+def _matrix(t: Tensor) -> Floats:
+    flat = t.reshape(len(t), -1) if t.dim() > 1 else t.reshape(1, -1)
+    if flat.numel() > LARGE:
+        flat = flat.reshape(1, -1)[:, :: -(-flat.numel() // LARGE)]
+    return _array(flat)
+
+
+def _epsilon(multiplier: float, delta: float) -> float:
+    return gaussian_epsilon(1 / multiplier, delta) if multiplier > 1e-6 else math.inf
+
+
+def _audit(
+    run: RunFolder, kind: str, claim: str, epsilon: float, bound: float, delta: float, finding: Finding,
+    repeated: list[Repeated], releases: int, wrong: str, note: str = "",
+) -> EpsilonAudit:  # fmt: skip
+    apart = max(found.apart for found in repeated)
+    faithful = apart <= FAITHFUL
+    if wrong or (finding.p < 1 - finding.confidence and (faithful or kind == TRAINING)):
+        verdict = "refuted"
+    elif not faithful or finding.finds < SHOULD_FIND:
+        verdict = "cannot tell"
+    else:
+        verdict = "not refuted"
+    strongest = finding.strongest
+    how = [
+        f"noise x {finding.scale:.4g} of what is promised, at most x {finding.high:.4g}, over {releases} releases of "
+        f"{len(repeated)} clients",
+        f"strongest of {len(finding.tests)} tests: {strongest.name}, p = {strongest.p:.2g}"
+        + (f" ({strongest.worst})" if strongest.worst else ""),
+        f"noise x {finding.finds:.3g} or less would be found with a probability of 95 %",
+    ]
+    if not faithful:
+        how.append(f"what was sent, or the client's model, does not come out again (relative difference {apart:.2g})")
+    worst = max(run.record.ledger, key=lambda c: c.by_kind.get(kind, 0.0))
+    return EpsilonAudit(
+        test=TEST,
+        kind=kind,
+        threat=f"whoever sees the release: {', '.join(worst.observers.get(kind, ['server']))}",
+        claim=claim,
+        claim_epsilon=epsilon,
+        ledger_epsilon=worst.by_kind.get(kind, math.inf),
+        lower_bound=bound if verdict == "refuted" else min(bound, epsilon),
+        p_value=finding.p if not wrong else min(finding.p, 1e-15),
+        trials=finding.numbers,
+        confidence=finding.confidence,
+        delta=delta,
+        verdict=verdict,  # type: ignore[arg-type]
+        method="chi-square and F tests of residuals",
+        how="; ".join([*([wrong] if wrong else []), *how, *([note] if note else [])]),
+        ceiling=math.inf,
+        finds=finding.finds,
+    )
+
+
+def _not_tried(run: RunFolder, kind: str, claim: str, reasons: list[str], confidence: float) -> EpsilonAudit:
+    spent = max((c.by_kind.get(kind, 0.0) for c in run.record.ledger), default=0.0)
+    policy = run.world.policies[kind]
+    released = any(e.kind == kind for row in run.record.ledger for e in row.entries)
+    none = f"{run.record.setting.method} released no {kind}"
+    return EpsilonAudit(
+        test=TEST,
+        kind=kind,
+        threat="nobody",
+        claim=claim,
+        claim_epsilon=spent if policy.epsilon is None else policy.epsilon,
+        ledger_epsilon=spent,
+        lower_bound=0.0,
+        p_value=1.0,
+        trials=0,
+        confidence=confidence,
+        delta=max((policy.delta_for(c.n) for c in run.record.ledger), default=0.0),
+        verdict="not tried",
+        method="none",
+        how=(reasons[0] if reasons else "nothing protected came out again") if released else none,
+    )

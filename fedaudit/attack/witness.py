@@ -1,0 +1,263 @@
+"""A client's part in a run, performed again: what it released before the noise, beside the bytes that it sent.
+
+Every task of a client is run as it was, in order, with its own records, generators and messages, from the first on.
+What `client.protect` gives back is what was sent, so that noise which nobody can draw again (secure = true) does not
+lead the repetition astray. That it is the same computation is checked: what was sent unprotected has to come out again,
+and so has the state that the client was left with.
+
+A private training is repeated too. Beside it, from the same model and on the same Poisson samples, it is run with noise
+and without, in double precision and with steps so small that the model stays where it is: the difference of the two
+models is the noise of all steps, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaudit.errors import FedauditError, ThreatError
+from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare
+from fedaudit.privacy.policy import TRAINING
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.method import find_function
+from fedaudit.runtime.party import Client
+from fedaudit.runtime.task import ClientState, open_client, state_after
+from fedaudit.training.fit import Fitted, Loss, Until, sgd
+from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
+from fedaudit.wire.message import Down, Up
+from fedaudit.wire.transcript import Entry
+
+STEP = 1e-6  # learning rate at which a model stays where it is
+QUIET = 1e-9  # noise multiplier that is none
+FEW = 4  # records whose clipped gradients are looked at by themselves
+Watch = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One protected field of one message: before the noise, and as it arrived."""
+
+    where: str
+    kind: str
+    dtype: str | None
+    client: int
+    round: int
+    ready: Prepared
+    sent: list[Tensor]
+    sigma: float | None  # what the transcript says of it
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One private training: the noise of its steps by parameter, summed up and in units of the promised deviation."""
+
+    client: int
+    round: int
+    sigma: float
+    steps: int
+    noise: dict[str, Tensor]
+    clean: dict[str, Tensor]  # the clipped gradients, summed up, as a direction
+    largest: float  # norm of a single record's clipped gradient, of a few, over the clipping norm
+
+
+@dataclass
+class Repeated:
+    """What the repetition of one client's tasks showed, and how far it is from what the run did."""
+
+    client: int
+    seen: list[Seen] = field(default_factory=list)
+    trained: list[Stepped] = field(default_factory=list)
+    apart: float = 0.0  # largest difference of what was sent unprotected and of the last model, relative to its size
+    same_state: bool = False
+
+    @property
+    def exact(self) -> bool:
+        return self.same_state and self.apart == 0
+
+
+class Witness(Client):
+    """A client that repeats a task. Set `sent` before the task begins."""
+
+    sent: Up
+    was: Entry
+    repeated: Repeated
+
+    def protect(self, message: type[Up], field: str, value: Any) -> Any:
+        where = f"{message.__name__}.{field}"
+        declared = message.declared().get(field)
+        mine = isinstance(self.sent, message) and declared is not None and declared.kind in self._site.policies
+        if not mine or where in self._context.done:
+            return super().protect(message, field, value)
+        self._see(field, value)
+        released = getattr(self.sent, field)
+        self._context.done[where] = (digest_of(released), [])
+        if self._provenance is not None:
+            self._provenance.released(field, released)
+        return released
+
+    def _see(self, name: str, value: Any) -> None:
+        declared, where = self.sent.declared()[name], f"{type(self.sent).__name__}.{name}"
+        assert declared is not None
+        assert declared.kind is not None
+        ready = prepare(value, where, declared, self._site.policies[declared.kind], self._context)
+        arrived = leaves_of(getattr(self.sent, name), where)
+        said = (self.was.fields[name].get("protection") or {}).get("sigma")
+        seen = Seen(where, declared.kind, declared.dtype, self.id, self.t, ready, arrived, said)
+        self.repeated.seen.append(seen)
+
+    def compare(self, reply: Up) -> None:
+        """What was sent unprotected against what comes out now; and what is protected, seen before its noise."""
+        for name, declared in reply.declared().items():
+            where, value = f"{type(reply).__name__}.{name}", getattr(reply, name)
+            private = declared is not None and declared.role == "private"
+            if private and declared is not None and declared.kind in self._site.policies:
+                if where not in self._context.done:
+                    self._see(name, value)
+                continue
+            dtype, finite = (None, True) if declared is None else (declared.dtype, declared.finite)
+            now = decode_tree(encode_tree(value, where, dtype, finite), device=self.device)
+            self.repeated.apart = max(self.repeated.apart, apart(now, getattr(self.sent, name)))
+
+    def _fit_private(
+        self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], until: Until | None, separable: bool,
+        options: dict[str, Any],
+    ) -> Fitted:  # fmt: skip
+        before = copy.deepcopy(model)
+        fitted = super()._fit_private(model, loss, rows, until, separable, options)
+        with seeded("witness", self.id, self.t, device=self.device):
+            stepped = self._steps(before, loss, rows, options, float(self.entries[-1]["sigma"]), fitted.steps)
+        if stepped is not None:
+            self.repeated.trained.append(stepped)
+        return fitted
+
+    def _steps(
+        self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], options: dict[str, Any], sigma: float, count: int
+    ) -> Stepped | None:
+        from fedaudit.privacy.dpsgd import fit_private
+
+        if not count:
+            return None
+        policy = self._site.policies[TRAINING]
+        quiet = policy.model_copy(update={"noise_multiplier": QUIET, "epsilon": None})
+        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
+        C, n = policy.clip or 1.0, len(rows[0])
+        batch = max(1, round(min(1.0, options["batch"] / n) * n))
+        rows = [_double(row) for row in rows]
+        given = {name: _double(value) for name, value in (options["given"] or {}).items()}
+        start = {name: p.detach().double() for name, p in model.named_parameters() if p.requires_grad}
+
+        def after(
+            policy: Any, rows: Sequence[Tensor], batch: int, epochs: int | None, steps: int | None
+        ) -> dict[str, Tensor]:
+            copied = copy.deepcopy(model).double()
+            with seeded("witness", "layers", device=self.device):  # dropout draws the same in both
+                fit_private(
+                    copied, loss, rows, opt=sgd(STEP), batch=batch, epochs=epochs, steps=steps, given=given,
+                    policy=policy, fits=policy.releases or self._site.rounds,
+                    rng=generator(*key, f"sample {self._fits}", device=self.device),
+                    noise=generator(*key, f"dp-sgd {self._fits}", device=self.device),
+                )  # fmt: skip
+            return {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
+
+        plan = (options["batch"], options["epochs"], options["steps"])
+        noisy, clean = after(policy, rows, *plan), after(quiet, rows, *plan)
+        unit = STEP / batch * sigma * math.sqrt(count)
+        largest = 0.0
+        for i in range(min(FEW, n)):
+            one = after(quiet, [row[i : i + 1] for row in rows], 1, None, 1)
+            norm = torch.stack([(start[name] - p).norm() for name, p in one.items()]).norm()
+            largest = max(largest, float(norm) / STEP / C)
+        return Stepped(
+            self.id, self.t, sigma, count,
+            {name: (clean[name] - noisy[name]) / unit for name in clean},
+            {name: (start[name] - clean[name]) / STEP for name in clean},
+            largest,
+        )  # fmt: skip
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value).double()
+    if isinstance(value, Mapping):
+        return type(value)({key: _double(item) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        return type(value)(_double(item) for item in value)
+    return value
+
+
+def apart(a: Any, b: Any) -> float:
+    """The largest difference of two trees' numbers, relative to the largest number; infinite where they differ else."""
+    if digest_of(a) == digest_of(b):
+        return 0.0
+    try:
+        mine, other = leaves_of(a, "it"), leaves_of(b, "it")
+    except FedauditError:
+        return math.inf
+    if [t.shape for t in mine] != [t.shape for t in other]:
+        return math.inf
+    gaps = [float((p.double() - q.double()).abs().max()) for p, q in zip(mine, other, strict=True) if p.numel()]
+    size = max((float(q.double().abs().max()) for q in other if q.numel()), default=0.0)
+    return max(gaps, default=math.inf) / (size or 1.0)
+
+
+def repeat(run: RunFolder, k: int, watch: Watch) -> Repeated:
+    """All tasks of client k that it answered, again. Call it inside `compute(world)`."""
+    world = run.world
+    if world.setting.start is not None:
+        raise ThreatError("the clients started as another run left them, which this folder does not hold")
+    found = Repeated(k)
+    tasks = list(_tasks(run, k))
+    state: bytes | None = None
+    for number, (down, up) in enumerate(tasks):
+        watch(number, len(tasks), f"client {k}, round {down.round}")
+        if not all(down.kept(name) for name in down.fields):
+            raise ThreatError(
+                f"the transcript did not keep what client {k} was sent in round {down.round}: run with a larger "
+                "keep_weights"
+            )
+        site, meter = world.site(k), Meter(f"client {k}", down.round, world.device)
+        with seeded(world.setting.seed, f"client {k}", down.round, down.ask, device=world.device):
+            message = decode(encode(down.record()), Down, device=world.device)
+            client = open_client(site, down.round, down.ask, meter, state, message=message, cls=Witness)
+            client.sent = decode(encode(up.record()), Up, device=world.device)
+            client.was, client.repeated = up, found
+            reply = find_function(world.method, down.fn)(client, message)
+            kept = client.settle()
+            client.compare(reply)
+            state = encode(state_after(client, kept))
+    left = run.client_state(k)
+    if left is None or state is None:
+        raise ThreatError(f"the checkpoint has no state of client {k}: run it again")
+    found.same_state = left == state
+    if not found.same_state:
+        mine, other = (decode(blob, ClientState).model for blob in (state, left))
+        found.apart = max(found.apart, apart(mine, other))
+    return found
+
+
+def _tasks(run: RunFolder, k: int) -> Iterator[tuple[Entry, Entry]]:
+    """What client k was sent and answered, in order; a task without an answer changed nothing."""
+    sent: dict[tuple[int, int], Entry] = {}
+    for entry in run.transcript.entries():
+        if entry.client != k:
+            continue
+        if entry.direction == "down":
+            sent[entry.round, entry.ask] = entry
+        elif (entry.round, entry.ask) in sent:
+            if not all(entry.kept(name) for name in entry.fields):
+                raise ThreatError(
+                    f"the transcript did not keep what client {k} sent in round {entry.round}: run with a larger "
+                    "keep_weights"
+                )
+            yield sent.pop((entry.round, entry.ask)), entry

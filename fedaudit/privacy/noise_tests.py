@@ -1,0 +1,354 @@
+"""Whether noise is what the ledger says: tests on residuals, (what was sent - the release without noise) / sigma.
+
+If the mechanism added independent Gaussian noise of deviation sigma, residuals are independent standard normal numbers,
+whatever the records, the model and the method. Every test below is exact under that hypothesis, except `shape`
+(D'Agostino and Pearson 1973, good from 20 numbers on) and those on rounded releases (`Rounded`), which are simulated.
+
+    scale     too little noise in all of it              sum of squares, chi-square, lower tail
+    excess    more noise than promised, where the release without noise is exact: something else was sent
+    client    too little noise of one client             the same by client, the worst, Bonferroni
+    part      too little noise in one tensor (a layer)   the same by part
+    mean      noise that is off centre                   normal
+    signal    more or less of the release than its share (clipping left out)   normal, along the noise-free release
+    shape     noise of another distribution              skewness and kurtosis
+    rows      one draw for all numbers of a row          F: row means against the rest
+    columns   one draw for all rows                      F: column means against the rest
+    shared    a common part in releases of one shape     F: means over releases against the rest
+    reused    two releases with the same noise, or with correlated noise       F: |a - b|^2 / |a + b|^2, all pairs
+
+The F tests compare residuals with each other, so that they say nothing of their scale. All p-values together are
+corrected for how many tests there are (Bonferroni; `scale` has half of the failure probability), and so are the limits
+of the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import betainc, chdtr, chdtrc, chdtri, log_ndtr, ndtr, ndtri
+
+from fedaudit.errors import ContractError
+from fedaudit.stats import Floats, check_confidence
+
+LEAST = 20  # numbers from which on a shape is tested
+PREFIX = 4096  # numbers of a release that are compared with those of another
+MOST = 1000  # releases that are compared with one another: a million pairs
+DRAWS = 1999  # simulations where a release was rounded
+POWER = 0.95
+GRID = (0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # scales for which the power is simulated where a release was rounded
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A release that travelled rounded: a residual lies between `low` and `high`, and any cell was possible.
+
+    `edges` are the limits of all cells before division by sigma, the outermost infinite: values beyond the range were
+    clamped to it.
+    """
+
+    low: Floats
+    high: Floats
+    clean: Floats  # the noise-free numbers, in units of sigma
+    edges: Floats  # in units of sigma
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One tensor of one release."""
+
+    client: int
+    round: int
+    part: str  # which tensor: the same for all clients and rounds
+    z: Floats  # (rows, columns), standard normal if all is as promised
+    clean: Floats  # the release without noise, of the same shape
+    rounded: Rounded | None = None
+
+
+@dataclass(frozen=True)
+class Test:
+    name: str
+    p: float
+    worst: str = ""  # where, of several places
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What residuals say of the noise."""
+
+    numbers: int
+    scale: float  # the noise found over the noise promised
+    low: float
+    high: float  # with probability `confidence` the scale is no larger: one-sided, corrected for all tests
+    confidence: float
+    p: float  # of all tests together
+    p_more: float  # of the scale being no larger than promised
+    tests: tuple[Test, ...]
+    finds: float  # noise of so many times what is promised would be found with a probability of 95 %
+
+    @property
+    def strongest(self) -> Test:
+        """The one that decides, each at its share of the failure probability."""
+        others = min(self.tests[1:], key=lambda test: test.p)
+        return self.tests[0] if self.tests[0].p <= others.p * (len(self.tests) - 1) else others
+
+
+def residual(
+    sent: Floats, clean: Floats, sigma: float, *, client: int, round: int, part: str, levels: Floats | None = None,
+    seed: int = 0,
+) -> Residual:  # fmt: skip
+    """The residuals of one tensor. `levels`: the values that can travel, ascending, where the release was rounded to
+    them; a residual is then drawn from the normal distribution within its cell (Dunn and Smyth 1996), which keeps it
+    standard normal."""
+    if sent.shape != clean.shape:
+        raise ContractError(f"{part}: {sent.shape} was sent, and {clean.shape} comes out again.")
+    sigma = max(sigma, np.finfo(np.float64).tiny)
+    if levels is None:
+        return Residual(client, round, part, _matrix((sent - clean) / sigma), _matrix(clean))
+    edges = np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]]) / sigma
+    cell = np.searchsorted(edges[1:-1], _matrix(sent) / sigma)
+    low, high = edges[cell] - _matrix(clean) / sigma, edges[cell + 1] - _matrix(clean) / sigma
+    u = np.random.default_rng(seed).random(low.shape)
+    return Residual(
+        client, round, part, _within(low, high, u), _matrix(clean), Rounded(low, high, _matrix(clean) / sigma, edges)
+    )
+
+
+def _matrix(values: Floats) -> Floats:
+    values = np.asarray(values, dtype=np.float64)
+    return values.reshape(len(values), -1) if values.ndim > 1 else values.reshape(1, -1)
+
+
+def _within(low: Floats, high: Floats, u: Floats) -> Floats:
+    """The normal number at share u of a cell. Cells above 0 are mirrored: far out, 1 - Phi is exact and Phi is not."""
+    turn = low > 0
+    a, b = np.where(turn, -high, low), np.where(turn, -low, high)
+    z = ndtri(ndtr(a) + u * (ndtr(b) - ndtr(a)))
+    return np.where(turn, -1, 1) * np.clip(z, np.maximum(a, -40), np.minimum(b, 40))
+
+
+# --- the tests ----------------------------------------------------------------------------------------------------
+
+
+def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: bool = False, seed: int = 0) -> Finding:
+    """All tests on the residuals of one kind of release: all clients, all rounds.
+
+    `exact`: the release without noise is known to the bit, so that more noise than promised is no rounding either.
+    """
+    level = 1 - check_confidence(confidence)
+    residuals = [r for r in residuals if r.z.size]
+    if not residuals:
+        raise ContractError("There are no residuals to examine: nothing was sent.")
+    z = np.concatenate([r.z.ravel() for r in residuals])
+    clean = np.concatenate([r.clean.ravel() for r in residuals])
+    simulated = _Simulated(residuals, seed) if any(r.rounded for r in residuals) else None
+    squares = float(z @ z)
+    p_scale, p_more = (chdtr(len(z), squares), chdtrc(len(z), squares)) if simulated is None else simulated.p_values()
+    tests = [Test("scale", float(p_scale)), Test("mean", _two_sided(z.sum() / math.sqrt(len(z))))]
+    if exact:
+        tests.append(Test("excess", float(p_more)))
+    if (length := float(np.linalg.norm(clean))) > 0:
+        tests.append(Test("signal", _two_sided(float(z @ clean) / length)))
+    if len(z) >= LEAST and np.ptp(z) > 0:
+        tests.append(Test("shape", _shape(z)))
+    if simulated is None:
+        for name, key in (("client", lambda r: f"client {r.client}"), ("part", lambda r: r.part)):
+            tests += _worst_scale(name, residuals, key)
+    tests += [t for t in (_rows(residuals), _columns(residuals), _shared(residuals), _reused(residuals)) if t]
+    each = level / 2
+    low, high = _limits(len(z), squares, level, each) if simulated is None else simulated.limits(level, each)
+    finds = _finds(len(z), each) if simulated is None else simulated.finds(each)
+    scale = math.sqrt(squares / len(z)) if simulated is None else simulated.scale
+    others = min(test.p for test in tests[1:]) * (len(tests) - 1)
+    p = min(1.0, 2 * tests[0].p, 2 * others)
+    return Finding(len(z), scale, low, high, confidence, p, float(p_more), tuple(tests), finds)
+
+
+def _two_sided(t: float) -> float:
+    return float(2 * ndtr(-abs(t)))
+
+
+def _limits(n: int, squares: float, level: float, each: float) -> tuple[float, float]:
+    """Of the scale: two-sided below, and above what the scale test's share of the failure probability allows."""
+    return math.sqrt(squares / float(chdtri(n, level / 2))), math.sqrt(squares / float(chdtri(n, 1 - each)))
+
+
+def _finds(n: int, each: float) -> float:
+    """r^2 X < the limit with probability 95 %, X chi-square."""
+    return math.sqrt(float(chdtri(n, 1 - each)) / float(chdtri(n, 1 - POWER)))
+
+
+def _shape(z: Floats) -> float:
+    from scipy.stats import normaltest
+
+    return float(normaltest(z).pvalue)
+
+
+def _worst_scale(name: str, residuals: Sequence[Residual], key: Callable[[Residual], str]) -> list[Test]:
+    sums: dict[str, tuple[int, float]] = {}
+    for r in residuals:
+        n, squares = sums.get(key(r), (0, 0.0))
+        sums[key(r)] = n + r.z.size, squares + float((r.z**2).sum())
+    if len(sums) < 2:
+        return []
+    each = {place: float(chdtr(*sum_)) for place, sum_ in sums.items()}
+    place = min(each, key=lambda at: each[at])
+    n, squares = sums[place]
+    return [Test(name, min(1.0, len(each) * each[place]), f"{place}: x {math.sqrt(squares / n):.3g}")]
+
+
+def _f_upper(between: float, df1: int, within: float, df2: int) -> float:
+    """P[F(df1, df2) is larger]."""
+    if df1 < 1 or df2 < 1 or between + within <= 0:
+        return 1.0
+    return float(betainc(df2 / 2, df1 / 2, within / (within + between)))
+
+
+def _means(blocks: Iterable[tuple[Floats, int]], name: str) -> Test | None:
+    """Whether numbers that share a place have a common part. A block is (places, draws), its second entry the axis of
+    the draws; sums of squares are pooled over blocks."""
+    between = within = 0.0
+    df1 = df2 = 0
+    for block, axis in blocks:
+        draws = block.shape[axis]
+        if draws < 2:
+            continue
+        common = float((block.mean(axis) ** 2).sum()) * draws
+        between, within = between + common, within + float((block**2).sum()) - common
+        df1, df2 = df1 + block.size // draws, df2 + block.size - block.size // draws
+    return Test(name, _f_upper(between, df1, max(within, 0.0), df2)) if df1 else None
+
+
+def _rows(residuals: Sequence[Residual]) -> Test | None:
+    return _means(((r.z, 1) for r in residuals if len(r.z) > 1), "rows")
+
+
+def _columns(residuals: Sequence[Residual]) -> Test | None:
+    return _means(((r.z, 0) for r in residuals), "columns")
+
+
+def _shared(residuals: Sequence[Residual]) -> Test | None:
+    groups: dict[tuple[object, ...], list[Floats]] = {}
+    for r in residuals:
+        groups.setdefault((r.part, r.z.shape), []).append(r.z.ravel())
+    return _means(((np.stack(group), 0) for group in groups.values()), "shared")
+
+
+def _reused(residuals: Sequence[Residual]) -> Test | None:
+    """Of all pairs, on the numbers that both have: |a - b|^2 / |a + b|^2 is F(m, m) if they are independent and of one
+    scale, small if one was drawn like the other, large if it is its negative."""
+    step = -(-len(residuals) // MOST)
+    chosen = residuals[::step]
+    if len(chosen) < 2:
+        return None
+    length = min(PREFIX, max(r.z.size for r in chosen))
+    table, mask = (np.zeros((len(chosen), length)) for _ in range(2))
+    for i, r in enumerate(chosen):
+        values = r.z.ravel()[:length]
+        table[i, : len(values)], mask[i, : len(values)] = values, 1
+    own = (table**2) @ mask.T
+    both, cross = own + own.T, 2 * (table @ table.T)
+    m = mask @ mask.T
+    minus, plus = np.maximum(both - cross, 0), np.maximum(both + cross, 0)
+    with np.errstate(invalid="ignore"):
+        share = np.where(both > 0, minus / (minus + plus), 0.5)
+    lower = betainc(m / 2, m / 2, np.minimum(share, 1 - share))
+    rows, columns = np.triu_indices(len(chosen), 1)
+    at = int(np.argmin(lower[rows, columns]))
+    a, b = chosen[rows[at]], chosen[columns[at]]
+    p = min(1.0, 2 * float(lower[rows[at], columns[at]]) * len(rows))
+    return Test("reused", p, f"{_place(a)} and {_place(b)}")
+
+
+def _place(r: Residual) -> str:
+    return f"{r.part} of client {r.client} in round {r.round}"
+
+
+# --- releases that were rounded -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Simulated:
+    """The scale of noise on rounded releases: the likelihood's derivative at 1, E[e^2 - 1 | its cell] summed up."""
+
+    residuals: Sequence[Residual]
+    seed: int
+    score: float = field(init=False)
+    null: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cells = [r.rounded for r in self.residuals if r.rounded is not None]
+        if len(self._cells) != len(self.residuals):
+            raise ContractError("Rounded releases and others do not belong in one test: examine each field by itself.")
+        self.score = sum(float(_scores(c.low, c.high).sum()) for c in self._cells)
+        self.null = self._draws(1.0, DRAWS, "null")
+
+    def _draws(self, scale: float, count: int, purpose: str) -> Floats:
+        """The statistic on so many releases made with noise of so many sigma."""
+        rng = np.random.default_rng([self.seed, *purpose.encode()])
+        total = np.zeros(count)
+        for cells in self._cells:
+            clean, edges = cells.clean.ravel(), cells.edges
+            score = _scores(
+                edges[None, :-1] - clean[:, None], edges[None, 1:] - clean[:, None]
+            )  # of each possible cell
+            for begin in range(0, count, 64):
+                some = min(64, count - begin)
+                drawn = clean + scale * rng.standard_normal((some, len(clean)))
+                cell = np.searchsorted(edges[1:-1], drawn)
+                total[begin : begin + some] += score[np.arange(len(clean)), cell].sum(1)
+        return total
+
+    def p_values(self) -> tuple[float, float]:
+        """Of the scale being smaller, and being larger."""
+        less = (1 + int((self.null <= self.score).sum())) / (1 + len(self.null))
+        more = (1 + int((self.null >= self.score).sum())) / (1 + len(self.null))
+        return less, more
+
+    def finds(self, each: float) -> float:
+        limit = float(np.quantile(self.null, each, method="lower"))
+        for scale in GRID:
+            if (self._draws(scale, 200, f"at {scale}") < limit).mean() >= POWER:
+                return scale
+        return 0.0
+
+    @property
+    def scale(self) -> float:
+        return self._profile()[0]
+
+    def _profile(self) -> tuple[float, Floats, Floats]:
+        grid = np.geomspace(0.01, 4.0, 200)
+        value = np.array([sum(_likelihood(c, r) for c in self._cells) for r in grid])
+        return float(grid[int(value.argmax())]), grid, value
+
+    def limits(self, level: float, each: float) -> tuple[float, float]:
+        """From the profile of the likelihood: asymptotic, where the p-value is not."""
+        best, grid, value = self._profile()
+        drop = value.max() - value
+        low = grid[(grid <= best) & (drop <= float(ndtri(level / 2)) ** 2 / 2)]
+        high = grid[(grid >= best) & (drop <= float(ndtri(each)) ** 2 / 2)]
+        return float(low.min()), float(high.max()) if high.max() < grid[-1] else math.inf
+
+
+def _scores(low: Floats, high: Floats) -> Floats:
+    """E[e^2 - 1 | low < e < high] for standard normal e: (low phi(low) - high phi(high)) / (Phi(high) - Phi(low))."""
+    a, b = np.where(low > 0, -high, low), np.where(low > 0, -low, high)
+    mass = ndtr(b) - ndtr(a)
+    up = _times_density(a) - _times_density(b)
+    middle = np.clip((a + b) / 2, -40, 40)
+    return np.where(mass > 1e-290, up / np.maximum(mass, 1e-300), middle**2 - 1)
+
+
+def _times_density(x: Floats) -> Floats:
+    finite = np.where(np.isfinite(x), x, 0.0)
+    return finite * np.exp(-(finite**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _likelihood(cells: Rounded, scale: float) -> float:
+    low, high = cells.low / scale, cells.high / scale
+    turn = low > 0
+    a, b = np.where(turn, -high, low), np.where(turn, -low, high)
+    upper, lower = log_ndtr(b), log_ndtr(a)
+    return float((upper + np.log1p(-np.exp(np.minimum(lower - upper, -1e-16)))).sum())

@@ -1,0 +1,227 @@
+"""The noise of a run on the bytes as sent: honest noise passes, and each way of having less of it is found."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedaudit import Down, Method, Record, Up, ce, private, public, run, sgd
+from fedaudit.attack.residuals import audit_residuals
+from fedaudit.errors import RunError, SettingError
+from fedaudit.privacy import mechanism
+from fedaudit.privacy.calibration import analytic, gaussian_epsilon
+from fedaudit.runtime.run_record import read_record
+
+
+class Ask(Down):
+    pass
+
+
+class Sent(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+    V: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")
+    n: Tensor = private("label_counts", via="data", unit="client")
+    z: Tensor = private("soft_labels", via="model", unit="client", depends="all")
+    S: Tensor = private("synthetic_images", via="data", unit="client", dtype="uint8")
+    t: int = public()
+
+
+class Nothing(Record):
+    pass
+
+
+class Everything(Method):
+    """One field for each way in which a release can depend on records; the model goes on from round to round."""
+
+    def init(self, server):
+        return Nothing()
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.send, Ask())
+        return s
+
+    def send(self, client, msg):
+        client.fit(ce, epochs=1, batch=64, opt=sgd(0.1))
+        with torch.no_grad():
+            e, z = client.model.encode(client.x), client.model(torch.zeros(3, *client.shape))
+        counts = torch.bincount(client.y, minlength=client.classes).float()
+        V = client.protect(Sent, "V", client.class_means(e, "logits"))
+        client.memory["V"] = V
+        return Sent(e, V, counts, z, client.x[:12], client.t)
+
+
+SMALL = {"dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.5, "aux": 0.4, "eval_clients": False}
+ONE = {"epsilon": 1.0, "delta": 1e-2}
+ALL = ("embeddings", "label_counts", "logits", "soft_labels", "synthetic_images")
+# Images: noise of deviation 0.5 lets half of the pixels lie inside the range. At epsilon = 1 it is 20 times the range.
+POLICIES = {**dict.fromkeys(ALL, ONE), "synthetic_images": {"noise_multiplier": 0.009, "delta": 1e-2}}
+PRIVATE = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:0.5", "delta": 1e-2}}
+
+
+def everything(folder, **privacy):
+    run(method=f"{__name__}:Everything", rounds=2, clients=2, privacy=privacy or POLICIES, out=folder, **SMALL)
+    return folder
+
+
+def scaled(monkeypatch, factor):
+    real = mechanism._noise
+    monkeypatch.setattr(mechanism, "_noise", lambda like, sigma, *rest: real(like, factor * sigma, *rest))
+
+
+def by_kind(audits):
+    return {audit.kind: audit for audit in audits}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return everything(tmp_path_factory.mktemp("runs") / "honest")
+
+
+def test_honest_noise_is_as_large_as_the_ledger_says(honest):
+    audits = audit_residuals(honest)
+    found = by_kind(audits)
+    assert sorted(found) == sorted(ALL)
+    assert {kind for kind, a in found.items() if a.verdict == "refuted"} == set()
+    # 2 clients, 2 rounds, n records of 64 numbers; 4 times 10 counts cannot tell noise x 0.9.
+    assert found["embeddings"].verdict == found["logits"].verdict == "not refuted"
+    assert found["label_counts"].verdict == "cannot tell"
+    assert found["label_counts"].trials == 40
+    assert all(a.finds is not None and a.ceiling == math.inf for a in audits)
+    assert read_record(honest).audits == sorted(audits, key=lambda a: (a.test, a.claim))
+
+
+@pytest.mark.parametrize(
+    ("factor", "found_in"), [(0.9, {"embeddings", "logits", "synthetic_images"}), (0.5, set(ALL)), (0.0, set(ALL))]
+)
+def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_path, monkeypatch):
+    """The run was made with less noise than its ledger has; the audit is honest code, and only has the transcript."""
+    with monkeypatch.context() as m:
+        scaled(m, factor)
+        everything(tmp_path / "a")
+    found = by_kind(audit_residuals(tmp_path / "a"))
+    assert {kind for kind, a in found.items() if a.verdict == "refuted"} >= found_in
+    assert {a.verdict for a in found.values()} <= {"refuted", "cannot tell"}, "never silent"
+    embeddings = found["embeddings"]
+    assert embeddings.p_value < 1e-9
+    assert embeddings.lower_bound > 1.0
+    if factor == 0.5:
+        m = analytic(1.0, 1e-2, 1.0)
+        assert embeddings.lower_bound == pytest.approx(gaussian_epsilon(2 / m, 1e-2), rel=0.1)
+
+
+def test_noise_of_another_round_is_found(tmp_path, monkeypatch):
+    """The same noise in both rounds: each release by itself is as noisy as promised, their difference is not."""
+    real = mechanism._noise
+
+    def again(like, sigma, policy, key):
+        seed, client, _, ask, attempt, *rest = key
+        return real(like, sigma, policy, (seed, client, 1, ask, attempt, *rest))
+
+    with monkeypatch.context() as m:
+        m.setattr(mechanism, "_noise", again)
+        everything(tmp_path / "a")
+    found = by_kind(audit_residuals(tmp_path / "a"))
+    for kind in ("embeddings", "label_counts", "logits", "soft_labels"):
+        assert found[kind].verdict == "refuted"
+        assert "reused" in found[kind].how or "shared" in found[kind].how
+
+
+def test_a_release_that_was_not_clipped_is_found(tmp_path, monkeypatch):
+    with monkeypatch.context() as m:
+        m.setattr(mechanism, "clip_rows", lambda t, C: t.clone())
+        everything(tmp_path / "a", embeddings={"noise_multiplier": 0.5, "delta": 1e-2, "sensitivity": "clip:0.1"})
+    (found,) = audit_residuals(tmp_path / "a")
+    assert found.verdict == "refuted"
+
+
+def test_one_client_with_less_noise_is_named(tmp_path, monkeypatch):
+    real = mechanism._noise
+    less = lambda like, sigma, policy, key: real(like, (0.8 if key[1] == "client 1" else 1) * sigma, policy, key)  # noqa: E731
+    with monkeypatch.context() as m:
+        m.setattr(mechanism, "_noise", less)
+        everything(tmp_path / "a", embeddings=ONE)
+    (found,) = audit_residuals(tmp_path / "a")
+    assert found.verdict == "refuted"
+    (alone,) = audit_residuals(tmp_path / "a", clients=[0])
+    assert alone.verdict == "not refuted"
+
+
+def test_a_repetition_that_goes_astray_accuses_nobody(honest, monkeypatch):
+    """Another learning rate: what comes out is not what was sent, and no statement about its noise is made."""
+    real = Everything.send
+
+    def other(self, client, msg):
+        client.fit(ce, epochs=1, batch=64, opt=sgd(0.5))
+        return real(self, client, msg)
+
+    monkeypatch.setattr(Everything, "send", other)
+    monkeypatch.setattr(Everything, "round", lambda self, s, server, cohort: s)
+    found = by_kind(audit_residuals(honest))
+    assert found["label_counts"].verdict == "cannot tell"  # these do not depend on the model
+    assert found["embeddings"].verdict == "cannot tell"
+
+
+# -- DP-SGD --------------------------------------------------------------------------------------------------------
+
+
+def fedavg(folder, **more):
+    run(method="fedavg", rounds=2, clients=2, set={"E": 1, "B": 64}, privacy=PRIVATE, out=folder, **SMALL, **more)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return fedavg(tmp_path_factory.mktemp("runs") / "trained")
+
+
+def test_the_noise_of_private_training_is_as_large_as_the_ledger_says(trained):
+    (found,) = audit_residuals(trained)
+    assert (found.kind, found.claim, found.verdict) == ("training", "training, all rounds", "not refuted")
+    assert "to the bit" not in found.how, "the weights that were sent came out again"
+    assert found.trials > 10_000
+    assert found.lower_bound <= found.claim_epsilon == found.ledger_epsilon
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.5, 0.0])
+def test_less_noise_in_private_training_is_found(factor, trained, monkeypatch):
+    from opacus.optimizers import DPOptimizer
+
+    real = DPOptimizer.add_noise
+
+    def less(self):
+        real(self)
+        for p in self.params:
+            p.grad = p.summed_grad.view_as(p) + factor * (p.grad - p.summed_grad.view_as(p))
+
+    monkeypatch.setattr(DPOptimizer, "add_noise", less)
+    (found,) = audit_residuals(trained)
+    assert found.verdict == "refuted"
+    assert found.lower_bound > found.claim_epsilon
+    assert "to the bit" in found.how, "the run was honest: its weights do not come out again"
+
+
+def test_gradients_that_are_not_clipped_are_found(trained, monkeypatch):
+    from fedaudit.privacy import dpsgd
+
+    real = dpsgd.clip_and_sum
+    monkeypatch.setattr(dpsgd, "clip_and_sum", lambda gradients, C: real(gradients, 10 * C))
+    (found,) = audit_residuals(trained)
+    assert found.verdict == "refuted"
+    assert "times the clipping norm" in found.how
+
+
+def test_what_a_user_gets_wrong(honest, tmp_path):
+    with pytest.raises(SettingError, match="Did you mean 'embeddings'"):
+        audit_residuals(honest, kinds=["embedings"])
+    with pytest.raises(SettingError, match="no client 7"):
+        audit_residuals(honest, clients=[7])
+    run(method="fedavg", rounds=1, clients=2, out=tmp_path / "plain", **SMALL)
+    with pytest.raises(SettingError, match="no noise to examine"):
+        audit_residuals(tmp_path / "plain")
+    path = tmp_path / "plain" / "record.json"
+    path.write_text(path.read_text().replace('"status": "done"', '"status": "running"'))
+    with pytest.raises(RunError, match="not finished"):
+        audit_residuals(tmp_path / "plain")

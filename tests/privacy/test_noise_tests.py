@@ -1,0 +1,131 @@
+"""Tests of noise: at most 5 % of honest noise is accused, and each way of being dishonest is found by its test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedaudit.errors import ContractError
+from fedaudit.privacy.noise_tests import Finding, examine, residual
+
+LEVELS = np.arange(256) / 127.5 - 1
+
+
+def rounded(values):
+    return LEVELS[np.searchsorted((LEVELS[1:] + LEVELS[:-1]) / 2, values)]
+
+
+def releases(noise, sigma=2.0, levels=None, shape=(10, 10), clients=10, seed=0):
+    """`clients` releases of 100 numbers: 1,000 in all. `noise(rng, k)` gives client k's, in units of sigma."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for k in range(clients):
+        clean = rng.normal(size=shape) * 0.3
+        sent = clean + sigma * noise(rng, k)
+        sent = sent if levels is None else rounded(sent)
+        found.append(residual(sent, clean, sigma, client=k, round=1, part="E", levels=levels, seed=k))
+    return found
+
+
+def honest(rng, k):
+    return rng.normal(size=(10, 10))
+
+
+def rejected(noise, n, **options) -> int:
+    exact = options.pop("exact", False)
+    return sum(examine(releases(noise, seed=seed, **options), exact=exact).p < 0.05 for seed in range(n))
+
+
+def test_honest_noise_is_accused_in_five_percent_at_most():
+    """200 repetitions: 5 % gives at most 19 with a probability of 99.7 %."""
+    assert rejected(honest, 200, exact=True) <= 19
+
+
+def test_noise_times_nine_tenths_is_found_in_a_thousand_numbers():
+    """chi-square, 1,000 degrees: 0.81 (1000 +- 45) against its 2.5 % quantile, 914: found with 99.9 %."""
+    assert rejected(lambda rng, k: 0.9 * honest(rng, k), 60) >= 57
+    finding = examine(releases(honest))
+    assert finding.numbers == 1000
+    assert finding.finds == pytest.approx(np.sqrt(stats.chi2.ppf(0.025, 1000) / stats.chi2.ppf(0.95, 1000)))
+    assert finding.finds > 0.9
+
+
+def test_the_scales_limits_hold():
+    """One-sided 97.5 % above (half of the failure probability is the scale's), 97.5 % below."""
+    found = [examine(releases(lambda rng, k: 0.7 * honest(rng, k), seed=seed)) for seed in range(200)]
+    assert sum(f.high < 0.7 for f in found) <= 12
+    assert sum(f.low > 0.7 for f in found) <= 12
+    assert np.mean([f.high for f in found]) < 0.75
+
+
+def common(rng, k):
+    """Numbers that all releases share: drawn from a generator that does not know k."""
+    return np.random.default_rng(99).normal(size=(10, 10))
+
+
+@pytest.mark.parametrize(
+    ("noise", "by"),
+    [
+        (lambda rng, k: honest(rng, k) + 0.2, {"mean"}),
+        (lambda rng, k: rng.laplace(size=(10, 10)) / np.sqrt(2), {"shape"}),
+        (lambda rng, k: rng.choice([-1.0, 1.0], size=(10, 10)), {"shape"}),
+        (lambda rng, k: np.repeat(rng.normal(size=(10, 1)), 10, axis=1), {"rows"}),
+        (lambda rng, k: np.repeat(rng.normal(size=(1, 10)), 10, axis=0), {"columns"}),
+        (lambda rng, k: 0.4 * common(rng, k) + np.sqrt(1 - 0.16) * honest(rng, k), {"shared"}),
+        (lambda rng, k: common(rng, k) if k in (2, 7) else honest(rng, k), {"reused"}),
+        (lambda rng, k: {2: 1, 7: -1}[k] * common(rng, k) if k in (2, 7) else honest(rng, k), {"reused"}),
+        (lambda rng, k: (0.5 if k == 3 else 1.0) * honest(rng, k), {"client", "scale"}),
+        (lambda rng, k: 1.2 * honest(rng, k), {"excess"}),
+    ],
+)
+def test_each_dishonesty_is_found_by_its_test(noise, by):
+    finding = examine(releases(noise), exact=True)
+    assert finding.p < 0.05
+    assert finding.strongest.name in by
+    if by == {"reused"}:
+        assert finding.strongest.worst == "E of client 2 in round 1 and E of client 7 in round 1"
+
+
+def test_a_release_that_is_not_what_it_should_be_is_found_along_itself():
+    """Twice the release: residuals along the noise-free one, though their size hardly changes."""
+    rng = np.random.default_rng(0)
+    clean = rng.normal(size=(10, 100))
+    finding = examine([residual(2 * clean + 3 * rng.normal(size=(10, 100)), clean, 3.0, client=0, round=1, part="E")])
+    assert (finding.strongest.name, finding.p < 1e-6) == ("signal", True)
+
+
+# -- rounded releases ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.3, 20.0])
+def test_rounding_and_clamping_do_not_accuse_honest_noise(sigma):
+    """With sigma = 20 nearly every number arrives as 1 or -1."""
+    assert rejected(honest, 5, sigma=sigma, levels=LEVELS) <= 2
+
+
+def test_residuals_within_their_cells_are_normal():
+    """Of numbers that arrived as three levels only: their residuals are standard normal all the same."""
+    z = np.concatenate([r.z.ravel() for r in releases(honest, sigma=1.0, levels=LEVELS, clients=40)])
+    assert stats.kstest(z, "norm").pvalue > 0.01
+
+
+def test_less_noise_is_found_through_rounding():
+    found: list[Finding] = [
+        examine(releases(lambda rng, k: 0.5 * honest(rng, k), sigma=sigma, levels=LEVELS)) for sigma in (0.3, 2.0)
+    ]
+    assert all(f.p < 0.05 and f.high < 1 for f in found)
+    assert found[0].scale == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_can_be_found_through_clamping_is_said():
+    """sigma = 200: of 1,000 numbers about 4 lie inside the range. Half of the noise makes that 8: nobody could tell."""
+    finding = examine(releases(honest, sigma=200.0, levels=LEVELS))
+    assert finding.finds < 0.5
+
+
+def test_what_cannot_be_examined():
+    with pytest.raises(ContractError, match="no residuals"):
+        examine([])
+    with pytest.raises(ContractError, match="was sent"):
+        residual(np.zeros((2, 3)), np.zeros((3, 2)), 1.0, client=0, round=1, part="E")
