@@ -3,6 +3,9 @@
 Settings are paired with themselves; where the setting itself changed, by method and privacy, if that names one on
 either side, and the change is listed. Figures are compared seed by seed (paired t-test) where both sides have the same
 seeds, otherwise by Welch's t-test. All estimated comparisons of one call are one family: p-values are Holm's.
+
+A figure that differs is more than noise, within noise, or cannot be told: one seed, two, no figure on one side. The
+last is no verdict, and has an exit code of its own. `Limit` is a gate: how much worse a figure may become.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedaudit.errors import SettingError
+from fedaudit.errors import SettingError, unknown
 from fedaudit.reports.formats import plain
 from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
 from fedaudit.reports.table import Row, rows_of
@@ -39,6 +42,20 @@ class Change:
         return self.test.more_than_noise and not self.column.machine
 
     @property
+    def untold(self) -> bool:
+        """It differs, or has no figure on one side, and there are too few seeds to say whether that is noise."""
+        few = self.test.p is None or (math.isfinite(self.test.seeds) and self.test.seeds < SEEDS)
+        return few and self.test.difference != 0 and not self.test.more_than_noise
+
+    @property
+    def worse_by(self) -> float | None:
+        """How much worse it became, in the column's unit; negative where it is better. None: there is no telling."""
+        if self.before is None or self.after is None or self.column.better is None:
+            return None
+        gap = 0.0 if self.before == self.after else self.after - self.before  # inf - inf is no number
+        return -gap if self.column.better == "high" else gap
+
+    @property
     def direction(self) -> str:
         if not self.test.difference or self.column.better is None:
             return "changed"
@@ -61,6 +78,53 @@ class Comparison:
     def changed(self) -> bool:
         """What the exit code tells."""
         return any(change.counts for change in self.changes)
+
+    @property
+    def untold(self) -> bool:
+        """Whether a figure about the method differs and nobody can say whether that is noise."""
+        return any(change.untold and not change.column.machine for change in self.changes)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much worse one figure may become: in points for shares, in its own unit, or as a share of what it was."""
+
+    column: Column
+    amount: float
+    relative: bool
+
+    @classmethod
+    def parse(cls, text_: str) -> Limit:
+        """`accuracy=2` is two points, `auc=0.02` as AUC is counted, `up=10%` a tenth of what it was."""
+        key, equals, amount = (part.strip() for part in text_.partition("="))
+        gated = [column.key for column in COLUMNS if column.better is not None]
+        if not equals:
+            raise SettingError(f"--max-drop {text_!r}: write COLUMN=AMOUNT, for example accuracy=2.")
+        if key not in gated:
+            raise SettingError(unknown("column to gate", key, gated))
+        column = next(c for c in COLUMNS if c.key == key)
+        try:
+            number = float(amount.removesuffix("%"))
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise SettingError(f"--max-drop {text_!r}: the amount is a number from 0 up, such as 2 or 10%.")
+        relative = amount.endswith("%")
+        return cls(column, number / 100 if relative or column.unit == "share" else number, relative)
+
+    def breaks(self, result: Comparison) -> list[str]:
+        """What became worse by more than that, by its mean over seeds; a figure that is gone is broken, too."""
+        lines = []
+        for change in (c for c in result.changes if c.column is self.column):
+            if change.before is not None and change.after is None:
+                lines.append(f"{change.label}: {self.column.title} has no figure any more")
+                continue
+            if change.worse_by is None or change.before is None:
+                continue
+            allowed = self.amount * abs(change.before) if self.relative else self.amount
+            if change.worse_by > allowed + 1e-12:  # a whole drop of 2 points is no more than 2
+                lines.append(_line(change))
+        return lines
 
 
 def compare(before: Path | str, after: Path | str) -> Comparison:
@@ -137,8 +201,16 @@ def _test(a: Row, b: Row, column: Column) -> Test:
             return Test(0.0, 1.0, "counted or computed: equal")
         gap = y.value - x.value
         return Test(gap, 0.0, "counted or computed: no noise in it")
-    test = compared(x.each, y.each)
+    test = _possible(compared(x.each, y.each), column)
     return replace(test, seeds=min(len(x.each), len(y.each))) if math.isinf(test.seeds) else test
+
+
+def _possible(test: Test, column: Column) -> Test:
+    """Its interval, cut to the differences that two figures of this column can have."""
+    most = column.bounds[1] - column.bounds[0]
+    if test.low is None or test.high is None or math.isinf(most):
+        return test
+    return replace(test, low=max(-most, test.low), high=min(most, test.high))
 
 
 def _settings(a: Group, b: Group) -> dict[str, list[Any]]:
@@ -188,8 +260,12 @@ def as_text(result: Comparison) -> str:
     told = [change for change in result.changes if change.test.more_than_noise]
     lines += ["", f"More than noise: {len(told)} of {len(result.changes)} figures"]
     lines += [f"  {_line(change)}" for change in told]
-    noise = [change for change in result.changes if not change.test.more_than_noise and change.test.difference != 0]
-    lines += ["", f"Within noise, or not to be told: {len(noise)} figures"]
+    untold = [change for change in result.changes if change.untold]
+    if untold:
+        lines += ["", f"Cannot be told, with fewer than {SEEDS} seeds or no figure on a side: {len(untold)} figures"]
+        lines += [f"  {_line(change)}" for change in untold]
+    noise = [c for c in result.changes if not c.test.more_than_noise and not c.untold and c.test.difference != 0]
+    lines += ["", f"Within noise: {len(noise)} figures"]
     lines += [f"  {_line(change)}" for change in noise]
     equal = sum(change.test.difference == 0 for change in result.changes)
     lines += ["", f"Equal: {equal} figures"]
@@ -223,12 +299,13 @@ def as_json(result: Comparison) -> str:
     document = {
         "compare_schema": 1,
         "changed": result.changed,
+        "untold": result.untold,
         "changes": [
             {
                 "label": c.label, "column": c.column.key, "before": c.before, "after": c.after,
                 "difference": c.test.difference, "low": c.test.low, "high": c.test.high, "p_holm": c.test.p,
-                "test": c.test.how, "more_than_noise": c.test.more_than_noise, "counts": c.counts,
-                "direction": c.direction,
+                "test": c.test.how, "more_than_noise": c.test.more_than_noise, "cannot_be_told": c.untold,
+                "counts": c.counts, "direction": c.direction,
             }
             for c in result.changes
         ],

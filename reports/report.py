@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedaudit.errors import FedauditError, RunError, SettingError, unknown
 from fedaudit.reports.runs import Run, grouped, read_runs
-from fedaudit.reports.table import rows_of
+from fedaudit.reports.table import Row, rows_of
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import reading
 
@@ -31,12 +31,7 @@ def write_report(
         if name not in FORMATS:
             raise SettingError(unknown("format", name, FORMATS))
     folder = Path(folder)
-    if not folder.is_dir():
-        raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
-    runs, problems = read_runs(folder)
-    problems = {**failures(folder), **problems}
-    runs = _whole(runs, folder, problems)
-    rows = rows_of(grouped(runs))
+    rows, problems = rows_below(folder)
     failed = {**(failed or {}), **problems}
     out = out or folder
     out.mkdir(parents=True, exist_ok=True)
@@ -55,6 +50,15 @@ def write_report(
 
         written += write_figures(rows, out / FIGURES)
     return written
+
+
+def rows_below(folder: Path) -> tuple[list[Row], dict[str, str]]:
+    """The rows of all runs below a folder, and what failed or cannot be read, with the reason."""
+    if not folder.is_dir():
+        raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
+    runs, problems = read_runs(folder)
+    problems = {**failures(folder), **problems}
+    return rows_of(grouped(_whole(runs, folder, problems))), problems
 
 
 def _whole(runs: list[Run], folder: Path, problems: dict[str, str]) -> list[Run]:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
+from fedaudit.reports.attack_rows import attacks_of, best_attack
+from fedaudit.reports.leaks import judged, leaks_by_seed
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Group, command
-from fedaudit.reports.table import OUTER, Row, asked, refused
+from fedaudit.reports.table import Row, asked, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import BY_KEY, COLUMNS, VIA, kind_text, protection_text, seen_by, text
+from fedaudit.suite.measured import OUTER
 
 LIMITS = (
     "An attack that finds nothing is no proof that nothing can be found: it is a lower bound on what leaks.",
@@ -101,13 +103,13 @@ def verdict(row: Row) -> list[str]:
         lines.append(f"Membership attacks: {auc.reason or 'none'}.")
     else:
         best = best_attack(row.group, "membership", "auc")
-        above = _leaks(best) if best else []
+        above = leaks_by_seed(best) if best else []
         found = f"AUC {auc.value:.3f} ({auc.detail})"
         if above and all(above):
             lines.append(f"Members can be told from others better than by guessing, in each seed: {found}.")
         elif any(above):
             lines.append(f"Members can be told from others in {sum(above)} of {len(above)} seeds: {found}.")
-        elif best and not _judged(best) and auc.n >= SEEDS and (auc.low or 0.0) > 0.5:
+        elif best and not judged(best) and auc.n >= SEEDS and (auc.low or 0.0) > 0.5:
             lines.append(f"Members can be told from others over all seeds, though in no single one: {found}.")
         else:
             lines.append(
@@ -120,19 +122,6 @@ def verdict(row: Row) -> list[str]:
         worth = f", {identified.flag}" if identified.flag else ""
         lines.append(f"The best reconstruction identifies {share} of its images{worth}: {identified.detail}.")
     return lines
-
-
-def _judged(found: Found) -> bool:
-    return any(result.get("leak") is not None for result in found.results.values())
-
-
-def _leaks(found: Found) -> list[bool]:
-    """By seed: the attack's own verdict where it has one (it then beats blind baselines too), else its interval."""
-    told = []
-    for seed, estimate in found.estimates("auc").items():
-        leak = found.results[seed].get("leak")
-        told.append(bool(leak) if leak is not None else (estimate.get("low") or 0.0) > 0.5)
-    return told
 
 
 def releases(rows: Sequence[Row]) -> list[dict[str, Any]]:

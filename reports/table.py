@@ -12,8 +12,8 @@ from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
+from fedaudit.suite.measured import OUTER
 
-OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
 UNTRAINED = "Under-trained: accuracy is near"
 NEAR_CHANCE = 1.5  # times what guessing gives
 STILL_RISING = 0.02  # gained in the last evaluated round

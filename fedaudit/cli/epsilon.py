@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
-from fedaudit.errors import DataError
+from fedaudit.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     from fedaudit.runtime.run_record import EpsilonAudit
@@ -25,6 +25,7 @@ Trust = Annotated[bool, typer.Option("--trust", help="Import code outside fedaud
 Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
 Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
 Claim = Annotated[float | None, typer.Option(help="An epsilon to hold against the bound.", show_default=False)]
+Fail = Annotated[bool, typer.Option("--fail-if-refuted", help="Exit code 1 where a claim is refuted: for CI.")]
 Client = Annotated[str, typer.Option(help="all, or a client's number.")]
 
 
@@ -36,6 +37,7 @@ def one_run(
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     claim: Claim = None,
+    fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
     """What guesses about canaries of one run show, by Steinke et al. 2023 and the f-DP of Mahloujifar et al. 2024."""
@@ -45,7 +47,7 @@ def one_run(
     bounds = {"steinke": one_run_steinke(*counts, delta, confidence)}
     if delta > 0:  # a Gaussian mechanism meets no epsilon at delta = 0
         bounds["f_dp"] = one_run_fdp(*counts, delta, confidence)
-    _print_bounds(bounds, claim, as_json)
+    _print_bounds(bounds, claim, as_json, fail_if_refuted)
 
 
 @epsilon_app.command("from-scores")
@@ -55,6 +57,7 @@ def from_scores(
     confidence: Confidence = 0.95,
     correction: Annotated[str, typer.Option(help="For having chosen the threshold: bonferroni | split")] = "bonferroni",
     claim: Claim = None,
+    fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
     """What a membership attack's scores show: Clopper-Pearson over thresholds, corrected for their choice."""
@@ -62,7 +65,7 @@ def from_scores(
 
     scores, member = read_scores(file)
     bound = bound_from(scores, member, delta, confidence, correction)  # type: ignore[arg-type]
-    _print_bounds({"from_scores": bound}, claim, as_json)
+    _print_bounds({"from_scores": bound}, claim, as_json, fail_if_refuted)
 
 
 @epsilon_app.command("release-path")
@@ -73,6 +76,7 @@ def release_path(
     trials: Annotated[int, typer.Option(min=1, max=MOST, help="Releases of each of the two neighbours.")] = 1000,
     confidence: Confidence = 0.95,
     trust: Trust = False,
+    fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
     """Hold the claim of each protected kind against its own release path, run many times on a worst pair of records."""
@@ -85,6 +89,7 @@ def release_path(
             run, kinds=kind, clients=chosen_clients(client), trials=trials, confidence=confidence, watch=watch
         )
     _print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
 @epsilon_app.command("residuals")
@@ -117,6 +122,7 @@ def audit(
     ] = None,
     confidence: Confidence = 0.95,
     trust: Trust = False,
+    fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
     """Hold the claims for a whole run against guesses about its canaries (`run --canaries M`), or its audit split."""
@@ -130,6 +136,7 @@ def audit(
             watch=watch,
         )  # fmt: skip
     _print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
 # --- in and out --------------------------------------------------------------------------------------------------
@@ -181,7 +188,14 @@ def _score(text: str | None, path: Path, line: int) -> float:
     return value
 
 
-def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool) -> None:
+def _fail_if(refuted: bool) -> None:
+    if refuted:
+        raise typer.Exit(1)
+
+
+def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool, fail_if_refuted: bool) -> None:
+    if fail_if_refuted and claim is None:
+        raise SettingError("--fail-if-refuted needs a claim to refute: --claim EPSILON.")
     verdicts = {} if claim is None else {name: bound.against(claim) for name, bound in bounds.items()}
     if as_json:
         shown = {
@@ -189,14 +203,14 @@ def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool) ->
             for name, bound in bounds.items()
         }
         print(json.dumps(shown, indent=1))
-        return
-    for name, bound in bounds.items():
+    for name, bound in () if as_json else bounds.items():
         at = f"delta = {bound.delta:g}, confidence {bound.confidence:g}"
         print(f"epsilon >= {bound.epsilon:.5f} at {at}: {bound.method}")
         print(f"  assumes: {bound.assumes}")
         if name in verdicts:
             v = verdicts[name]
             print(f"  epsilon = {v.claim:g}: {v.verdict} (p = {v.p_value:.3g}, {v.trials} trials)")
+    _fail_if(fail_if_refuted and any(v.verdict == "refuted" for v in verdicts.values()))
 
 
 def _print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:

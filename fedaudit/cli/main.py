@@ -208,11 +208,17 @@ app.command("run")(run)
 
 
 @app.command()
-def show(run: RunArgument, as_json: Json = False) -> None:
-    """What a run reached and cost."""
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder of an audit.")],
+    as_json: Json = False,
+) -> None:
+    """What a run reached and cost; of an audit, a table of its rows."""
     from fedaudit.runtime.folder import check_transcript
     from fedaudit.runtime.run_record import read_record, reading
 
+    if not (run / "record.json").exists() and next(run.glob("**/record.json"), None) is not None:
+        _show_audit(run, as_json)
+        return
     record = read_record(run)
     if (run / "transcript").is_dir():
         check_transcript(run, record)
@@ -221,6 +227,14 @@ def show(run: RunArgument, as_json: Json = False) -> None:
     else:
         with reading(run):
             print_summary(record)
+
+
+def _show_audit(folder: Path, as_json: bool) -> None:
+    from fedaudit.reports import short
+    from fedaudit.runtime.run_record import reading
+
+    with reading(folder):
+        print(short.as_json(folder) if as_json else short.table(folder))
 
 
 @app.command()
@@ -356,6 +370,7 @@ def audit(
         raise typer.Exit(130) from None
     errors = {str(cell.folder): cell.error for cell in cells if cell.error}
     pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
+    _show_audit(out, as_json=False)
     for cell in cells:
         if cell.again is not None:
             print(f"again: {cell.folder}: {cell.again}")
@@ -414,21 +429,31 @@ def report(
 def compare(
     before: Annotated[Path, typer.Argument(metavar="DIR_A", help="A folder of runs.")],
     after: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another: the later one.")],
+    max_drop: Annotated[
+        list[str], typer.Option(metavar="COLUMN=AMOUNT", help="A gate: accuracy=2 (points), up=10%; repeatable.")
+    ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """What changed between two folders of runs, and whether it is more than noise.
 
-    Exit code 0 if nothing did, 1 if a figure changed by more than noise (time and memory do not count), 2 where there
-    is nothing to compare.
+    Exit code 0 if nothing did, 1 if a figure changed by more than noise (time and memory do not count), 3 if none did
+    but one differs and the seeds are too few to tell, 2 where there is nothing to compare. With --max-drop it is about
+    those figures alone: 1 if the mean of one became worse by more than allowed, otherwise 0.
     """
     from fedaudit.reports import compare as compare_
     from fedaudit.runtime.run_record import reading
 
+    limits = [compare_.Limit.parse(text) for text in max_drop]
     with reading(f"{before} or {after}"):
         result = compare_.compare(before, after)
     print(compare_.as_json(result) if as_json else compare_.as_text(result))
-    if result.changed:
-        raise typer.Exit(1)
+    if limits:
+        broken = [line for limit in limits for line in limit.breaks(result)]
+        for line in broken:
+            print(f"worse than allowed: {line}", file=sys.stderr)
+        raise typer.Exit(1 if broken else 0)
+    if result.changed or result.untold:
+        raise typer.Exit(1 if result.changed else 3)
 
 
 # --- communication ---------------------------------------------------------------------------------------------
@@ -486,18 +511,23 @@ def comm(
 
 @app.command()
 def check(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder of an audit.")],
     budget: Annotated[Path, typer.Option(help="A TOML file of ceilings and floors.")],
     format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
 ) -> None:
     """Hold runs against budgets: exit code 0 if all are kept, 1 if not, 2 for a budget that makes no sense."""
     from fedaudit.runtime.run_record import reading
-    from fedaudit.suite.budgets import FORMATS, check_runs
+    from fedaudit.suite.budgets import FORMATS, check_runs, github_error
 
     if format not in FORMATS:
         raise SettingError(unknown("format", format, FORMATS))
-    with reading(", ".join(map(str, runs))):
-        outcomes = check_runs(runs, budget)
+    try:
+        with reading(", ".join(map(str, runs))):
+            outcomes = check_runs(runs, budget)
+    except FedauditError as e:
+        if format == "github":  # beside the change, not only in a log
+            print(github_error("fedaudit", str(e)))
+        raise
     if format == "table":
         print_table([outcome.row() for outcome in outcomes], f"{budget}")
         for outcome in outcomes:

@@ -15,21 +15,32 @@ max_growth = "1 %"
 [[budget]]
 metric = "accuracy"           # or "flops", "peak_memory"
 min = 0.9
+
+[[budget]]
+metric = "epsilon"            # the ledger's; or "auc", "tpr" (at 1 % FPR) of the best membership attack, "refuted"
+max = 8.0                     # claims (max = 0)
+
+[[budget]]
+metric = "time"               # no absolute ceiling: another machine has another clock
+baseline = "main.json"
+max_growth = "50 %"
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
 from fedaudit.errors import SettingError, did_you_mean
+from fedaudit.runtime.folder import STALE
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Frozen, read_toml, validated
+from fedaudit.suite.measured import METRICS
 from fedaudit.units import bytes_text, parse_bytes
 
 Per = Literal["client-round", "round", "run"]
@@ -45,7 +56,7 @@ class Budget(Frozen):
     field: str | None = None
     convention: Literal["payload", "wire"] = "payload"
     per: Per = "client-round"
-    metric: Literal["bytes", "flops", "peak_memory", "accuracy"] = "bytes"
+    metric: Literal["bytes", "flops", "peak_memory", "time", "accuracy", "epsilon", "auc", "tpr", "refuted"] = "bytes"
     max: str | float | None = None
     min: float | None = None
     baseline: str | None = None
@@ -78,7 +89,9 @@ class Outcome:
     fields: list[tuple[str, float, float | None]] = field(default_factory=list)  # name, bytes, bytes before
 
     def show(self, value: float) -> str:
-        return f"{value:.4g}" if self.budget.metric in ("accuracy", "flops") else bytes_text(value, binary=True)
+        if self.budget.metric in ("bytes", "peak_memory"):
+            return bytes_text(value, binary=True)
+        return f"{value:.4g}" + " s" * (self.budget.metric == "time")
 
     def row(self) -> dict[str, Any]:
         return {
@@ -86,13 +99,17 @@ class Outcome:
             "budget": self.budget.title(),
             "measured": self.show(self.value),
             "allowed": self.show(self.limit),
-            "kept": "yes" if self.kept else f"no, {abs(self.value / self.limit - 1):.1%} off" if self.limit else "no",
+            "kept": "yes" if self.kept else f"no{self.off(', ', ' off')}",
         }
+
+    def off(self, before: str, after: str) -> str:
+        """By how much, where that is a share of anything."""
+        finite = self.limit and math.isfinite(self.value)
+        return f"{before}{abs(self.value / self.limit - 1):.1%}{after}" if finite else ""
 
     def message(self) -> str:
         """What broke, by how much, and which field grew."""
-        word = "under" if self.budget.metric == "accuracy" else "over"
-        share = f" ({abs(self.value / self.limit - 1):.1%} {word})" if self.limit else ""
+        share = self.off(" (", " under)" if self.budget.metric == "accuracy" else " over)")
         text = (
             f"{self.run}: {self.budget.title()} is {self.show(self.value)}, the budget {self.show(self.limit)}{share}"
         )
@@ -140,8 +157,14 @@ def _check(budget: Budget, path: Path | str) -> None:
         )
     if budget.metric != "bytes" and (about := budget.direction or budget.message or budget.field):
         raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} has no {about!r}; leave it out.")
-    if budget.metric == "flops" and isinstance(budget.max, str):
-        raise SettingError(f"{path}: the budget {budget.title()!r}: FLOPs are a number, such as max = 2e9.")
+    if budget.metric not in ("bytes", "peak_memory") and isinstance(budget.max, str):
+        what = "FLOPs are" if budget.metric == "flops" else f"{budget.metric} is"
+        raise SettingError(f"{path}: the budget {budget.title()!r}: {what} a number, such as max = 2.0.")
+    if budget.metric == "time" and budget.baseline is None:
+        raise SettingError(
+            f"{path}: the budget {budget.title()!r}: seconds tell of the machine, so that time is held against a run "
+            "of the same machine: baseline and max_growth."
+        )
     numbers = {
         "max": budget.limit(),
         "min": budget.min,
@@ -160,9 +183,20 @@ def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:
     return check_budgets(read_budgets(path), runs, path)
 
 
+def runs_below(folders: Sequence[Path]) -> list[Path]:
+    """Run folders as they are; of the folder of an audit, all runs below it."""
+    found: list[Path] = []
+    for folder in folders:
+        below = sorted(path.parent for path in folder.glob("**/record.json")) if folder.is_dir() else []
+        below = [path for path in below if STALE not in path.relative_to(folder).parts]
+        found += [folder] if folder in below or not below else below
+    return list(dict.fromkeys(found))
+
+
 def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> list[Outcome]:
     """Every budget against every run that it is about. A budget that is about none of them is an error."""
-    records = [(str(run), read_record(run)) for run in runs]
+    records = [(str(run), read_record(run)) for run in runs_below(runs)]
+    records = [(name, record) for name, record in records if record.status != "refused"]  # nothing was run there
     for name, record in records:
         if record.status == "running":
             raise SettingError(
@@ -224,21 +258,8 @@ def hold(
 
 def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]:
     """The figure that a budget is about, and for bytes its parts by field."""
-    if budget.metric == "accuracy":
-        last = record.result.last
-        if last is None:
-            raise SettingError(f"The run of {record.setting.method} has no evaluated round to take an accuracy from.")
-        reached = last.test_score()
-        if reached is None:
-            raise SettingError(f"The run of {record.setting.method} evaluated no model: run it with --eval-clients.")
-        return reached, {}
-    if budget.metric == "peak_memory":
-        return float(record.peak_gpu_bytes or record.peak_rss_bytes), {}
-    if budget.metric == "flops":
-        counted = [row["flops"] for row in record.timings if row["phase"] == "task" and row["flops"] is not None]
-        if not counted:
-            raise SettingError("A budget on FLOPs needs a run that counted them: fedaudit run --flops.")
-        return float(sum(counted)), {}
+    if budget.metric != "bytes":
+        return METRICS[budget.metric](record), {}
     divisor = {
         "client-round": sum(len(row.participants) for row in record.rounds),
         "round": len(record.rounds),
@@ -258,11 +279,14 @@ def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]
     return sum(fields.values()), fields
 
 
-def _github(outcomes: list[Outcome]) -> str:
-    def escaped(text: str) -> str:  # as workflow commands want it
-        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def github_error(title: str, message: str) -> str:
+    """A workflow command, which GitHub shows beside the change."""
+    escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::error title={title}::{escaped}"
 
-    return "\n".join(f"::error title=fedaudit budget::{escaped(o.message())}" for o in outcomes if not o.kept)
+
+def _github(outcomes: list[Outcome]) -> str:
+    return "\n".join(github_error("fedaudit budget", o.message()) for o in outcomes if not o.kept)
 
 
 def _junit(outcomes: list[Outcome]) -> str:

@@ -43,6 +43,17 @@ def test_one_run_reference_values(fedaudit):
     )
 
 
+def test_a_refuted_claim_stops_a_build_where_that_is_asked_for(fedaudit):
+    """700 of 1000 guesses: at least 0.73 by Steinke's bound, 1.37 by f-DP. Epsilon = 1 is refuted, 3 is not."""
+    words = ("epsilon", "one-run", "--canaries", 1000, "--correct", 700)
+    assert fedaudit(*words, "--claim", 1)[0] == 0
+    assert fedaudit(*words, "--claim", 1, "--fail-if-refuted")[0] == 1
+    assert fedaudit(*words, "--claim", 1, "--fail-if-refuted", "--json")[0] == 1
+    assert fedaudit(*words, "--claim", 3, "--fail-if-refuted")[0] == 0
+    code, _, err = fedaudit(*words, "--fail-if-refuted")
+    assert (code, "needs a claim to refute" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

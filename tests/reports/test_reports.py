@@ -499,7 +499,8 @@ def test_a_change_beyond_noise_is_told_with_scipys_p(tmp_path):
 def test_a_change_within_noise_is_not(tmp_path):
     result = compare(*_pair(tmp_path, ((0.6, 0), (0.5, 1), (0.52, 2))))
     assert not result.changed
-    assert "Within noise, or not to be told: 3 figures" in as_text(result)
+    assert "Within noise: 3 figures" in as_text(result)
+    assert not result.untold
 
 
 def test_seeds_that_are_not_shared_are_compared_by_welch(tmp_path):

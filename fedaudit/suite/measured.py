@@ -1,0 +1,88 @@
+"""The figures of one run that a budget can be about, beside its bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fedaudit.errors import SettingError
+from fedaudit.runtime.run_record import RunRecord
+
+OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
+FPR = 0.01  # at which the share of members that are named counts
+
+
+def accuracy(record: RunRecord) -> float:
+    last = record.result.last
+    if last is None:
+        raise SettingError(f"The run of {record.setting.method} has no evaluated round to take an accuracy from.")
+    reached = last.test_score()
+    if reached is None:
+        raise SettingError(f"The run of {record.setting.method} evaluated no model: run it with --eval-clients.")
+    return reached
+
+
+def peak_memory(record: RunRecord) -> float:
+    return float(record.peak_gpu_bytes or record.peak_rss_bytes)
+
+
+def flops(record: RunRecord) -> float:
+    counted = [row["flops"] for row in record.timings if row["phase"] == "task" and row["flops"] is not None]
+    if not counted:
+        raise SettingError("A budget on FLOPs needs a run that counted them: fedaudit run --flops.")
+    return float(sum(counted))
+
+
+def time(record: RunRecord) -> float:
+    """Seconds of all parties' work, evaluation left out."""
+    outer = [row for row in record.timings if row["phase"] in OUTER]
+    gpu = any(row.get("gpu_s") is not None for row in outer)
+    return math.fsum((row["gpu_s"] if gpu else row["wall_s"]) or 0.0 for row in outer)
+
+
+def epsilon(record: RunRecord) -> float:
+    """What the ledger guarantees the worst-off client, all rounds together; infinite where something is open."""
+    totals = [ledger.epsilon for ledger in record.ledger if ledger.entries]
+    if None in totals:
+        raise SettingError(
+            f"The run of {record.setting.method} released under different neighbouring relations, which are not "
+            "composed: it has no one epsilon to hold a budget against. Protect it under one relation."
+        )
+    return max((total for total in totals if total is not None), default=0.0)
+
+
+def refuted(record: RunRecord) -> float:
+    """Claims of epsilon that measurement refuted."""
+    if not record.audits:
+        raise SettingError(
+            f"No claim of the run of {record.setting.method} was tried: fedaudit epsilon release-path, or trials in "
+            "the suite."
+        )
+    return float(sum(audit.verdict == "refuted" for audit in record.audits))
+
+
+def auc(record: RunRecord) -> float:
+    return _best(record, "AUC", lambda pooled: [pooled.get("auc") or {}])
+
+
+def tpr(record: RunRecord) -> float:
+    return _best(record, "TPR at 1 % FPR", lambda pooled: [t for t in pooled["tpr_at_fpr"] if t["fpr"] == FPR])
+
+
+def _best(record: RunRecord, what: str, of: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> float:
+    """The largest figure of all membership attacks that ran and looked at something."""
+    ran = [r for r in record.attacks if r["ran"] and r.get("claims") == "membership" and not r.get("blind")]
+    found = [e["value"] for r in ran for e in of(r["pooled"]) if e.get("value") is not None]
+    if not found:
+        raise SettingError(
+            f"The run of {record.setting.method} has no membership attack with a {what}: fedaudit attack, or attacks "
+            "in the suite."
+        )
+    return float(max(found))
+
+
+METRICS: dict[str, Callable[[RunRecord], float]] = {
+    "accuracy": accuracy, "peak_memory": peak_memory, "flops": flops, "time": time, "epsilon": epsilon, "auc": auc,
+    "tpr": tpr, "refuted": refuted,
+}  # fmt: skip
