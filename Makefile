@@ -7,7 +7,7 @@ OUT ?= audit
 THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all fingerprints mutants fuzz budgets bench bench-compare bench-quick lint format clean
+.PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format clean
 
 audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -20,6 +20,9 @@ test-all: $(STAMP)  ## everything
 
 fingerprints: $(STAMP)  ## what tiny runs of all methods send, kept anew: only for a change that is meant (CASES="fedavg dfrd")
 	$(BIN)/python tests/helpers/fingerprint.py $(CASES)
+
+tested: $(STAMP)  ## test what the package's methods declare, and keep the verdicts: for those edited since (METHODS="fedavg dfrd": for these)
+	$(BIN)/fedaudit check-method $(or $(METHODS),edited) --write
 
 mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20"
 	$(BIN)/python tests/helpers/mutants.py $(ARGS)

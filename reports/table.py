@@ -236,8 +236,15 @@ def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
             "The audit split is broken: a baseline that looks at nothing tells members from others, so membership "
             "attacks show nothing here."
         )
+    notes += [f"Declarations {told}." for told in dict.fromkeys(_declarations(run.record) for run in group.runs)]
     known = [note for run in group.runs for note in run.record.notes if "applied to nothing" not in note]
     return notes + [note[:1].upper() + note[1:] + "." * (not note.endswith(".")) for note in dict.fromkeys(known)]
+
+
+def _declarations(record: RunRecord) -> str:
+    """Whether what the method declares of its messages was tested, and for which version of its source."""
+    said = record.declarations
+    return "may have been tested or not: the record does not say" if said is None else said.text()
 
 
 def refused(group: Group) -> bool:

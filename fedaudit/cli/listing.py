@@ -109,6 +109,8 @@ def summary(record: RunRecord) -> list[str]:
     if absent:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
     lines += ledger_lines(record)
+    if record.declarations is not None:
+        lines.append(f"  declarations: {record.declarations.text()}")
     for attack in record.attacks:
         who = f"attack {attack['attack']} by the {attack['threat']}"
         lines.append(f"  {who}: {_found(attack)}" if attack["ran"] else f"  {who} did not run: {attack['reason']}")

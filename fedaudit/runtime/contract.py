@@ -1,26 +1,33 @@
 """The contract that every method keeps, as checks that anybody can run on an own method.
 
 `check_declarations` is rule 8 of the privacy rules: swap a client's records after its training, and nothing that was
-declared `public`, or `via="model"`, may change by a bit.
+declared `public`, or `via="model"`, may change by a bit. `check_method` gives a verdict on each field.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedaudit.errors import ContractError
+from fedaudit.registry import find
+from fedaudit.runtime.method import Method, parts_of
+from fedaudit.runtime.run_record import versions
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.site import Swap
+from fedaudit.runtime.source import source_of_method
 from fedaudit.runtime.task import Done, Task, run_task
+from fedaudit.runtime.tested import Entry
 from fedaudit.setting import Setting
 from fedaudit.wire.codec import decode, encode_tree, read_header
-from fedaudit.wire.message import Up
+from fedaudit.wire.message import Declared, Up
 
 
 class SwapEngine:
@@ -29,11 +36,16 @@ class SwapEngine:
     or `public()` may change; and with other records from the start, where nothing `public()` may.
 
     The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
+    `strict` ends the run at the first thing that is not as declared; otherwise all of them are gathered in `broken`.
     """
 
     in_process = True
 
-    def __init__(self) -> None:
+    def __init__(self, strict: bool = True) -> None:
+        self.strict = strict
+        self.broken: dict[str, str] = {}  # by field, or by what else told of the records: how
+        self.absent: dict[str, str] = {}  # functions that failed with records of other classes, which a run bills
+        self.declared: dict[str, Declared] = {}  # the fields that were sent
         self.compared: set[str] = set()  # fields that had to stay, and did
         self.changed: set[str] = set()  # fields declared via="data" that did change
         self._states: dict[tuple[str, int], bytes | None] = {}  # of the clients with other records
@@ -55,35 +67,55 @@ class SwapEngine:
         state = self._states.get((way, task.k), task.state)
         replay = None if way == "early" else done.released
         swapped = run_task(dataclasses.replace(task, state=state, swap=swap, replay=replay))
-        if swapped.reply is None and way != "late":  # a client with other classes may not fit into this run at all
-            self._states.pop((way, task.k), None)
+        if done.reply is None:
             return
-        if done.reply is None or swapped.reply is None:
-            raise ContractError(f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.")
+        if swapped.reply is None:
+            self._states.pop((way, task.k), None)
+            if way == "late":
+                self._break(
+                    f"{task.fn} (absence)",
+                    f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.",
+                )
+            else:  # a client with other classes may not fit into this run at all
+                self.absent.setdefault(f"{task.fn} (absence)", f"client {task.k}: {swapped.error}")
+            return
         self._states[way, task.k] = swapped.state
         before, after = decode(done.reply, Up), decode(swapped.reply, Up)
         if type(before) is not type(after):
-            raise ContractError(
+            self._break(
+                f"{task.fn} (message class)",
                 f"{task.fn} returns a {type(before).__name__}, and with other records a {type(after).__name__}: which "
-                "message comes tells of the records. Return one class, always."
+                "message comes tells of the records. Return one class, always.",
             )
+            return
         for name, declared in before.declared().items():
-            if declared is None:
-                continue
-            where = f"{type(before).__name__}.{name}"
-            same = _bits(getattr(before, name)) == _bits(getattr(after, name))
-            if declared.role == "public" or declared.via in must_stay:
-                if not same:
-                    said = "public()" if declared.role == "public" else f'via="{declared.via}"'
-                    raise ContractError(
-                        f"{where} is declared {said}, but it changes with the records that client {task.k} holds"
-                        + _WHEN[way].format(fn=task.fn)
-                        + ' Declare it private(..., via="data")'
-                        + (', or via="model".' if way == "early" else ".")
-                    )
-                self.compared.add(where)
-            elif way == "late" and not same:
-                self.changed.add(where)
+            if declared is not None:
+                where = f"{type(before).__name__}.{name}"
+                self.declared[where] = declared
+                same = _bits(getattr(before, name)) == _bits(getattr(after, name))
+                self._hold(where, declared, same, task, way, must_stay)
+
+    def _hold(
+        self, where: str, declared: Declared, same: bool, task: Task, way: str, must_stay: tuple[str, ...]
+    ) -> None:
+        if declared.role == "public" or declared.via in must_stay:
+            if not same:
+                said = "public()" if declared.role == "public" else f'via="{declared.via}"'
+                self._break(
+                    where,
+                    f"{where} is declared {said}, but it changes with the records that client {task.k} holds"
+                    + _WHEN[way].format(fn=task.fn)
+                    + ' Declare it private(..., via="data")'
+                    + (', or via="model".' if way == "early" else "."),
+                )
+            self.compared.add(where)
+        elif way == "late" and not same:
+            self.changed.add(where)
+
+    def _break(self, where: str, how: str) -> None:
+        if self.strict:
+            raise ContractError(how)
+        self.broken.setdefault(where, how)
 
 
 _WHEN = {
@@ -103,7 +135,91 @@ def _tensor_bits(t: Tensor) -> str:
 
 def check_declarations(setting: Setting) -> SwapEngine:
     """Hold a method's declarations against what it does. Returns which fields stayed and which moved."""
-    engine = SwapEngine()
+    return _tried(setting, SwapEngine())
+
+
+def _tried(setting: Setting, engine: SwapEngine) -> SwapEngine:
     with tempfile.TemporaryDirectory() as folder:
         run(setting, out=Path(folder) / "run", engine=engine)
     return engine
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """On one field, or on what else of a message could tell of the records."""
+
+    field: str
+    declared: str
+    verdict: Literal["held", "broken", "pays", "billed", "not sent"]
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodVerdict:
+    method: str
+    source: str  # digest of the code that was tried
+    fields: tuple[Verdict, ...]
+    setting: Setting
+
+    @property
+    def held(self) -> bool:
+        return all(row.verdict != "broken" for row in self.fields)
+
+    def entry(self) -> Entry:
+        """For the file of verdicts beside the code."""
+        settings = self.setting.model_dump(include={"set", "dataset", "model", "clients", "rounds", "privacy"})
+        by = versions().get("fedaudit", "?")
+        fields: dict[str, str] = {row.field: row.verdict for row in self.fields}
+        return Entry(source=self.source, held=self.held, fields=fields, fedaudit=by, settings=settings)
+
+
+def setting_for(method: str, **values: object) -> Setting:
+    """A setting in which a method is tried in seconds; `set` goes over the method's quick hyper-parameters."""
+    quick = {**find(method).quick, **values.pop("set", {})}  # type: ignore[attr-defined, dict-item]
+    defaults = {"rounds": 2, "clients": 3, "public": 0.1, "aux": 0.1, "device": "cpu"}
+    return Setting.make(**{**defaults, "method": method, "set": quick, **values})
+
+
+def check_method(setting: Setting) -> MethodVerdict:
+    """A verdict on each field of each message that a method's clients may send."""
+    method: Method = find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+    engine, rows = SwapEngine(strict=False), []
+    try:
+        _tried(setting, engine)
+    except ContractError as e:  # what a run refuses by itself
+        rows.append(Verdict("(the run)", "", "broken", str(e)))
+    rows += [_verdict(where, declared, engine) for where, declared in sorted(engine.declared.items())]
+    structure = {where: how for where, how in engine.broken.items() if where not in engine.declared}
+    rows += [Verdict(where, "structure", "broken", how) for where, how in structure.items()]
+    for where, how in engine.absent.items():
+        why = f"it fails with records of other classes ({how}), and a failure after a look is billed"
+        rows.append(Verdict(where, "structure", "billed", why))
+    for where, declared in sorted(_declared_by(method).items()):
+        if where not in engine.declared:
+            why = "no client sent it in this trial: try other settings"
+            rows.append(Verdict(where, _said(declared), "not sent", why))
+    return MethodVerdict(setting.method, source_of_method(method), tuple(rows), setting)
+
+
+def _verdict(where: str, declared: Declared, engine: SwapEngine) -> Verdict:
+    said = _said(declared)
+    if where in engine.broken:
+        return Verdict(where, said, "broken", engine.broken[where])
+    if where in engine.compared:
+        return Verdict(where, said, "held", "the same to the bit with other records")
+    moved = "it changes with the records" if where in engine.changed else "it did not change in this trial"
+    return Verdict(where, said, "pays", f"{moved}, and every release is billed")
+
+
+def _said(declared: Declared) -> str:
+    return "public()" if declared.role == "public" else f'{declared.kind}, via="{declared.via}"'
+
+
+def _declared_by(method: Method) -> dict[str, Declared]:
+    """The fields of the messages that the modules of a method define for its clients."""
+    found: dict[str, Declared] = {}
+    for module in {type(part).__module__ for _, part in parts_of(method, "")}:
+        for cls in vars(sys.modules[module]).values():
+            if isinstance(cls, type) and issubclass(cls, Up) and cls.__module__ == module:
+                found |= {f"{cls.__name__}.{name}": said for name, said in cls.declared().items() if said is not None}
+    return found

@@ -122,10 +122,8 @@ class locked:
 def save_model(path: Path, model: nn.Module) -> str:
     tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
     arch = getattr(model, "arch", type(model).__name__)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    safetensors.torch.save_file(tensors, temporary, metadata={"arch": arch})
-    temporary.replace(path)  # a link of that name is replaced, not followed
+    # A link of that name is replaced, not followed; a disk that is full is an OSError, as everywhere.
+    write_atomic(path, safetensors.torch.save(tensors, metadata={"arch": arch}))
     return path.name
 
 

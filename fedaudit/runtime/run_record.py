@@ -132,6 +132,27 @@ class EpsilonAudit(Part):
     finds: float | None = None  # noise of so many times what is promised would be found with a probability of 95 %
 
 
+class Declarations(Part):
+    """Whether what the running code declares of its messages was tested, and which version of its source."""
+
+    source: str  # digest of the code that ran
+    tested: Literal["held", "broken", "another source", "never"]
+    tested_source: str | None = None  # digest of the code that was tested
+    fedaudit: str | None = None  # by which version
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the runs that it was tested in
+
+    def text(self) -> str:
+        """In words."""
+        again = "`fedaudit check-method` tests them"
+        if self.tested == "never":
+            return f"never tested ({again}; source {self.source[:12]})"
+        by = f"by fedaudit {self.fedaudit}"
+        if self.tested == "another source":
+            other = (self.tested_source or "")[:12]
+            return f"tested {by} for another version of the source ({other}); this is {self.source[:12]} ({again})"
+        return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}"
+
+
 class RunRecord(Part):
     schema_version: Literal[1] = 1
     status: Literal["running", "done", "refused"] = "running"  # refused: its privacy setting does not apply
@@ -157,6 +178,8 @@ class RunRecord(Part):
     attacks: list[dict[str, Any]] = Field(default_factory=list)
     audits: list[EpsilonAudit] = Field(default_factory=list)  # claims of epsilon held against lower bounds
     notes: list[str] = Field(default_factory=list)
+    harness: str | None = None  # digest of fedaudit's own code that computes a run
+    declarations: Declarations | None = None  # whether the method's were tested; None: from before that was kept
     code: dict[str, dict[str, str]] | None = None  # digests of the method's modules, and the values it ran with
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
 

@@ -38,9 +38,10 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.source import code_of, code_of_setting, differences
+from fedaudit.runtime.source import code_of, code_of_setting, differences, harness
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client
+from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Scores, evaluate, results
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
@@ -181,10 +182,11 @@ class _Run:
 
     def _go_on(self, head: dict[str, Any]) -> None:
         """An unfinished or a longer run: what was said of its end no longer holds."""
-        same = (self.record.versions, self.record.device) == (versions(), device_name(self.world.device))
+        made_by = (self.record.versions, self.record.device, self.record.harness)
+        same = made_by == (versions(), device_name(self.world.device), harness())
         if not same:
             self.record.notes.append(
-                "resumed under other versions or on another device: the bits may differ from there"
+                "resumed under other versions, by another harness or on another device: the bits may differ from there"
             )
         # Where a replayed round may come out otherwise, equal noise on unequal values would give both away.
         self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
@@ -522,6 +524,8 @@ class _Run:
                 "validation": [len(s.validation) for s in federation.shards],
                 "counts": counts.tolist(),
             },
+            harness=harness(),
+            declarations=declarations_of(self.method),
             code=code_of(self.method, self.setting),
             models={
                 arch: {"parameters": world.model_size(arch).payload // 4, "clients": world.archs.count(arch)}

@@ -2,12 +2,16 @@
 
 A class's code is its own module, those of the classes it derives from, and what these import from the project: methods
 and attacks from `fedaudit.methods` and `fedaudit.attacks`, modules of the same package or folder for somebody's own.
-The harness itself goes by its version. A digest is of the syntax tree: comments and layout do not count.
+A digest is of the syntax tree, the same for every version of Python: comments and layout do not count. The harness is
+one digest of the files of the rooms that compute a run, whatever changed in them: an edit there makes results stale
+without a new version, and a run that goes on under another harness takes fresh noise. What only starts, shows or
+schedules runs (cli, suite, reports) does not count; what scores attacks counts for their results.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import json
@@ -22,6 +26,7 @@ from fedaudit.setting import Setting
 
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
 VERSIONS = ("fedaudit", "torch", "opacus")  # that matter: results of others are not the same result
+ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
 _parsed: dict[tuple[str, int, int], tuple[str, ast.Module]] = {}
 
 
@@ -40,8 +45,25 @@ def sources(classes: Iterable[type]) -> dict[str, str]:
 
 
 def source_of(cls: type) -> str:
-    """One digest of all the code behind a class."""
-    return _digest(json.dumps(sources([cls])))
+    """One digest of all the code behind an attack, with what carries it out and scores it."""
+    return _digest(json.dumps([sources([cls]), harness(("attack",))]))
+
+
+def source_of_method(method: Method) -> str:
+    """One digest of all the code behind a method and the methods within it."""
+    return _digest(json.dumps(sources([type(part) for _, part in parts_of(method, "")])))
+
+
+@functools.cache
+def harness(rooms: tuple[str, ...] = ROOMS) -> str:
+    """One digest of the files of some rooms, and of the ground that all stand on."""
+    top = Path(__file__).parents[1]
+    files = [*top.glob("*.py"), *(path for room in rooms for path in (top / room).rglob("*.py"))]
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(files):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(top).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()
 
 
 def code_of(method: Method, setting: Setting) -> dict[str, Any]:
@@ -134,8 +156,18 @@ def _read(path: Path) -> tuple[str, ast.Module]:
     key = (str(path), stat.st_mtime_ns, stat.st_size)
     if key not in _parsed:
         tree = ast.parse(path.read_bytes())
-        _parsed[key] = _digest(ast.dump(tree)), tree
+        _parsed[key] = _digest(_text(tree)), tree
     return _parsed[key]
+
+
+def _text(node: Any) -> str:
+    """A syntax tree as text. What is empty is left out: later versions of Python have fields that earlier ones lack."""
+    if isinstance(node, ast.AST):
+        parts = ((name, getattr(node, name, None)) for name in node._fields)
+        return f"{type(node).__name__}({','.join(f'{n}={_text(v)}' for n, v in parts if v is not None and v != [])})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_text, node))}]"
+    return repr(node)
 
 
 def _digest(text: str) -> str:

@@ -15,7 +15,7 @@ from fedaudit.registry import find
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
-from fedaudit.runtime.source import VERSIONS, code_of_setting, differences, source_of
+from fedaudit.runtime.source import VERSIONS, code_of_setting, differences, harness, source_of
 from fedaudit.setting import Setting
 from fedaudit.wire.transcript import Threat
 
@@ -66,6 +66,8 @@ def why_stale(cell: Cell, record: RunRecord) -> str | None:
         for name in VERSIONS
         if record.versions.get(name) != now.get(name)
     ]
+    if record.harness != harness():
+        changed.append("fedaudit's own code changed")
     return "; ".join(changed) or None
 
 

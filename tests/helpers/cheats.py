@@ -294,6 +294,39 @@ class NamedByData(Averages):
         return cls(state_of(client.model))
 
 
+class Switches(Averages):
+    """Which message comes depends on the records, though in this run it is always the same."""
+
+    def update(self, client, msg):
+        before = float(client.x.sum())
+        client.fit(ce, **STEP)
+        return (Weights if float(client.x.sum()) == before else Other)(state_of(client.model))
+
+
+class FailsByRecords(Averages):
+    """Fails unless its records are those that it had first."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        before = float(client.x.sum())
+        client.fit(ce, **STEP)
+        if float(client.x.sum()) != before:
+            raise ValueError
+        return Weights(state_of(client.model))
+
+
+class BothWrong(Averages):
+    """Two fields, each of them untrue in its own way."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        seen = client.x.mean()
+        client.fit(ce, **STEP)
+        state = state_of(client.model)
+        first(state).add_(seen)
+        return Marked(state, int(1e6 * float(seen)))
+
+
 class Annotated(Averages):
     def update(self, client, msg) -> Weights:
         client.fit(ce, **STEP)

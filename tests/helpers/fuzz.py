@@ -1,9 +1,10 @@
 """Mutated blobs, run folders and TOML files: whatever they hold, nothing but our errors comes of reading them.
 
-    python tests/helpers/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml]
+    python tests/helpers/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml] [--folders 0.01] [--part 3/10]
 
-Each case follows from its kind, the seed and its number, so that one that failed is made again by naming these; those
-that once failed are kept in tests/trust/seeds.json and tried first.
+With `--part`, that part of the campaign: several processes share it. Each case follows from its kind, the seed and its
+number, so that one that failed is made again by naming these; those that once failed are kept in
+tests/trust/seeds.json and tried first.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 KINDS = ("blob", "folder", "toml")
 SEEDS = Path(__file__).parents[1] / "trust" / "seeds.json"
@@ -53,8 +55,14 @@ per = "round"
 """
 
 
+VALUES = [None, True, -1, 0, 1e999, float("nan"), 0.5, 10**30, "", "x", "../../x", "evil:X", "\ud800", [], {}, [[]],
+          {"": 0}, [None] * 3]  # fmt: skip
+
+
 def mutated(data: bytes, rng: random.Random) -> bytes:
     """One to four edits: bits, bytes, words put in or over, pieces cut, doubled or swapped; JSON values replaced."""
+    if data[:1] == b"{" and rng.random() < 0.5:
+        return _other_tree(data, rng)
     out = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(out) + 1)
@@ -89,6 +97,39 @@ def _replace_number(out: bytearray, rng: random.Random) -> None:
         out[begin:end] = rng.choice(WORDS)
 
 
+def _other_tree(data: bytes, rng: random.Random) -> bytes:
+    """JSON that is still JSON: somewhere in the tree a value is another, gone, doubled, or stands elsewhere."""
+    lines = data.split(b"\n") if b"\n{" in data else [data]  # rows, or one tree
+    number = rng.randrange(len(lines))
+    try:
+        tree = json.loads(lines[number])
+    except ValueError:
+        return data[: rng.randrange(len(data))]
+    places = list(_places(tree))
+    for _ in range(rng.randint(1, 3)):
+        holder, key = rng.choice(places)
+        other = rng.choice(places)
+        try:
+            match rng.randrange(4):
+                case 0:
+                    del holder[key]
+                case 1:
+                    holder[key] = json.loads(json.dumps(other[0][other[1]]))
+                case _:
+                    holder[key] = rng.choice(VALUES)
+        except (KeyError, IndexError, ValueError, RecursionError):  # an earlier edit took it away
+            continue
+    lines[number] = json.dumps(tree).encode()
+    return b"\n".join(lines)
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])
+
+
 class Fuzz:
     def __init__(self, scratch: Path):
         import torch
@@ -103,6 +144,9 @@ class Fuzz:
         self.blobs = [encode_tree(value), encode_tree([torch.arange(4)] * 2), encode_tree({"m": {"d": {}}})]
         self.kept = scratch / "kept"
         run(method="fedavg", rounds=1, clients=2, out=self.kept)
+        self.whole = shutil.copytree(self.kept, scratch / "whole")
+        self.budget = scratch / "budget.toml"
+        self.budget.write_text('[[budgets]]\nmax = "1 MiB"\nper = "round"\n')
         self.files = [p for p in sorted(self.kept.rglob("*")) if p.is_file() and p.name not in (".lock", ".fedaudit")]
         self.tries: dict[str, Callable[[random.Random], None]] = {
             "blob": self.blob, "folder": self.folder, "toml": self.toml,
@@ -143,10 +187,17 @@ class Fuzz:
         """One file of a run folder is mutated, and everything that reads a folder reads it."""
         from fedaudit.cli.listing import summary, traffic_table
         from fedaudit.errors import FedauditError
+        from fedaudit.reports.compare import compare
+        from fedaudit.reports.report import write_report
         from fedaudit.runtime.checkpoint import Store
         from fedaudit.runtime.folder import RunFolder, claim
         from fedaudit.runtime.run_record import read_record, reading
+        from fedaudit.suite.budgets import check_runs
         from fedaudit.wire.transcript import Transcript
+
+        def within(read: Callable[[], object]) -> None:
+            with reading(self.kept):
+                read()
 
         path = rng.choice(self.files)
         before = path.read_bytes()
@@ -154,12 +205,15 @@ class Fuzz:
             path.write_bytes(mutated(before, rng))
             for read in (
                 lambda: claim(self.kept, "run"),
-                lambda: _summary(summary, read_record, reading, self.kept),
+                lambda: within(lambda: summary(read_record(self.kept))),
                 lambda: traffic_table(RunFolder(self.kept).transcript.view("server"), "field"),
                 lambda: [e.record() for e in Transcript(self.kept / "transcript").entries()],
                 lambda: Store(self.kept / "checkpoint").peek(),
                 lambda: RunFolder(self.kept).client_state(0),
-            ):
+                lambda: within(lambda: check_runs([self.kept], self.budget)),
+                lambda: within(lambda: compare(self.kept, self.whole)),
+                lambda: write_report(self.kept, ["md", "json", "csv", "latex"], self.scratch / "report"),
+            )[: None if rng.random() < 0.2 else 6]:  # reports are slow
                 try:
                     read()
                 except FedauditError:
@@ -168,13 +222,13 @@ class Fuzz:
             path.write_bytes(before)
 
 
-def _summary(summary, read_record, reading, folder) -> None:
-    record = read_record(folder)
-    with reading(folder):
-        summary(record)
-
-
-def campaign(number: int, seed: int, kinds: tuple[str, ...] = KINDS, share_of_folders: float = 0.01) -> list[list]:
+def campaign(
+    number: int,
+    seed: int,
+    kinds: tuple[str, ...] = KINDS,
+    share_of_folders: float = 0.01,
+    part: tuple[int, int] = (1, 1),
+) -> list[list]:
     """The cases that did not end well, as [kind, seed, number, what]. Folders are slow, and get a share."""
     scratch = Path(tempfile.mkdtemp(prefix="fuzz-"))
     failed: list[list] = []
@@ -182,8 +236,8 @@ def campaign(number: int, seed: int, kinds: tuple[str, ...] = KINDS, share_of_fo
         fuzz = Fuzz(scratch)
         kept = [tuple(case) for case in json.loads(SEEDS.read_text())] if SEEDS.exists() else []
         shares = {kind: share_of_folders if kind == "folder" else (1 - share_of_folders) / 2 for kind in kinds}
-        whole = sum(shares.values())
-        new = ((kind, seed, i) for kind in kinds for i in range(round(number * shares[kind] / whole)))
+        whole, (mine, parts) = sum(shares.values()), part
+        new = ((kind, seed, i) for kind in kinds for i in range(mine - 1, round(number * shares[kind] / whole), parts))
         for kind, of_seed, i in [*(c for c in kept if c[0] in kinds), *new]:
             if (what := fuzz.case(kind, of_seed, i)) is not None:
                 failed.append([kind, of_seed, i, what])
@@ -194,15 +248,19 @@ def campaign(number: int, seed: int, kinds: tuple[str, ...] = KINDS, share_of_fo
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--number", type=int, default=1_000_000)
+    parser.add_argument("--number", type=int, default=1_000_000, help="cases of the whole campaign")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--folders", type=float, default=0.01, help="the share of run folders, which are slow")
+    parser.add_argument("--part", default="1/1", help="which part of it, such as 3/10")
     given = parser.parse_args()
     begun = time.perf_counter()
-    failed = campaign(given.number, given.seed, tuple(given.kind or KINDS))
-    for case in failed[:50]:
+    mine, parts = map(int, given.part.split("/"))
+    failed = campaign(given.number, given.seed, tuple(given.kind or KINDS), given.folders, (mine, parts))
+    for case in failed[:200]:
         print(*case)
-    print(f"{given.number} cases, {len(failed)} failed, {time.perf_counter() - begun:.0f} s")
+    what = f"{given.number} cases" + (f", part {given.part}" if parts > 1 else "")
+    print(f"{what}, seed {given.seed}: {len(failed)} failed, {time.perf_counter() - begun:.0f} s")
     sys.exit(1 if failed else 0)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedaudit import read_record, run
 from fedaudit.errors import SettingError
+from fedaudit.runtime.source import _text as source_text
 from fedaudit.runtime.source import differences, source_of, sources
 from fedaudit.suite.cell import Cell, missing, stale_attacks, why_stale
 from fedaudit.suite.scheduler import audit
@@ -126,6 +130,36 @@ def test_other_defaults_versions_and_records_without_code_are_stale(kept):
         cell, record.model_copy(update={"versions": {**record.versions, "torch": "1.0"}})
     )
     assert "does not say" in why_stale(cell, record.model_copy(update={"code": None}))
+    assert why_stale(cell, record.model_copy(update={"harness": "another"})) == "fedaudit's own code changed"
+
+
+def test_the_harness_is_the_files_that_compute_a_run(tmp_path, monkeypatch):
+    """An edit of any of them is another harness, without a new version; one of the command line is not."""
+    from fedaudit.runtime import source
+
+    shutil.copytree(Path(source.__file__).parents[1], tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(source, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
+    found = {}
+    for name in ("", "cli/main.py", "training/fit.py", "runtime/engines/serial.py", "rng.py", "attack/score.py"):
+        if name:
+            path = tmp_path / "fedaudit" / name
+            path.write_text(path.read_text() + "\nMORE = 1\n")
+        source.harness.cache_clear()
+        found[name] = source.harness(), source.harness(("attack",))
+    source.harness.cache_clear()
+    assert found[""] == found["cli/main.py"]
+    runs, attacks = zip(*found.values(), strict=True)
+    assert len(set(runs)) == 4  # as it was; fit; serial; rng
+    assert len(set(attacks)) == 3  # as it was; rng; score
+
+
+def test_a_digest_is_the_same_for_every_python():
+    """Trees of later versions have fields that earlier ones lack, and which are empty where nothing new is used."""
+    tree = ast.parse("def f(x: int = 1) -> None:\n    return f'{x}'")
+    before = source_text(tree)
+    tree.body[0].type_params, tree.body[0]._fields = [], (*tree.body[0]._fields, "type_params")
+    assert source_text(tree) == before
+    assert before != source_text(ast.parse("def f(x: int = 2) -> None:\n    return f'{x}'"))
 
 
 def test_an_attack_of_other_code_is_attacked_again(kept):

@@ -1,0 +1,109 @@
+"""Whether a method's declarations were tested, and which version of its source: kept beside the code that it is about.
+
+`fedaudit check-method NAME --write` leaves its verdict in `fedaudit-tested.json` in the folder of the method's module,
+with the digest of the source that was tested; fedaudit's own methods bring theirs along. An entry counts for that very
+source and no other. It is a note for honest people, not a seal: who can edit the code can edit the note, and only its
+own digest tells a slip of the hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from fedaudit.errors import RunError
+from fedaudit.registry import find, names
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.method import Method
+from fedaudit.runtime.run_record import Declarations
+from fedaudit.runtime.scores import Part
+from fedaudit.runtime.source import source_of_method
+
+NAME = "fedaudit-tested.json"
+
+
+class Entry(Part):
+    """The verdict on one method."""
+
+    source: str
+    held: bool
+    fields: dict[str, str]  # by "Message.field": the verdict
+    fedaudit: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    digest: str = ""  # of all the rest
+
+    def sealed(self) -> Entry:
+        return self.model_copy(update={"digest": self._digest()})
+
+    @property
+    def whole(self) -> bool:
+        return self.digest == self._digest()
+
+    def _digest(self) -> str:
+        text = json.dumps(self.model_dump(mode="json", exclude={"digest"}), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def file_of(cls: type) -> Path | None:
+    """Where the verdict on a method is kept; None for code that lies in no file."""
+    origin = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(origin).parent / NAME if origin else None
+
+
+def key_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """The entries of a file; those that are not what was written count as none."""
+    try:
+        raw = json.loads(path.read_text())
+        found = {key: Entry.model_validate(value) for key, value in raw["methods"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError):
+        return {}
+    return {key: entry for key, entry in found.items() if entry.whole}
+
+
+def write(cls: type, entry: Entry) -> Path:
+    """Keep a verdict; those of other methods in the same folder stay."""
+    path = file_of(cls)
+    if path is None:
+        raise RunError(f"{key_of(cls)} lies in no file, so that its verdict has no place. Put it into a module.")
+    entries = {**read(path), key_of(cls): entry.sealed()}
+    plain = {key: entries[key].model_dump(mode="json") for key in sorted(entries)}
+    write_atomic(path, (json.dumps({"methods": plain}, indent=1) + "\n").encode())
+    return path
+
+
+def chosen(methods: Sequence[str]) -> list[str]:
+    """The methods that a command names; `all`: every registered one; `edited`: those not tested as they are."""
+    if list(methods) == ["all"]:
+        return names("methods")
+    if list(methods) == ["edited"]:
+        return [name for name in names("methods") if declarations_of(find(name).make({})).tested != "held"]  # type: ignore[attr-defined]
+    return list(methods)
+
+
+def declarations_of(method: Method) -> Declarations:
+    """What is known of the running code's declarations."""
+    source = source_of_method(method)
+    path = file_of(type(method))
+    entry = read(path).get(key_of(type(method))) if path is not None else None
+    if entry is None:
+        return Declarations(source=source, tested="never")
+    verdict = ("held" if entry.held else "broken") if entry.source == source else "another source"
+    return Declarations(
+        source=source,
+        tested=verdict,  # type: ignore[arg-type]
+        tested_source=entry.source,
+        fedaudit=entry.fedaudit,
+        settings=entry.settings,
+    )
