@@ -22,8 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training.recorded import stacks_networks
-from fedaudit.training.stack import Caller, places, rowwise, same_hooks, structure
+from fedaudit.training.recorded import capturing, clocked, stacks_networks
+from fedaudit.training.stack import PRODUCTS_WIN, Caller, picking, places, rowwise, same_hooks, structure
+
+_faster: dict[Any, bool] = {}  # whether convolutions as products were the faster way, by what was measured
 
 
 class Many(list[nn.Module]):
@@ -81,6 +83,8 @@ class _Stack:
         states = [{**dict(f.named_parameters()), **dict(f.named_buffers())} for f in networks]
         self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
         self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())
+        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in networks[0].modules())
+        self._structure = repr(structure(networks[0]))
         self._count = len(networks)
 
     def __call__(self, method: str, where: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
@@ -89,20 +93,39 @@ class _Stack:
             index = torch.tensor(where, device=rows[0].device)
             tensors = {name: t.index_select(0, index) for name, t in tensors.items()}
         if all(row is rows[0] for row in rows):
-            return list(vmap(self._one(method), in_dims=(0, None))(tensors, rows[0]).unbind(0))
+            return list(self._mapped(method, tensors, rows[0], None).unbind(0))
         sizes = [len(row) for row in rows]
         if min(sizes) < max(sizes) and not self._fills:  # rows that do not count would enter a batch's statistics
             one = self._one(method)
             return [one({n: t[i] for n, t in tensors.items()}, row) for i, row in enumerate(rows)]
         most = max(sizes)
         filled = torch.stack([row if len(row) == most else _fill(row, most) for row in rows])
-        out = vmap(self._one(method), in_dims=(0, 0))(tensors, filled)
+        out = self._mapped(method, tensors, filled, 0)
         return [of_one[:size] for of_one, size in zip(out.unbind(0), sizes, strict=True)]
 
-    def _one(self, method: str) -> Any:
+    def _mapped(self, method: str, tensors: dict[str, Tensor], x: Tensor, over: int | None) -> Tensor:
+        """All at once; on a GPU with convolutions as products of matrices where that was found to be faster."""
+
+        def run(products: bool) -> Tensor:
+            out: Tensor = vmap(self._one(method, products), in_dims=(0, over))(tensors, x)
+            return out
+
+        if not (self._convolves and _on_gpu(x)):
+            return run(False)
+        first = next(iter(tensors.values()))
+        key = self._structure, method, len(first), tuple(x.shape), over, torch.backends.cudnn.allow_tf32
+        if key not in _faster:
+            if capturing():
+                return run(False)
+            with torch.no_grad():
+                _faster[key] = PRODUCTS_WIN * clocked(lambda: run(True)) < clocked(lambda: run(False))
+        return run(_faster[key])
+
+    def _one(self, method: str, products: bool = False) -> Any:
         def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             placed = {place: tensors[name] for place, name in self._places.items()}
-            return functional_call(self._caller, placed, (method, x), tie_weights=False)
+            with picking(products):
+                return functional_call(self._caller, placed, (method, x), tie_weights=False)
 
         return one
 
@@ -110,6 +133,10 @@ class _Stack:
 def answers(networks: Sequence[nn.Module], x: Tensor) -> Tensor:
     """What all of them say to x, (networks, rows, ...): in one pass where they are `Many`."""
     return torch.stack(networks(x) if isinstance(networks, Many) else [f(x) for f in networks])
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.device.type == "cuda"
 
 
 def _fill(row: Tensor, size: int) -> Tensor:

@@ -118,16 +118,27 @@ def record(step: Callable[[], Outputs], state: Sequence[Tensor]) -> Recording | 
 def timed(recording: Recording, state: Sequence[Tensor], times: int = 5) -> float:
     """Seconds that so many replays take; the state is as it was afterwards."""
     before = [t.detach().clone() for t in state]
-    _wait()
-    begun = time.perf_counter()
-    for _ in range(times):
-        recording()
-    _wait()
-    took = time.perf_counter() - begun
+    took = clocked(recording, times)
     with torch.no_grad():
         for t, kept in zip(state, before, strict=True):
             t.copy_(kept)
     return took
+
+
+def clocked(work: Callable[[], Any], times: int = 5) -> float:
+    """Seconds that so many calls take, after one that does not count."""
+    work()
+    _wait()
+    begun = time.perf_counter()
+    for _ in range(times):
+        work()
+    _wait()
+    return time.perf_counter() - begun
+
+
+def capturing() -> bool:
+    """Whether a step is being recorded, in which nothing can be measured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _wait() -> None:

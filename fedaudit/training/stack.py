@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -646,6 +647,13 @@ class _Picks(TorchFunctionMode):
 _PICKS = {products: _Picks(products) for products in (False, True)}
 _faster: dict[Any, bool] = {}  # whether products were the faster way, by what was measured
 PRODUCTS_WIN = 1.2  # times as fast, so that a tie is not left to chance
+
+
+def picking(products: bool) -> AbstractContextManager[Any]:
+    """Where convolutions are products of matrices; nothing where they are not."""
+    return _PICKS[True] if products else nullcontext()
+
+
 _compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
 
 

@@ -7,7 +7,7 @@ import torch
 from jobs import distance, make
 from torch.nn import functional as F
 
-from fedaudit.training import products, recorded, stack
+from fedaudit.training import many, models, products, recorded, stack
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,20 @@ def test_a_stack_by_the_faster_way_is_what_each_would_be_alone(
         assert a.loss == pytest.approx(b.loss, abs=1e-5)
     assert used
     assert next(iter(stack._faster.values())) is (win == 0.0)
-    assert replays[0] > 5 if win == 0.0 else replays[0] == 5  # timed, and what came after
+    assert replays[0] > 6 if win == 0.0 else replays[0] == 6  # timed, and what came after
+
+
+@pytest.mark.parametrize("win", [0.0, 1e9], ids=["products", "grouped"])
+def test_many_networks_by_the_faster_way_say_what_each_says(win: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(many, "PRODUCTS_WIN", win)
+    monkeypatch.setattr(many, "_faster", {})
+    torch.manual_seed(0)
+    networks = [models.build("cnn_bn", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
+    x = torch.randn(5, 1, 8, 8, dtype=torch.float64, requires_grad=True)
+    found = many.answers(many.Many(networks, stacked=True), x)
+    wanted = torch.stack([f(x) for f in networks])
+    assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-12)
+    a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (found, wanted))
+    assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+    assert list(many._faster.values()) == [win == 0.0]
