@@ -32,6 +32,7 @@ HEAD = """# Published against measured
 
 Made by `python docs/results/results_table.py --write` from `published.toml` and the records under `records/`; a test
 makes it again. What the verdicts mean is in the script. The records are made from run folders by `keep_records.py`.
+`fedaudit reproduce PAPER TABLE` runs a table, as far as `--budget MINUTES` goes, and prints ours beside it.
 
 **What these runs can show.** All are one seed, with fewer rounds than the papers or with numbers of rounds that our
 copies of the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is
