@@ -29,7 +29,7 @@ Chosen for all three, because the papers do not say:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -63,8 +63,10 @@ from fedaudit.methods.fedavg import FedAvg
 from fedaudit.methods.feddropout import FederatedDropout
 from fedaudit.methods.fedrolex import FedRolex
 from fedaudit.methods.heterofl import HeteroFL
+from fedaudit.training.descent import Kept
 
 Moments = dict[str, Tensor]  # what an optimiser remembers
+Before = Callable[[int], None]  # before a step, with its number
 
 
 # --- training two networks against each other -----------------------------------------------------------------------
@@ -96,16 +98,27 @@ def take_turns(
     begin: Callable[[], None] = lambda: None,
     moments: tuple[Moments, Moments] = ({}, {}),
     keep_statistics: bool = False,
+    settle: tuple[Before, Before] | None = None,
+    beside: Sequence[nn.Module] = (),
 ) -> tuple[Moments, Moments]:
     """So many times: `begin`, steps of the generator against a fixed f, then steps of f. Returns what the optimisers
-    remember."""
+    remember.
+
+    `settle`: what comes before a step of each, where all that the losses draw is drawn there: their steps can then be
+    recorded, and the recordings serve all turns. `beside`: further networks that the losses run.
+    """
     opt_G, opt_f = moments
+    changed = [t for net in (G, f, *beside) for t in net.buffers()]
+    of_G, of_f = dict[str, Any](), dict[str, Any]()
+    if settle is not None:
+        of_G = {"repeats": True, "before": settle[0], "kept": Kept(turns * steps[0], changed)}
+        of_f = {"repeats": True, "before": settle[1], "kept": Kept(turns * steps[1], changed)}
     for _ in range(turns):
         begin()
         frozen(f)
-        opt_G = server.optimise(list(G.parameters()), L_gen, steps=steps[0], opt=opts[0], moments=opt_G)
+        opt_G = server.optimise(list(G.parameters()), L_gen, steps=steps[0], opt=opts[0], moments=opt_G, **of_G)
         learning(f, keep_statistics)
-        opt_f = server.optimise(list(f.parameters()), L_md, steps=steps[1], opt=opts[1], moments=opt_f)
+        opt_f = server.optimise(list(f.parameters()), L_md, steps=steps[1], opt=opts[1], moments=opt_f, **of_f)
     return opt_G, opt_f
 
 
@@ -242,6 +255,8 @@ class DataFree(Method):
         L_gen: Callable[[], Tensor],
         L_md: Callable[[], Tensor],
         begin: Callable[[], None] = lambda: None,
+        settle: tuple[Before, Before] | None = None,
+        beside: Sequence[nn.Module] = (),
     ) -> Generators:
         """The two networks' turns of a round. Returns the generator and the optimisers' state."""
         kept = self.optimisers == "kept"
@@ -249,7 +264,7 @@ class DataFree(Method):
         opts = adam(self.eta_g), sgd(self.eta_d, momentum=self.momentum)
         opt_G, opt_f = take_turns(
             server, G, f, L_gen, L_md, turns=self.I, steps=(self.I_g, self.I_d), opts=opts, begin=begin,
-            moments=moments, keep_statistics=self.statistics == "host",
+            moments=moments, keep_statistics=self.statistics == "host", settle=settle, beside=beside,
         )  # fmt: skip
         return Generators(state_of(G), opt_G=opt_G, opt_f=opt_f)
 

@@ -97,7 +97,29 @@ class Sampler:
         cumulated = p.double().cpu().cumsum(0)
         self.cumulated = (cumulated / cumulated[-1]).to(rng.device)
 
+        self._settled: list[tuple[Tensor, Tensor]] = []
+        self._given = 0
+
+    def settle(self, batches: int) -> Callable[[int], None]:
+        """Draws so many batches, which the next calls then give, in memory that stays: for steps that are recorded."""
+
+        def draw(step: int) -> None:
+            fresh = [self._draw() for _ in range(batches)]
+            self._settled += [(z.clone(), y.clone()) for z, y in fresh[len(self._settled) :]]
+            for kept, new in zip(self._settled, fresh, strict=False):
+                for mine, drawn in zip(kept, new, strict=True):
+                    mine.copy_(drawn)
+            self._given, self._batches = 0, batches
+
+        return draw
+
     def __call__(self) -> tuple[Tensor, Tensor]:
+        if not self._settled:
+            return self._draw()
+        self._given += 1
+        return self._settled[(self._given - 1) % self._batches]
+
+    def _draw(self) -> tuple[Tensor, Tensor]:
         device = self.rng.device
         z = torch.randn(self.B, self.d, generator=self.rng, device=device)
         u = torch.rand(self.B, generator=self.rng, device=device, dtype=torch.float64)

@@ -153,7 +153,9 @@ class DFRD(DataFree):
             s_, teacher_ = labelled(G_)
             return L_md + self.alpha * L_kl(f(s_), teacher_, self.md)
 
-        after = self.compete(server, G, f, nets, train_generator, distil_robustly)
+        settle = draw.settle(1), draw.settle(1 if G_ is None else 2)
+        beside = [] if G_ is None else [G_]
+        after = self.compete(server, G, f, nets, train_generator, distil_robustly, settle=settle, beside=beside)
         with torch.no_grad():
             z, y = Sampler(p, self.d, self.B, server.rng("diagnosis"))()
             h = G.h(z, y)

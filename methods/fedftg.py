@@ -86,7 +86,8 @@ class FedFTG(DataFree):
                 logits = teach(teachers, s)
             return L_md(logits, f(s), alpha, y).mean()
 
-        after = self.compete(server, G, f, nets, generator, global_model)
+        settle = draw.settle(1), draw.settle(1)
+        after = self.compete(server, G, f, nets, generator, global_model, settle=settle)
         with torch.no_grad():
             z, y = Sampler(p, self.d, self.B, server.rng("diagnosis"))()
             s = G(G.h(z, y))

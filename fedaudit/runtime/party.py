@@ -19,7 +19,7 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Place, Rows, Site
 from fedaudit.runtime.turns import carry_out, descend, say_alone
 from fedaudit.training import models
-from fedaudit.training.descent import Descent
+from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried
 from fedaudit.training.forward import in_chunks
 from fedaudit.training.stack import Job
@@ -57,6 +57,7 @@ class Party:
         moments: Mapping[str, Tensor] | None = None,
         repeats: bool = False,
         before: Callable[[int], None] | None = None,
+        kept: Kept | None = None,
     ) -> dict[str, Tensor]:
         """Minimise what `closure` computes over `params`: for what is no model training, such as images.
 
@@ -65,9 +66,10 @@ class Party:
         `repeats`: the closure does the same in every step, on the same memory, and asks the device for nothing: it may
         be recorded once and replayed, and go side by side with those of others. What changes from step to step beside
         the random numbers is done by `before`, which gets the step's number, into memory that the closure reads.
+        `kept`: the recording that several calls share.
         """
         with self._meter.span("optimise"):
-            return descend(Descent(tuple(params), closure, steps, opt, moments, repeats, before))
+            return descend(Descent(tuple(params), closure, steps, opt, moments, repeats, before, kept))
 
     def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
         self._fits = getattr(self, "_fits", 0) + 1
@@ -308,6 +310,7 @@ class Client(Party):
         moments: Mapping[str, Tensor] | None = None,
         repeats: bool = False,
         before: Callable[[int], None] | None = None,
+        kept: Kept | None = None,
     ) -> dict[str, Tensor]:
         """As the server's; it counts as training on the records."""
         if self.private_training:

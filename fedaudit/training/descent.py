@@ -22,6 +22,18 @@ from fedaudit.training.recorded import Recording, record, records_steps
 Moments = dict[str, Tensor]
 
 
+class Kept:
+    """A recording that serves several descents one after the other: on the same tensors with the same closure.
+
+    `steps`: of all of them together. `changes`: what the closure changes beside the parameters, such as a batch norm's
+    statistics."""
+
+    def __init__(self, steps: int, changes: Sequence[Tensor] = ()):
+        self.steps, self.changes = steps, list(changes)
+        self.recording: Recording | None = None
+        self.tried = False
+
+
 @dataclass(frozen=True, eq=False)
 class Descent:
     """One call of `optimise`, not yet carried out."""
@@ -33,6 +45,7 @@ class Descent:
     moments: Mapping[str, Tensor] | None = None
     repeats: bool = False
     before: Callable[[int], None] | None = None  # before each step, with its number: what is no part of a recording
+    kept: Kept | None = None
 
     @property
     def device(self) -> torch.device:
@@ -70,10 +83,17 @@ class _UnderWay:
         """What comes before the first step, and the recording: afterwards everything is as it was, but for memory."""
         self._before(0)
         if self.descent.records:
+            self.recording = self._record()
+
+    def _record(self) -> Recording | None:
+        kept = self.descent.kept or Kept(self.descent.steps)
+        if not kept.tried:
+            kept.tried = True
             shared = _shared(self.descent.device)
             drawn = shared.get_state()
-            self.recording = record(self._gradient, self.params)
+            kept.recording = record(self._gradient, [*self.params, *kept.changes])
             shared.set_state(drawn)  # what was drawn while recording is given back
+        return kept.recording
 
     def step(self, i: int) -> None:
         if i:

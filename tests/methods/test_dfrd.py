@@ -157,9 +157,11 @@ class Desk:
     def rng(self, purpose):
         return torch.Generator().manual_seed(1)
 
-    def optimise(self, params, closure, *, steps, opt, moments=None):
+    def optimise(self, params, closure, *, steps, opt, moments=None, before=None, **how):
         optimiser = opt.build(params, moments)
-        for _ in range(steps):
+        for i in range(steps):
+            if before is not None:
+                before(i)
             optimiser.zero_grad()
             value = closure()
             value.backward()

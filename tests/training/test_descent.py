@@ -7,7 +7,7 @@ import torch
 
 from fedaudit import adam, sgd
 from fedaudit.training import recorded
-from fedaudit.training.descent import Descent, side_by_side
+from fedaudit.training.descent import Descent, Kept, side_by_side
 from fedaudit.training.fit import Opt
 
 
@@ -79,6 +79,36 @@ def test_moments_go_on(replays: list[int]) -> None:
     moments = Descent([twice], d.closure, 10, d.opt, before=d.before).alone()
     Descent([twice], d.closure, 10, d.opt, moments, before=lambda i: d.before(10 + i)).alone()  # type: ignore[misc]
     assert torch.equal(once.detach(), twice.detach())
+
+
+def test_one_recording_serves_several_descents(replays: list[int]) -> None:
+    """Two networks in turn, as a generator and a model: their steps are recorded once each, batch norm's statistics
+    are as if there had been no recording, and each network sees what the other has become."""
+    found = []
+    for how in ("eager", "recorded"):
+        torch.manual_seed(3)
+        a, b = (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).double() for _ in range(2))
+        x = torch.zeros(6, 3, dtype=torch.float64)
+        changed = [*a.buffers(), *b.buffers()]
+        kept = {net: Kept(20, changed) for net in (a, b)}
+
+        def before(i: int, x: torch.Tensor = x) -> None:
+            x.copy_(torch.randn(6, 3, dtype=torch.float64))
+
+        def loss(a: torch.nn.Module = a, b: torch.nn.Module = b, x: torch.Tensor = x) -> torch.Tensor:
+            return (b(a(x)) - 1).square().mean()
+
+        with recorded.conditions(how):  # type: ignore[arg-type]
+            for _ in range(4):
+                for net in (a, b):
+                    for p in (*a.parameters(), *b.parameters()):
+                        p.requires_grad_(False)
+                    params = list(net.requires_grad_().parameters())
+                    Descent(params, loss, 5, sgd(0.1), repeats=True, before=before, kept=kept[net]).alone()
+        found.append([t.detach().clone() for net in (a, b) for t in net.state_dict().values()])
+    assert replays == [20, 20]
+    assert all(torch.equal(p, q) for p, q in zip(*found, strict=True))
+    assert not torch.equal(found[0][3], torch.zeros(3, dtype=torch.float64))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
