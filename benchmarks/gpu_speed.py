@@ -106,7 +106,7 @@ class Bench:
         rounds = len(record.rounds)
 
         def of(party: str, *phases: str) -> float:
-            found = (r["wall_s"] for r in rows if r["party"].startswith(party) and r["phase"] in phases)
+            found = (r.wall_s for r in rows if r.party.startswith(party) and r.phase in phases)
             return float(sum(found))
 
         return {

@@ -11,6 +11,32 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainccinv, betaincinv
 
 from fedaudit.errors import ContractError, SettingError
+from fedaudit.kept import AsGiven
+
+
+class Estimate(AsGiven):
+    """A statistic with its interval, or the reason why there is none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    interval: str = ""  # its name
+    reason: str = ""  # where there is no value
+    n: int | None = None
+
+    def shown(self) -> str:
+        """The value with its interval, to three places."""
+        if self.low is None or self.high is None:
+            return f"{self.value:.3f}"
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+class Measured(Estimate):
+    """A statistic that has a value and an interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -34,18 +60,18 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
 
 
-def student_t(values: Sequence[float], confidence: float = 0.95) -> dict[str, Any]:
+def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """The mean with Student's interval, which takes the values for independent draws; one value has none."""
     from scipy.stats import t
 
     if not values:
-        return {"value": None, "reason": "there are no values"}
+        return Estimate(value=None, reason="there are no values")
     n, mean = len(values), math.fsum(values) / len(values)
     if n == 1:
-        return {"value": mean, "low": None, "high": None, "interval": "none: one value has no spread", "n": 1}
+        return Estimate(value=mean, low=None, high=None, interval="none: one value has no spread", n=1)
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     half = float(t.ppf(0.5 + confidence / 2, n - 1)) * spread
-    return {"value": mean, "low": mean - half, "high": mean + half, "interval": "Student's t", "n": n}
+    return Estimate(value=mean, low=mean - half, high=mean + half, interval="Student's t", n=n)
 
 
 Floats = NDArray[np.float64]

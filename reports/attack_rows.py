@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group
 from fedaudit.reports.tests_over_seeds import over_seeds
+from fedaudit.runtime.attack_result import (
+    AnyResult,
+    AtFPR,
+    MembershipResult,
+    NotRun,
+    Rate,
+    ReconstructionResult,
+    Scored,
+    measures_of,
+)
+from fedaudit.stats import Estimate
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,7 @@ class Found:
     threat: str
     claims: str
     blind: bool  # reads nothing of the run: a baseline
-    results: dict[int, dict[str, Any]]  # by seed, those that ran
+    results: dict[int, Scored]  # by seed, those that ran
     reason: str = ""  # why it ran in no seed
     settings: str = ""  # only where one attack ran with several
 
@@ -27,17 +38,16 @@ class Found:
     def name(self) -> str:
         return f"{self.attack}{f' ({self.settings})' if self.settings else ''}, {self.threat}"
 
-    def estimates(self, measure: str) -> dict[int, dict[str, Any]]:
+    def estimates(self, measure: str) -> dict[int, Estimate]:
         """One estimate per seed that has it. `tpr` is the one at 1 % FPR."""
-        found = {}
+        found: dict[int, Estimate] = {}
         for seed, result in self.results.items():
-            pooled = result.get("pooled") or {}
+            estimate: Estimate | None
             if measure == "tpr":
-                at = [t for t in pooled.get("tpr_at_fpr", []) if math.isclose(t["fpr"], 0.01)]
-                estimate = at[0] if at else None
+                estimate = next((at for at in _at_fprs(result) if math.isclose(at.fpr, 0.01)), None)
             else:
-                estimate = pooled.get(measure)
-            if isinstance(estimate, dict) and estimate.get("value") is not None:
+                estimate = measures_of(result).get(measure)
+            if estimate is not None and estimate.value is not None:
                 found[seed] = estimate
         return found
 
@@ -45,44 +55,51 @@ class Found:
         found = self.estimates(measure)
         if not found:
             return Cell(reason=self.reason or self._why_none(measure))
-        each = {seed: float(estimate["value"]) for seed, estimate in found.items()}
+        each = {seed: estimate.value for seed, estimate in found.items() if estimate.value is not None}
         first = next(iter(found.values()))
         within = None
-        if first.get("low") is not None:
-            within = (first["low"], first["high"], str(first.get("interval", "")))
-        return Cell(**over_seeds(list(each.values()), bounds, within), each=each, detail=self.name)
+        if first.low is not None and first.high is not None:
+            within = (first.low, first.high, first.interval)
+        return Cell.of(over_seeds(list(each.values()), bounds, within), each, self.name)
 
     def success(self) -> float:
         """The share of seeds in which reconstructions beat their baselines; 0 where an attack claims something else."""
-        return sum(bool(result.get("beats_baselines")) for result in self.results.values()) / max(len(self.results), 1)
+        won = [isinstance(r, ReconstructionResult) and r.beats_baselines for r in self.results.values()]
+        return sum(won) / max(len(won), 1)
 
     def beyond_chance(self, measure: str) -> float:
         found = self.estimates(measure).values()
-        return sum(float(e["value"]) - float(e.get("chance") or 0.0) for e in found) / max(len(found), 1)
+        chance = [(e.chance if isinstance(e, Rate) else None) or 0.0 for e in found]
+        return sum((e.value or 0.0) - c for e, c in zip(found, chance, strict=True)) / max(len(found), 1)
 
     def _why_none(self, measure: str) -> str:
         for result in self.results.values():
-            pooled = result.get("pooled") or {}
-            many = pooled.get("tpr_at_fpr", []) if measure == "tpr" else [pooled.get(measure)]
-            reasons = [e["reason"] for e in many if isinstance(e, dict) and e.get("reason")]
-            if reasons:
-                return reasons[-1] if measure != "tpr" else reasons[0]
+            if measure == "tpr":
+                many: Sequence[Estimate] = _at_fprs(result)
+            else:
+                many = [e for name, e in measures_of(result).items() if name == measure]
+            if reasons := [e.reason for e in many if e.reason]:
+                return reasons[0]
         return "not measured"
+
+
+def _at_fprs(result: Scored) -> list[AtFPR]:
+    return result.pooled.tpr_at_fpr if isinstance(result, MembershipResult) else []
 
 
 def attacks_of(group: Group) -> list[Found]:
     """Every attack under every threat, whatever it claims."""
-    by_name: dict[tuple[str, str, str], list[tuple[int, dict[str, Any]]]] = {}
+    by_name: dict[tuple[str, str, str], list[tuple[int, AnyResult]]] = {}
     for run in group.runs:
         for result in run.record.attacks:
-            settings = ", ".join(f"{key}={value}" for key, value in sorted((result.get("settings") or {}).items()))
-            by_name.setdefault((result["attack"], result["threat"], settings), []).append((run.seed, result))
+            settings = ", ".join(f"{key}={value}" for key, value in sorted(result.settings.items()))
+            by_name.setdefault((result.attack, result.threat, settings), []).append((run.seed, result))
     found = []
     for (attack, threat, settings), results in by_name.items():
-        ran = {seed: result for seed, result in results if result["ran"]}
-        first = next(iter(ran.values()), results[0][1])
-        blind = bool(first.get("blind"))
-        reason = "" if ran else str(first.get("reason", "did not run"))
+        ran = {seed: result for seed, result in results if not isinstance(result, NotRun)}
+        first: AnyResult = next(iter(ran.values()), results[0][1])
+        blind = first.blind
+        reason = first.reason if isinstance(first, NotRun) else ""
         shown = settings if sum(key[:2] == (attack, threat) for key in by_name) > 1 else ""
         found.append(Found(attack, threat, _claims(group, attack, bool(ran)), blind, ran, reason, shown))
     return found
@@ -90,7 +107,8 @@ def attacks_of(group: Group) -> list[Found]:
 
 def _claims(group: Group, attack: str, ran: bool) -> str:
     """What an attack claims. Where it did not run it does not say; another threat's result may."""
-    said = [r["claims"] for run in group.runs for r in run.record.attacks if r["attack"] == attack and r.get("claims")]
+    results = [r for run in group.runs for r in run.record.attacks if r.attack == attack]
+    said = [r.claims for r in results if not isinstance(r, NotRun)]
     return said[0] if said else "membership" if ran else ""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedaudit.stats import Estimate
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -19,6 +21,13 @@ class Cell:
     detail: str = ""  # which attack, what the claim is about
     reason: str = ""  # why there is no figure
     flag: str = ""  # something that changes how the figure is to be read
+
+    @classmethod
+    def of(cls, estimate: Estimate, each: dict[int, float], detail: str = "") -> Cell:
+        return cls(
+            estimate.value, estimate.low, estimate.high, estimate.n or 0, estimate.interval, each, detail,
+            reason=estimate.reason,
+        )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         names = ("value", "low", "high", "n", "interval", "each", "detail", "reason", "flag")

@@ -23,6 +23,7 @@ from fedaudit.reports.figure import Cell
 from fedaudit.reports.rank import pareto
 from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, curve
+from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.stats import mean_std
 from fedaudit.units import bytes_text
 
@@ -301,18 +302,19 @@ def roc(row: Row, most: int = 3) -> Figure | None:
     able = [f for f in attacks_of(row.group) if f.claims == "membership" and f.estimates("auc")]
     able = sorted(able, key=lambda f: -(f.cell("auc").value or 0.0))
     able = [f for f in able if not f.blind][:most] + [f for f in able if f.blind][:1]
-    curves = [(f, [c for r in f.results.values() if (c := (r.get("pooled") or {}).get("roc"))]) for f in able]
+    results = [(f, [r for r in f.results.values() if isinstance(r, MembershipResult)]) for f in able]
+    curves = [(f, [r.pooled.roc for r in of if r.pooled.roc]) for f, of in results]
     curves = [(f, of) for f, of in curves if of]
     if not curves:
         return None
     figure = Figure(figsize=(4.6, 5.2))
     axes = figure.add_axes((0.155, 0.28, 0.8, 0.708))
-    floor = min([v for _, of in curves for c in of for v in (*c["fpr"], *c["tpr"]) if v > 0], default=1e-3)
+    floor = min([v for _, of in curves for c in of for v in (*c.fpr, *c.tpr) if v > 0], default=1e-3)
     floor = 10.0 ** math.floor(math.log10(floor))
     axes.plot([floor, 1], [floor, 1], color=INK, linewidth=0.9, linestyle=":", label="guessing")
     for i, (found, of) in enumerate(curves):
         for j, points in enumerate(of):
-            x, y = (np.maximum(points[name], floor) for name in ("fpr", "tpr"))
+            x, y = (np.maximum(rates, floor) for rates in (points.fpr, points.tpr))
             label = _attack_label(found) if j == 0 else None
             dash = "--" if found.blind else "-"
             axes.step(x, y, where="post", color=SERIES[i], linewidth=1.4, alpha=0.85, linestyle=dash, label=label)
@@ -333,10 +335,10 @@ def _attack_label(found: Found) -> str:
 
 
 def partition(row: Row) -> Figure | None:
-    counts = row.first.data.get("counts")
+    counts = row.first.data.counts
     if not counts:
         return None
-    names = row.first.data.get("class_names")
+    names = row.first.data.class_names
     return bubbles(np.array(counts), None, title="", class_names=names if names else None)
 
 

@@ -20,6 +20,7 @@ from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, refused
 from fedaudit.reports.tests_over_seeds import Test
 from fedaudit.reports.words import BY_KEY, COLUMNS, Column, interval_text, text
+from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
 PICTURES = 2_500_000  # bytes of all reconstruction pictures of a page together
@@ -193,7 +194,7 @@ def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _bubbles(row: Row, name: str, drawn: dict[str, str]) -> str:
     """The partition; methods that share it share the drawing, with ids of their own."""
-    key = json.dumps([row.first.data.get("counts"), row.first.data.get("class_names")])
+    key = json.dumps([row.first.data.counts, row.first.data.class_names])
     if key not in drawn:
         with style("partition"):
             figure = partition(row)
@@ -233,26 +234,26 @@ def _audits(row: Row) -> list[dict[str, Any]]:
     return [{"seed": run.seed, **audit.model_dump()} for run in row.group.runs for audit in run.audits]
 
 
-def _pictures(row: Row) -> list[tuple[Run, dict[str, Any]]]:
+def _pictures(row: Row) -> list[tuple[Run, ReconstructionResult]]:
     """The pictures of the first seed that has any: one per attack."""
     for run in row.group.runs:
-        found = [(run, result) for result in run.record.attacks if result["ran"] and result.get("picture")]
-        if found:
+        results = [result for result in run.record.attacks if isinstance(result, ReconstructionResult)]
+        if found := [(run, result) for result in results if result.picture]:
             return found
     return []
 
 
-def _picture(run: Run, result: dict[str, Any], budget: int) -> dict[str, str]:
+def _picture(run: Run, result: ReconstructionResult, budget: int) -> dict[str, str]:
     """A picture as a data URI, made smaller until it fits; a path that leaves the run folder is not followed."""
-    name = f"{result['attack']}, {result['threat']}"
-    path = (run.folder / str(result["picture"])).resolve()
+    name = f"{result.attack}, {result.threat}"
+    path = (run.folder / str(result.picture)).resolve()
     if not path.is_relative_to(run.folder.resolve()) or not path.is_file():
-        return {"name": name, "src": "", "missing": f"The picture {result['picture']} is not in the run folder."}
+        return {"name": name, "src": "", "missing": f"The picture {result.picture} is not in the run folder."}
     data = path.read_bytes()
     if len(data) > budget:
         data = _smaller(data, budget)
     if not data:
-        return {"name": name, "src": "", "missing": f"The picture {result['picture']} cannot be read."}
+        return {"name": name, "src": "", "missing": f"The picture {result.picture} cannot be read."}
     src = "data:image/png;base64," + base64.b64encode(data).decode()
     return {"name": f"{name}, seed {run.seed}", "src": src, "missing": ""}
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from fedaudit.reports.attack_rows import Found, best_attack
 from fedaudit.reports.table import Row
 from fedaudit.reports.tests_over_seeds import SEEDS
+from fedaudit.runtime.attack_result import leak_of
 
 
 def leaks_by_seed(found: Found) -> list[bool]:
     """By seed: the attack's own verdict where it has one (it then beats blind baselines too), else its interval."""
     told = []
     for seed, estimate in found.estimates("auc").items():
-        leak_ = found.results[seed].get("leak")
-        told.append(bool(leak_) if leak_ is not None else (estimate.get("low") or 0.0) > 0.5)
+        leak_ = leak_of(found.results[seed])
+        told.append(bool(leak_) if leak_ is not None else (estimate.low or 0.0) > 0.5)
     return told
 
 
 def judged(found: Found) -> bool:
-    return any(result.get("leak") is not None for result in found.results.values())
+    return any(leak_of(result) is not None for result in found.results.values())
 
 
 def leak(row: Row) -> bool | None:

@@ -10,9 +10,10 @@ from fedaudit.reports.attack_rows import attacks_of, best_attack
 from fedaudit.reports.leaks import judged, leaks_by_seed
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Group, command
-from fedaudit.reports.table import Row, asked, refused
+from fedaudit.reports.table import Row, asked, refused, uses_gpu
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import BY_KEY, COLUMNS, VIA, kind_text, protection_text, seen_by, text
+from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
 from fedaudit.suite.measured import OUTER
 
 LIMITS = (
@@ -207,32 +208,26 @@ def attack_rows(row: Row) -> list[dict[str, Any]]:
     lines = []
     for found in sorted(attacks_of(row.group), key=lambda f: (f.claims, f.blind, f.threat, f.attack)):
         measures = MEASURES.get(found.claims, ())
-        others = [k for r in found.results.values() for k, v in (r.get("pooled") or {}).items() if _is_estimate(v)]
+        others = [k for r in found.results.values() for k, v in measures_of(r).items() if v.value is not None]
         figures = {}
         for measure in dict.fromkeys([*measures, *(k for k in others if k not in ("advantage", "advantage_best"))]):
             cell = found.cell(measure, BOUNDS.get(measure, (-math.inf, math.inf)))
             if cell.value is not None:
                 figures[MEASURE_WORDS.get(measure, measure.replace("_", " "))] = cell
-        first = next(iter(found.results.values()), {})
-        baselines = {
-            name: (of.get("identification") or of.get("auc") or {}).get("value")
-            for name, of in (first.get("baselines") or {}).items()
-            if isinstance(of, dict)
-        }
+        first = next(iter(found.results.values()), None)
+        rebuilt = first if isinstance(first, ReconstructionResult) else None
+        baselines = {name: of.identification.value for name, of in rebuilt.baselines.items()} if rebuilt else {}
         lines.append(
             {
                 "attack": found.attack, "settings": found.settings, "threat": found.threat, "claims": found.claims,
                 "blind": found.blind,
-                "figures": figures, "reason": found.reason, "verdict": str(first.get("verdict", "")),
+                "figures": figures, "reason": found.reason, "verdict": first.verdict if first else "",
                 "seeds": len(found.results), "baselines": {k: v for k, v in baselines.items() if v is not None},
-                "beats": first.get("beats_baselines"), "left_out": list(dict.fromkeys(first.get("left_out") or [])),
+                "beats": rebuilt.beats_baselines if rebuilt else None,
+                "left_out": list(dict.fromkeys(first.left_out)) if first else [],
             }
         )  # fmt: skip
     return lines
-
-
-def _is_estimate(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("value"), int | float)
 
 
 def traffic(row: Row) -> list[dict[str, Any]]:
@@ -258,11 +253,11 @@ def traffic(row: Row) -> list[dict[str, Any]]:
 def phases(row: Row) -> list[dict[str, Any]]:
     """Seconds by party and phase, all clients together; `inside` are parts of the ones above them."""
     sums: dict[tuple[str, str], float] = {}
-    gpu = any(r.get("gpu_s") is not None for r in row.first.timings)
+    gpu = uses_gpu(row.first)
     for r in row.first.timings:
-        who = "clients" if r["party"].startswith("client") else r["party"]
-        key = (who, r["phase"])
-        sums[key] = sums.get(key, 0.0) + ((r["gpu_s"] if gpu else r["wall_s"]) or 0.0)
+        who = "clients" if r.party.startswith("client") else r.party
+        key = (who, r.phase)
+        sums[key] = sums.get(key, 0.0) + ((r.gpu_s if gpu else r.wall_s) or 0.0)
     largest = max(sums.values(), default=0.0) or 1.0
     order = {"clients": 0, "server": 1}
     return [
@@ -284,7 +279,7 @@ def made(group: Group) -> dict[str, Any]:
         "device": record.device,
         "finished": max((run.record.finished or "" for run in group.runs), default=""),
         "digests": {run.seed: run.record.transcript_digest for run in group.runs},
-        "models": record.models,
+        "models": {arch: facts.model_dump() for arch, facts in record.models.items()},
     }
 
 

@@ -11,6 +11,7 @@ from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
+from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.suite.measured import OUTER
 
@@ -80,13 +81,13 @@ def _bytes(direction: str) -> Callable[[RunRecord], float | None]:
 
 
 def uses_gpu(record: RunRecord) -> bool:
-    return any(row.get("gpu_s") is not None for row in record.timings)
+    return any(row.gpu_s is not None for row in record.timings)
 
 
 def seconds(record: RunRecord) -> float | None:
-    key = "gpu_s" if uses_gpu(record) else "wall_s"
-    outer = [row for row in record.timings if row["phase"] in OUTER]
-    return math.fsum(row[key] or 0.0 for row in outer) if outer else None
+    gpu = uses_gpu(record)
+    outer = [row for row in record.timings if row.phase in OUTER]
+    return math.fsum((row.gpu_s if gpu else row.wall_s) or 0.0 for row in outer) if outer else None
 
 
 def _memory(record: RunRecord) -> float | None:
@@ -112,7 +113,7 @@ def _plain(group: Group, column: Column) -> Cell:
         value = next(iter(each.values()))
         return Cell(value, value, value, len(each), "counted, the same in each seed", each)
     detail = ("GPU" if uses_gpu(group.runs[0].record) else "CPU") if column.machine else ""
-    return Cell(**over_seeds(list(each.values()), column.bounds, within), each=each, detail=detail)
+    return Cell.of(over_seeds(list(each.values()), column.bounds, within), each, detail)
 
 
 # --- privacy -----------------------------------------------------------------------------------------------------
@@ -191,9 +192,9 @@ def _best(claims: str, measure: str) -> Callable[[Group], Cell]:
 
 def _with_chance(best: Found, cell: Cell, measure: str) -> Cell:
     """What guessing would give, and whether the attack is better than its baselines, where it says so."""
-    chances = [e["chance"] for e in best.estimates(measure).values() if e.get("chance") is not None]
+    chances = [e.chance for e in best.estimates(measure).values() if isinstance(e, Rate) and e.chance is not None]
     detail = cell.detail + (f"; guessing gives {100 * sum(chances) / len(chances):.1f} %" if chances else "")
-    verdicts = [r["beats_baselines"] for r in best.results.values() if r.get("beats_baselines") is not None]
+    verdicts = [r.beats_baselines for r in best.results.values() if isinstance(r, ReconstructionResult)]
     flag = "no better than its baselines" if verdicts and not any(verdicts) else ""
     values = {name: getattr(cell, name) for name in ("value", "low", "high", "n", "interval", "each")}
     return Cell(**values, detail=detail, flag=flag)
@@ -231,7 +232,8 @@ def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
         notes.append("One seed: no interval over seeds, and no difference can be told from noise.")
     if cells["lower"].flag:
         notes.append(f"Measurement {cells['lower'].flag}.")
-    if any(result.get("split_broken") for run in group.runs for result in run.record.attacks):
+    results = [result for run in group.runs for result in run.record.attacks]
+    if any(isinstance(result, MembershipResult) and result.split_broken for result in results):
         notes.append(
             "The audit split is broken: a baseline that looks at nothing tells members from others, so membership "
             "attacks show nothing here."
@@ -258,10 +260,10 @@ def _why_refused(group: Group) -> str:
 
 def undertrained(group: Group, cell: Cell) -> list[str]:
     """Near chance, or still gaining when the rounds ran out: then privacy figures say little about a trained model."""
-    classes = group.runs[0].record.data.get("classes")
+    classes = group.runs[0].record.data.classes
     if cell.value is None:
         return []
-    if classes and cell.value < NEAR_CHANCE / classes:
+    if cell.value < NEAR_CHANCE / classes:
         return [
             f"{UNTRAINED} the {100 / classes:.0f} % of guessing. What attacks find in an untrained "
             "model says nothing about a trained one."

@@ -13,7 +13,7 @@ from typing import Any
 
 from scipy import stats
 
-from fedaudit.stats import student_t
+from fedaudit.stats import Estimate, student_t
 
 LEVEL = 0.05
 SEEDS = 3  # below that no estimated difference counts: one degree of freedom is at the mercy of the normal law
@@ -23,20 +23,20 @@ def over_seeds(
     values: Sequence[float],
     bounds: tuple[float, float] = (-math.inf, math.inf),
     within: tuple[float, float, str] | None = None,
-) -> dict[str, Any]:
+) -> Estimate:
     """Mean and 95 % interval over seeds (Student's t), cut to the values that are possible at all.
 
     `within` is the interval that a single run has by itself, with its name: all there is where there is one seed.
     """
     found = student_t(values)
-    if found["value"] is None or not math.isfinite(found["value"]):
-        return {**found, "low": None, "high": None, "n": len(values)}
-    if found["n"] == 1:
+    if found.value is None or not math.isfinite(found.value):
+        return found.model_copy(update={"low": None, "high": None, "n": len(values)})
+    if found.low is None or found.high is None:  # one value
         low, high, name = within or (None, None, "")
         why = f"{name}, of the one run; none over seeds" if name else "none: one seed"
-        return {"value": found["value"], "low": low, "high": high, "interval": why, "n": 1}
-    low, high = max(bounds[0], found["low"]), min(bounds[1], found["high"])
-    return {**found, "low": low, "high": high, "interval": "Student's t over seeds"}
+        return Estimate(value=found.value, low=low, high=high, interval=why, n=1)
+    low, high = max(bounds[0], found.low), min(bounds[1], found.high)
+    return Estimate(value=found.value, low=low, high=high, interval="Student's t over seeds", n=found.n)
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,8 @@ def test_students_interval_covers():
     """Three normal values. The normal quantile would cover 81 %."""
     rng = np.random.default_rng(0)
     found = [student_t(list(row)) for row in rng.normal(1.0, 2.0, (N, 3))]
-    assert held(sum(f["low"] <= 1.0 <= f["high"] for f in found), N, 0.95, 0.92)
-    assert held(sum(not f["low"] <= 1.0 <= f["high"] for f in found), N, 0.05, 0.08)
+    assert held(sum(f.low <= 1.0 <= f.high for f in found), N, 0.95, 0.92)
+    assert held(sum(not f.low <= 1.0 <= f.high for f in found), N, 0.05, 0.08)
 
 
 @pytest.mark.parametrize(("n1", "n0", "shift"), [(100, 100, 1.0), (40, 200, 1.0), (100, 100, 0.0)])
@@ -129,7 +129,7 @@ def test_the_interval_of_an_auc_covers(n1, n0, shift):
     member = np.arange(n1 + n0) < n1
     scores = rng.normal(size=(N, n1 + n0)) + shift * member
     found = [auc(row, member) for row in scores]
-    assert held(sum(f["low"] <= true <= f["high"] for f in found), N, 0.95, 0.92)
+    assert held(sum(f.low <= true <= f.high for f in found), N, 0.95, 0.92)
 
 
 def test_the_interval_of_a_difference_of_aucs_covers():
@@ -142,7 +142,7 @@ def test_the_interval_of_a_difference_of_aucs_covers():
     b = 0.9 * common + math.sqrt(1 - 0.81) * own[1] + 0.7 * member
     true = float(stats.norm.cdf(1.0 / math.sqrt(2)) - stats.norm.cdf(0.7 / math.sqrt(2)))
     found = [auc_difference(x, y, member) for x, y in zip(a, b, strict=True)]
-    assert held(sum(f["low"] <= true <= f["high"] for f in found), N, 0.95, 0.92)
+    assert held(sum(f.low <= true <= f.high for f in found), N, 0.95, 0.92)
 
 
 def test_the_interval_of_a_held_out_advantage_covers():
@@ -152,9 +152,9 @@ def test_the_interval_of_a_held_out_advantage_covers():
     member = np.arange(120) < 60
     count = 0
     for row in rng.normal(size=(600, 120)) + member:
-        found = membership_scores(row, member, roc=False, fprs=())["advantage"]
-        true = float(stats.norm.cdf(1 - found["threshold"]) - stats.norm.cdf(-found["threshold"]))
-        count += found["low"] <= true <= found["high"]
+        found = membership_scores(row, member, roc=False, fprs=()).advantage
+        true = float(stats.norm.cdf(1 - found.threshold) - stats.norm.cdf(-found.threshold))
+        count += found.low <= true <= found.high
     assert count / 600 >= 0.95
 
 
@@ -180,9 +180,9 @@ def test_a_leak_is_not_found_where_there_is_none():
     member = np.arange(120) < 60
     alone = beside = 0
     for mine, theirs in rng.normal(size=(N, 2, 120)):
-        leak = judge("mine", scored(mine, member), {}, False)["leak"]
+        leak = judge("mine", scored(mine, member), {}, False).leak
         alone += leak
-        beside += leak and judge("mine", scored(mine, member), {"blind": scored(theirs, member)}, False)["leak"]
+        beside += leak and judge("mine", scored(mine, member), {"blind": scored(theirs, member)}, False).leak
     assert held(alone, N, 0.025, 0.05)
     assert beside <= alone
 
@@ -194,7 +194,7 @@ def test_an_honest_split_is_seldom_called_broken():
     broken = 0
     for rows in rng.normal(size=(N, 3, 100)):
         found = judge_blind({str(i): scored(row, member) for i, row in enumerate(rows)})
-        broken += any(f["split_broken"] for f in found.values())
+        broken += any(f.split_broken for f in found.values())
     assert held(broken, N, 0.01, 0.03)
 
 
@@ -207,8 +207,8 @@ def test_learned_groups_do_not_tell_a_coin_flip():
         parts = scored(np.zeros(80), member)
         groups = [Attacked(0, Groups(torch.as_tensor(rng.integers(0, 5, 80))), *list(vars(parts[0]).values())[2:])]
         found = judge("groups", groups, {}, False)
-        above += found["leak"]
-        values.append(float(found["verdict"].partition("AUC ")[2].split()[0]))
+        above += found.leak
+        values.append(float(found.verdict.partition("AUC ")[2].split()[0]))
     assert above / 600 <= 0.05
     assert abs(np.mean(values) - 0.5) < 4 * np.std(values) / math.sqrt(600)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import RunRecord, read_record
+from fedaudit.runtime.attack_result import HistogramResult, NotRun, ReconstructionResult, measures_of
 from fedaudit.stats import student_t
 
 FIGURES = {  # attack: measure, its heading, what the verdict is called, and how many digits
@@ -37,19 +38,19 @@ def figures(record: RunRecord) -> dict[str, Any]:
         "attacks": {},
     }
     for result in record.attacks:
-        if result["attack"] not in FIGURES:
+        if result.attack not in FIGURES:
             continue
-        measure, _, verdict, _ = FIGURES[result["attack"]]
-        if not result["ran"]:
-            found["attacks"][result["attack"]] = {"reason": result["reason"]}
+        measure, _, verdict, _ = FIGURES[result.attack]
+        if isinstance(result, NotRun):
+            found["attacks"][result.attack] = {"reason": result.reason}
             continue
-        of = {"value": result["pooled"][measure]["value"], "leak": bool(result[verdict])}
-        if result["attack"] == "prototype_property":
-            of["presence"] = result["pooled"]["presence"]["value"]
-            of["source"] = sorted({client["source"] for client in result["client"].values()})
-        if result["attack"] == "prototype_inversion":
-            of["class_mean"] = result["baselines"]["class_mean"]["mse"]["value"]
-        found["attacks"][result["attack"]] = of
+        of = {"value": measures_of(result)[measure].value, "leak": bool(getattr(result, verdict))}
+        if isinstance(result, HistogramResult):
+            of["presence"] = result.pooled.presence.value
+            of["source"] = sorted({client.source for client in result.client.values()})
+        if isinstance(result, ReconstructionResult):
+            of["class_mean"] = result.baselines["class_mean"].mse.value
+        found["attacks"][result.attack] = of
     return found
 
 
@@ -75,11 +76,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _mean(values: list[float], digits: int) -> str:
     found = student_t(values)
-    if found["value"] is None:
+    if found.value is None:
         return "not run"
-    if found["low"] is None:
-        return f"{found['value']:.{digits}f}"
-    return f"{found['value']:.{digits}f} [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
+    if found.low is None:
+        return f"{found.value:.{digits}f}"
+    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 
 
 def main(words: list[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import RunRecord, read_record
-from fedaudit.stats import student_t
+from fedaudit.stats import Estimate, student_t
 
 COMMON = ("E", "B", "eta", "hidden")  # settings that are no reading; eta is where a row departs from the others
 ETA = 0.05
@@ -50,11 +50,11 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['method']}{': ' if words else ''}{', '.join(words)}"
 
 
-def gains(rows: list[dict[str, Any]], partition: str, measure: str) -> dict[str, dict[str, Any]]:
+def gains(rows: list[dict[str, Any]], partition: str, measure: str) -> dict[str, Estimate]:
     """By row's name: the mean gain over seeds with its interval."""
     of = [row for row in rows if row["partition"] == partition]
     alone = {row["seed"]: row[measure] for row in of if row["method"] == "local"}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Estimate] = {}
     for name in dict.fromkeys(map(name_of, of)):
         each = [
             100 * (row[measure] - alone[row["seed"]]) for row in of if name_of(row) == name and row["seed"] in alone
@@ -80,12 +80,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _shown(found: dict[str, Any] | None, sign: str) -> str:
-    if found is None or found["value"] is None:
+def _shown(found: Estimate | None, sign: str) -> str:
+    if found is None or found.value is None:
         return "not run"
-    if found["low"] is None:
-        return f"{found['value']:{sign}.1f}"
-    return f"{found['value']:{sign}.1f} [{found['low']:{sign}.1f}, {found['high']:{sign}.1f}]"
+    if found.low is None:
+        return f"{found.value:{sign}.1f}"
+    return f"{found.value:{sign}.1f} [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
 
 
 def main(words: list[str]) -> None:

@@ -57,9 +57,9 @@ def _cell(values: list[float | None]) -> str:
     if not known:
         return "none"
     found = student_t(known)
-    if found["low"] is None:
-        return f"{100 * found['value']:.1f}"
-    return f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+    if found.low is None:
+        return f"{100 * found.value:.1f}"
+    return f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
 def main(words: list[str]) -> None:

@@ -25,7 +25,7 @@ from fedaudit.wire.transcript import Entry, Transcript
 def synthetic(run: Path, rounds: list[int], client: int, columns: int) -> dict[int, tuple[Tensor, Tensor]]:
     """By round: images in [-1, 1] decoded from `columns` of the client's embeddings, as many classes as it has, and
     their labels. The same records in every round."""
-    shape = tuple(read_record(run).data["shape"])
+    shape = tuple(read_record(run).data.shape)
     unified: dict[int, Entry] = {}  # what any client received in a round: all receive the same
     labels: Tensor | None = None
     for entry in Transcript(run / "transcript").entries():

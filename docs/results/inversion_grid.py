@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedaudit.attack.pictures import draw, read
 from fedaudit.errors import FedauditError, RunError
+from fedaudit.runtime.attack_result import ReconstructionResult, ReconstructionScores
 from fedaudit.runtime.run_record import RunRecord, read_record
 
 
@@ -34,7 +34,7 @@ def noise_of(record: RunRecord, kind: str) -> tuple[tuple[int, float], str]:
     return (3 if clipped else 1, -float(policy["epsilon"])), name
 
 
-def found(folders: list[Path], attack: str, threat: str, kind: str) -> list[tuple[str, Path, dict[str, Any]]]:
+def found(folders: list[Path], attack: str, threat: str, kind: str) -> list[tuple[str, Path, ReconstructionResult]]:
     """Name of the noise, run folder and attack result of every run, in order."""
     rows = []
     for folder in folders:
@@ -42,7 +42,8 @@ def found(folders: list[Path], attack: str, threat: str, kind: str) -> list[tupl
         for run in runs:
             record = read_record(run)
             for result in record.attacks:
-                if (result["attack"], result["threat"]) == (attack, threat) and result["ran"]:
+                asked = (result.attack, result.threat) == (attack, threat)
+                if asked and isinstance(result, ReconstructionResult):
                     order, name = noise_of(record, kind)
                     rows.append((order, name, run, result))
     if not rows:
@@ -50,33 +51,32 @@ def found(folders: list[Path], attack: str, threat: str, kind: str) -> list[tupl
     return [(name, run, result) for _, name, run, result in sorted(rows, key=lambda row: row[0])]
 
 
-def table(rows: list[tuple[str, Path, dict[str, Any]]]) -> str:
+def table(rows: list[tuple[str, Path, ReconstructionResult]]) -> str:
     lines = [
         "| noise | identified | chance | MSE | PSNR, dB | SSIM | cosine | verdict |",
         "|---|---|---|---|---|---|---|---|",
     ]
 
-    def shown(of: dict[str, Any]) -> list[str]:
-        rate = of["identification"]
-        cells = [f"{rate['value']:.1%} [{rate['low']:.1%}, {rate['high']:.1%}]", f"{rate['chance']:.1%}"]
-        for measure, digits in (("mse", 4), ("psnr", 1), ("ssim", 3), ("cosine", 3)):
-            low, high = of[measure]["low"], of[measure]["high"]
-            cells.append(f"{of[measure]['value']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
+    def shown(of: ReconstructionScores) -> list[str]:
+        rate = of.identification
+        cells = [f"{rate.value:.1%} [{rate.low:.1%}, {rate.high:.1%}]", f"{rate.chance:.1%}"]
+        for found, digits in ((of.mse, 4), (of.psnr, 1), (of.ssim, 3), (of.cosine, 3)):
+            cells.append(f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]")
         return cells
 
     for name, _, result in rows:
-        verdict = "succeeded" if result["beats_baselines"] else "failed"
-        lines.append(f"| {name} | {' | '.join(shown(result['pooled']))} | {verdict} |")
-    for name, of in rows[0][2]["baselines"].items():
+        verdict = "succeeded" if result.beats_baselines else "failed"
+        lines.append(f"| {name} | {' | '.join(shown(result.pooled))} | {verdict} |")
+    for name, of in rows[0][2].baselines.items():
         lines.append(f"| baseline: {name.replace('_', ' ')} (of {rows[0][0]}) | {' | '.join(shown(of))} | |")
     return "\n".join(lines)
 
 
-def grid(rows: list[tuple[str, Path, dict[str, Any]]], out: Path) -> None:
+def grid(rows: list[tuple[str, Path, ReconstructionResult]], out: Path) -> None:
     columns: dict[str, torch.Tensor] = {}
     titles: list[str] = []
     for name, run, result in rows:
-        saved = read((run / result["picture"]).with_suffix(".safetensors"))
+        saved = read((run / result.picture).with_suffix(".safetensors"))
         if not columns:
             columns["original"] = saved["originals"]
             titles = [str(label) for label in saved["label"].tolist()]

@@ -18,6 +18,7 @@ from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.errors import ContractError, DataError, ThreatError
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
+from fedaudit.runtime.attack_result import AnyResult, MembershipFound, MembershipResult, NotRun, Ran, result_of
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import save_attacks
 from fedaudit.runtime.source import source_of
@@ -36,7 +37,7 @@ def attack_run(
     threat: str = "server",
     clients: list[int] | None = None,
     watch: Any = None,
-) -> list[dict[str, Any]]:
+) -> list[AnyResult]:
     """Run attacks on a run folder, score them, and add the results to its record.
 
     An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, and every
@@ -59,30 +60,32 @@ def attack_run(
                 watch(number, len(chosen), name)
             found.append(_one(attack, name, run, world, parsed, clients))
     _judge(found)
-    before = {(r["attack"], r["threat"]): r for r in run.record.attacks}
-    results = [result for result, _ in found if result["attack"] in named or _is_news(result, before)]
-    known = before | {(r["attack"], r["threat"]): r for r in results}
+    before = {(r.attack, r.threat): r for r in run.record.attacks}
+    results = [result for result, _ in found if result.attack in named or _is_news(result, before)]
+    known = before | {(r.attack, r.threat): r for r in results}
     save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
     return results
 
 
-def _judge(found: list[tuple[dict[str, Any], list[Attacked]]]) -> None:
+def _judge(found: list[tuple[AnyResult, list[Attacked]]]) -> None:
     """Add to each membership result what it means."""
-    claims = [(r, parts) for r, parts in found if r["ran"] and r["claims"] == "membership"]
-    blind = {r["attack"]: parts for r, parts in claims if r["blind"]}
+    claims = [(result, parts) for result, parts in found if isinstance(result, MembershipResult)]
+    blind = {result.attack: parts for result, parts in claims if result.blind}
     verdicts = judge_blind(blind)
-    broken = any(verdict["split_broken"] for verdict in verdicts.values())
+    broken = any(verdict.split_broken for verdict in verdicts.values())
     for result, parts in claims:
-        name = result["attack"]
-        result.update(verdicts[name] if result["blind"] else judge(name, parts, blind, broken))
+        verdict = verdicts[result.attack] if result.blind else judge(result.attack, parts, blind, broken)
+        if verdict.leak is not None:
+            result.against_blind, result.leak = verdict.against_blind, verdict.leak
+        result.split_broken, result.verdict = verdict.split_broken, verdict.verdict
 
 
-def _is_news(result: dict[str, Any], before: Mapping[tuple[str, str], dict[str, Any]]) -> bool:
+def _is_news(result: AnyResult, before: Mapping[tuple[str, str], AnyResult]) -> bool:
     """Whether a baseline that nobody named tells more than the record holds."""
-    old = before.get((result["attack"], result["threat"]), {})
-    if not result["ran"]:
-        return not old and not result["reason"].endswith(NOBODY)
-    return len(result["clients"]) > len(old.get("clients", []))
+    old = before.get((result.attack, result.threat))
+    if isinstance(result, NotRun):
+        return old is None and not result.reason.endswith(NOBODY)
+    return len(result.clients) > (0 if old is None or isinstance(old, NotRun) else len(old.clients))
 
 
 def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
@@ -96,11 +99,12 @@ def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
 
 def _one(
     attack: Attack, name: str, run: RunFolder, world: World, threat: Threat, clients: list[int] | None
-) -> tuple[dict[str, Any], list[Attacked]]:
+) -> tuple[AnyResult, list[Attacked]]:
     view = TranscriptView(run.transcript, threat)
     targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
-    result = {"attack": name, "threat": str(threat), "settings": attack.model_dump(mode="json"), "blind": attack.blind}
-    result["source"] = source_of(type(attack))
+    settings, source = attack.model_dump(mode="json"), source_of(type(attack))
+    who: dict[str, Any] = {"attack": name, "threat": str(threat), "settings": settings}
+    who |= {"blind": attack.blind, "source": source}
     parts: list[Attacked] = []
     begun = time.perf_counter()
     reasons: list[str] = []
@@ -116,13 +120,13 @@ def _one(
             except ThreatError as e:  # found out on the way
                 reasons.append(str(e))
     if not parts:
-        return {**result, "ran": False, "reason": reasons[0] if reasons else f"{threat} {NOBODY}"}, []
+        return NotRun(**who, ran=False, reason=reasons[0] if reasons else f"{threat} {NOBODY}"), []
     seed = seed_of("attack", name, "scorer") % 2**32
-    result |= {"ran": True, "clients": [part.client for part in parts], "left_out": reasons}
-    result |= score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, seed)
+    ran = Ran(**who, clients=[part.client for part in parts], left_out=reasons)
+    found = score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, seed)
     # What is judged afterwards are scores: images of every attack's candidates would fill the memory.
-    scores = [replace(part, x=part.x[:0]) for part in parts] if result["claims"] == "membership" else []
-    return {**result, "wall_s": round(time.perf_counter() - begun, 3)}, scores
+    scores = [replace(part, x=part.x[:0]) for part in parts] if isinstance(found, MembershipFound) else []
+    return result_of(ran, found, round(time.perf_counter() - begun, 3)), scores
 
 
 def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:

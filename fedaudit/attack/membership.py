@@ -17,7 +17,7 @@ Intervals take the rows for independent draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, ndtri
 
 from fedaudit.errors import ContractError, SettingError
+from fedaudit.runtime.attack_result import ROC, AtFPR, AtThreshold, MembershipScores, OfGroups, Unscored
 from fedaudit.stats import (
     Floats,
+    Measured,
     above,
     as_column,
     check_confidence,
@@ -41,20 +43,11 @@ FPRS = (0.1, 0.01, 0.001)
 ROC_POINTS = 200
 
 
-# -- validation ---------------------------------------------------------------------------------------------------
+def _estimate(value: float, low: float, high: float, interval: str) -> Measured:
+    return Measured(value=value, low=low, high=high, interval=interval)
 
 
-# -- proportions --------------------------------------------------------------------------------------------------
-
-
-def _estimate(value: float, low: float, high: float, interval: str, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high, "interval": interval, **more}
-
-
-# -- the scores ---------------------------------------------------------------------------------------------------
-
-
-def _auc(inside: Floats, outside: Floats, confidence: float) -> dict[str, Any]:
+def _auc(inside: Floats, outside: Floats, confidence: float) -> Measured:
     """P(member's score > non-member's) + P(equal) / 2, with the interval of DeLong, DeLong and Clarke-Pearson (1988).
 
     Their variance is taken to the logit scale, which keeps the interval inside (0, 1). It is 0 exactly if all pairs
@@ -77,11 +70,11 @@ def _auc(inside: Floats, outside: Floats, confidence: float) -> dict[str, Any]:
     return _estimate(value, float(low), float(high), "DeLong, logit scale")
 
 
-def auc(scores: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> dict[str, Any]:
+def auc(scores: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> Measured:
     return _auc(*split_classes(scores, member), check_confidence(confidence))
 
 
-def auc_difference(a: ArrayLike, b: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> dict[str, Any]:
+def auc_difference(a: ArrayLike, b: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> Measured:
     """AUC of scores `a` minus AUC of scores `b` on the same candidates, with DeLong's interval for paired curves.
 
     What one candidate adds to either AUC is subtracted before the variance is taken, so that the correlation of the two
@@ -98,7 +91,7 @@ def auc_difference(a: ArrayLike, b: ArrayLike, member: ArrayLike, confidence: fl
     gaps = [x - y for x, y in zip(of_a, of_b, strict=True)]
     if np.ptp(gaps[0]) < 1e-12 and np.ptp(gaps[1]) < 1e-12:
         one, other = (auc(s, m, 1 - tail) for s in (scores_a, scores_b))
-        low, high = one["low"] - other["high"], one["high"] - other["low"]
+        low, high = one.low - other.high, one.high - other.low
         return _estimate(value, low, high, "limits of both AUCs, half the failure probability each")
     half = -float(ndtri(tail)) * math.sqrt(np.var(gaps[0], ddof=1) / n1 + np.var(gaps[1], ddof=1) / n0)
     return _estimate(value, max(-1.0, value - half), min(1.0, value + half), "DeLong, paired")
@@ -121,12 +114,12 @@ def _best_threshold(inside: Floats, outside: Floats) -> tuple[float, float]:
     return float(t[best]), float(gap[best])
 
 
-def _held_out(inside: Floats, outside: Floats, seed: int, confidence: float) -> dict[str, dict[str, Any]]:
+def _held_out(inside: Floats, outside: Floats, seed: int, confidence: float) -> tuple[AtThreshold, AtThreshold]:
     """Balanced accuracy and advantage on the half that did not choose the threshold."""
     how = f"threshold chosen on a random half of each class (seed {seed}), evaluated on the other"
     if min(len(inside), len(outside)) < 2:
-        none = {"value": None, "reason": "a held-out threshold needs at least 2 members and 2 non-members"}
-        return {"balanced_accuracy": none, "advantage": dict(none)}
+        none = AtThreshold(value=None, reason="a held-out threshold needs at least 2 members and 2 non-members")
+        return none, none
     rng = np.random.default_rng(seed)
     (choose1, use1), (choose0, use0) = parted(inside, rng, 0.5), parted(outside, rng, 0.5)
     t, _ = _best_threshold(choose1, choose0)
@@ -138,14 +131,16 @@ def _held_out(inside: Floats, outside: Floats, seed: int, confidence: float) -> 
         for a, b in zip(clopper_pearson(tp, len(use1), each), clopper_pearson(tn, len(use0), each), strict=True)
     )
     name = f"Clopper-Pearson for TPR and TNR at {each:.2%} each, added"
-    more = {"threshold": t, "rule": "score >= threshold", "how": how}
-    return {
-        "balanced_accuracy": _estimate(value, low, high, name, **more),
-        "advantage": _estimate(2 * value - 1, 2 * low - 1, 2 * high - 1, name, **more),
-    }
+
+    def scaled(by: float, plus: float) -> AtThreshold:
+        value_, low_, high_ = (by * v + plus for v in (value, low, high))
+        rule = "score >= threshold"
+        return AtThreshold(value=value_, low=low_, high=high_, interval=name, threshold=t, rule=rule, how=how)
+
+    return scaled(1, 0), scaled(2, -1)
 
 
-def _advantage_best(inside: Floats, outside: Floats, confidence: float) -> dict[str, Any]:
+def _advantage_best(inside: Floats, outside: Floats, confidence: float) -> AtThreshold:
     """The largest TPR - FPR over all thresholds (the Kolmogorov-Smirnov distance, one-sided).
 
     Its interval holds for the supremum over all thresholds: the band of Dvoretzky, Kiefer and Wolfowitz with Massart's
@@ -155,30 +150,38 @@ def _advantage_best(inside: Floats, outside: Floats, confidence: float) -> dict[
     band = sum(math.sqrt(math.log(4 / (1 - confidence)) / (2 * n)) for n in (len(inside), len(outside)))
     name = "Dvoretzky-Kiefer-Wolfowitz band, both classes"
     how = "maximum over thresholds on the same records: optimistic"
-    return _estimate(value, max(0.0, value - band), min(1.0, value + band), name, how=how)
+    return AtThreshold(value=value, low=max(0.0, value - band), high=min(1.0, value + band), interval=name, how=how)
 
 
-def _tpr_at(inside: Floats, outside: Floats, fpr: float, confidence: float) -> dict[str, Any]:
+def _tpr_at(inside: Floats, outside: Floats, fpr: float, confidence: float) -> AtFPR:
     n1, n0 = len(inside), len(outside)
     k = min(math.floor(fpr * n0 + 1e-9), n0 - 1)  # 1e-9: 0.29 * 100 is 28.999...
     if k < 1:
         need = math.ceil(1 / fpr - 1e-9)
-        return {"fpr": fpr, "value": None, "reason": f"an FPR of {fpr:g} takes {need} non-members, and there are {n0}"}
+        return AtFPR(fpr=fpr, value=None, reason=f"an FPR of {fpr:g} takes {need} non-members, and there are {n0}")
     t = float(outside[n0 - 1 - k])
     tp, fp = int(above(inside, t)), int(above(outside, t))
     low, high = clopper_pearson(tp, n1, confidence)
-    rule = "score > threshold"
-    return _estimate(tp / n1, low, high, "Clopper-Pearson", fpr=fpr, fpr_measured=fp / n0, threshold=t, rule=rule)
+    return AtFPR(
+        value=tp / n1,
+        low=low,
+        high=high,
+        interval="Clopper-Pearson",
+        fpr=fpr,
+        fpr_measured=fp / n0,
+        threshold=t,
+        rule="score > threshold",
+    )
 
 
-def _roc(inside: Floats, outside: Floats, points: int = ROC_POINTS) -> dict[str, Any]:
+def _roc(inside: Floats, outside: Floats, points: int = ROC_POINTS) -> ROC:
     """The best TPR at each FPR, at most `points` of them, evenly spread over log FPR; (0, TPR) is the first."""
     n1, n0 = len(inside), len(outside)
     k = np.unique(np.concatenate([[0], np.geomspace(1, n0, points - 1).round().astype(np.int64)]))
     t = outside[np.maximum(n0 - 1 - k, 0)]
     fp, tp = np.where(k < n0, above(outside, t), n0), np.where(k < n0, above(inside, t), n1)
     keep = np.concatenate([[True], np.diff(fp) > 0])  # ties make several k one point
-    return {"fpr": (fp[keep] / n0).tolist(), "tpr": (tp[keep] / n1).tolist(), "drawn": "steps, flat to the right"}
+    return ROC(fpr=(fp[keep] / n0).tolist(), tpr=(tp[keep] / n1).tolist(), drawn="steps, flat to the right")
 
 
 def membership_scores(
@@ -189,52 +192,50 @@ def membership_scores(
     confidence: float = 0.95,
     fprs: Sequence[float] = FPRS,
     roc: bool = True,
-) -> dict[str, Any]:
-    """AUC, balanced accuracy, advantage, TPR at low FPR and ROC points, ready for JSON."""
+) -> MembershipScores:
+    """AUC, balanced accuracy, advantage, TPR at low FPR and ROC points."""
     confidence = check_confidence(confidence)
     for fpr in fprs:
         if not 0 < fpr < 1:
             raise SettingError(f"fpr = {fpr} is no false-positive rate: give numbers strictly between 0 and 1.")
     inside, outside = split_classes(scores, member)
-    result = {
-        "members": len(inside),
-        "nonmembers": len(outside),
-        "confidence": confidence,
-        "auc": _auc(inside, outside, confidence),
-        **_held_out(inside, outside, seed, confidence),
-        "advantage_best": _advantage_best(inside, outside, confidence),
-        "tpr_at_fpr": [_tpr_at(inside, outside, fpr, confidence) for fpr in fprs],
-    }
-    return result | {"roc": _roc(inside, outside)} if roc else result
+    balanced_accuracy, advantage = _held_out(inside, outside, seed, confidence)
+    found = MembershipScores(
+        members=len(inside),
+        nonmembers=len(outside),
+        confidence=confidence,
+        auc=_auc(inside, outside, confidence),
+        balanced_accuracy=balanced_accuracy,
+        advantage=advantage,
+        advantage_best=_advantage_best(inside, outside, confidence),
+        tpr_at_fpr=[_tpr_at(inside, outside, fpr, confidence) for fpr in fprs],
+    )
+    if roc:
+        found.roc = _roc(inside, outside)
+    return found
 
 
-def by_group(
-    scores: ArrayLike, member: ArrayLike, groups: Mapping[str, ArrayLike], **options: Any
-) -> dict[str, dict[str, Any]]:
-    """`membership_scores` pooled and per group: `groups={"client": ids, "class": labels}` gives
-    {"pooled": ..., "client": {"0": ..., ...}, "class": {...}}.
+def by_group(scores: ArrayLike, member: ArrayLike, labels: ArrayLike, what: str, **options: Any) -> OfGroups:
+    """`membership_scores` for the candidates of each label, such as their client or class, by the label's name.
 
-    A group that lacks members or non-members says so in its "reason". ROC points are kept for the pool only. Pooling
-    compares scores across groups: an attack whose scores mean something else for each client loses by it.
+    A group that lacks members or non-members says so. Pooling compares scores across groups: an attack whose scores
+    mean something else for each client loses by it.
     """
     s, m = checked(scores, member)
-    result: dict[str, dict[str, Any]] = {"pooled": membership_scores(s, m, **options)}
-    for name, values in groups.items():
-        labels = as_column(values, f"labels of group {name!r}")
-        if len(labels) != len(s) or name == "pooled":
-            raise ContractError(
-                f"Group {name!r} has {len(labels)} labels for {len(s)} candidates: give one label per candidate, under "
-                "a name other than 'pooled'."
-            )
-        result[name] = {}
-        for label in np.unique(labels):
-            rows = labels == label
-            n1 = int(m[rows].sum())
-            n0 = int(rows.sum()) - n1
-            reason = missing_class(n1, n0)
-            result[name][str(label)] = (
-                {"members": n1, "nonmembers": n0, "reason": reason}
-                if reason
-                else membership_scores(s[rows], m[rows], **(options | {"roc": False}))
-            )
-    return result
+    column = as_column(labels, f"labels of group {what!r}")
+    if len(column) != len(s):
+        raise ContractError(
+            f"Group {what!r} has {len(column)} labels for {len(s)} candidates: give one label per candidate."
+        )
+    found: OfGroups = {}
+    for label in np.unique(column):
+        rows = column == label
+        n1 = int(m[rows].sum())
+        n0 = int(rows.sum()) - n1
+        reason = missing_class(n1, n0)
+        found[str(label)] = (
+            Unscored(members=n1, nonmembers=n0, reason=reason)
+            if reason
+            else membership_scores(s[rows], m[rows], **(options | {"roc": False}))
+        )
+    return found

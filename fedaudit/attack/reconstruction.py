@@ -45,8 +45,16 @@ from fedaudit.attack.claims import Attacked, Reconstructions
 from fedaudit.attack.similarity import DATA_RANGE, mse, pixels, psnr, ssim, window_for
 from fedaudit.errors import ContractError, DataError
 from fedaudit.rng import generator, seeded
+from fedaudit.runtime.attack_result import (
+    Difference,
+    OnlyOne,
+    Rate,
+    Ratio,
+    ReconstructionFound,
+    ReconstructionScores,
+)
 from fedaudit.runtime.world import World
-from fedaudit.stats import clopper_pearson, student_t
+from fedaudit.stats import Estimate, clopper_pearson, student_t
 from fedaudit.training import models
 from fedaudit.training.fit import adam, fit
 from fedaudit.training.losses import ce
@@ -61,7 +69,7 @@ REDRAWN = 20  # times that members are drawn anew
 Scores = dict[str, np.ndarray]  # by measure, one value per image; NaN where it has none
 
 
-def reconstruction(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> dict[str, Any]:
+def reconstruction(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> ReconstructionFound:
     """Numbers for one attack on several clients. The picture goes to `folder`, which lies in RUN/pictures."""
     auxiliary = _auxiliary(world)
     reference = _reference(world, *auxiliary)
@@ -72,7 +80,7 @@ def reconstruction(parts: Sequence[Attacked], world: World, folder: Path, name: 
     assigned = {client.rule for client in clients.values()} == {"assignment"}
     differences = {what: _difference(joint["attack"], joint[what], assigned) for what in _BASELINES}
     if assigned:
-        differences["redrawn_members"] = {"mse": _mean(joint["attack"]["gain"], DECIDING), "confidence": DECIDING}
+        differences["redrawn_members"] = Difference(mse=_mean(joint["attack"]["gain"], DECIDING), confidence=DECIDING)
     pooled = _estimates(joint["attack"])
     beaten = _beaten(joint["attack"], differences)
     chosen = _chosen(list(clients.values()))
@@ -81,20 +89,20 @@ def reconstruction(parts: Sequence[Attacked], world: World, folder: Path, name: 
         titles = [f"class {label}" for label in chosen["label"].tolist()]
         pictures.draw({"original": chosen["originals"], "claimed": chosen["images"]}, path, titles=titles)
         pictures.save(path.with_suffix(".safetensors"), chosen)
-    return {
-        "pooled": pooled,
-        "baselines": {what: _estimates(joint[what]) for what in _BASELINES},
-        "client": {str(k): _estimates(of["attack"]) for k, of in scored.items()},
-        "differences": differences,
-        "beats_baselines": bool(beaten),
-        "verdict": _verdict(pooled, beaten, differences),
-        "picture": path.relative_to(_run_of(folder)).as_posix() if chosen else None,
-        "matched_by": sorted({client.rule for client in clients.values()}),
-        "not_held": sum(client.not_held for client in clients.values()),
-        "unassigned": int(np.isnan(joint["attack"]["mse"]).sum()),
-        "data_range": DATA_RANGE,
-        "window": window_for(*world.shape[1:]),
-    }
+    return ReconstructionFound(
+        pooled=pooled,
+        baselines={what: _estimates(joint[what]) for what in _BASELINES},
+        client={str(k): _estimates(of["attack"]) for k, of in scored.items()},
+        differences=differences,
+        beats_baselines=bool(beaten),
+        verdict=_verdict(pooled, beaten, differences),
+        picture=path.relative_to(_run_of(folder)).as_posix() if chosen else None,
+        matched_by=sorted({client.rule for client in clients.values()}),
+        not_held=sum(client.not_held for client in clients.values()),
+        unassigned=int(np.isnan(joint["attack"]["mse"]).sum()),
+        data_range=DATA_RANGE,
+        window=window_for(*world.shape[1:]),
+    )
 
 
 def _run_of(folder: Path) -> Path:
@@ -303,74 +311,78 @@ def _joined(of_clients: list[Scores]) -> Scores:
     return {key: np.concatenate([scores[key] for scores in of_clients]) for key in of_clients[0]}
 
 
-def _mean(values: np.ndarray, confidence: float = 0.95) -> dict[str, Any]:
+def _mean(values: np.ndarray, confidence: float = 0.95) -> Estimate:
     return student_t(values[~np.isnan(values)].tolist(), confidence)
 
 
-def _estimates(scores: Scores) -> dict[str, Any]:
+def _estimates(scores: Scores) -> ReconstructionScores:
     found = {measure: _mean(scores[measure]) for measure in MEANS}
-    return {**found, "identification": _rate(scores["hit"], scores["chance"]), "ratio": _ratio(scores["log_ratio"])}
+    rate, ratio = _rate(scores["hit"], scores["chance"]), _ratio(scores["log_ratio"])
+    return ReconstructionScores(**found, identification=rate, ratio=ratio)
 
 
-def _rate(hit: np.ndarray, chance: np.ndarray, confidence: float = 0.95) -> dict[str, Any]:
+def _rate(hit: np.ndarray, chance: np.ndarray, confidence: float = 0.95) -> Rate:
     counted = ~np.isnan(hit)
     hits, n = int(hit[counted].sum()), int(counted.sum())
     if not n:
-        return {"value": None, "reason": "there are no images to identify", "n": 0}
+        return Rate(value=None, reason="there are no images to identify", n=0)
     low, high = clopper_pearson(hits, n, confidence)
-    found = {"value": hits / n, "low": low, "high": high, "interval": "Clopper-Pearson"}
-    return {**found, "chance": float(chance[counted].mean()), "hits": hits, "n": n}
+    guessed = float(chance[counted].mean())
+    return Rate(value=hits / n, low=low, high=high, interval="Clopper-Pearson", chance=guessed, hits=hits, n=n)
 
 
-def _ratio(log_ratio: np.ndarray) -> dict[str, Any]:
+def _ratio(log_ratio: np.ndarray) -> Ratio:
     found = _mean(log_ratio)
-    if found["value"] is not None:
-        found |= {key: math.exp(found[key]) for key in ("value", "low", "high") if found[key] is not None}
-        found["mean"] = "geometric"
-    return found
+    given = {name: getattr(found, name) for name in found.model_fields_set}
+    if found.value is not None:
+        given |= {key: math.exp(given[key]) for key in ("value", "low", "high") if given[key] is not None}
+        given["mean"] = "geometric"
+    return Ratio(**given)
 
 
-def _difference(attack: Scores, baseline: Scores, assigned: bool) -> dict[str, Any]:
+def _difference(attack: Scores, baseline: Scores, assigned: bool) -> Difference:
     """How much better the attack is, image by image; above 0 (MSE) and 1/2 (identification) it is the better one.
 
     Which image identifies which record is not paired where images are assigned: there chance is the only rival.
     """
-    found = {"mse": _mean(baseline["mse"] - attack["mse"], DECIDING), "confidence": DECIDING}
+    found = Difference(mse=_mean(baseline["mse"] - attack["mse"], DECIDING), confidence=DECIDING)
     if assigned:
         return found
     only, other = int((attack["hit"] > baseline["hit"]).sum()), int((attack["hit"] < baseline["hit"]).sum())
-    low, high = clopper_pearson(only, only + other, DECIDING)
-    share: dict[str, Any] = {"value": None, "reason": "both identify the same images"}
+    counts: dict[str, Any] = {"attack_only": only, "baseline_only": other}
     if only + other:
-        share = {"value": only / (only + other), "low": low, "high": high, "interval": "Clopper-Pearson"}
-    found["identification"] = {**share, "attack_only": only, "baseline_only": other}
+        low, high = clopper_pearson(only, only + other, DECIDING)
+        share = only / (only + other)
+        found.identification = OnlyOne(value=share, low=low, high=high, interval="Clopper-Pearson", **counts)
+    else:
+        found.identification = OnlyOne(value=None, reason="both identify the same images", **counts)
     return found
 
 
-def _beaten(attack: Scores, differences: dict[str, Any]) -> list[str]:
+def _beaten(attack: Scores, differences: dict[str, Difference]) -> list[str]:
     """The measures in which the attack is better than every baseline."""
     won = []
-    if all(_above(d["mse"], 0) for d in differences.values()):
+    if all(_above(d.mse, 0) for d in differences.values()):
         won.append("MSE")
     rate = _rate(attack["hit"], attack["chance"], DECIDING)
-    rivals = [d["identification"] for d in differences.values() if "identification" in d]
-    if rate["value"] is not None and _above(rate, rate["chance"]) and all(_above(d, 0.5) for d in rivals):
+    rivals = [d.identification for d in differences.values() if d.identification is not None]
+    if rate.chance is not None and _above(rate, rate.chance) and all(_above(d, 0.5) for d in rivals):
         won.append("identification")
     return won
 
 
-def _above(estimate: dict[str, Any], bar: float) -> bool:
-    return estimate.get("low") is not None and estimate["low"] > bar
+def _above(estimate: Estimate, bar: float) -> bool:
+    return estimate.low is not None and estimate.low > bar
 
 
-def _verdict(pooled: dict[str, Any], won: list[str], differences: dict[str, Any]) -> str:
-    rate, error = pooled["identification"], pooled["mse"]
-    if rate["value"] is None or error["value"] is None:
+def _verdict(pooled: ReconstructionScores, won: list[str], differences: dict[str, Difference]) -> str:
+    rate, error = pooled.identification, pooled.mse
+    if rate.value is None or error.value is None:
         return "Failed: it claimed no image of a class that the client holds."
-    what = f"MSE {error['value']:.4f}, {rate['hits']} of {rate['n']} identified (chance {rate['chance']:.1%})"
+    what = f"MSE {error.value:.4f}, {rate.hits} of {rate.n} identified (chance {rate.chance:.1%})"
     if won:
         return f"Succeeded: it beats the baselines in {' and '.join(won)}: {what}."
-    unbeaten = [name.replace("_", " ") for name, d in differences.items() if not _above(d["mse"], 0)]
+    unbeaten = [name.replace("_", " ") for name, d in differences.items() if not _above(d.mse, 0)]
     mse = f"in MSE it does not beat {', '.join(unbeaten)}" if unbeaten else "it has no interval in MSE"
     return f"Failed: {mse}; nor does it identify more than chance and the baselines: {what}."
 

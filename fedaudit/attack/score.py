@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,34 +11,47 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaudit.attack.claims import Attacked, Claims, Groups, Histogram, Reconstructions
-from fedaudit.attack.membership import auc, by_group
+from fedaudit.attack.membership import auc, by_group, membership_scores
 from fedaudit.errors import ContractError
 from fedaudit.rng import generator
+from fedaudit.runtime.attack_result import (
+    ClientHistogram,
+    Findings,
+    HistogramFound,
+    HistogramScores,
+    MembershipFound,
+)
 from fedaudit.runtime.world import World
-from fedaudit.stats import student_t
+from fedaudit.stats import Estimate, student_t
 
 
-def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> dict[str, Any]:
+def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> Findings:
     """Score claims of one sort. `folder` is where pictures of this attack may be put."""
     sorts = {type(part.claims) for part in parts}
     if sorts <= {Claims, Groups}:
-        return {"claims": "membership", **membership(parts, name, seed)}
+        return membership(parts, name, seed)
     if sorts == {Histogram}:
-        return {"claims": "histogram", **histogram(parts, world, name)}
+        return histogram(parts, world, name)
     if sorts == {Reconstructions}:
         from fedaudit.attack.reconstruction import reconstruction  # pictures: not needed for the rest
 
-        return {"claims": "reconstruction", **reconstruction(parts, world, folder, name, seed)}
+        return reconstruction(parts, world, folder, name, seed)
     what = ", ".join(sorted(sort.__name__ for sort in sorts))
     raise ContractError(f"{name} returned {what}: an attack returns Claims, Reconstructions or Histogram, one sort.")
 
 
-def membership(parts: Sequence[Attacked], name: str, seed: int) -> dict[str, Any]:
+def membership(parts: Sequence[Attacked], name: str, seed: int) -> MembershipFound:
     scores, member = pooled(parts, name)
     owners = torch.cat([torch.full((len(part.y),), part.client) for part in parts])
-    groups = {"client": owners.numpy(), "class": torch.cat([part.y.cpu() for part in parts]).numpy()}
-    notes = sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes})
-    return {**by_group(scores, member, groups, seed=seed), **({"notes": notes} if notes else {})}
+    labels = torch.cat([part.y.cpu() for part in parts])
+    found = MembershipFound(
+        pooled=membership_scores(scores, member, seed=seed),
+        client=by_group(scores, member, owners.numpy(), "client", seed=seed),
+    )
+    found.class_ = by_group(scores, member, labels.numpy(), "class", seed=seed)
+    if notes := sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes}):
+        found.notes = notes
+    return found
 
 
 def pooled(parts: Sequence[Attacked], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -72,13 +84,14 @@ def learned(groups: Tensor, member: Tensor) -> Tensor:
     return share[index].where(judged, torch.tensor(0.5, dtype=torch.float64))
 
 
-def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, Any]:
+def histogram(parts: Sequence[Attacked], world: World, name: str) -> HistogramFound:
     """Half the L1 distance to the true shares (0 to 1), and that of the uniform guess, over clients.
 
     `presence`: how well claimed shares rank the classes that a client holds above those that it does not, as an AUC
     over all pairs of a client and a class.
     """
-    errors, uniform, clients = [], [], {}
+    errors, uniform = [], []
+    clients: dict[str, ClientHistogram] = {}
     claimed, held = [], []
     for part in parts:
         shares = part.claims.shares.detach().double().cpu().numpy()
@@ -90,21 +103,31 @@ def histogram(parts: Sequence[Attacked], world: World, name: str) -> dict[str, A
         held.append(true > 0)
         errors.append(float(abs(shares - true).sum() / 2))
         uniform.append(float(abs(1 / world.classes - true).sum() / 2))
-        clients[str(part.client)] = {"error": errors[-1], "uniform": uniform[-1], "claimed": shares.round(4).tolist()}
-        if part.claims.source:
-            clients[str(part.client)]["source"] = part.claims.source
-    gain = [u - e for u, e in zip(uniform, errors, strict=True)]
-    pooled = {"error": student_t(errors), "uniform": student_t(uniform), "gain": student_t(gain)}
-    pooled["presence"] = presence(np.concatenate(claimed), np.concatenate(held))
-    leak = pooled["gain"]["low"] is not None and pooled["gain"]["low"] > 0
+        said = {"source": part.claims.source} if part.claims.source else {}
+        clients[str(part.client)] = ClientHistogram(
+            error=errors[-1], uniform=uniform[-1], claimed=shares.round(4).tolist(), **said
+        )
+    gain = student_t([u - e for u, e in zip(uniform, errors, strict=True)])
+    leak = gain.low is not None and gain.low > 0
     verdict = "A leak: the label shares are nearer" if leak else "No leak shown: the label shares are not surely nearer"
     verdict += " to the truth than the uniform guess, where 0 is the truth itself."
-    measure = "half the L1 distance to the true label shares"
-    return {"pooled": pooled, "client": clients, "measure": measure, "leak": leak, "verdict": verdict}
+    return HistogramFound(
+        pooled=HistogramScores(
+            error=student_t(errors),
+            uniform=student_t(uniform),
+            gain=gain,
+            presence=presence(np.concatenate(claimed), np.concatenate(held)),
+        ),
+        client=clients,
+        measure="half the L1 distance to the true label shares",
+        leak=leak,
+        verdict=verdict,
+    )
 
 
-def presence(claimed: NDArray[np.float64], held: NDArray[np.bool_]) -> dict[str, Any]:
+def presence(claimed: NDArray[np.float64], held: NDArray[np.bool_]) -> Estimate:
     """The AUC of claimed shares for "holds this class", over pairs of client and class."""
     if held.all() or not held.any():
-        return {"value": None, "reason": "all clients hold all classes" if held.all() else "no client holds a class"}
+        reason = "all clients hold all classes" if held.all() else "no client holds a class"
+        return Estimate(value=None, reason=reason)
     return auc(claimed, held)

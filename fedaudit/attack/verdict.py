@@ -7,11 +7,12 @@ the audit split, and an attack that finds no more has shown no leak.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 from fedaudit.attack.claims import Attacked, Groups
 from fedaudit.attack.membership import auc, auc_difference
 from fedaudit.attack.score import pooled
+from fedaudit.stats import Measured
 
 CONFIDENCE = 0.95
 BROKEN_CONFIDENCE = 0.99  # every run is tested for it: at 0.95 one honest split in twenty would be called broken
@@ -19,7 +20,17 @@ Parts = Sequence[Attacked]
 BROKEN = "the audit split is broken: it can be told from the records alone who is a member"
 
 
-def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENCE) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class Verdict:
+    """What a membership result means."""
+
+    verdict: str
+    split_broken: bool
+    leak: bool | None = None  # None: a blind baseline, which shows none
+    against_blind: dict[str, Measured] = field(default_factory=dict)  # the AUC minus that of each blind baseline
+
+
+def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENCE) -> dict[str, Verdict]:
     """For each blind baseline whether it shows the split to be broken, at so many tests corrected (Bonferroni).
 
     A ranking that is wrong beyond its interval tells members as well as one that is right. What the scorer learned has
@@ -30,14 +41,14 @@ def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENC
     for name, parts in blind.items():
         value = auc(*pooled(parts, name), each)
         one_way = any(isinstance(part.claims, Groups) for part in parts)
-        broken = value["low"] > 0.5 or (value["high"] < 0.5 and not one_way)
+        broken = value.low > 0.5 or (value.high < 0.5 and not one_way)
         text = BROKEN if broken else "no sign that the audit split is broken"
-        shown = f"AUC {_shown(value)} at {each:.2%} confidence, corrected for {len(blind)} blind baselines"
-        found[name] = {"split_broken": broken, "verdict": f"{_upper(text)} ({shown})."}
+        shown = f"AUC {value.shown()} at {each:.2%} confidence, corrected for {len(blind)} blind baselines"
+        found[name] = Verdict(f"{_upper(text)} ({shown}).", broken)
     return found
 
 
-def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, confidence: float = CONFIDENCE) -> Any:
+def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, confidence: float = CONFIDENCE) -> Verdict:
     """Whether an attack leaks: it must beat chance and every blind baseline on its own candidates, each beyond its
     interval. All have to be beaten, so that the probability of a false alarm stays that of one of them."""
     scores, member = pooled(parts, name)
@@ -48,26 +59,22 @@ def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, con
         same = [part for part in theirs if part.client in of_client]
         if [part.client for part in same] == [part.client for part in parts]:
             against[baseline] = auc_difference(scores, pooled(same, baseline)[0], member, confidence)
-    unbeaten = [baseline for baseline, gap in against.items() if gap["low"] <= 0]
-    leak = value["low"] > 0.5 and not unbeaten
-    if value["low"] <= 0.5:
-        text = f"No leak shown: AUC {_shown(value)} is not above chance beyond its interval"
+    unbeaten = [baseline for baseline, gap in against.items() if gap.low <= 0]
+    leak = value.low > 0.5 and not unbeaten
+    if value.low <= 0.5:
+        text = f"No leak shown: AUC {value.shown()} is not above chance beyond its interval"
     elif unbeaten:
         worst = unbeaten[0]
         text = (
-            f"No leak shown: AUC {_shown(value)} is above chance, but not above the blind baseline {worst} beyond the "
-            f"interval of their difference, {_shown(against[worst])}"
+            f"No leak shown: AUC {value.shown()} is above chance, but not above the blind baseline {worst} beyond the "
+            f"interval of their difference, {against[worst].shown()}"
         )
     else:
-        over = ", ".join(f"{baseline} by {_shown(gap)}" for baseline, gap in against.items())
-        text = f"A leak: AUC {_shown(value)} is above chance" + (f" and above {over}" if over else "")
+        over = ", ".join(f"{baseline} by {gap.shown()}" for baseline, gap in against.items())
+        text = f"A leak: AUC {value.shown()} is above chance" + (f" and above {over}" if over else "")
     text += f"; but {BROKEN}." if broken else "."
-    return {"against_blind": against, "leak": leak, "split_broken": broken, "verdict": text}
+    return Verdict(text, broken, leak, against)
 
 
 def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _shown(estimate: Mapping[str, Any]) -> str:
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"

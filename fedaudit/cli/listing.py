@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.runtime.scores import Accuracy, Reached, Spread
 from fedaudit.units import bytes_text
@@ -112,10 +113,13 @@ def summary(record: RunRecord) -> list[str]:
     if record.declarations is not None:
         lines.append(f"  declarations: {record.declarations.text()}")
     for attack in record.attacks:
-        who = f"attack {attack['attack']} by the {attack['threat']}"
-        lines.append(f"  {who}: {_found(attack)}" if attack["ran"] else f"  {who} did not run: {attack['reason']}")
-        if attack.get("split_broken") and attack.get("blind"):
-            lines.append(f"    {attack['verdict']}")
+        who = f"attack {attack.attack} by the {attack.threat}"
+        if isinstance(attack, NotRun):
+            lines.append(f"  {who} did not run: {attack.reason}")
+            continue
+        lines.append(f"  {who}: {_found(attack)}")
+        if isinstance(attack, MembershipResult) and attack.split_broken and attack.blind:
+            lines.append(f"    {attack.verdict}")
     lines += [_audit_line(audit) for audit in record.audits]
     seconds = sum(row.wall_s for row in record.rounds)
     lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
@@ -171,15 +175,13 @@ def ledger_lines(record: RunRecord) -> list[str]:
     return lines
 
 
-def _found(attack: dict[str, Any]) -> str:
+def _found(attack: Scored) -> str:
     """The first measure of an attack that ran, with its interval, and whether it is a leak."""
-    name, first = next((name, p) for name, p in attack["pooled"].items() if isinstance(p, dict) and "value" in p)
-    if first["value"] is None:
-        return str(first.get("reason", "no number"))
-    text = f"{'AUC' if name == 'auc' else name} {first['value']:.3f}"
-    if first.get("low") is not None:
-        text += f" [{first['low']:.3f}, {first['high']:.3f}]"
-    return text + {True: ", a leak", False: ", no leak shown", None: ""}[attack.get("leak")]
+    name, first = next(iter(measures_of(attack).items()))
+    if first.value is None:
+        return first.reason or "no number"
+    text = f"{'AUC' if name == 'auc' else name} {first.shown()}"
+    return text + {True: ", a leak", False: ", no leak shown", None: ""}[leak_of(attack)]
 
 
 def _percent(share: float) -> str:

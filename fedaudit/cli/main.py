@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -19,6 +19,10 @@ from fedaudit.cli.output import chosen_clients, print_summary, print_table, prog
 from fedaudit.cli.reproduce import reproduce
 from fedaudit.errors import FedauditError, SettingError, unknown
 from fedaudit.setting import MANY, Setting, parse_pairs, parse_value, read_toml
+
+if TYPE_CHECKING:
+    from fedaudit.runtime.attack_result import AnyResult
+    from fedaudit.stats import Estimate
 
 
 class _Stopped(Exception):
@@ -289,7 +293,7 @@ def attack(
     with progress_bar("attacks") as watch:
         results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
     if as_json:
-        print(json.dumps(results, indent=1))
+        print(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
     else:
         print_table([_attack_row(r) for r in results], f"attacks on {run}")
 
@@ -309,29 +313,25 @@ def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, 
     return list(tables.values())
 
 
-def _attack_row(result: dict[str, Any]) -> dict[str, Any]:
-    row = {"attack": result["attack"], "threat": result["threat"]}
-    if not result["ran"]:
-        return {**row, "result": result["reason"]}
-    pooled = result["pooled"]
-    if result["claims"] == "membership":
-        found = {"AUC": pooled["auc"]} | {f"TPR at {t['fpr']:.1%} FPR": t for t in pooled["tpr_at_fpr"]}
-        leak = {True: "a leak", False: "no leak shown", None: "blind baseline"}[result.get("leak")]
-        text = f"{leak}; {pooled['members']} members, {pooled['nonmembers']} not"
-        return {**row, "result": text + "; SPLIT BROKEN" * bool(result.get("split_broken")), **_shown(found)}
-    return {**row, "result": "; ".join(f"{name} {text}" for name, text in _shown(pooled).items())}
+def _attack_row(result: AnyResult) -> dict[str, Any]:
+    from fedaudit.runtime.attack_result import MembershipResult, NotRun, measures_of
+
+    row = {"attack": result.attack, "threat": result.threat}
+    if isinstance(result, NotRun):
+        return {**row, "result": result.reason}
+    if isinstance(result, MembershipResult):
+        pooled = result.pooled
+        found = {"AUC": _interval(pooled.auc)} | {f"TPR at {t.fpr:.1%} FPR": _interval(t) for t in pooled.tpr_at_fpr}
+        leak = {True: "a leak", False: "no leak shown", None: "blind baseline"}[result.leak]
+        text = f"{leak}; {pooled.members} members, {pooled.nonmembers} not"
+        return {**row, "result": text + "; SPLIT BROKEN" * result.split_broken, **found}
+    return {**row, "result": "; ".join(f"{name} {_interval(value)}" for name, value in measures_of(result).items())}
 
 
-def _shown(estimates: dict[str, Any]) -> dict[str, str]:
-    return {name: _interval(value) for name, value in estimates.items() if isinstance(value, dict)}
-
-
-def _interval(value: dict[str, Any]) -> str:
-    if value["value"] is None:
-        return value["reason"]
-    if value["low"] is None:
-        return f"{value['value']:.3f} ({value['interval']})"
-    return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+def _interval(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return estimate.reason
+    return estimate.shown() + (f" ({estimate.interval})" if estimate.low is None else "")
 
 
 @app.command()

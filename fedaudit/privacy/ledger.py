@@ -10,16 +10,13 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from fedaudit.kept import Kept
 from fedaudit.privacy.accounting import Event, compose
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
-
-
-class Entry(Part):
+class Entry(Kept):
     """Releases of one field under one protection. `rounds` lists each of them."""
 
     field: str
@@ -46,7 +43,7 @@ class Entry(Part):
         return self.model_dump(exclude=apart) == other.model_dump(exclude=apart)
 
 
-class Total(Part):
+class Total(Kept):
     """Entries of one relation, composed."""
 
     epsilon: float
@@ -55,7 +52,7 @@ class Total(Part):
     reason: str = ""
 
 
-class ClientLedger(Part):
+class ClientLedger(Kept):
     client: int
     n: int
     delta: float

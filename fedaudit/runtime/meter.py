@@ -9,12 +9,14 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from fedaudit.kept import Kept
 
 
 @dataclass
@@ -28,6 +30,28 @@ class Span:
     gpu_s: float | None = None
     flops: int | None = None
     peak_bytes: int | None = None  # of the outermost phases: on the GPU where there is one, else of the process
+
+
+class Timing(Kept):
+    """Spans of one party and phase over a whole run, summed; None for what was not measured."""
+
+    party: str
+    phase: str
+    calls: int = 0
+    wall_s: float = 0.0
+    gpu_s: float | None = None
+    flops: int | None = None
+    peak_bytes: int | None = None
+
+    def add(self, span: Span) -> None:
+        self.calls += 1
+        self.wall_s += span.wall_s
+        if span.gpu_s is not None:
+            self.gpu_s = (self.gpu_s or 0.0) + span.gpu_s
+        if span.flops is not None:
+            self.flops = (self.flops or 0) + span.flops
+        if span.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, span.peak_bytes)
 
 
 @dataclass
@@ -124,33 +148,15 @@ class Meter:
 class Timings:
     """Spans of a whole run, summed by party and phase."""
 
-    def __init__(self, rows: list[dict[str, Any]] | None = None, peak_rss_bytes: int = 0, peak_gpu_bytes: int = 0):
-        self.rows: dict[tuple[str, str], dict[str, Any]] = {(r["party"], r["phase"]): dict(r) for r in rows or []}
+    def __init__(self, rows: Iterable[Timing] = (), peak_rss_bytes: int = 0, peak_gpu_bytes: int = 0):
+        self.rows = {(row.party, row.phase): row.model_copy() for row in rows}
         self.peak_rss_bytes, self.peak_gpu_bytes = peak_rss_bytes, peak_gpu_bytes
 
     def add(self, spans: list[Span], rss: int = 0, gpu: int | None = None) -> None:
         for span in spans:
-            values = asdict(span)
-            row = self.rows.setdefault(
-                (span.party, span.phase),
-                {
-                    "party": span.party,
-                    "phase": span.phase,
-                    "calls": 0,
-                    "wall_s": 0.0,
-                    "gpu_s": None,
-                    "flops": None,
-                    "peak_bytes": None,
-                },
-            )
-            row["calls"] += 1
-            for key in ("wall_s", "gpu_s", "flops"):
-                if values[key] is not None:
-                    row[key] = (row[key] or 0) + values[key]
-            if span.peak_bytes is not None:
-                row["peak_bytes"] = max(row["peak_bytes"] or 0, span.peak_bytes)
+            self.rows.setdefault((span.party, span.phase), Timing(party=span.party, phase=span.phase)).add(span)
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
         self.peak_gpu_bytes = max(self.peak_gpu_bytes, gpu or 0)
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> list[Timing]:
         return [self.rows[key] for key in sorted(self.rows)]

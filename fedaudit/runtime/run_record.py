@@ -10,29 +10,29 @@ import traceback
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from fedaudit.errors import FedauditError, RunError
+from fedaudit.kept import Kept
 from fedaudit.privacy.ledger import ClientLedger
+from fedaudit.runtime.attack_result import AnyResult, results
 from fedaudit.runtime.checkpoint import write_atomic
-from fedaudit.runtime.scores import Part, Result, Utility
+from fedaudit.runtime.meter import Timing
+from fedaudit.runtime.scores import Result, Utility
 from fedaudit.setting import Setting
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 SCHEMA = 1
 REFUSED = "the privacy setting does not apply: "  # begins the note in the record of such a run
-RESULT: dict[str, dict[str, type]] = {
-    "attacks": {"attack": str, "threat": str, "ran": bool},
-    "audits": {"test": str, "claim": str},
-}
 BESIDE = ("attacks", "audits")  # parts of a record that are kept in files of their own
 
 
-class FieldTraffic(Part):
+class FieldTraffic(Kept):
     """Bytes of one field of one message in one direction, over the whole run and all clients."""
 
     direction: Literal["up", "down"]
@@ -42,13 +42,13 @@ class FieldTraffic(Part):
     wire: int = 0  # what was really sent
 
 
-class Absence(Part):
+class Absence(Kept):
     client: int
     ask: int
     reason: str
 
 
-class RoundRecord(Part):
+class RoundRecord(Kept):
     round: int
     participants: list[int]
     absent: list[Absence] = Field(default_factory=list)
@@ -61,7 +61,7 @@ class RoundRecord(Part):
     wall_s: float
 
 
-class CurvePoint(Part):
+class CurvePoint(Kept):
     """What had been sent by the end of an evaluated round, over all clients, and what it had reached by then."""
 
     round: int
@@ -100,7 +100,7 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
     return curve
 
 
-class Release(Part):
+class Release(Kept):
     """A field that left clients, as its message declared it, with the protection it had."""
 
     field: str
@@ -111,7 +111,7 @@ class Release(Part):
     protection: dict[str, Any] | None = None
 
 
-class EpsilonAudit(Part):
+class EpsilonAudit(Kept):
     """A claimed epsilon held against a lower bound that was found by trying, or why it was not tried."""
 
     test: str
@@ -132,7 +132,7 @@ class EpsilonAudit(Part):
     finds: float | None = None  # noise of so many times what is promised would be found with a probability of 95 %
 
 
-class Declarations(Part):
+class Declarations(Kept):
     """Whether what the running code declares of its messages was tested, and which version of its source."""
 
     source: str  # digest of the code that ran
@@ -153,7 +153,32 @@ class Declarations(Part):
         return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}"
 
 
-class RunRecord(Part):
+audits: TypeAdapter[list[EpsilonAudit]] = TypeAdapter(list[EpsilonAudit])
+
+
+class DataFacts(Kept):
+    """How large the parts of the data are; lists are by client."""
+
+    shape: list[int]
+    classes: int
+    class_names: list[str]
+    test: int
+    aux: int
+    public: int
+    members: list[int]
+    nonmembers: list[int]
+    validation: list[int]
+    counts: list[list[int]]  # records of each class
+
+
+class ModelFacts(Kept):
+    """An architecture: its parameters, and how many clients have it."""
+
+    parameters: int
+    clients: int
+
+
+class RunRecord(Kept):
     schema_version: Literal[1] = 1
     status: Literal["running", "done", "refused"] = "running"  # refused: its privacy setting does not apply
     setting: Setting
@@ -161,8 +186,8 @@ class RunRecord(Part):
     device: str
     started: str
     finished: str | None = None
-    data: dict[str, Any]
-    models: dict[str, dict[str, int]]
+    data: DataFacts
+    models: dict[str, ModelFacts]
     rounds: list[RoundRecord] = Field(default_factory=list)
     curve: list[CurvePoint] = Field(default_factory=list)  # accuracy against cumulated bytes
     result: Result = Field(default_factory=Result)
@@ -170,12 +195,12 @@ class RunRecord(Part):
     traffic_declared: bool = True
     releases: list[Release] = Field(default_factory=list)
     ledger: list[ClientLedger] = Field(default_factory=list)
-    timings: list[dict[str, Any]] = Field(default_factory=list)
+    timings: list[Timing] = Field(default_factory=list)
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0
     transcript_digest: str = ""  # over all messages in order: equal digests, equal protocols to the bit
     published: list[str] = Field(default_factory=list)
-    attacks: list[dict[str, Any]] = Field(default_factory=list)
+    attacks: list[AnyResult] = Field(default_factory=list)
     audits: list[EpsilonAudit] = Field(default_factory=list)  # claims of epsilon held against lower bounds
     notes: list[str] = Field(default_factory=list)
     harness: str | None = None  # digest of fedaudit's own code that computes a run
@@ -240,15 +265,19 @@ def read_record(folder: Path | str) -> RunRecord:
         )
     try:
         record = RunRecord.model_validate(raw)
-        record.attacks = _read_beside(path, "attacks", record.transcript_digest)
-        record.audits = _read_audits(path, record.transcript_digest)
+        record.attacks = _read_beside(path, "attacks", record.transcript_digest, results)
+        record.audits = _read_beside(path, "audits", record.transcript_digest, audits)
         return record
     except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path} is no valid run record: {where}: {first['msg']}.") from None
+        raise RunError(f"{path} is no valid run record: {_first(e)}.") from None
     except DAMAGE as e:
         raise RunError(f"{path} is no valid run record: {type(e).__name__} {str(e)[:200]}.") from None
+
+
+def _first(e: ValidationError) -> str:
+    """Where and what the first of the errors is."""
+    first = e.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 # What reading a part of a record may raise, where that part is not what we wrote.
@@ -273,39 +302,33 @@ def reading(what: object) -> Iterator[None]:
         ) from e
 
 
-def save_attacks(folder: Path, transcript_digest: str, results: list[dict[str, Any]]) -> None:
-    _save_beside(folder, "attacks", transcript_digest, results)
+def save_attacks(folder: Path, transcript_digest: str, found: list[AnyResult]) -> None:
+    _save_beside(folder, "attacks", transcript_digest, [result.model_dump(mode="json") for result in found])
 
 
-def save_audits(folder: Path, transcript_digest: str, results: list[EpsilonAudit]) -> None:
+def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit]) -> None:
     """Keep audits; a new one takes the place of an earlier one of the same claim by the same test."""
-    known = _read_audits(folder / "record.json", transcript_digest)
-    by_claim = {(audit.test, audit.claim): audit for audit in [*known, *results]}
+    known = _read_beside(folder / "record.json", "audits", transcript_digest, audits)
+    by_claim = {(audit.test, audit.claim): audit for audit in [*known, *found]}
     plain = [json.loads(by_claim[key].model_dump_json()) for key in sorted(by_claim)]
     _save_beside(folder, "audits", transcript_digest, plain)
 
 
-def _read_audits(record: Path, transcript_digest: str) -> list[EpsilonAudit]:
-    return [EpsilonAudit.model_validate(audit) for audit in _read_beside(record, "audits", transcript_digest)]
-
-
-def _save_beside(folder: Path, name: str, transcript_digest: str, results: list[dict[str, Any]]) -> None:
-    saved = {"transcript_digest": transcript_digest, name: results}
+def _save_beside(folder: Path, name: str, transcript_digest: str, found: list[dict[str, Any]]) -> None:
+    saved = {"transcript_digest": transcript_digest, name: found}
     write_atomic(folder / f"{name}.json", json.dumps(saved, indent=1).encode())
 
 
-def _read_beside(record: Path, name: str, transcript_digest: str) -> list[dict[str, Any]]:
+def _read_beside(record: Path, name: str, transcript_digest: str, of: TypeAdapter[list[T]]) -> list[T]:
     """What was found on this very transcript; what was found on an earlier state of it no longer counts."""
     path = record.with_name(f"{name}.json")
     try:
         saved = json.loads(path.read_text())
-        found = saved[name] if saved["transcript_digest"] == transcript_digest else []
-        keys = RESULT[name]
-        if not isinstance(found, list) or any(not isinstance(r[k], kind) for r in found for k, kind in keys.items()):
-            raise ValueError(f"its {name} are no list of results")
-        return found
+        return of.validate_python(saved[name] if saved["transcript_digest"] == transcript_digest else [])
     except FileNotFoundError:
         return []
+    except ValidationError as e:
+        raise RunError(f"{path} cannot be read: {name}.{_first(e)}. Remove it, and {name[:-1]} again.") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OSError) as e:
         raise RunError(f"{path} cannot be read: {e}. Remove it, and {name[:-1]} again.") from e
 

@@ -28,7 +28,9 @@ from fedaudit.runtime.party import Client, Cohort, Server
 from fedaudit.runtime.run_record import (
     BESIDE,
     Absence,
+    DataFacts,
     FieldTraffic,
+    ModelFacts,
     Release,
     RoundRecord,
     RunRecord,
@@ -512,23 +514,23 @@ class _Run:
             versions=versions(),
             device=device_name(world.device),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            data={
-                "shape": list(world.shape),
-                "classes": world.classes,
-                "class_names": list(federation.dataset.class_names),
-                "test": len(federation.dataset.test_y),
-                "aux": len(federation.aux),
-                "public": world.public_size,
-                "members": [world.count(k) for k in range(len(federation.shards))],
-                "nonmembers": [len(s.nonmembers) for s in federation.shards],
-                "validation": [len(s.validation) for s in federation.shards],
-                "counts": counts.tolist(),
-            },
+            data=DataFacts(
+                shape=list(world.shape),
+                classes=world.classes,
+                class_names=list(federation.dataset.class_names),
+                test=len(federation.dataset.test_y),
+                aux=len(federation.aux),
+                public=world.public_size,
+                members=[world.count(k) for k in range(len(federation.shards))],
+                nonmembers=[len(s.nonmembers) for s in federation.shards],
+                validation=[len(s.validation) for s in federation.shards],
+                counts=counts.tolist(),
+            ),
             harness=harness(),
             declarations=declarations_of(self.method),
             code=code_of(self.method, self.setting),
             models={
-                arch: {"parameters": world.model_size(arch).payload // 4, "clients": world.archs.count(arch)}
+                arch: ModelFacts(parameters=world.model_size(arch).payload // 4, clients=world.archs.count(arch))
                 for arch in dict.fromkeys(world.archs)
             },
         )

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-
-class Part(BaseModel):
-    """A part of a run record."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        protected_namespaces=(),
-        ser_json_inf_nan="strings",
-        populate_by_name=True,
-        serialize_by_alias=True,
-    )
+from fedaudit.kept import Kept, Sparse
 
 
-class Sparse(Part):
-    """A part some of whose tables are written only where there is something in them."""
-
-    optional: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_empty_tables(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in dump(self).items() if value or key not in self.optional}
-
-
-class Accuracy(Part):
+class Accuracy(Kept):
     """On n records, with Wilson's interval."""
 
     accuracy: float
@@ -38,7 +18,7 @@ class Accuracy(Part):
     n: int
 
 
-class Spread(Part):
+class Spread(Kept):
     """Mean and standard deviation over clients, and each client's own value."""
 
     mean: float
@@ -57,7 +37,7 @@ class GlobalScores(Sparse):
     test_by_domain: dict[str, Accuracy] = Field(default_factory=dict)
 
 
-class ClientScores(Part):
+class ClientScores(Kept):
     """Of the clients' models; None for a set of which nobody has records."""
 
     global_test: Spread | None = None
@@ -88,7 +68,7 @@ class Utility(Sparse):
         return self.clients.global_test.mean if self.clients and self.clients.global_test else None
 
 
-class _Numbered(Part):
+class _Numbered(Kept):
     round: int
 
 
@@ -100,7 +80,7 @@ class BestTestRound(_Numbered):
     accuracy: float | None = None
 
 
-class Result(Part):
+class Result(Kept):
     """The last round and the one chosen on validation data; the best test round only under that name."""
 
     last: Reached | None = None

@@ -18,17 +18,17 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fedaudit.errors import RunError
+from fedaudit.kept import Kept
 from fedaudit.registry import find, names
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.run_record import Declarations
-from fedaudit.runtime.scores import Part
 from fedaudit.runtime.source import source_of_method
 
 NAME = "fedaudit-tested.json"
 
 
-class Entry(Part):
+class Entry(Kept):
     """The verdict on one method."""
 
     source: str

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedaudit.attack.attack_run import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable
 from fedaudit.registry import find
+from fedaudit.runtime.attack_result import AnyResult, NotRun
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
@@ -74,7 +75,7 @@ def why_stale(cell: Cell, record: RunRecord) -> str | None:
 def stale_attacks(cell: Cell, record: RunRecord) -> list[str]:
     """Attacks of the cell that were made by other code than they have now."""
     found = {made(spec)[0]: source_of(type(made(spec)[1])) for spec in cell.attacks}
-    before = {(r["attack"], r.get("source")) for r in record.attacks}
+    before = {(r.attack, r.source) for r in record.attacks}
     return sorted({name for name, source in before if name in found and source != found[name]})
 
 
@@ -93,16 +94,16 @@ def untried(cell: Cell, record: RunRecord) -> bool:
     return bool(cell.trials and cell.setting.privacy and not record.audits)
 
 
-def _same(result: dict[str, Any], spec: Spec, threat: str, clients: int, keep_stale: bool = False) -> bool:
+def _same(result: AnyResult, spec: Spec, threat: str, clients: int, keep_stale: bool = False) -> bool:
     name, attack = made(spec)
-    if (result["attack"], result["threat"]) != (name, threat):
+    if (result.attack, result.threat) != (name, threat):
         return False
-    if result.get("settings") != attack.model_dump(mode="json"):
+    if result.settings != attack.model_dump(mode="json"):
         return False
-    if result.get("source") != source_of(type(attack)) and not keep_stale:
+    if result.source != source_of(type(attack)) and not keep_stale:
         return False
     targets = clients - (Threat.parse(threat).peer is not None)  # a peer does not attack itself
-    return not result["ran"] or len(result["clients"]) + len(result["left_out"]) >= targets  # else some were chosen
+    return isinstance(result, NotRun) or len(result.clients) + len(result.left_out) >= targets  # else some were chosen
 
 
 def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = None) -> None:

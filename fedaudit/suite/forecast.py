@@ -14,6 +14,7 @@ from fedaudit.attack.attack_run import made
 from fedaudit.data import available
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.runtime.applies import inapplicable, released_kinds
+from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.planned_traffic import make_plan
 from fedaudit.runtime.run_record import RunRecord
@@ -46,7 +47,9 @@ class Pace:
             return
         self.add_rounds(record.setting, sum(row.wall_s for row in record.rounds), len(record.rounds))
         for key in _keys(record.setting):
-            self.attacks[key] |= {(a["attack"], a["threat"]): a.get("wall_s", 0.0) for a in record.attacks}
+            self.attacks[key] |= {
+                (a.attack, a.threat): 0.0 if isinstance(a, NotRun) else a.wall_s for a in record.attacks
+            }
 
     def add_rounds(self, setting: Setting, seconds: float, rounds: int) -> None:
         for key in _keys(setting):

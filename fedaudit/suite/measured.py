@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from fedaudit.errors import SettingError
+from fedaudit.runtime.attack_result import MembershipResult, MembershipScores
 from fedaudit.runtime.run_record import RunRecord
+from fedaudit.stats import Estimate
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
 FPR = 0.01  # at which the share of members that are named counts
@@ -28,7 +29,7 @@ def peak_memory(record: RunRecord) -> float:
 
 
 def flops(record: RunRecord) -> float:
-    counted = [row["flops"] for row in record.timings if row["phase"] == "task" and row["flops"] is not None]
+    counted = [row.flops for row in record.timings if row.phase == "task" and row.flops is not None]
     if not counted:
         raise SettingError("A budget on FLOPs needs a run that counted them: fedaudit run --flops.")
     return float(sum(counted))
@@ -36,9 +37,9 @@ def flops(record: RunRecord) -> float:
 
 def time(record: RunRecord) -> float:
     """Seconds of all parties' work, evaluation left out."""
-    outer = [row for row in record.timings if row["phase"] in OUTER]
-    gpu = any(row.get("gpu_s") is not None for row in outer)
-    return math.fsum((row["gpu_s"] if gpu else row["wall_s"]) or 0.0 for row in outer)
+    outer = [row for row in record.timings if row.phase in OUTER]
+    gpu = any(row.gpu_s is not None for row in outer)
+    return math.fsum((row.gpu_s if gpu else row.wall_s) or 0.0 for row in outer)
 
 
 def epsilon(record: RunRecord) -> float:
@@ -63,17 +64,17 @@ def refuted(record: RunRecord) -> float:
 
 
 def auc(record: RunRecord) -> float:
-    return _best(record, "AUC", lambda pooled: [pooled.get("auc") or {}])
+    return _best(record, "AUC", lambda pooled: [pooled.auc])
 
 
 def tpr(record: RunRecord) -> float:
-    return _best(record, "TPR at 1 % FPR", lambda pooled: [t for t in pooled["tpr_at_fpr"] if t["fpr"] == FPR])
+    return _best(record, "TPR at 1 % FPR", lambda pooled: [t for t in pooled.tpr_at_fpr if t.fpr == FPR])
 
 
-def _best(record: RunRecord, what: str, of: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> float:
+def _best(record: RunRecord, what: str, of: Callable[[MembershipScores], Sequence[Estimate]]) -> float:
     """The largest figure of all membership attacks that ran and looked at something."""
-    ran = [r for r in record.attacks if r["ran"] and r.get("claims") == "membership" and not r.get("blind")]
-    found = [e["value"] for r in ran for e in of(r["pooled"]) if e.get("value") is not None]
+    ran = [r for r in record.attacks if isinstance(r, MembershipResult) and not r.blind]
+    found = [e.value for r in ran for e in of(r.pooled) if e.value is not None]
     if not found:
         raise SettingError(
             f"The run of {record.setting.method} has no membership attack with a {what}: fedaudit attack, or attacks "

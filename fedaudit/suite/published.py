@@ -217,11 +217,13 @@ def order(first: Sequence[float], second: Sequence[float]) -> str:
         return "cannot be told from one seed" if pairs else "not run"
     found = student_t(pairs)
     if all(math.isclose(pair, pairs[0], abs_tol=1e-12) for pair in pairs):
-        found = {**found, "low": pairs[0], "high": pairs[0]}
-    interval = f"{found['value']:+.1f} [{found['low']:+.1f}, {found['high']:+.1f}]"
-    if found["low"] > 0:
+        found = found.model_copy(update={"low": pairs[0], "high": pairs[0]})
+    assert found.low is not None  # two values or more
+    assert found.high is not None
+    interval = f"{found.value:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+    if found.low > 0:
         return f"above, {interval}"
-    return f"below, {interval}" if found["high"] < 0 else f"cannot be told, {interval}"
+    return f"below, {interval}" if found.high < 0 else f"cannot be told, {interval}"
 
 
 def order_verdict(published_first: float, published_second: float, ours: str) -> str:

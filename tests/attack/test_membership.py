@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedaudit.attack.membership import auc, by_group, membership_scores
 from fedaudit.errors import ContractError, SettingError
+from fedaudit.runtime.attack_result import Unscored
 from fedaudit.stats import clopper_pearson
 
 
@@ -33,27 +34,27 @@ CANDIDATES = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, 
 def test_auc_and_tpr_equal_scikit_learn_under_ties(rows):
     scores, member = np.array([s for s, _ in rows]), np.array([m for _, m in rows])
     result = membership_scores(scores, member)
-    assert result["auc"]["value"] == pytest.approx(roc_auc_score(member, scores), abs=1e-12)
-    assert 0 <= result["auc"]["low"] <= result["auc"]["value"] <= result["auc"]["high"] <= 1
+    assert result.auc.value == pytest.approx(roc_auc_score(member, scores), abs=1e-12)
+    assert 0 <= result.auc.low <= result.auc.value <= result.auc.high <= 1
     fpr, tpr, _ = roc_curve(member, scores, drop_intermediate=False)
-    assert result["advantage_best"]["value"] == pytest.approx((tpr - fpr).max(), abs=1e-12)
-    for estimate in result["tpr_at_fpr"]:
-        if estimate["value"] is not None:
-            assert estimate["value"] == pytest.approx(tpr[fpr <= estimate["fpr"] + 1e-12].max())
-            assert estimate["fpr_measured"] <= estimate["fpr"] + 1e-12
+    assert result.advantage_best.value == pytest.approx((tpr - fpr).max(), abs=1e-12)
+    for estimate in result.tpr_at_fpr:
+        if estimate.value is not None:
+            assert estimate.value == pytest.approx(tpr[fpr <= estimate.fpr + 1e-12].max())
+            assert estimate.fpr_measured <= estimate.fpr + 1e-12
     points = set(zip(fpr.round(9), tpr.round(9), strict=True))
-    assert set(zip(np.round(result["roc"]["fpr"], 9), np.round(result["roc"]["tpr"], 9), strict=True)) <= points
+    assert set(zip(np.round(result.roc.fpr, 9), np.round(result.roc.tpr, 9), strict=True)) <= points
 
 
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_nothing_depends_on_the_order_of_rows(decimals):
     scores, member = toy(300, 500, 0.7, decimals=decimals)
     client = np.arange(800) % 3
-    one = by_group(scores, member, {"client": client})
+    one = by_group(scores, member, client, "client")
     order = np.random.default_rng(1).permutation(800)
-    assert one == by_group(scores[order], member[order], {"client": client[order]})
+    assert one == by_group(scores[order], member[order], client[order], "client")
     ascending = np.argsort(scores, kind="stable")
-    assert one["pooled"] == membership_scores(scores[ascending], member[ascending])
+    assert membership_scores(scores, member) == membership_scores(scores[ascending], member[ascending])
 
 
 def test_by_hand():
@@ -63,15 +64,15 @@ def test_by_hand():
     1/12 and 1/9, hence DeLong's variance is (1/12 + 1/9) / 3 = 7/108, and on the logit scale the half width is
     1.95996 sqrt(7/108) / (2/9)."""
     result = membership_scores([3, 3, 1, 3, 2, 0], [1, 1, 1, 0, 0, 0], fprs=[0.4])
-    assert result["auc"]["value"] == pytest.approx(6 / 9)
+    assert result.auc.value == pytest.approx(6 / 9)
     half = 1.959963985 * math.sqrt(7 / 108) / (2 / 9)
-    assert result["auc"]["low"] == pytest.approx(1 / (1 + math.exp(half - math.log(2))))
-    assert result["auc"]["high"] == pytest.approx(1 / (1 + math.exp(-half - math.log(2))))
-    (at,) = result["tpr_at_fpr"]
-    assert (at["value"], at["fpr_measured"], at["threshold"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3), 2)
-    assert result["advantage_best"]["value"] == pytest.approx(1 / 3)
-    assert result["roc"]["fpr"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert result["roc"]["tpr"] == pytest.approx([0, 2 / 3, 1, 1])
+    assert result.auc.low == pytest.approx(1 / (1 + math.exp(half - math.log(2))))
+    assert result.auc.high == pytest.approx(1 / (1 + math.exp(-half - math.log(2))))
+    (at,) = result.tpr_at_fpr
+    assert (at.value, at.fpr_measured, at.threshold) == (pytest.approx(2 / 3), pytest.approx(1 / 3), 2)
+    assert result.advantage_best.value == pytest.approx(1 / 3)
+    assert result.roc.fpr == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert result.roc.tpr == pytest.approx([0, 2 / 3, 1, 1])
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 20), (3, 20), (20, 20), (999, 1000), (17, 100_000)])
@@ -82,16 +83,17 @@ def test_clopper_pearson_equals_scipy(k, n, confidence):
 
 
 def test_an_fpr_that_cannot_be_resolved_says_so():
-    ten, one, tenth = membership_scores(*toy(50, 999, 1))["tpr_at_fpr"]
-    assert ten["value"] > one["value"] > 0
-    assert tenth["value"] is None
-    assert tenth["reason"] == "an FPR of 0.001 takes 1000 non-members, and there are 999"
-    assert membership_scores(*toy(50, 1000, 1))["tpr_at_fpr"][2]["value"] is not None
+    ten, one, tenth = membership_scores(*toy(50, 999, 1)).tpr_at_fpr
+    assert ten.value > one.value > 0
+    assert tenth.value is None
+    assert tenth.reason == "an FPR of 0.001 takes 1000 non-members, and there are 999"
+    assert membership_scores(*toy(50, 1000, 1)).tpr_at_fpr[2].value is not None
 
 
 def coverage(draw, key, truth, repetitions=400):
-    estimates = [membership_scores(*draw(seed), seed=seed, roc=False)[key] for seed in range(repetitions)]
-    return np.mean([e["low"] <= truth <= e["high"] for e in estimates])
+    results = [membership_scores(*draw(seed), seed=seed, roc=False) for seed in range(repetitions)]
+    estimates = [getattr(result, key) for result in results]
+    return np.mean([e.low <= truth <= e.high for e in estimates])
 
 
 def test_intervals_cover_the_truth():
@@ -104,61 +106,60 @@ def test_intervals_cover_the_truth():
 
 def test_the_best_threshold_is_optimistic_and_the_held_out_one_is_not():
     results = [membership_scores(*toy(50, 50, 0, seed), seed=seed, roc=False) for seed in range(300)]
-    assert np.mean([r["advantage_best"]["value"] for r in results]) > 0.1
-    assert abs(np.mean([r["advantage"]["value"] for r in results])) < 0.025  # standard error 0.008
-    assert "seed 7" in results[7]["advantage"]["how"]
-    assert "optimistic" in results[7]["advantage_best"]["how"]
+    assert np.mean([r.advantage_best.value for r in results]) > 0.1
+    assert abs(np.mean([r.advantage.value for r in results])) < 0.025  # standard error 0.008
+    assert "seed 7" in results[7].advantage.how
+    assert "optimistic" in results[7].advantage_best.how
 
 
 def test_perfect_separation_is_not_certainty():
     """20 members above 30 non-members: 20 disjoint pairs without exception, 0.025^(1/20) = 0.8316."""
     result = membership_scores(np.arange(50), np.arange(50) >= 30)
-    assert (result["auc"]["value"], result["auc"]["high"]) == (1, 1)
-    assert result["auc"]["low"] == pytest.approx(0.025 ** (1 / 20))
-    assert auc(-np.arange(50), np.arange(50) >= 30)["value"] == 0
+    assert (result.auc.value, result.auc.high) == (1, 1)
+    assert result.auc.low == pytest.approx(0.025 ** (1 / 20))
+    assert auc(-np.arange(50), np.arange(50) >= 30).value == 0
 
 
 def test_equal_scores_say_nothing():
     result = membership_scores(np.zeros(2000), np.arange(2000) < 1000)
-    assert result["auc"]["value"] == result["balanced_accuracy"]["value"] == 0.5
-    assert result["auc"]["low"] < 0.5 < result["auc"]["high"]
-    assert result["advantage"]["value"] == result["advantage_best"]["value"] == 0
-    assert [e["value"] for e in result["tpr_at_fpr"]] == [0, 0, 0]
-    assert (result["roc"]["fpr"], result["roc"]["tpr"]) == ([0, 1], [0, 1])
+    assert result.auc.value == result.balanced_accuracy.value == 0.5
+    assert result.auc.low < 0.5 < result.auc.high
+    assert result.advantage.value == result.advantage_best.value == 0
+    assert [e.value for e in result.tpr_at_fpr] == [0, 0, 0]
+    assert (result.roc.fpr, result.roc.tpr) == ([0, 1], [0, 1])
 
 
 def test_one_record_of_a_class():
     result = membership_scores([0.0, 1.0, 2.0], [False, True, False])
-    assert (result["auc"]["value"], result["auc"]["low"], result["auc"]["high"]) == (0.5, 0, 1)
-    assert result["balanced_accuracy"]["value"] is None
-    assert "at least 2" in result["advantage"]["reason"]
+    assert (result.auc.value, result.auc.low, result.auc.high) == (0.5, 0, 1)
+    assert result.balanced_accuracy.value is None
+    assert "at least 2" in result.advantage.reason
 
 
 def test_roc_is_thinned_and_json_ready():
     scores, member = toy(5000, 20_000, 1)
-    roc = membership_scores(scores, member)["roc"]
-    assert len(roc["fpr"]) == len(roc["tpr"]) <= 200
-    assert roc["fpr"][0] == 0
-    assert roc["fpr"][-1] == roc["tpr"][-1] == 1
-    assert np.all(np.diff(roc["fpr"]) > 0)
-    assert np.all(np.diff(roc["tpr"]) >= 0)
-    assert sum(0 < f < 0.01 for f in roc["fpr"]) > 60  # log-log: the low end keeps its share
-    groups = by_group(scores, member, {"class": scores.astype(int), "client": np.arange(25_000) % 2})
-    assert json.loads(json.dumps(groups, allow_nan=False)) == groups
+    roc = membership_scores(scores, member).roc
+    assert len(roc.fpr) == len(roc.tpr) <= 200
+    assert roc.fpr[0] == 0
+    assert roc.fpr[-1] == roc.tpr[-1] == 1
+    assert np.all(np.diff(roc.fpr) > 0)
+    assert np.all(np.diff(roc.tpr) >= 0)
+    assert sum(0 < f < 0.01 for f in roc.fpr) > 60  # log-log: the low end keeps its share
+    for labels in (scores.astype(int), np.arange(25_000) % 2):
+        for found in by_group(scores, member, labels, "label").values():
+            plain = found.model_dump(mode="json")
+            assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+            assert type(found).model_validate(plain) == found
 
 
 def test_groups():
     scores, member, client = np.arange(6), np.array([0, 1, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2])
-    result = by_group(scores, member, {"client": client, "class": np.array(["a"] * 6)})
-    assert result["client"]["0"]["auc"]["value"] == 1
-    assert result["client"]["2"] == {
-        "members": 2,
-        "nonmembers": 0,
-        "reason": "there are no non-members among the candidates",
-    }
-    assert "roc" in result["pooled"]
-    assert "roc" not in result["client"]["0"]
-    assert result["class"]["a"]["auc"] == result["pooled"]["auc"]
+    of_clients = by_group(scores, member, client, "client")
+    assert of_clients["0"].auc.value == 1
+    assert of_clients["2"] == Unscored(members=2, nonmembers=0, reason="there are no non-members among the candidates")
+    assert membership_scores(scores, member).roc is not None
+    assert "roc" not in of_clients["0"].model_dump()
+    assert by_group(scores, member, np.array(["a"] * 6), "class")["a"].auc == membership_scores(scores, member).auc
 
 
 @pytest.mark.parametrize(
@@ -188,4 +189,4 @@ def test_hostile_settings():
     with pytest.raises(SettingError, match="false-positive rate"):
         membership_scores([0, 1], [0, 1], fprs=[0])
     with pytest.raises(ContractError, match="3 labels for 2 candidates"):
-        by_group([0, 1], [0, 1], {"client": [0, 1, 2]})
+        by_group([0, 1], [0, 1], [0, 1, 2], "client")

@@ -186,8 +186,8 @@ def test_without_canaries_the_audit_split_serves(tmp_path):
 
 
 def test_canaries_leave_the_ordinary_attacks_sound(leaky):
-    (loss,) = (r for r in attack_run(leaky, attacks=["loss"]) if r["attack"] == "loss")
-    assert loss["pooled"]["members"] == loss["pooled"]["nonmembers"]
+    (loss,) = (r for r in attack_run(leaky, attacks=["loss"]) if r.attack == "loss")
+    assert loss.pooled.members == loss.pooled.nonmembers
 
 
 def test_claims_and_their_relations():

@@ -102,48 +102,48 @@ def test_rows_are_held_against_their_records_and_the_baselines(tmp_path, monkeyp
     interval of two values is 25 standard errors wide to each side, so only the second is beaten.
     """
     r = scored(tmp_path, Reconstructions(flat_image(0.1, 0.9), rows=torch.tensor([0, 1])), monkeypatch)
-    pooled, baselines = r["pooled"], r["baselines"]
-    assert pooled["mse"]["value"] == pytest.approx(0.01, abs=1e-6)
-    assert pooled["psnr"]["value"] == pytest.approx(20, abs=1e-3)
-    assert (pooled["identification"]["hits"], pooled["identification"]["chance"]) == (2, 0.5)
-    assert {name: round(b["mse"]["value"], 5) for name, b in baselines.items()} == {
+    pooled, baselines = r.pooled, r.baselines
+    assert pooled.mse.value == pytest.approx(0.01, abs=1e-6)
+    assert pooled.psnr.value == pytest.approx(20, abs=1e-3)
+    assert (pooled.identification.hits, pooled.identification.chance) == (2, 0.5)
+    assert {name: round(b.mse.value, 5) for name, b in baselines.items()} == {
         "mean_image": 0.26,
         "class_mean": 0.04,
         "nearest_auxiliary": 0.02,
     }
-    assert baselines["mean_image"]["identification"]["hits"] == 1
-    assert not r["beats_baselines"]
-    assert "in MSE it does not beat mean image, nearest auxiliary;" in r["verdict"]
-    assert (r["window"], r["data_range"], r["matched_by"]) == (3, 1.0, ["row"])
-    assert (tmp_path / r["picture"]).is_file()
+    assert baselines["mean_image"].identification.hits == 1
+    assert not r.beats_baselines
+    assert "in MSE it does not beat mean image, nearest auxiliary;" in r.verdict
+    assert (r.window, r.data_range, r.matched_by) == (3, 1.0, ["row"])
+    assert (tmp_path / r.picture).is_file()
     json.dumps(r, allow_nan=False)
 
 
 def test_swapped_rows_are_not_identified(tmp_path, monkeypatch):
     r = scored(tmp_path, Reconstructions(flat_image(0.1, 0.9), rows=torch.tensor([1, 0])), monkeypatch)
-    assert r["pooled"]["identification"]["hits"] == 0
-    assert r["pooled"]["mse"]["value"] == pytest.approx(0.81, abs=1e-6)
+    assert r.pooled.identification.hits == 0
+    assert r.pooled.mse.value == pytest.approx(0.81, abs=1e-6)
 
 
 def test_classes_are_held_against_their_nearest_member(tmp_path, monkeypatch):
     """0.9 as class 0 can only be black: 0.81, and its nearest member is of class 1. Class 2 is not held: left out."""
     r = scored(tmp_path, Reconstructions(flat_image(0.9, 0.9, 0.5), labels=torch.tensor([0, 1, 2])), monkeypatch)
-    assert r["not_held"] == 1
-    assert r["pooled"]["mse"]["value"] == pytest.approx((0.81 + 0.01) / 2, abs=1e-6)
-    assert (r["pooled"]["identification"]["hits"], r["pooled"]["identification"]["n"]) == (1, 2)
-    assert r["pooled"]["identification"]["chance"] == 0.5
+    assert r.not_held == 1
+    assert r.pooled.mse.value == pytest.approx((0.81 + 0.01) / 2, abs=1e-6)
+    assert (r.pooled.identification.hits, r.pooled.identification.n) == (1, 2)
+    assert r.pooled.identification.chance == 0.5
 
 
 def test_free_images_are_assigned_and_repeats_count_once(tmp_path, monkeypatch):
     """0.9, 0.05 and 0.05: white and black are assigned to the first and one other, the third goes without. Nearest of
     members and non-members: white, black, black; black counts once. Chance: two members of four records."""
     r = scored(tmp_path, Reconstructions(flat_image(0.9, 0.05, 0.05)), monkeypatch)
-    assert r["pooled"]["mse"]["value"] == pytest.approx((0.01 + 0.0025) / 2, abs=1e-6)
-    assert r["unassigned"] == 1
-    rate = r["pooled"]["identification"]
-    assert (rate["hits"], rate["n"], rate["chance"]) == (2, 2, 0.5)
+    assert r.pooled.mse.value == pytest.approx((0.01 + 0.0025) / 2, abs=1e-6)
+    assert r.unassigned == 1
+    rate = r.pooled.identification
+    assert (rate.hits, rate.n, rate.chance) == (2, 2, 0.5)
     near_to_others = scored(tmp_path, Reconstructions(flat_image(0.26, 0.74)), monkeypatch)
-    assert near_to_others["pooled"]["identification"]["hits"] == 0
+    assert near_to_others.pooled.identification.hits == 0
 
 
 def test_claims_that_are_no_images_are_refused(tmp_path, monkeypatch):
@@ -170,10 +170,10 @@ def test_images_that_ignore_the_split_show_a_ratio_of_one():
     d = inversion.distances(images, records)
     log_ratio, gain = inversion._against_redrawn(d[:, :40].min(1).values, d, 40)
     found = inversion._mean(log_ratio.numpy())
-    assert found["low"] < 0 < found["high"]
+    assert found.low < 0 < found.high
     d = inversion.distances(records[:40], records)
     log_ratio, gain = inversion._against_redrawn(d[:, :40].min(1).values, d, 40)
-    assert inversion._mean(log_ratio.numpy())["high"] < 0 < inversion._mean(gain.numpy())["low"]
+    assert inversion._mean(log_ratio.numpy()).high < 0 < inversion._mean(gain.numpy()).low
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
@@ -327,14 +327,14 @@ def test_closed_form_from_a_run(one_record):
     gaps = (claims.images[:, None] - members).abs().flatten(2).amax(2).min(1).values
     assert len(gaps) == 20
     assert gaps.max() < 1e-4
-    assert result["beats_baselines"]
-    assert result["pooled"]["identification"]["value"] == 1.0
+    assert result.beats_baselines
+    assert result.pooled.identification.value == 1.0
 
 
 def test_dlg_from_a_run(one_record):
     result, _ = attacked(one_record, "gradient_match", form="dlg", records=1, uploads=3, restarts=6, steps=100)
-    assert result["pooled"]["mse"]["value"] < 1e-3
-    assert result["pooled"]["identification"]["hits"] == 3
+    assert result.pooled.mse.value < 1e-3
+    assert result.pooled.identification.hits == 3
 
 
 @pytest.fixture(scope="module")
@@ -348,28 +348,28 @@ def embeds(tmp_path_factory):
 def test_the_decoder_identifies_records_by_their_embeddings(embeds):
     """N is some 470: chance 0.2 %."""
     result, claims = attacked(embeds / "plain", "decoder", steps=80)
-    rate = result["pooled"]["identification"]
-    assert rate["chance"] < 0.01
-    assert rate["low"] > 0.3
-    assert result["beats_baselines"]
-    assert result["verdict"].startswith("Succeeded")
-    assert claims.rows.tolist() == list(range(rate["n"]))
+    rate = result.pooled.identification
+    assert rate.chance < 0.01
+    assert rate.low > 0.3
+    assert result.beats_baselines
+    assert result.verdict.startswith("Succeeded")
+    assert claims.rows.tolist() == list(range(rate.n))
 
 
 def test_the_decoder_is_at_chance_under_clipped_noise(embeds):
     result, _ = attacked(embeds / "noised", "decoder", steps=60)
-    rate = result["pooled"]["identification"]
-    assert rate["low"] <= rate["chance"] <= rate["high"]
-    assert not result["beats_baselines"]
-    assert result["verdict"].startswith("Failed")
+    rate = result.pooled.identification
+    assert rate.low <= rate.chance <= rate.high
+    assert not result.beats_baselines
+    assert result.verdict.startswith("Failed")
 
 
 def test_feature_match_recovers_from_embeddings(embeds):
     result, claims = attacked(embeds / "plain", "feature_match", most=20, restarts=1, steps=200, tv=1e-4, lr=0.1)
     assert len(claims.images) == 20
-    assert result["pooled"]["mse"]["value"] < 0.01
-    assert result["pooled"]["identification"]["value"] == 1.0
-    assert result["beats_baselines"]
+    assert result.pooled.mse.value < 0.01
+    assert result.pooled.identification.value == 1.0
+    assert result.beats_baselines
 
 
 @pytest.mark.parametrize(("name", "settings"), [("decoder", {"steps": 5}), ("feature_match", {"steps": 5, "most": 3})])
@@ -396,10 +396,10 @@ def test_the_attacker_protects_its_own_rows_alike():
 
 def test_results_and_pictures_are_in_the_record(embeds):
     results = attack_run(embeds / "plain", attacks=[{"attack": "decoder", "steps": 5}], clients=[1])
-    (result,) = [r for r in results if r["attack"] == "decoder"]
-    assert result["claims"] == "reconstruction"
-    assert result["picture"] == "pictures/server/decoder.png"
-    assert (embeds / "plain" / result["picture"]).read_bytes().startswith(b"\x89PNG")
+    (result,) = [r for r in results if r.attack == "decoder"]
+    assert result.claims == "reconstruction"
+    assert result.picture == "pictures/server/decoder.png"
+    assert (embeds / "plain" / result.picture).read_bytes().startswith(b"\x89PNG")
     saved = fedaudit.attack.pictures.read(embeds / "plain" / "pictures/server/decoder.safetensors")
     members = RunFolder(embeds / "plain").world.members(1)[0]
     assert torch.allclose(saved["originals"], pixels(members[saved["record"]]).float())
@@ -458,7 +458,7 @@ def test_class_inversion_makes_what_the_model_takes_for_the_class(averaged):
     model = scene.model("cnn_bn", message[field]).eval()
     with torch.no_grad():
         assert model(claims.images).argmax(1).tolist() == claims.labels.tolist() == list(range(10))
-    assert result["pooled"]["identification"]["chance"] == pytest.approx(0.1, abs=0.02)
+    assert result.pooled.identification.chance == pytest.approx(0.1, abs=0.02)
 
 
 def test_deep_inversion_brings_the_batch_norms_statistics_near(averaged):
@@ -478,10 +478,10 @@ def test_deep_inversion_brings_the_batch_norms_statistics_near(averaged):
 def test_synthetic_leak_tells_copies_from_noise(tmp_path, copies):
     folder = run(tmp_path / "run", "leaky:Paints", set={"copies": copies})
     result, _ = attacked(folder, "synthetic_leak")
-    assert result["beats_baselines"] == copies
+    assert result.beats_baselines == copies
     if copies:
-        assert result["pooled"]["identification"]["hits"] == 30
-        assert result["pooled"]["ratio"]["high"] < 1
+        assert result.pooled.identification.hits == 30
+        assert result.pooled.ratio.high < 1
 
 
 def test_paired_logits_show_the_classes(tmp_path):
@@ -489,7 +489,7 @@ def test_paired_logits_show_the_classes(tmp_path):
     folder = run(tmp_path / "run", "fke", public=0.2, set={"tau": "off", "E_local": 4, "B": 20, "T_FKE": 0})
     result, claims = attacked(folder, "paired_logits", steps=100, server_steps=60)
     assert claims.labels.tolist() == list(range(10))
-    assert result["pooled"]["identification"]["hits"] >= 4
+    assert result.pooled.identification.hits >= 4
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def test_an_attack_takes_settings_by_table(a_run):
         made({"attack": "loss", "stepz": 3})
     with pytest.raises(ContractError, match="names no attack"):
         made({"steps": 3})
-    (result,) = [r for r in attack_run(a_run, attacks=[{"attack": "loss"}]) if r["attack"] == "loss"]
-    assert result["claims"] == "membership"
-    assert result["settings"] == {}
+    (result,) = [r for r in attack_run(a_run, attacks=[{"attack": "loss"}]) if r.attack == "loss"]
+    assert result.claims == "membership"
+    assert result.settings == {}
 
 
 def attacked(world, claims, k=0):
@@ -77,10 +77,10 @@ def test_label_shares_are_scored_by_half_the_l1_distance(a_run):
         parts.append(attacked(world, Histogram(true), k))
         uniform.append(float((true - 0.1).abs().sum() / 2))
     result = score(parts, world, a_run, "mine", 0)
-    assert result["claims"] == "histogram"
-    assert result["pooled"]["error"]["value"] == pytest.approx(0, abs=1e-12)
-    assert result["pooled"]["uniform"]["value"] == pytest.approx(sum(uniform) / 3)
-    assert result["pooled"]["gain"]["low"] < result["pooled"]["gain"]["value"] < result["pooled"]["gain"]["high"]
+    assert result.claims == "histogram"
+    assert result.pooled.error.value == pytest.approx(0, abs=1e-12)
+    assert result.pooled.uniform.value == pytest.approx(sum(uniform) / 3)
+    assert result.pooled.gain.low < result.pooled.gain.value < result.pooled.gain.high
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_student_t_is_scipys():
     values = [0.3, 0.5, 0.45, 0.7]
     ours = student_t(values, 0.9)
     low, high = scipy_stats.t.interval(0.9, 3, loc=sum(values) / 4, scale=scipy_stats.sem(values))
-    assert (ours["low"], ours["high"]) == pytest.approx((low, high))
-    assert student_t([0.4])["low"] is None
-    assert student_t([])["value"] is None
+    assert (ours.low, ours.high) == pytest.approx((low, high))
+    assert student_t([0.4]).low is None
+    assert student_t([]).value is None

@@ -22,7 +22,9 @@ from fedaudit.attack.release_path import Pair, _audit_field, _releases, worst_pa
 from fedaudit.attack.score import histogram, learned
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.privacy.ledger import ClientLedger, Entry, Total
+from fedaudit.runtime.attack_result import Difference
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.stats import Estimate
 
 # --- one run: ties, the surest pairs, unequal clients --------------------------------------------------------------
 
@@ -137,8 +139,8 @@ def test_held_out_intervals_are_of_97_5_percent_each():
     scores, member = np.r_[np.ones(40), np.zeros(60)], np.arange(100) < 40
     found = membership_scores(scores, member)
     low = (clopper_pearson(20, 20, 0.975)[0] + clopper_pearson(30, 30, 0.975)[0]) / 2
-    assert found["balanced_accuracy"]["low"] == pytest.approx(low)
-    assert found["advantage"]["low"] == pytest.approx(2 * low - 1)
+    assert found.balanced_accuracy.low == pytest.approx(low)
+    assert found.advantage.low == pytest.approx(2 * low - 1)
     exact = stats.binomtest(20, 20).proportion_ci(0.975, "exact").low
     assert clopper_pearson(20, 20, 0.975)[0] == pytest.approx(exact)
 
@@ -147,10 +149,10 @@ def test_the_dkw_band_by_hand():
     """sqrt(ln(2 / 0.025) / 2 n) for each class, with 2.5 % of failure each: n = 50 and 200."""
     rng = np.random.default_rng(0)
     scores, member = rng.random(250), np.arange(250) < 50
-    found = membership_scores(scores, member)["advantage_best"]
+    found = membership_scores(scores, member).advantage_best
     band = math.sqrt(math.log(80) / 100) + math.sqrt(math.log(80) / 400)
-    assert found["high"] == pytest.approx(min(1.0, found["value"] + band))
-    assert found["low"] == pytest.approx(max(0.0, found["value"] - band))
+    assert found.high == pytest.approx(min(1.0, found.value + band))
+    assert found.low == pytest.approx(max(0.0, found.value - band))
 
 
 def naive(scores, member):
@@ -172,9 +174,9 @@ def test_delongs_variance_has_both_classes():
     half = stats.norm.ppf(0.975) * math.sqrt(variance) / (value * (1 - value))
     logit = math.log(value / (1 - value))
     found = auc(scores, member)
-    assert found["value"] == pytest.approx(value)
-    assert found["low"] == pytest.approx(1 / (1 + math.exp(-(logit - half))))
-    assert found["high"] == pytest.approx(1 / (1 + math.exp(-(logit + half))))
+    assert found.value == pytest.approx(value)
+    assert found.low == pytest.approx(1 / (1 + math.exp(-(logit - half))))
+    assert found.high == pytest.approx(1 / (1 + math.exp(-(logit + half))))
 
 
 def test_the_difference_of_correlated_attacks_is_paired():
@@ -185,10 +187,10 @@ def test_the_difference_of_correlated_attacks_is_paired():
     (a1, a0), (b1, b0) = naive(a, member), naive(b, member)
     half = stats.norm.ppf(0.975) * math.sqrt((a1 - b1).var(ddof=1) / 20 + (a0 - b0).var(ddof=1) / 40)
     found = auc_difference(a, b, member)
-    assert found["value"] == pytest.approx(a1.mean() - b1.mean())
-    assert (found["low"], found["high"]) == (
-        pytest.approx(found["value"] - half),
-        pytest.approx(found["value"] + half),
+    assert found.value == pytest.approx(a1.mean() - b1.mean())
+    assert (found.low, found.high) == (
+        pytest.approx(found.value - half),
+        pytest.approx(found.value + half),
     )
 
 
@@ -221,8 +223,8 @@ def test_label_shares_are_held_against_each_clients_own():
     world = labelled([0, 0, 0, 1], [1, 1])
     claims = [Histogram(torch.tensor([0.5, 0.5, 0.0])), Histogram(torch.tensor([0.0, 0.5, 0.5]))]
     found = histogram([part(k, c) for k, c in enumerate(claims)], world, "mine")
-    assert [found["client"][k]["error"] for k in "01"] == [pytest.approx(0.25), pytest.approx(0.5)]
-    assert [found["client"][k]["uniform"] for k in "01"] == [pytest.approx(5 / 12), pytest.approx(2 / 3)]
+    assert [found.client[k].error for k in "01"] == [pytest.approx(0.25), pytest.approx(0.5)]
+    assert [found.client[k].uniform for k in "01"] == [pytest.approx(5 / 12), pytest.approx(2 / 3)]
 
 
 def test_a_gain_within_its_interval_is_no_leak():
@@ -230,9 +232,9 @@ def test_a_gain_within_its_interval_is_no_leak():
     world = labelled([0, 0, 0, 1], [1, 1])
     claims = [Histogram(torch.tensor([0.75, 0.25, 0.0])), Histogram(torch.tensor([0.0, 0.5, 0.5]))]
     found = histogram([part(k, c) for k, c in enumerate(claims)], world, "mine")
-    assert found["pooled"]["gain"]["value"] > 0 > found["pooled"]["gain"]["low"]
-    assert found["leak"] is False
-    assert found["verdict"].startswith("No leak shown")
+    assert found.pooled.gain.value > 0 > found.pooled.gain.low
+    assert found.leak is False
+    assert found.verdict.startswith("No leak shown")
 
 
 # --- verdicts ------------------------------------------------------------------------------------------------------
@@ -253,8 +255,8 @@ def test_an_auc_within_its_interval_is_no_leak(candidates):
     noise, _, member = candidates
     parts = scored(noise + 0.1 * member, member)
     value = auc(noise + 0.1 * member, member)
-    assert value["low"] < 0.5 < value["value"]
-    assert judge("mine", parts, {}, False)["leak"] is False
+    assert value.low < 0.5 < value.value
+    assert judge("mine", parts, {}, False).leak is False
 
 
 def test_who_beats_chance_and_not_the_blind_baseline_shows_no_leak(candidates):
@@ -263,10 +265,10 @@ def test_who_beats_chance_and_not_the_blind_baseline_shows_no_leak(candidates):
     strong = scored(noise + 2.0 * member, member)
     blind = {"weak": scored(other, member), "as_good": scored(noise + 2.0 * member + 0.2 * other, member)}
     found = judge("mine", strong, blind, False)
-    assert found["against_blind"]["weak"]["low"] > 0 >= found["against_blind"]["as_good"]["low"]
-    assert found["leak"] is False
-    assert "not above the blind baseline as_good" in found["verdict"]
-    assert judge("mine", strong, {"weak": blind["weak"]}, False)["leak"] is True
+    assert found.against_blind["weak"].low > 0 >= found.against_blind["as_good"].low
+    assert found.leak is False
+    assert "not above the blind baseline as_good" in found.verdict
+    assert judge("mine", strong, {"weak": blind["weak"]}, False).leak is True
 
 
 def test_blind_baselines_are_corrected_for_their_number(candidates):
@@ -274,20 +276,20 @@ def test_blind_baselines_are_corrected_for_their_number(candidates):
     noise, other, member = candidates
     shift = next(
         s for s in np.linspace(0.2, 1, 401)
-        if auc(noise + s * member, member, 0.99)["low"] > 0.5 >= auc(noise + s * member, member, 0.998)["low"]
+        if auc(noise + s * member, member, 0.99).low > 0.5 >= auc(noise + s * member, member, 0.998).low
     )  # fmt: skip
     told = scored(noise + shift * member, member)
-    assert judge_blind({"a": told})["a"]["split_broken"] is True
+    assert judge_blind({"a": told})["a"].split_broken is True
     five = {"a": told, **{name: scored(other, member) for name in "bcde"}}
-    assert judge_blind(five)["a"]["split_broken"] is False
+    assert judge_blind(five)["a"].split_broken is False
 
 
 def test_a_split_told_the_wrong_way_round_is_broken_too(candidates):
     noise, _, member = candidates
-    assert judge_blind({"a": scored(noise - 2.0 * member, member)})["a"]["split_broken"] is True
+    assert judge_blind({"a": scored(noise - 2.0 * member, member)})["a"].split_broken is True
     groups = Groups(torch.as_tensor(member).long())
     learned_parts = [part(0, groups, torch.as_tensor(member))]
-    assert judge_blind({"a": learned_parts})["a"]["split_broken"] is True
+    assert judge_blind({"a": learned_parts})["a"].split_broken is True
 
 
 # --- reconstructions -----------------------------------------------------------------------------------------------
@@ -307,7 +309,7 @@ def test_the_gain_over_redrawn_records():
 
 def test_every_baseline_has_to_be_beaten():
     scores = {"hit": np.zeros(20), "chance": np.full(20, 0.5)}
-    better, worse = {"mse": {"value": 1.0, "low": 0.5}}, {"mse": {"value": -1.0, "low": -1.5}}
+    better, worse = (Difference(mse=Estimate(value=value, low=value - 0.5), confidence=0.975) for value in (1.0, -1.0))
     assert _beaten(scores, {"a": better, "b": worse}) == []
     assert _beaten(scores, {"a": better, "b": better}) == ["MSE"]
 

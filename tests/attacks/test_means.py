@@ -45,11 +45,11 @@ def test_a_candidate_whose_record_is_in_the_mean_is_found_and_not_under_noise(ma
     attack = {"attack": "prototype_membership", "shadows": 16}
     some = list(range(8))
     leak = found(made("open", method="leaky_means:MeanImages", **FEW), attack, some)
-    assert leak["leak"], leak["verdict"]
-    assert leak["pooled"]["auc"]["low"] > 0.8
+    assert leak.leak, leak.verdict
+    assert leak.pooled.auc.low > 0.8
     mended = found(made("strict", method="leaky_means:MeanImages", privacy=STRICT, **FEW), attack, some)
-    assert not mended["leak"], mended["verdict"]
-    assert mended["pooled"]["auc"]["low"] < 0.5 < mended["pooled"]["auc"]["high"]
+    assert not mended.leak, mended.verdict
+    assert mended.pooled.auc.low < 0.5 < mended.pooled.auc.high
 
 
 def test_the_ratio_by_hand():
@@ -69,10 +69,10 @@ def test_records_are_drawn_from_their_means_and_not_under_noise(made):
     attack = {"attack": "prototype_inversion", "shadows": 32}
     some = list(range(6))
     leak = found(made("open", method="leaky_means:MeanImages", **FEW), attack, some)
-    assert leak["beats_baselines"], leak["verdict"]
-    assert leak["pooled"]["mse"]["high"] < 0.5 * leak["baselines"]["class_mean"]["mse"]["low"]
+    assert leak.beats_baselines, leak.verdict
+    assert leak.pooled.mse.high < 0.5 * leak.baselines["class_mean"].mse.low
     mended = found(made("strict", method="leaky_means:MeanImages", privacy=STRICT, **FEW), attack, some)
-    assert not mended["beats_baselines"], mended["verdict"]
+    assert not mended.beats_baselines, mended.verdict
 
 
 def test_the_inverse_is_learned_where_there_is_one_and_zero_where_there_is_none():
@@ -91,33 +91,33 @@ def test_the_inverse_is_learned_where_there_is_one_and_zero_where_there_is_none(
 def test_a_class_that_is_not_held_shows_and_not_where_all_rows_are_the_clients_own(absent, made):
     values = {**SKEWED, "partition": "classes:3", "rounds": 1}
     leak = found(made(absent, method="leaky_means:Padded", set={"absent": absent}, **values), "prototype_property")
-    assert leak["leak"], leak["verdict"]
-    assert leak["pooled"]["presence"]["value"] == 1
-    assert leak["pooled"]["presence"]["low"] > 0.6, "certain it is not"
-    assert {client["source"] for client in leak["client"].values()} == {"classes"}
+    assert leak.leak, leak.verdict
+    assert leak.pooled.presence.value == 1
+    assert leak.pooled.presence.low > 0.6, "certain it is not"
+    assert {client.source for client in leak.client.values()} == {"classes"}
     mended = found(made("mean", method="leaky_means:Padded", set={"absent": "mean"}, **values), "prototype_property")
-    assert not mended["leak"], mended["verdict"]
-    assert mended["pooled"]["presence"]["value"] == pytest.approx(0.5)
+    assert not mended.leak, mended.verdict
+    assert mended.pooled.presence.value == pytest.approx(0.5)
 
 
 def test_the_size_of_the_noise_shows_the_shares_and_not_where_it_is_one_size(made):
     values = {**SKEWED, "partition": "dirichlet:1", "rounds": 4, "privacy": STRICT}
     leak = found(made("scaled", method="leaky_means:MeanImages", **values), "prototype_property")
-    assert {client["source"] for client in leak["client"].values()} == {"noise"}
-    assert leak["leak"], leak["verdict"]
-    assert leak["pooled"]["error"]["value"] < 0.1
+    assert {client.source for client in leak.client.values()} == {"noise"}
+    assert leak.leak, leak.verdict
+    assert leak.pooled.error.value < 0.1
     even = made("even", method="leaky_means:MeanImages", set={"even": True}, **values)
     mended = found(even, "prototype_property")
-    assert {client["source"] for client in mended["client"].values()} == {"classes"}
-    assert mended["pooled"]["error"]["value"] > 2 * leak["pooled"]["error"]["value"]
+    assert {client.source for client in mended.client.values()} == {"classes"}
+    assert mended.pooled.error.value > 2 * leak.pooled.error.value
 
 
 def test_presence_by_hand():
     """Held classes are claimed at 0.5 and 0.3, others at 0.3 and 0: of four pairs three are right and one is tied."""
     claimed, held = np.array([0.5, 0.3, 0.3, 0.0]), np.array([True, True, False, False])
-    assert presence(claimed, held)["value"] == pytest.approx(7 / 8)
-    assert presence(claimed, held > 2)["value"] is None
-    assert presence(claimed, held | True)["reason"] == "all clients hold all classes"
+    assert presence(claimed, held).value == pytest.approx(7 / 8)
+    assert presence(claimed, held > 2).value is None
+    assert presence(claimed, held | True).reason == "all clients hold all classes"
 
 
 def test_what_speaks_of_a_class():
@@ -134,4 +134,4 @@ def test_what_speaks_of_a_class():
 def test_without_vectors_nothing_is_said(made):
     folder = made("local", method="local", dataset="digits", model="mlp", rounds=1, clients=2, eval_clients=False)
     for attack in ("prototype_membership", "prototype_inversion", "prototype_property"):
-        assert "no vectors by class" in found(folder, attack)["reason"]
+        assert "no vectors by class" in found(folder, attack).reason

@@ -278,7 +278,7 @@ def test_auxiliary_records_follow_the_candidates_labels():
 def test_too_few_auxiliary_records_are_repeated_and_said(tiny, tmp_path):
     run(tiny("fedavg", aux=0.02, model="mlp", rounds=1, partition="iid"), out=tmp_path / "a")
     (result,) = named(attack_run(tmp_path / "a", attacks=[{"attack": "rmia", "shadows": 2}], clients=[0]), "rmia")
-    assert "too few auxiliary records" in result["notes"][0]
+    assert "too few auxiliary records" in result.notes[0]
     scene, _ = scene_of(tmp_path / "a")
     picks, _, repeated = draw(scene, 2, online=False)
     assert repeated
@@ -295,11 +295,11 @@ def test_the_count_is_estimated_where_the_view_shows_none(leaky):
 
 
 def named(results, *wanted):
-    return [result for result in results if result["attack"] in wanted]
+    return [result for result in results if result.attack in wanted]
 
 
 def auc(result):
-    return result["pooled"]["auc"]
+    return result.pooled.auc
 
 
 def few(name, shadows=4):
@@ -310,10 +310,10 @@ def test_an_over_trained_fedavg_is_given_away(leaky):
     """Every interval is above 1/2, and shadows tell more than the loss does."""
     found = named(attack_run(leaky, attacks=["loss", few("lira"), few("rmia")]), "loss", "lira", "rmia")
     assert len(found) == 3
-    by_name = {result["attack"]: auc(result) for result in found}
-    assert all(value["low"] > 0.5 for value in by_name.values()), by_name
-    assert by_name["lira"]["low"] > by_name["loss"]["value"]
-    assert by_name["rmia"]["value"] > by_name["loss"]["value"]
+    by_name = {result.attack: auc(result) for result in found}
+    assert all(value.low > 0.5 for value in by_name.values()), by_name
+    assert by_name["lira"].low > by_name["loss"].value
+    assert by_name["rmia"].value > by_name["loss"].value
 
 
 def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
@@ -328,22 +328,22 @@ def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
         phi, of_shadows = confidences(target, shadows.logits, scene.y)
         scores.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each=False))
         truth.append(member)
-    found = membership_scores(torch.cat(scores).numpy(), torch.cat(truth).numpy())["auc"]
-    assert found["low"] < 0.5 < found["high"]
+    found = membership_scores(torch.cat(scores).numpy(), torch.cat(truth).numpy()).auc
+    assert found.low < 0.5 < found.high
 
 
 def test_under_dp_sgd_the_loss_gives_nothing_away(private, leaky):
     (result,) = named(attack_run(private, attacks=["loss"]), "loss")
     (without,) = named(attack_run(leaky, attacks=["loss"]), "loss")
-    assert auc(result)["low"] < 0.5 < auc(result)["high"]
-    assert auc(result)["value"] < auc(without)["value"]
+    assert auc(result).low < 0.5 < auc(result).high
+    assert auc(result).value < auc(without).value
 
 
 @pytest.mark.slow
 def test_under_dp_sgd_shadows_give_nothing_away(private):
     """The shadows train with DP-SGD as the client did, with noise of their own."""
     for result in named(attack_run(private, attacks=[few("lira"), few("rmia")]), "lira", "rmia"):
-        assert auc(result)["low"] < 0.5 < auc(result)["high"], result["attack"]
+        assert auc(result).low < 0.5 < auc(result).high, result.attack
 
 
 def test_all_of_them_run_on_a_run_and_say_the_same_again(leaky):
@@ -355,8 +355,8 @@ def test_all_of_them_run_on_a_run_and_say_the_same_again(leaky):
         return [{key: value for key, value in result.items() if key != "wall_s"} for result in found]
 
     first = once()
-    assert [result["attack"] for result in first] == [*QUERY, *SHADOW]
-    assert all(result["ran"] for result in first)
+    assert [result.attack for result in first] == [*QUERY, *SHADOW]
+    assert all(result.ran for result in first)
     shutil.rmtree(leaky / "shadows")
     assert once() == first
 
@@ -375,7 +375,7 @@ def test_the_auc_is_scikit_learns(leaky):
         truth.append(member)
     (result,) = named(attack_run(leaky, attacks=["entropy"]), "entropy")
     wanted = roc_auc_score(torch.cat(truth).numpy(), torch.cat(scores).numpy())
-    assert auc(result)["value"] == pytest.approx(wanted, abs=1e-12)
+    assert auc(result).value == pytest.approx(wanted, abs=1e-12)
 
 
 def test_label_only_stands_on_the_gap_attack_of_art(leaky):
@@ -403,10 +403,10 @@ def test_true_positives_at_low_false_positives_are_arts(leaky):
     rng = np.random.default_rng(0)
     member = np.arange(2000) % 2 == 0
     scores = rng.normal(size=2000) + member
-    for at in membership_scores(scores, member)["tpr_at_fpr"]:
-        ((fpr, tpr, _),) = privacy.get_roc_for_fpr(scores, member.astype(int), targeted_fpr=at["fpr"])
-        assert at["value"] == pytest.approx(tpr)
-        assert at["fpr_measured"] == pytest.approx(fpr)
+    for at in membership_scores(scores, member).tpr_at_fpr:
+        ((fpr, tpr, _),) = privacy.get_roc_for_fpr(scores, member.astype(int), targeted_fpr=at.fpr)
+        assert at.value == pytest.approx(tpr)
+        assert at.fpr_measured == pytest.approx(fpr)
 
 
 # --- who may see what ------------------------------------------------------------------------------------------------
@@ -432,18 +432,18 @@ def test_no_attack_sees_who_is_a_member(leaky, monkeypatch):
 def test_without_the_upload_models_are_queried_and_no_shadows_made(leaky):
     results = attack_run(leaky, attacks=["loss", "entropy", *SHADOW], threat="outsider")
     for result in named(results, "loss", "entropy"):
-        assert result["ran"], "there is the published model"
+        assert result.ran, "there is the published model"
     for result in named(results, *SHADOW):
-        assert not result["ran"]
-        assert "the outsider sees no weights" in result["reason"]
+        assert not result.ran
+        assert "the outsider sees no weights" in result.reason
 
 
 def test_parts_of_a_model_have_no_shadows(tiny, tmp_path):
     """heterofl with static batch norm uploads parameters and keeps the statistics."""
     run(tiny("heterofl", model="cnn_bn@0.25", rounds=1, eval_clients=False), out=tmp_path / "a")
     lira, loss = named(attack_run(tmp_path / "a", attacks=["lira", "loss"]), "lira", "loss")
-    assert "uploads parts of its model" in lira["reason"]
-    assert loss["ran"]
+    assert "uploads parts of its model" in lira.reason
+    assert loss.ran
 
 
 def test_a_method_that_fails_in_a_replay_is_a_reason(leaky, monkeypatch):
@@ -452,8 +452,8 @@ def test_a_method_that_fails_in_a_replay_is_a_reason(leaky, monkeypatch):
 
     monkeypatch.setattr(find("lira", "attacks"), "attacked", refuse)
     (result,) = named(attack_run(leaky, attacks=["lira"]), "lira")
-    assert not result["ran"]
-    assert "cannot be replayed" in result["reason"]
+    assert not result.ran
+    assert "cannot be replayed" in result.reason
 
 
 def test_every_attack_is_described_in_a_line_of_its_own():

@@ -29,7 +29,7 @@ SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5,
 
 
 def by_name(results):
-    return {r["attack"]: r for r in results}
+    return {r.attack: r for r in results}
 
 
 def attacked(folder, *attacks, **options):
@@ -55,9 +55,9 @@ def test_the_difference_of_two_aucs_by_hand():
     """
     member = [1, 1, 1, 0, 0]
     found = auc_difference([4, 1, 3, 2, 0], [4, 1, 2, 3, 0], member)
-    assert found["value"] == pytest.approx(1 / 6)
+    assert found.value == pytest.approx(1 / 6)
     half = 1.959964 * math.sqrt(1 / 18)
-    assert (found["low"], found["high"]) == pytest.approx((1 / 6 - half, 1 / 6 + half), abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((1 / 6 - half, 1 / 6 + half), abs=1e-6)
 
 
 def test_the_paired_interval_is_the_bootstraps():
@@ -68,22 +68,22 @@ def test_the_paired_interval_is_the_bootstraps():
     draws = []
     for _ in range(600):
         rows = np.concatenate([rng.integers(0, 200, 200), rng.integers(200, 500, 300)])
-        draws.append(auc_difference(a[rows], b[rows], member[rows])["value"])
+        draws.append(auc_difference(a[rows], b[rows], member[rows]).value)
     found = auc_difference(a, b, member)
-    assert found["value"] == pytest.approx(roc_auc_score(member, a) - roc_auc_score(member, b))
-    assert (found["high"] - found["low"]) / (2 * 1.959964) == pytest.approx(np.std(draws), rel=0.1)
-    alone = [auc(s, member)["high"] - auc(s, member)["low"] for s in (a, b)]
-    assert found["high"] - found["low"] < 0.7 * math.hypot(*alone), "the two go together, and that counts"
+    assert found.value == pytest.approx(roc_auc_score(member, a) - roc_auc_score(member, b))
+    assert (found.high - found.low) / (2 * 1.959964) == pytest.approx(np.std(draws), rel=0.1)
+    alone = [auc(s, member).high - auc(s, member).low for s in (a, b)]
+    assert found.high - found.low < 0.7 * math.hypot(*alone), "the two go together, and that counts"
 
 
 def test_two_attacks_without_a_wrong_pair_are_not_certain():
     member = np.arange(40) < 20
     perfect = auc_difference(member, np.zeros(40), member)
-    assert perfect["value"] == 0.5
-    assert 0.15 < perfect["low"] < 0.45 < perfect["high"] < 1
+    assert perfect.value == 0.5
+    assert 0.15 < perfect.low < 0.45 < perfect.high < 1
     same = auc_difference(member, member, member)
-    assert same["low"] < 0 == same["value"] < same["high"]
-    assert auc_difference([1, 0], [0, 1], [1, 0])["interval"].startswith("none")
+    assert same.low < 0 == same.value < same.high
+    assert auc_difference([1, 0], [0, 1], [1, 0]).interval.startswith("none")
 
 
 # --- blind baselines and verdicts -------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ def test_what_is_learned_of_groups_is_at_chance_if_membership_is(n, classes):
     found, alarms = [], 0
     for _ in range(300):
         groups, member = coin_flips(rng, n, classes)
-        found.append(auc(learned(groups, member).numpy(), member.numpy())["value"])
-        alarms += judge_blind({"prior": [part(Groups(groups), member)]})["prior"]["split_broken"]
+        found.append(auc(learned(groups, member).numpy(), member.numpy()).value)
+        alarms += judge_blind({"prior": [part(Groups(groups), member)]})["prior"].split_broken
     assert np.mean(found) == pytest.approx(0.5, abs=3 * np.std(found) / math.sqrt(300))
     assert alarms <= 8, "one-sided at 99 %: three of 300 come by chance, more than eight in 3 of 1000 such tests"
 
@@ -117,9 +117,9 @@ def test_what_is_learned_of_groups_is_at_chance_if_membership_is(n, classes):
 def test_a_group_that_tells_is_found():
     member = torch.arange(80) < 40
     scores = learned(member.long() * 3 + 1, member)
-    assert auc(scores.numpy(), member.numpy())["value"] == pytest.approx(7 / 8)  # a quarter of the pairs is unjudged
+    assert auc(scores.numpy(), member.numpy()).value == pytest.approx(7 / 8)  # a quarter of the pairs is unjudged
     assert set(scores[member].tolist()) == {21 / 22, 1 / 2}, "20 of 20 in the other half, and one of each added"
-    assert judge_blind({"prior": [part(Groups(member.long()), member)]})["prior"]["split_broken"]
+    assert judge_blind({"prior": [part(Groups(member.long()), member)]})["prior"].split_broken
 
 
 def test_only_what_beats_chance_and_the_blind_is_a_leak():
@@ -127,29 +127,29 @@ def test_only_what_beats_chance_and_the_blind_is_a_leak():
     member = torch.arange(600) < 300
     tell, noise = torch.from_numpy(rng.normal(size=(2, 600)))
     blind = {"content": [part(Claims(tell + member), member)]}
-    assert judge_blind(blind)["content"]["split_broken"]
+    assert judge_blind(blind)["content"].split_broken
 
     def verdict(scores, against, broken=False):
         return judge("mine", [part(Claims(scores), member)], against, broken)
 
     same = verdict(tell + member + 0.1 * noise, blind, True)
-    assert not same["leak"]
-    assert "not above the blind baseline content" in same["verdict"]
-    assert "broken" in same["verdict"]
-    assert same["split_broken"]
-    assert verdict(tell + 2 * member, blind)["leak"]
+    assert not same.leak
+    assert "not above the blind baseline content" in same.verdict
+    assert "broken" in same.verdict
+    assert same.split_broken
+    assert verdict(tell + 2 * member, blind).leak
     guess = {"content": [part(Claims(noise), member)]}
-    assert verdict(tell + member, guess)["leak"]
+    assert verdict(tell + member, guess).leak
     chance = verdict(tell, guess)
-    assert not chance["leak"]
-    assert "not above chance" in chance["verdict"]
-    assert verdict(tell + member, {})["against_blind"] == {}
+    assert not chance.leak
+    assert "not above chance" in chance.verdict
+    assert verdict(tell + member, {}).against_blind == {}
 
 
 def test_a_ranking_that_is_reliably_wrong_shows_a_broken_split_too():
     member = torch.arange(200) < 100
     scores = -(member.double() + torch.linspace(0, 1, 200).double())
-    assert judge_blind({"content": [part(Claims(scores), member)]})["content"]["split_broken"]
+    assert judge_blind({"content": [part(Claims(scores), member)]})["content"].split_broken
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +166,17 @@ def test_blind_baselines_always_run_and_are_at_chance_on_the_honest_split(skewed
     results = by_name(attack_run(skewed, attacks=["loss"]))
     assert set(results) == {"loss", "blind_nearest", "blind_prior"}
     for name in ("blind_nearest", "blind_prior"):
-        assert results[name]["blind"]
-        assert not results[name]["split_broken"]
+        assert results[name].blind
+        assert not results[name].split_broken
         assert "leak" not in results[name]
-    assert set(results["loss"]["against_blind"]) == {"blind_nearest", "blind_prior"}
-    assert isinstance(results["loss"]["leak"], bool)
-    assert results["loss"]["verdict"].endswith(".")
-    assert [r["attack"] for r in attack_run(skewed, attacks=["loss"])] == ["loss"], "the record holds the blind ones"
+    assert set(results["loss"].against_blind) == {"blind_nearest", "blind_prior"}
+    assert isinstance(results["loss"].leak, bool)
+    assert results["loss"].verdict.endswith(".")
+    assert [r.attack for r in attack_run(skewed, attacks=["loss"])] == ["loss"], "the record holds the blind ones"
     assert set(by_name(read_record(skewed).attacks)) == set(results)
     gaps = by_name(attack_run(skewed, attacks=["loss"], clients=[1]))["loss"]
-    assert gaps["clients"] == [1]
-    assert set(gaps["against_blind"]) == {"blind_nearest", "blind_prior"}
+    assert gaps.clients == [1]
+    assert set(gaps.against_blind) == {"blind_nearest", "blind_prior"}
 
 
 def test_a_split_that_gives_members_other_classes_is_caught(skewed, monkeypatch):
@@ -192,10 +192,10 @@ def test_a_split_that_gives_members_other_classes_is_caught(skewed, monkeypatch)
     monkeypatch.setattr(World, "members", of_classes(rows[0], True))
     monkeypatch.setattr(World, "nonmembers", of_classes(rows[1], False))
     results = by_name(attack_run(skewed, attacks=["loss", "blind_prior", "blind_nearest"]))
-    assert results["blind_prior"]["split_broken"]
-    assert results["blind_prior"]["verdict"].startswith("The audit split is broken")
-    assert results["loss"]["split_broken"]
-    assert "split is broken" in results["loss"]["verdict"]
+    assert results["blind_prior"].split_broken
+    assert results["blind_prior"].verdict.startswith("The audit split is broken")
+    assert results["loss"].split_broken
+    assert "split is broken" in results["loss"].verdict
     from fedaudit.cli.listing import summary
 
     assert any("The audit split is broken" in line for line in summary(read_record(skewed)))
@@ -240,22 +240,22 @@ def dffke(tmp_path_factory):
 
 def test_embeddings_without_noise_give_members_away_and_with_it_do_not(dffke):
     (found,) = attacked(dffke("plain"), "embedding_match")
-    assert found["pooled"]["auc"]["value"] > 0.99
-    assert found["leak"]
+    assert found.pooled.auc.value > 0.99
+    assert found.leak
     noisy = dffke("noisy", embeddings={"epsilon": 1.0, "sensitivity": "clip:1.0"})
     (found,) = attacked(noisy, "embedding_match")
-    assert not found["leak"]
-    assert found["pooled"]["auc"]["low"] < 0.5 < found["pooled"]["auc"]["high"]
+    assert not found.leak
+    assert found.pooled.auc.low < 0.5 < found.pooled.auc.high
     little = dffke("little", embeddings={"noise_multiplier": 0.005, "sensitivity": "clip:1.0"})
     (found,) = attacked(little, "embedding_match")
-    assert found["leak"], "the noise is too little to hide anybody, and the ratio uses what it leaves"
+    assert found.leak, "the noise is too little to hide anybody, and the ratio uses what it leaves"
 
 
 def test_a_peer_and_an_outsider_see_no_embeddings(skewed):
     for threat in ("peer:1", "outsider"):
         (found,) = attacked(skewed, "embedding_match", threat=threat)
-        assert not found["ran"]
-        assert "sees no embeddings of client 0" in found["reason"]
+        assert not found.ran
+        assert "sees no embeddings of client 0" in found.reason
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -295,10 +295,10 @@ def overtrained(tmp_path_factory):
 def test_updates_of_an_overtrained_model_give_members_away(overtrained):
     measures = ("cosine", "loss", "both")
     for found in attacked(overtrained, *({"attack": "update_alignment", "measure": m} for m in measures)):
-        assert found["leak"], found["verdict"]
+        assert found.leak, found.verdict
     (found,) = attacked(overtrained, "update_alignment", threat="peer:2")
-    assert not found["ran"]
-    assert "the null distribution" in found["reason"]
+    assert not found.ran
+    assert "the null distribution" in found.reason
 
 
 # --- synthetic images -------------------------------------------------------------------------------------------------
@@ -322,10 +322,10 @@ def test_condensed_images_that_began_as_records_give_them_away(from_records, tmp
     spaces = [{"attack": "nearest_synthetic", "space": space} for space in ("pixel", "feature")]
     noise = fedaf(tmp_path / "noise", start="noise")
     for single, fresh in zip(attacked(from_records, *spaces), attacked(noise, *spaces), strict=True):
-        assert single["leak"]
-        assert single["pooled"]["auc"]["value"] > 0.6
-        assert not fresh["leak"]
-        assert single["pooled"]["auc"]["low"] > fresh["pooled"]["auc"]["value"]
+        assert single.leak
+        assert single.pooled.auc.value > 0.6
+        assert not fresh.leak
+        assert single.pooled.auc.low > fresh.pooled.auc.value
 
 
 def test_nearest_is_measured_to_the_last_digit():
@@ -349,7 +349,7 @@ def test_the_ratio_of_a_mean_by_hand():
 
 def test_mean_logits_of_few_records_give_them_away(from_records):
     (found,) = attacked(from_records, "logit_gap")
-    assert found["leak"], found["verdict"]
+    assert found.leak, found.verdict
 
 
 def test_confidence_is_the_log_odds():
@@ -379,16 +379,16 @@ def test_shared_soft_labels_are_read_with_their_images_and_attacked(tmp_path):
     specs = [{"attack": name, "steps": 200} for name in ("logit_gap", "logit_lira")]
     gap, lira = attacked(tmp_path / "a", *specs)
     for found in (gap, lira):
-        assert found["pooled"]["auc"]["low"] > 0.5, found["verdict"]
+        assert found.pooled.auc.low > 0.5, found.verdict
     (aux,) = attacked(
         tmp_path / "a", {"attack": "logit_lira", "null": "auxiliary", "shadows": 2, "steps": 100}, clients=[0]
     )
-    assert aux["ran"]
-    assert aux["clients"] == [0]
+    assert aux.ran
+    assert aux.clients == [0]
     (histogram,) = attacked(tmp_path / "a", "label_histogram")
-    assert {row["source"] for row in histogram["client"].values()} == {"outputs"}
+    assert {row.source for row in histogram.client.values()} == {"outputs"}
     (none,) = attacked(tmp_path / "a", "nearest_synthetic")
-    assert "no synthetic images" in none["reason"], "public images are nobody's"
+    assert "no synthetic images" in none.reason, "public images are nobody's"
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -424,27 +424,27 @@ def test_label_counts_are_the_histogram(tmp_path):
     fedaudit.run(method=f"{__name__}:Counting", clients=3, partition="dirichlet:0.3", rounds=1,
                  out=tmp_path / "a", **SMALL)  # fmt: skip
     (found,) = attacked(tmp_path / "a", "label_histogram")
-    assert found["pooled"]["error"]["value"] == pytest.approx(0, abs=1e-9)
-    assert {row["source"] for row in found["client"].values()} == {"label_counts"}
+    assert found.pooled.error.value == pytest.approx(0, abs=1e-9)
+    assert {row.source for row in found.client.values()} == {"label_counts"}
 
 
 def test_weights_tell_the_histogram_better_than_a_uniform_guess(skewed):
     (found,) = attacked(skewed, "label_histogram")
-    assert found["claims"] == "histogram"
-    assert found["client"]["0"]["source"] == "weights"
-    assert found["pooled"]["gain"]["low"] > 0
-    assert found["pooled"]["error"]["value"] < 0.5 * found["pooled"]["uniform"]["value"]
+    assert found.claims == "histogram"
+    assert found.client["0"].source == "weights"
+    assert found.pooled.gain.low > 0
+    assert found.pooled.error.value < 0.5 * found.pooled.uniform.value
 
 
 def test_the_classes_that_something_was_released_for_are_told(from_records):
     (found,) = attacked(from_records, "label_histogram")
-    assert {row["source"] for row in found["client"].values()} == {"classes"}
+    assert {row.source for row in found.client.values()} == {"classes"}
 
 
 def test_labels_beside_embeddings_are_the_histogram(dffke):
     (found,) = attacked(dffke("plain"), "label_histogram")
-    assert found["client"]["0"]["source"] == "labels"
-    assert found["pooled"]["error"]["value"] == pytest.approx(0, abs=1e-9)
+    assert found.client["0"].source == "labels"
+    assert found.pooled.error.value == pytest.approx(0, abs=1e-9)
 
 
 # --- reading a view ---------------------------------------------------------------------------------------------------

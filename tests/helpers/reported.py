@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.privacy.ledger import ClientLedger, Entry, Total
+from fedaudit.runtime.attack_result import results
+from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.run_record import (
     EpsilonAudit,
     FieldTraffic,
@@ -25,6 +27,7 @@ from fedaudit.setting import Setting
 
 HOSTILE = "my_pkg.a|b:Evil<i>_&%$"
 VERSIONS = {"python": "3.11.7", "platform": "linux-x86_64", "fedaudit": "0.1.0", "torch": "2.13.0"}
+NONE = {"value": None, "reason": "not measured"}
 COUNTS = [[6, 0, 2, 17], [5, 20, 0, 1]]
 
 
@@ -70,7 +73,7 @@ def _save(
 ) -> None:
     run = folder / "runs" / name
     record.save(run)
-    save_attacks(run, record.transcript_digest, attacks)
+    save_attacks(run, record.transcript_digest, results.validate_python(attacks))
     if audits:
         save_audits(run, record.transcript_digest, audits)
     if picture:
@@ -145,7 +148,10 @@ def _record(
         device="x86_64 CPU",
         started="2026-01-01T00:00:00+00:00",
         finished="2026-01-01T00:01:00+00:00",
-        data={"classes": 4, "class_names": ["0", "1", "2", "3"], "counts": COUNTS, "test": 100},
+        data={
+            "shape": [1, 8, 8], "classes": 4, "class_names": ["0", "1", "2", "3"], "test": 100, "aux": 0, "public": 0,
+            "members": [25, 25], "nonmembers": [25, 25], "validation": [5, 5], "counts": COUNTS,
+        },
         models={"cnn": {"parameters": 250, "clients": 2}},
         rounds=rounds,
         result=Result(last=_reached(2, accuracy)),
@@ -166,16 +172,8 @@ def _record(
     )  # fmt: skip
 
 
-def _timing(party: str, phase: str, wall: float) -> dict[str, Any]:
-    return {
-        "party": party,
-        "phase": phase,
-        "calls": 2,
-        "wall_s": wall,
-        "gpu_s": None,
-        "flops": None,
-        "peak_bytes": None,
-    }
+def _timing(party: str, phase: str, wall: float) -> Timing:
+    return Timing(party=party, phase=phase, calls=2, wall_s=wall)
 
 
 def _utility(accuracy: float) -> Utility:
@@ -203,6 +201,8 @@ def _membership(attack: str, threat: str, auc: float, **more: Any) -> dict[str, 
     pooled = {
         "members": 200,
         "nonmembers": 200,
+        "confidence": 0.95,
+        **dict.fromkeys(("balanced_accuracy", "advantage", "advantage_best"), NONE),
         "auc": _estimate(auc, 0.04, "DeLong, logit scale"),
         "tpr_at_fpr": [
             _estimate(auc - 0.3, 0.04, "Clopper-Pearson", fpr=0.1),
@@ -216,31 +216,28 @@ def _membership(attack: str, threat: str, auc: float, **more: Any) -> dict[str, 
 
 
 def _reconstruction(attack: str, share: float) -> dict[str, Any]:
+    none = dict.fromkeys(("psnr", "ssim", "cosine", "ratio"), NONE)
     pooled = {
         "mse": _estimate(0.05, 0.01, "Student's t"),
         "identification": _estimate(share, 0.1, "Clopper-Pearson", chance=0.04),
     }
-    baselines = {
-        "mean image": {"mse": _estimate(0.2, 0.01, "Student's t"), "identification": _estimate(0.05, 0.04, "CP")}
-    }
+    baseline = {"mse": _estimate(0.2, 0.01, "Student's t"), "identification": _estimate(0.05, 0.04, "CP")}
     return {
         "attack": attack, "threat": "server", "ran": True, "clients": [0, 1], "left_out": [],
-        "claims": "reconstruction", "pooled": pooled, "baselines": baselines, "beats_baselines": True,
-        "picture": "pictures/decoder.png",
-        "verdict": "Succeeded: it beats every baseline.",
+        "claims": "reconstruction", "pooled": {**none, **pooled}, "baselines": {"mean image": {**none, **baseline}},
+        "beats_baselines": True, "picture": "pictures/decoder.png", "verdict": "Succeeded: it beats every baseline.",
+        "client": {}, "differences": {}, "matched_by": ["row"], "not_held": 0, "unassigned": 0, "data_range": 1.0,
+        "window": 7,
     }  # fmt: skip
 
 
 def _histogram() -> dict[str, Any]:
     pooled = {"error": _estimate(0.1, 0.02, "Student's t"), "uniform": _estimate(0.4, 0.05, "Student's t")}
     return {
-        "attack": "shares",
-        "threat": "server",
-        "ran": True,
-        "clients": [0],
-        "claims": "histogram",
-        "pooled": pooled,
-    }
+        "attack": "shares", "threat": "server", "ran": True, "clients": [0], "claims": "histogram",
+        "pooled": {**pooled, "gain": NONE}, "client": {}, "measure": "half the L1 distance", "leak": False,
+        "verdict": "",
+    }  # fmt: skip
 
 
 def _audit(

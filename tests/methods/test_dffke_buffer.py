@@ -77,7 +77,7 @@ def test_missed_rounds_are_sent_again_and_billed(tmp_path):
     caught_up = buffers(tmp_path / "True", 4)
     for k in took_part[6]:
         assert caught_up[k] == {t: took_part[t] for t in (4, 5, 6)}
-    n = records[True].data["members"]
+    n = records[True].data.members
     Dec, rows, holds = 0, 0, {k: set() for k in range(4)}
     one = decoder_size(16, (1, 8, 8), QUICK["w_Dec"])
     for t, present in took_part.items():

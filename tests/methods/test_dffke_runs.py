@@ -38,7 +38,7 @@ def test_both_circulations_one_copy_up_and_the_others_down(dffke_run):
     """n = members. Up: theta_k, n_k h_k embeddings and as many labels, each once. Down: everybody gets Dec and all
     translated embeddings (h = 16). Logits: n_k x 10 up, in later rounds twice as many (B^t_k); each copy goes down to
     the K - 1 = 2 others, with eight bytes more for the peer's number."""
-    n = read_record(dffke_run).data["members"]
+    n = read_record(dffke_run).data.members
     widths = [64, 64, 128]
     for t in (1, 2, 3):
         size = sent(dffke_run, t)

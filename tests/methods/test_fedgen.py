@@ -150,7 +150,7 @@ def test_without_generated_samples_it_is_fedavg_of_equal_weights(tiny, tmp_path)
     values = {"partition": "iid", "clients": 2, "public": 0.0, "aux": 0.0, "minimum": 10}
     a = run(tiny("fedgen", set={**FedGen.quick, **same, "alpha": 0.0}, **values), out=tmp_path / "a")
     b = run(tiny("fedavg", set=same, **values), out=tmp_path / "b")
-    assert len({*a.data["members"]}) == 1
+    assert len({*a.data.members}) == 1
     assert [p.accuracy for p in a.curve] == [p.accuracy for p in b.curve]
     used = run(tiny("fedgen", set={**FedGen.quick, **same, "first": 3}, **values), out=tmp_path / "c")
     assert [p.accuracy for p in used.curve] == [p.accuracy for p in a.curve]

@@ -35,6 +35,8 @@ from fedaudit.reports.runs import command, grouped, privacy_text, read_runs
 from fedaudit.reports.table import rows_of
 from fedaudit.reports.tests_over_seeds import compared, holm, over_seeds
 from fedaudit.reports.words import BY_KEY, COLUMNS
+from fedaudit.runtime.attack_result import ReconstructionResult
+from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result
 from fedaudit.setting import Setting
 
@@ -216,10 +218,10 @@ def test_the_best_reconstruction_is_the_one_furthest_beyond_its_own_chance():
     """75 % where guessing gives 72 % is less than 10 % where it gives 0.4 %; beating the baselines comes first."""
 
     def found(value, chance, beats):
-        estimate = {"value": value, "low": value, "high": value, "chance": chance}
-        return Found("a", "server", "reconstruction", False, {
-            0: {"pooled": {"identification": estimate}, "beats_baselines": beats},
-        })  # fmt: skip
+        raw = reported._reconstruction("a", value)
+        raw["pooled"]["identification"]["chance"] = chance
+        result = ReconstructionResult(**{**raw, "beats_baselines": beats})
+        return Found("a", "server", "reconstruction", False, {0: result})
 
     order = [found(0.75, 0.72, False), found(0.1, 0.004, False), found(0.02, 0.004, True)]
     keys = [(f.success(), f.beyond_chance("identification")) for f in order]
@@ -293,10 +295,10 @@ values = st.lists(st.floats(-1e3, 1e3).map(lambda v: round(v, 6)), min_size=2, m
 @settings(max_examples=100, deadline=None)
 def test_intervals_are_scipys(xs):
     found = over_seeds(xs)
-    assert found["value"] == pytest.approx(np.mean(xs), abs=1e-9)
+    assert found.value == pytest.approx(np.mean(xs), abs=1e-9)
     if stats.sem(xs) > 1e-9:
         low, high = stats.t.interval(0.95, len(xs) - 1, np.mean(xs), stats.sem(xs))
-        assert (found["low"], found["high"]) == (
+        assert (found.low, found.high) == (
             pytest.approx(low, rel=1e-9, abs=1e-9),
             pytest.approx(high, rel=1e-9, abs=1e-9),
         )
@@ -305,7 +307,7 @@ def test_intervals_are_scipys(xs):
 def test_intervals_stay_in_the_possible_range():
     """0.9 and 1.0: the t-interval is 0.95 ± 0.64, and no accuracy is above 1."""
     found = over_seeds([0.9, 1.0], (0.0, 1.0))
-    assert (found["low"], found["high"]) == (pytest.approx(0.95 - 12.706204736 * 0.05), 1.0)
+    assert (found.low, found.high) == (pytest.approx(0.95 - 12.706204736 * 0.05), 1.0)
 
 
 @given(values, values)
@@ -419,7 +421,7 @@ def test_twenty_runs_stay_below_5_mb(tmp_path):
         attacks = []
         for j in range(12):
             attack = reported._membership(f"attack{j}", "server", 0.5 + 0.01 * j)
-            attack["pooled"]["roc"] = {"fpr": fpr, "tpr": np.sort(rng.uniform(size=200)).tolist()}
+            attack["pooled"]["roc"] = {"fpr": fpr, "tpr": np.sort(rng.uniform(size=200)).tolist(), "drawn": ""}
             attacks.append(attack)
         reported._save(tmp_path, str(i), record, [*attacks, reported._reconstruction("decoder", 0.5)], picture=True)
         noise = rng.integers(0, 256, (400, 500, 3), dtype=np.uint8)
@@ -447,18 +449,19 @@ def test_figures_take_the_pages_colours(rows):
 
 
 def test_runs_with_little_in_them_are_reported(tmp_path):
-    """No round, nothing measured; an attack that claims something new; a GPU: every format takes them."""
+    """No round, nothing measured; a measure that has no name of its own; a GPU: every format takes them."""
     record = reported._record("fedavg", 0, 0.5)
     nothing = {"status": "running", "rounds": [], "curve": [], "result": Result(), "traffic": [], "timings": []}
-    reported._save(tmp_path, "a", record.model_copy(update={**nothing, "data": {}}), [])
-    gpu = {"timings": [{"party": "client 0", "phase": "task", "calls": 1, "wall_s": 9.0, "gpu_s": 0.5}]}
-    odd = {"attack": "odd", "threat": "server", "ran": True, "claims": "news", "pooled": {"depth": {"value": 2.5}}}
+    reported._save(tmp_path, "a", record.model_copy(update=nothing), [])
+    gpu = {"timings": [Timing(party="client 0", phase="task", calls=1, wall_s=9.0, gpu_s=0.5)]}
+    odd = reported._reconstruction("odd", 0.5)
+    odd["pooled"]["ratio"] = {"value": 2.5}
     other = reported._record("local", 0, 0.5).model_copy(update={**gpu, "peak_gpu_bytes": 2_000_000_000})
     reported._save(tmp_path, "b", other, [odd])
     write_report(tmp_path, FORMATS)
     rows = json.loads((tmp_path / "report.json").read_text())["rows"]
     assert rows[0]["notes"][0] == "Unfinished: seed 0 has not run all its rounds."
-    assert rows[1]["attacks"][0]["figures"]["depth"]["value"] == 2.5
+    assert rows[1]["attacks"][0]["figures"]["ratio"]["value"] == 2.5
     assert (rows[1]["cells"]["seconds"]["value"], rows[1]["cells"]["memory"]["value"]) == (0.5, 2e9)
 
 

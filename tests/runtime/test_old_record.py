@@ -13,6 +13,7 @@ import pytest
 
 from fedaudit import read_record
 from fedaudit.errors import RunError
+from fedaudit.runtime.run_record import save_attacks
 
 OLD = Path(__file__).with_name("version_0_1")
 
@@ -37,6 +38,34 @@ def test_what_was_kept_beside_it_is_read():
     assert len(record.attacks) == len(record.audits) == 1
     assert json.loads((OLD / "audits.json").read_text())["audits"][0]["claim_epsilon"] == "Infinity"
     assert record.audits[0].claim_epsilon == math.inf
+    [loss] = record.attacks
+    assert (loss.attack, loss.claims, loss.source) == ("loss", "membership", None)
+    assert [at.fpr for at in loss.pooled.tpr_at_fpr] == [0.1, 0.01, 0.001]
+
+
+def test_old_attacks_are_written_as_they_were(tmp_path):
+    """What a later version would say besides is not made up: the file stays the same, to the last field."""
+    record = read_record(OLD)
+    save_attacks(tmp_path, record.transcript_digest, record.attacks)
+    assert json.loads((tmp_path / "attacks.json").read_text()) == json.loads((OLD / "attacks.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda attack: attack["pooled"]["auc"].update(value="high"), r"attacks\.0\.membership\.pooled\.auc\.value"),
+        (lambda attack: attack["pooled"].pop("auc"), r"attacks\.0\.membership\.pooled\.auc"),
+        (lambda attack: attack.update(claims="everything"), r"attacks\.0"),
+        (lambda attack: attack.update(leek=True), r"attacks\.0\.membership\.leek"),
+    ],
+)
+def test_a_damaged_attack_is_refused(tmp_path, change, where):
+    shutil.copytree(OLD, tmp_path / "run")
+    raw = json.loads((OLD / "attacks.json").read_text())
+    change(raw["attacks"][0])
+    (tmp_path / "run" / "attacks.json").write_text(json.dumps(raw))
+    with pytest.raises(RunError, match=rf"attacks\.json cannot be read: {where}: .*attack again"):
+        read_record(tmp_path / "run")
 
 
 def test_an_old_record_is_written_as_it_was(tmp_path):

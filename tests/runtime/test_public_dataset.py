@@ -81,7 +81,7 @@ def test_methods_run_on_it_without_labels(method, colours, tiny, tmp_path):
         setting = tiny(method, public=0.0, public_dataset=colours, set=options, rounds=2)
         record = run(setting, out=tmp_path / str(i))
         digests.append(record.transcript_digest)
-        assert record.data["public"] == 40
+        assert record.data.public == 40
     entries = list(Transcript(tmp_path / "0" / "transcript").entries())
     sent = [e for e in entries if e.message == "Auxiliary"]
     assert all(e["y_p"] is None for e in sent)

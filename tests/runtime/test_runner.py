@@ -225,12 +225,12 @@ def test_generators_are_derived_and_forks_leave_no_trace():
 
 def test_timings_and_flops(tiny, tmp_path):
     record = run(tiny("fedavg", rounds=1, flops=True), out=tmp_path / "a")
-    by = {(row["party"], row["phase"]): row for row in record.timings}
-    assert by["client 0", "fit"]["wall_s"] <= by["client 0", "task"]["wall_s"]
-    assert by["client 0", "task"]["flops"] > 1e6
-    assert by["server", "round"]["flops"] == 0, "averaging is no work that the counter knows; the clients' is theirs"
-    assert by["server", "round"]["wall_s"] < by["client 0", "task"]["wall_s"]
-    assert by["client 0", "task"]["peak_bytes"] > 1e7
+    by = {(row.party, row.phase): row for row in record.timings}
+    assert by["client 0", "fit"].wall_s <= by["client 0", "task"].wall_s
+    assert by["client 0", "task"].flops > 1e6
+    assert by["server", "round"].flops == 0, "averaging is no work that the counter knows; the clients' is theirs"
+    assert by["server", "round"].wall_s < by["client 0", "task"].wall_s
+    assert by["client 0", "task"].peak_bytes > 1e7
     assert record.peak_rss_bytes > 1e7
 
 
@@ -239,7 +239,7 @@ def test_attacks_survive_what_happens_to_the_run(tiny, tmp_path):
 
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     attack_run(tmp_path / "a", attacks=["loss"])
-    assert "loss" in {a["attack"] for a in run(tiny("fedavg", rounds=1), out=tmp_path / "a", resume=True).attacks}
+    assert "loss" in {a.attack for a in run(tiny("fedavg", rounds=1), out=tmp_path / "a", resume=True).attacks}
     run(tiny("fedavg", rounds=2), out=tmp_path / "a", resume=True)
     assert read_record(tmp_path / "a").attacks == [], "they were on another transcript"
 
@@ -318,7 +318,7 @@ def test_one_client_against_itself_has_nobody_to_attack(tiny, tmp_path):
 
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     (result,) = attack_run(tmp_path / "a", attacks=["loss"], threat="peer:0", clients=[0])
-    assert not result["ran"]
+    assert not result.ran
 
 
 # --- accuracy against bytes -----------------------------------------------------------------------------------------

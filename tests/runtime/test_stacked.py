@@ -184,12 +184,12 @@ def test_time_is_shared_out(tmp_path: Path) -> None:
     record = run(
         method="fedavg", clients=4, rounds=1, model="mlp", set={"E": 20, "B": 8}, engine="stacked", out=tmp_path / "a"
     )
-    of_clients = [row for row in record.timings if row["party"].startswith("client") and row["phase"] == "task"]
-    fits = [row for row in record.timings if row["phase"] == "fit"]
+    of_clients = [row for row in record.timings if row.party.startswith("client") and row.phase == "task"]
+    fits = [row for row in record.timings if row.phase == "fit"]
     assert len(of_clients) == len(fits) == 4
-    assert sum(row["wall_s"] for row in of_clients) <= record.rounds[0].wall_s
-    assert sum(row["wall_s"] for row in fits) > 0.3 * record.rounds[0].wall_s
-    assert all(task["wall_s"] >= fit["wall_s"] for task, fit in zip(of_clients, fits, strict=True))
+    assert sum(row.wall_s for row in of_clients) <= record.rounds[0].wall_s
+    assert sum(row.wall_s for row in fits) > 0.3 * record.rounds[0].wall_s
+    assert all(task.wall_s >= fit.wall_s for task, fit in zip(of_clients, fits, strict=True))
 
 
 def test_the_caller_s_generators_are_left_alone(tmp_path: Path) -> None:

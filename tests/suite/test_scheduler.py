@@ -127,7 +127,7 @@ def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_a
 
     wider = suite.model_copy(update={"attacks": ["loss", "outside:Margin"], "threats": ["server", "outsider"]})
     audit(wider, tmp_path)
-    found = {(a["attack"], a["threat"]): a for a in read_record(one.folder).attacks if not a["blind"]}
+    found = {(a.attack, a.threat): a for a in read_record(one.folder).attacks if not a.blind}
     assert set(found) == {(a, t) for a in ("loss", "outside:Margin") for t in ("server", "outsider")}
     assert found["loss", "server"] in before[0]["attacks"], "the old result with its old time"
     assert comparable(one.folder, timings=True) | {"attacks": []} == before[0] | {"attacks": []}
@@ -150,7 +150,7 @@ def test_an_attack_counts_for_its_transcript_its_settings_and_all_clients(tmp_pa
     assert len(missing(cell, read_record(cell.folder))) == 1
     cell.status = "to do"
     carry_out(cell)
-    assert {"by": -1.0} in [a["settings"] for a in read_record(cell.folder).attacks]
+    assert {"by": -1.0} in [a.settings for a in read_record(cell.folder).attacks]
     run(setting.model_copy(update={"rounds": 2}), out=cell.folder, resume=True)
     assert len(missing(cell, read_record(cell.folder))) == 1, "the transcript is another one"
 
@@ -160,7 +160,7 @@ def test_one_failing_attack_fails_its_cell_and_stops_no_other_attack(tmp_path):
     carry_out(cell)
     assert cell.status == "failed"
     assert cell.reason.startswith("attack suite_tools:BrokenAttack by server: ZeroDivisionError")
-    assert "loss" in [a["attack"] for a in read_record(cell.folder).attacks]
+    assert "loss" in [a.attack for a in read_record(cell.folder).attacks]
 
 
 def test_a_killed_cell_stops_no_other(quick, tmp_path):  # noqa: F811
@@ -338,7 +338,7 @@ def test_workers_are_processes_of_their_own(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (record,) = (tmp_path / "out").glob("runs/*/record.json")
-    assert "loss" in [a["attack"] for a in read_record(record).attacks]
+    assert "loss" in [a.attack for a in read_record(record).attacks]
 
 
 # --- forecasts -------------------------------------------------------------------------------------------------
@@ -357,8 +357,8 @@ def test_a_dry_run_is_exact_about_bytes_and_honest_about_time(quick, tmp_path): 
     record = read_record(first.cell.folder)
     assert (first.state, first.bytes, first.seconds) == ("done", 0, 0.0)
     assert second.bytes == record.bytes("up") + record.bytes("down") == fresh[0].bytes
-    (loss,) = (a for a in record.attacks if a["attack"] == "loss")
-    assert second.seconds == pytest.approx(record.rounds[0].wall_s + loss["wall_s"])
+    (loss,) = (a for a in record.attacks if a.attack == "loss")
+    assert second.seconds == pytest.approx(record.rounds[0].wall_s + loss.wall_s)
     assert second.note == "time from the same with another seed"
     assert total(after, 2).startswith("4 cells: 1 done, 2 does not apply, 1 to do.")
 

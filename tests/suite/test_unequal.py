@@ -108,20 +108,19 @@ def test_the_total_leaves_out_what_is_done_and_what_does_not_apply():
 
 def result(attack="loss", threat="server", clients=(0, 1), **more):
     from fedaudit.attack.attack_run import made
+    from fedaudit.runtime.attack_result import MembershipResult
     from fedaudit.runtime.source import source_of
 
     found = made(attack)[1]
     settings, source = found.model_dump(mode="json"), source_of(type(found))
-    return {
-        "attack": attack, "threat": threat, "ran": True, "clients": list(clients), "left_out": {}, "settings": settings,
-        "source": source, **more,
-    }  # fmt: skip
+    raw = reported._membership(attack, threat, 0.5, settings=settings, source=source)
+    return MembershipResult(**{**raw, "clients": list(clients), **more})
 
 
 def test_an_attack_on_some_clients_is_not_one_on_all(record):
     record.attacks = [result(clients=[0])]
     assert missing(cell(), record) == [("loss", "server")]
-    record.attacks = [result(clients=[0], left_out={"1": "was never asked"})]
+    record.attacks = [result(clients=[0], left_out=["client 1 was never asked"])]
     assert missing(cell(), record) == []
     record.attacks = [result(threat="peer:1", clients=[0])]  # a peer does not attack itself
     assert missing(cell(threats=["peer:1"]), record) == []

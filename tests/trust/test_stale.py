@@ -164,13 +164,14 @@ def test_a_digest_is_the_same_for_every_python():
 
 def test_an_attack_of_other_code_is_attacked_again(kept):
     from fedaudit.attack.attack_run import made
+    from fedaudit.runtime.attack_result import NotRun
 
     folder, record = kept
     cell = Cell(folder, record.setting, ["loss"], ["server"])
     attack = made("loss")[1]
     result = {"attack": "loss", "threat": "server", "settings": attack.model_dump(mode="json"), "ran": False}
-    fresh = record.model_copy(update={"attacks": [{**result, "source": source_of(type(attack))}]})
-    stale = record.model_copy(update={"attacks": [{**result, "source": "of yesterday"}]})
+    fresh = record.model_copy(update={"attacks": [NotRun(**result, source=source_of(type(attack)))]})
+    stale = record.model_copy(update={"attacks": [NotRun(**result, source="of yesterday")]})
     assert (missing(cell, fresh), stale_attacks(cell, fresh)) == ([], [])
     assert (missing(cell, stale), stale_attacks(cell, stale)) == ([("loss", "server")], ["loss"])
     cell.keep_stale = True
