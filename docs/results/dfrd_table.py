@@ -2,6 +2,7 @@
 
 python docs/results/dfrd_table.py OUT [--json FILE]
 python docs/results/dfrd_table.py --page FILE      # the rows of the page from a file that --json wrote
+python docs/results/dfrd_table.py --gains FILE...  # what a distillation adds to its host, over seeds
 
 G.acc: the global model on the test set, at the last round, at the round chosen on validation data, and at the best test
 round (what the paper reports). L.acc: the test set is dealt to the clients at random and evenly, and each client's
@@ -26,6 +27,7 @@ from safetensors import safe_open
 from fedaudit import load
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.utility import hits
+from fedaudit.stats import student_t
 from fedaudit.training import models
 
 PUBLISHED = {  # Table 1, Fashion-MNIST
@@ -131,6 +133,28 @@ def table(folder: Path) -> list[str]:
 COMMON = ("host", "width", "B", "I", "E", "eta")  # the same in all runs of a table
 
 
+def told(run: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sorted(run["set"].items()) if name not in COMMON)
+
+
+def gains(kept: Sequence[dict[str, Any]]) -> list[str]:
+    """A row per setting: the last round's G.acc less that of `fedavg` alone with the same seed, in points, and the mean
+    over seeds with Student's 95 % interval."""
+    host = {run["seed"]: run["rounds"][-1]["test"]["accuracy"] for run in kept if run["method"] == "fedavg"}
+    found: dict[str, dict[int, float]] = {}
+    for run in kept:
+        if run["method"] != "fedavg":
+            more = 100 * (run["rounds"][-1]["test"]["accuracy"] - host[run["seed"]])
+            found.setdefault(told(run), {})[run["seed"]] = more
+    lines = []
+    for said, by_seed in sorted(found.items(), key=lambda row: -statistics.fmean(row[1].values())):
+        each = " | ".join(f"{by_seed[seed]:+.1f}" if seed in by_seed else "-" for seed in sorted(host))
+        mean = student_t(list(by_seed.values()))
+        interval = "" if mean["low"] is None else f" [{mean['low']:+.1f}, {mean['high']:+.1f}]"
+        lines.append(f"| {said} | {each} | {mean['value']:+.1f}{interval} |")
+    return lines
+
+
 def page(kept: Sequence[dict[str, Any]]) -> list[str]:
     """A row per run: G.acc at each evaluated round, the last with its Wilson interval, what the last distillation got,
     the clients' mean."""
@@ -139,8 +163,9 @@ def page(kept: Sequence[dict[str, Any]]) -> list[str]:
         return "-" if value is None else f"{100 * value:.1f}"
 
     lines = []
-    for run in sorted(kept, key=lambda run: (run["method"], json.dumps(run["set"]))):
-        said = ", ".join(f"{name} = {value}" for name, value in sorted(run["set"].items()) if name not in COMMON)
+    several = len({run["seed"] for run in kept}) > 1
+    for run in sorted(kept, key=lambda run: (run["method"], json.dumps(run["set"]), run["seed"])):
+        said = told(run) + (f"; seed {run['seed']}" if several else "")
         rounds = run["rounds"]
         test, before = rounds[-1]["test"], rounds[-1]["before"]
         curve = ", ".join(percent(at["test"]["accuracy"]) for at in rounds)
@@ -156,9 +181,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--gains", type=Path, nargs="+")
     given = parser.parse_args()
     if given.page:
         print("\n".join(page(json.loads(given.page.read_text()))))
+        return
+    if given.gains:
+        print("\n".join(gains([run for path in given.gains for run in json.loads(path.read_text())])))
         return
     print("\n".join(table(given.folder)))
     if given.json:

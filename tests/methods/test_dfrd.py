@@ -76,6 +76,19 @@ def test_fidelity_by_hand():
     assert L_fid(ensemble, y).tolist() == pytest.approx([-math.log(0.75)] * 2, abs=1e-6)
 
 
+def test_tau_tells_the_ensemble_a_label_that_no_image_shows():
+    """Three teachers that hold one class each and say it of whatever they are shown. Weighted by tau they are right
+    about the label of every image, so fidelity asks nothing of the generator, and f is taught labels that the images
+    do not show. All alike, they say the same of every image: one has to show its label."""
+    teachers = [Says(*row) for row in (2.0 * torch.eye(3)).tolist()]
+    y = torch.arange(3).repeat(4)
+    noise = torch.zeros(12, 1)
+    n = torch.diag(torch.tensor([5.0, 7, 9]))  # label counts
+    assert (weighted(teachers, dynamic_weights(n))(noise, y).argmax(1) == y).all()
+    alike = weighted(teachers, dynamic_weights(torch.ones_like(n)))(noise, y)
+    assert torch.equal(alike, alike[:1].expand_as(alike)), "nothing of y is in it"
+
+
 # Four kinds of samples, y = 0 throughout: (teacher right, student wrong), both right, teacher wrong and student right,
 # both wrong in different ways.
 TEACHER = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]])
