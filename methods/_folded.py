@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedaudit.training import products
 from fedaudit.training.models import Net
-from fedaudit.training.recorded import compiles, halves
+from fedaudit.training.recorded import compiles, halves, unrecorded
 
 Pool = Literal["average", "max", "none"]
 FORMS = 64  # of images, with and without gradient, for which a kernel is compiled
@@ -146,9 +146,17 @@ def _compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
         dynamo.maybe_mark_dynamic(x, 0)
         dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, FORMS)
-        return _kept(fn)(x, *rest)
+        try:
+            return _kept(fn)(x, *rest) if fn not in _uncompiled else fn(x, *rest)
+        except Exception as e:  # noqa: BLE001 (whatever the compiler has against it: the numbers are the same without)
+            _uncompiled.add(fn)
+            unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+            return fn(x, *rest)
 
     return call
+
+
+_uncompiled: set[Callable[..., Tensor]] = set()
 
 
 @lru_cache
