@@ -61,6 +61,7 @@ class Context:
         default_factory=dict
     )  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
+    absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
 
 def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any:
@@ -99,6 +100,8 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[
             if context.policies and not _traced(value, context):
                 entries.append(_untraced(where, "public"))
             continue
+        if value is None and where in context.absent():
+            continue  # known before the run: nothing is released. A None that is not known so is billed like a value
         policy = context.policies.get(declared.kind or "")
         early = context.done.get(where)
         if early is not None and early[0] == digest_of(value):

@@ -214,6 +214,7 @@ class Client(Party):
             n=len(self),
             policies=self._site.policies,
             releases=self._site.releases,
+            absent=lambda: self._site.absent(self.t),
             images=lambda: self._rows()[0],
             encode=lambda x: self.model.eval().encode(x),
             predict=lambda x: self.model.eval()(x),

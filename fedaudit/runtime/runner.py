@@ -51,7 +51,7 @@ from fedaudit.training.recorded import unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Down, Record, Up, as_size
+from fedaudit.wire.message import Down, Record, Size, Up, as_size
 from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
 
@@ -355,6 +355,13 @@ class _Run:
         plan = self.world.plan(t, participants, asks=wire.traffic.asks, choices=wire.traffic.choices)
         declared = self.method.traffic(plan)
         self.record.traffic_declared = declared is not None
+        grown = [name for way, name in wire.traffic.sizes if way == "up" and name in self.world.absent(t)]
+        if sent := [name for name in sorted(grown) if wire.traffic.sizes["up", name] != Size()]:
+            raise RunError(
+                f"{type(self.method).__name__}, round {t}: {', '.join(sent)} was sent, and the traffic that was "
+                "declared before the run leaves it out. That it is None elsewhere would tell of the records, and "
+                "nobody paid for that. Declare its bytes without looking at what was chosen."
+            )
         compare(declared, wire.traffic.sizes, method=type(self.method).__name__, t=t)
 
     def _evaluate(self, t: int, state: Record) -> Utility | None:

@@ -49,6 +49,7 @@ class Site(Place):
     hyperparameters: tuple[Any, ...]  # values of the method's settings: no secret
     policies: Mapping[str, Policy]
     releases: Callable[[str], int | None]  # how often a client will release a kind over the whole run
+    absent: Callable[[int], frozenset[str]]  # fields of uploads that are None in a round, whatever the records are
     fresh_model: Callable[[], Net]
     blank_model: Callable[[], Net]
     server_model: Callable[[], Net]

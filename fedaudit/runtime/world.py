@@ -21,7 +21,7 @@ from fedaudit.runtime.method import Method
 from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
-from fedaudit.wire.message import KINDS, Part, Size, message_classes, model_size
+from fedaudit.wire.message import KINDS, Part, Size, Up, as_size, message_classes, model_size
 from fedaudit.wire.traffic import Plan
 
 
@@ -191,6 +191,26 @@ class World:
 
         return count
 
+    @functools.cached_property
+    def absent(self) -> Callable[[int], frozenset[str]]:
+        """The optional fields of uploads ("Message.field") that the declared traffic leaves empty in a round, before
+        anything of the run is known: that such a field is None tells nothing. A run in which one is sent all the same
+        ends with an error."""
+        known = message_classes(type(self.method).__module__)
+        optional = {f"{cls.__name__}.{name}" for cls in known if issubclass(cls, Up) for name in cls.optional()}
+
+        @functools.cache
+        def fields(t: int) -> frozenset[str]:
+            declared = self.method.traffic(self.plan(t, list(range(self.setting.clients))))
+            if declared is None:
+                return frozenset()
+            sent = {
+                name for (direction, name), size in declared.items() if direction == "up" and as_size(size) != Size()
+            }
+            return frozenset(optional - sent)
+
+        return fields
+
     def site(self, k: int, rows: Rows | None = None) -> Site:
         """Client k's side of this world: what its task may hold. With `rows`, those are all the records it has."""
         return Site(
@@ -205,6 +225,7 @@ class World:
             hyperparameters=tuple(leaves(self.method.model_dump())),
             policies=self.policies,
             releases=self.releases,
+            absent=self.absent,
             fresh_model=functools.partial(self.fresh_model, k),
             blank_model=functools.partial(self.blank_model, k),
             server_model=lambda: self.build(self.server_arch),

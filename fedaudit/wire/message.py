@@ -184,6 +184,12 @@ class Record:
         return {f.name: f.metadata.get("declared") for f in dataclasses.fields(cast(Any, cls))}
 
     @classmethod
+    def optional(cls) -> frozenset[str]:
+        """The fields that may be None, by the text of their annotations: its names are known in its module only."""
+        named = {f.name: str(f.type) for f in dataclasses.fields(cast(Any, cls))}
+        return frozenset(name for name, words in named.items() if "None" in words or "Optional" in words)
+
+    @classmethod
     def class_id(cls) -> str:
         return f"{cls.__module__}.{cls.__qualname__}"
 

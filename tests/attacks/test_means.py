@@ -10,6 +10,7 @@ import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.score import presence
 from fedaudit.attacks._means import vectors
+from fedaudit.attacks._models import draw
 from fedaudit.attacks.prototype_inversion import learned
 from fedaudit.attacks.prototype_membership import ratio
 from fedaudit.attacks.prototype_property import is_own
@@ -73,6 +74,17 @@ def test_records_are_drawn_from_their_means_and_not_under_noise(made):
     assert leak.pooled.mse.high < 0.5 * leak.baselines["class_mean"].mse.low
     mended = found(made("strict", method="leaky_means:MeanImages", privacy=STRICT, **FEW), attack, some)
     assert not mended.beats_baselines, mended.verdict
+
+
+def test_inversion_is_given_no_candidate(made, monkeypatch):
+    """Half of the candidates are members: a mean image over them would be nearer to the members by itself."""
+    seen = []
+    monkeypatch.setattr(
+        "fedaudit.attacks._means.draw",
+        lambda scene, shadows, online: seen.append(online) or draw(scene, shadows, online),
+    )
+    found(made("open", method="leaky_means:MeanImages", **FEW), {"attack": "prototype_inversion", "shadows": 4}, [0])
+    assert seen == [False]
 
 
 def test_the_inverse_is_learned_where_there_is_one_and_zero_where_there_is_none():

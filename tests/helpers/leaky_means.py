@@ -67,3 +67,27 @@ class Padded(MeanImages):
             "mean": lambda c: pixels.mean(0),
         }
         return Table(torch.stack([held.get(c, other[self.absent](c)) for c in range(client.classes)]))
+
+
+class Perhaps(Up):
+    w: int | None = private("count", via="model", unit="client")
+
+
+class Silent(MeanImages):
+    """A field that is None: by the setting (`when = "never"`), or where the records say so (`"records"`), which the
+    declared traffic either admits or hides until it has seen what was chosen (`hides`)."""
+
+    when: str = "never"
+    hides: bool = False
+
+    def show(self, client, msg):
+        spoken = self.when == "records" and bool(client.y[0] % 2 == client.id % 2)
+        return Perhaps(7 if spoken else None)
+
+    def traffic(self, plan):
+        if self.when == "never":
+            return {}
+        expected = None if self.hides else 7
+        return {
+            ("up", "Perhaps.w"): 8 * sum(plan.choice("Perhaps.w", k, expected) is not None for k in plan.replied(0))
+        }
