@@ -194,7 +194,7 @@ class _Gradient:
     ):  # fmt: skip
         self._loss, self._f, self._given, self._separable, self._total = loss, f, given, separable, total
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._usual, self._records = usual, recordable(model, total.device, planned)
+        self._usual, self._planned, self._records = usual, planned, recordable(model, total.device, planned)
         self._buffers = list(model.buffers())
         self._came: dict[int, int] = {}  # how often a size came
         self._recorded: dict[int, tuple[Recording, list[Tensor]]] = {}
@@ -222,7 +222,8 @@ class _Gradient:
         mine = [row.clone() for row in rows]
         made = record(lambda: self._eager(mine), [self._total, *self._buffers])
         if made is None:
-            self._records = False
+            self._records = n != self._usual
+            self._came[n] = -self._planned  # not again
             return None
         self._recorded[n] = made, mine
         return made, mine

@@ -441,6 +441,9 @@ class _Fitting:
         static_mask = None if mask is None else mask.clone()
         stack = self.stack
         made = self._choose(lambda: self._core(stack, static, static_mask), stack.tensors(), size)
+        if made is None and size != self.usual:
+            self.came[size] = -self.jobs[0].planned  # not again
+            return False
         if made is None:
             self.records = False
             self._shrink()
@@ -603,7 +606,7 @@ class _Mapped:
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         f = _F(self._caller, params, rest, self._places)
-        if self._compile or not _on_gpu(rows):
+        if torch.compiler.is_compiling() or not _on_gpu(rows):
             value = self._loss(f, *rows, **given)
         else:
             with _PICKS[self.products]:
