@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 from fedaudit.attack.claims import Attacked, Claims, Groups
-from fedaudit.attack.membership import auc, auc_difference, clopper_pearson, membership_scores
+from fedaudit.attack.membership import _tpr_interval, auc, auc_difference, clopper_pearson, membership_scores
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.privacy.lower_bounds import from_counts, from_scores, one_run_fdp, one_run_steinke
 from fedaudit.reports.tests_over_seeds import compared
@@ -130,6 +130,24 @@ def test_the_interval_of_an_auc_covers(n1, n0, shift):
     scores = rng.normal(size=(N, n1 + n0)) + shift * member
     found = [auc(row, member) for row in scores]
     assert held(sum(f.low <= true <= f.high for f in found), N, 0.95, 0.92)
+
+
+@pytest.mark.parametrize(("n", "fpr", "shift"), [(100, 0.1, 1.0), (500, 0.01, 1.0), (500, 0.1, 2.0)])
+def test_the_interval_of_a_tpr_at_a_low_fpr_covers(n, fpr, shift):
+    """The true TPR is at the threshold that has this FPR in truth. With the threshold taken as known, 500 of each
+    class and 1 %: about 70 %."""
+    rng = np.random.default_rng(9)
+    true = float(stats.norm.sf(stats.norm.isf(fpr) - shift))
+    count = known = 0
+    for inside, outside in zip(rng.normal(shift, 1, (400, n)), rng.normal(0, 1, (400, n)), strict=True):
+        inside, outside = np.sort(inside), np.sort(outside)
+        low, high = _tpr_interval(inside, outside, fpr, 0.95)
+        count += low <= true <= high
+        t = outside[n - 1 - round(fpr * n)]
+        low, high = clopper_pearson(int((inside > t).sum()), n)
+        known += low <= true <= high
+    assert 0.92 <= count / 400 <= 0.98
+    assert known / 400 < 0.925
 
 
 def test_the_interval_of_a_difference_of_aucs_covers():

@@ -6,8 +6,8 @@ before anything else happens, the seeded split included, so two orders give the 
 Choices that papers leave open:
 - Ties: equal scores are called alike. In the AUC a tied pair counts one half.
 - TPR at an FPR: the rule is "score > t" with t the (k+1)-th largest non-member score, k = floor(FPR * non-members): the
-  best rule with at most k false positives, no interpolation. t depends on the non-members alone, so that the members
-  above it are binomial and Clopper-Pearson is exact. With k = 0 there is no number, only the reason.
+  best rule with at most k false positives, no interpolation. With k = 0 there is no number, only the reason. Its
+  interval is for the TPR at the true threshold, which is as unknown as the TPR at it: see `_tpr_interval`.
 - Balanced accuracy and advantage (TPR - FPR): a threshold chosen as the best one on the very records that it is scored
   on is optimistic. Ours is chosen on a random half and evaluated on the other; the maximum is `advantage_best`.
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, logit, ndtri
+from scipy.special import betainc, expit, gammaln, logit, ndtri
 
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.runtime.attack_result import ROC, AtFPR, AtThreshold, MembershipScores, OfGroups, Unscored
@@ -161,17 +161,49 @@ def _tpr_at(inside: Floats, outside: Floats, fpr: float, confidence: float) -> A
         return AtFPR(fpr=fpr, value=None, reason=f"an FPR of {fpr:g} takes {need} non-members, and there are {n0}")
     t = float(outside[n0 - 1 - k])
     tp, fp = int(above(inside, t)), int(above(outside, t))
-    low, high = clopper_pearson(tp, n1, confidence)
+    low, high = _tpr_interval(inside, outside, fpr, confidence)
     return AtFPR(
         value=tp / n1,
-        low=low,
-        high=high,
-        interval="Clopper-Pearson",
+        low=min(low, tp / n1),
+        high=max(high, tp / n1),
+        interval="threshold binomial, rate Jeffreys",
         fpr=fpr,
         fpr_measured=fp / n0,
         threshold=t,
         rule="score > threshold",
     )
+
+
+def _tpr_interval(inside: Floats, outside: Floats, fpr: float, confidence: float) -> tuple[float, float]:
+    """The TPR at the threshold whose FPR is `fpr` in truth, not on these non-members.
+
+    So many of n non-members lie above that threshold as Bin(n, fpr) says: j. Of the members c(j) of m do, in the middle
+    between those above the j-th non-member and those above the next; a straight line through c(j), weighted by the
+    binomial, takes out the steps, which would be counted as uncertainty twice. Given c, the rate is Jeffreys'
+    Beta(c + 1/2, m - c + 1/2). The limits are quantiles of this mixture. With the threshold taken as known, an interval
+    covers far less than it promises: half of the uncertainty is the threshold's.
+    """
+    n1, n0 = len(inside), len(outside)
+    spread = 6 * math.sqrt(n0 * fpr * (1 - fpr)) + 6
+    j = np.arange(max(0, math.floor(n0 * fpr - spread)), min(n0, math.ceil(n0 * fpr + spread)) + 1)
+    log = gammaln(n0 + 1) - gammaln(j + 1) - gammaln(n0 - j + 1) + j * math.log(fpr) + (n0 - j) * math.log1p(-fpr)
+    weight = np.exp(log) / np.exp(log).sum()
+    over = np.concatenate([[0], above(inside, outside[::-1]), [n1]])  # members above the j-th largest, 0 for none
+    steps = (over[j] + over[j + 1]) / 2
+    centre, level = float(weight @ j), float(weight @ steps)
+    slope = float(weight @ ((j - centre) * steps)) / max(float(weight @ (j - centre) ** 2), 1e-12)
+    c = np.clip(level + slope * (j - centre), 0, n1)
+
+    def quantile(p: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            below = float(weight @ betainc(c + 0.5, n1 - c + 0.5, middle))
+            low, high = (middle, high) if below < p else (low, middle)
+        return (low + high) / 2
+
+    tail = (1 - confidence) / 2
+    return quantile(tail), quantile(1 - tail)
 
 
 def _roc(inside: Floats, outside: Floats, points: int = ROC_POINTS) -> ROC:

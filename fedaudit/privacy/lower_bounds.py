@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainc, ndtr, ndtri
+from scipy.special import betainc, nctdtr, ndtr, ndtri
 
 from fedaudit.errors import ContractError, SettingError, unknown
 from fedaudit.privacy.calibration import gaussian_delta
@@ -30,6 +30,7 @@ Correction = Literal["split", "bonferroni"]
 SMALLEST_P = 1e-15  # p-values found by search are reported down to here
 INDEPENDENT = "independent trials: no candidate's score depends on whether another was a member"
 COINS = "each canary was in or out by a fair coin of its own; the number of guesses was fixed beforehand"
+SHIFT = "independent trials, whose scores are Gaussian with one variance for either class"
 GAUSSIAN = "the trade-off function is a Gaussian's, as the claim's is taken to be; " + COINS
 
 
@@ -176,8 +177,8 @@ def from_counts(tp: int, fn: int, fp: int, tn: int, delta: float, confidence: fl
 
 
 def _ranks(n: int) -> Counts:
-    """0, 1, 3, 7, ... up to half of n: how many errors of one kind a threshold allows. Depends on n alone."""
-    return 2 ** np.arange(max(1, n.bit_length() - 1)) - 1
+    """0, 1, 3, 7, ..., n/4, 3n/8, n/2: how many errors of one kind a threshold allows. Depends on n alone."""
+    return np.unique([*(2 ** np.arange(max(1, n.bit_length() - 1)) - 1), n // 4, 3 * n // 8, n // 2])
 
 
 def _family(inside: Floats, outside: Floats, ranks1: Counts, ranks0: Counts) -> tuple[Floats, NDArray[np.bool_]]:
@@ -249,6 +250,93 @@ def from_scores(
         "tn": n0 - int(fp[best]),
     }
     return _bound_at(tp, fp, n1, n0, delta, confidence, method, detail)
+
+
+# -- Gaussian paths -----------------------------------------------------------------------------------------------
+
+
+def _epsilon_of(mu: float, delta: float) -> float:
+    """As `gaussian_epsilon`, without importing scipy.optimize."""
+    return _edge(lambda e: gaussian_delta(e, mu) > delta)
+
+
+def _mu_of(epsilon: float, delta: float) -> float:
+    """The largest mu for which N(0, 1) and N(mu, 1) keep (epsilon, delta)."""
+    return _edge(lambda mu: gaussian_delta(epsilon, mu) <= delta)
+
+
+def _box_mu(tp: int, fp: int, n1: int, n0: int, alpha: float) -> float:
+    """mu >= Phi^-1(TPR) - Phi^-1(FPR) at any threshold (Dong, Roth and Su 2019); alpha/2 for each limit."""
+    tpr, fpr = cp_lower(tp, n1, alpha / 2), cp_upper(fp, n0, alpha / 2)
+    return max(0.0, float(ndtri(tpr) - ndtri(fpr)))
+
+
+def gdp_from_counts(tp: int, fn: int, fp: int, tn: int, delta: float, confidence: float = 0.95) -> Bound:
+    """At one threshold that was fixed beforehand, for scores that are Gaussian with one variance: mu by
+    Clopper-Pearson, turned into epsilon at delta."""
+    counts = {name: _check_count(name, n) for name, n in (("tp", tp), ("fn", fn), ("fp", fp), ("tn", tn))}
+    tp, fn, fp, tn = counts.values()
+    if tp + fn == 0 or fp + tn == 0:
+        raise ContractError(f"{tp + fn} members and {fp + tn} non-members bound no epsilon: count some of both.")
+    delta, confidence = _check_delta(delta, "above 0"), check_confidence(confidence)
+    n1, n0 = tp + fn, fp + tn
+    mu = _box_mu(tp, fp, n1, n0, 1 - confidence)
+
+    def p(claim: float) -> float:
+        promised = _mu_of(claim, delta)
+        return _least_level(lambda alpha: _box_mu(tp, fp, n1, n0, alpha) > promised)
+
+    method = "mu-GDP, Clopper-Pearson at one fixed threshold"
+    detail = {**counts, "mu": mu}
+    return Bound(_epsilon_of(mu, delta), delta, confidence, n1 + n0, method, SHIFT, detail, p)
+
+
+LARGEST_MU = 1e3  # beyond it nothing is protected
+
+
+def _shift_p(mu: float, t: float, n1: int, n0: int) -> float:
+    """P[Student's t of two Gaussians mu deviations apart is at least t]: noncentral, with n1 + n0 - 2 degrees.
+
+    Far out, where the series of the exact distribution fails, by Johnson and Welch (1940).
+    """
+    df, nc = n1 + n0 - 2, mu * math.sqrt(n1 * n0 / (n1 + n0))
+    if abs(t) < 30 and nc < 30:
+        return 1 - float(nctdtr(df, nc, t))
+    return float(ndtr((nc - t * (1 - 1 / (4 * df))) / math.sqrt(1 + t * t / (2 * df))))
+
+
+def gdp_mean_shift(scores: ArrayLike, member: ArrayLike, delta: float, confidence: float = 0.95) -> Bound:
+    """For scores that are Gaussian with one variance: how far apart their means are at least, in deviations.
+
+    The statistic is Student's t of two samples, noncentral with mu sqrt(n1 n0 / (n1 + n0)): exact for every number of
+    trials, and no threshold has to be chosen. N(0, 1) and N(mu, 1) keep (epsilon, delta) only up to some mu.
+    """
+    delta, confidence = _check_delta(delta, "above 0"), check_confidence(confidence)
+    inside, outside = split_classes(scores, member)
+    n1, n0 = len(inside), len(outside)
+    if n1 + n0 < 4:
+        raise ContractError(f"{n1} members and {n0} non-members have no common variance: give at least 4 scores.")
+    spread = math.sqrt(float(((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum()))
+    shift = float(inside.mean() - outside.mean())
+    deviation = max(spread / math.sqrt(n1 + n0 - 2), 1e-12 * abs(shift), np.finfo(np.float64).tiny)
+    t = shift / deviation / math.sqrt(1 / n1 + 1 / n0)
+    p_mu = partial(_shift_p, t=t, n1=n1, n0=n0)
+    mu = min(_edge(lambda mu: mu <= LARGEST_MU and p_mu(mu) < 1 - confidence), LARGEST_MU)
+    detail = {"mu": mu, "shift": shift / deviation, "members": n1, "nonmembers": n0}
+    method = "mu-GDP, shift of the means (noncentral t)"
+    epsilon = _epsilon_of(mu, delta) if mu else 0.0
+    return Bound(epsilon, delta, confidence, n1 + n0, method, SHIFT, detail, lambda e: p_mu(_mu_of(e, delta)))
+
+
+def ceiling(bound: Callable[..., Bound], trials: int, delta: float, confidence: float = 0.95, **options: Any) -> float:
+    """The largest epsilon that so many trials can show: every one of them right, half of them of either class."""
+    if bound in (one_run_steinke, one_run_fdp):
+        guesses = options.pop("guesses", trials)
+        return bound(trials, guesses, guesses, delta, confidence, **options).epsilon
+    n1, n0 = (trials + 1) // 2, trials // 2
+    if bound in (from_counts, gdp_from_counts):
+        return bound(n1, 0, 0, n0, delta, confidence).epsilon
+    return bound(np.repeat([1.0, 0.0], [n1, n0]), np.arange(trials) < n1, delta, confidence, **options).epsilon
 
 
 # -- one run ------------------------------------------------------------------------------------------------------
@@ -327,7 +415,7 @@ def _fdp_refutes(mu: float, tau: float, m: int, r: int, v: int) -> bool:
 
 
 def _fdp_p(epsilon: float, m: int, r: int, v: int, delta: float, steps: int = 1) -> float:
-    mu = _edge(lambda mu: gaussian_delta(epsilon, mu) <= delta)
+    mu = _mu_of(epsilon, delta)
     return _least_level(lambda tau: _fdp_refutes(steps * mu, tau, m, r, v))
 
 
@@ -346,5 +434,5 @@ def one_run_fdp(
     detail = {"canaries": m, "guesses": r, "correct": v, "mu": mu, "steps": steps}
     p = partial(_fdp_p, m=m, r=r, v=v, delta=delta, steps=steps)
     method = "one run, f-DP of Mahloujifar et al. 2024, Gaussian trade-off"
-    epsilon = _edge(lambda e: gaussian_delta(e, mu) > delta)  # as `gaussian_epsilon`, without importing scipy.optimize
+    epsilon = _epsilon_of(mu, delta)
     return Bound(epsilon, delta, confidence, m, method, GAUSSIAN, detail, p)

@@ -163,10 +163,11 @@ def test_maximum_without_correction_is_caught():
 
 
 def test_the_correction_is_in_the_bound():
-    """10,000 of each class: ranks 0, 1, 3, ... 4095 on either side are 26 thresholds, each at 5 % / 26, on all records.
+    """10,000 of each class: ranks 0, 1, 3, ... 4095 and 2500, 3750, 5000 on either side are 32 thresholds, each at
+    5 % / 32, on all records.
     A split has 8000 of each left, which know nothing of the choice, at the full 5 %."""
     bonferroni, split = (eps.from_scores(*toy(10_000, 1, 0), DELTA, correction=c) for c in ("bonferroni", "split"))
-    for bound, n, confidence in ((bonferroni, 10_000, 1 - 0.05 / 26), (split, 8000, 0.95)):
+    for bound, n, confidence in ((bonferroni, 10_000, 1 - 0.05 / 32), (split, 8000, 0.95)):
         tp, fn, fp, tn = (bound.detail[name] for name in ("tp", "fn", "fp", "tn"))
         assert (tp + fn, fp + tn, bound.trials) == (n, n, 2 * n)
         assert bound.epsilon == pytest.approx(eps.from_counts(tp, fn, fp, tn, DELTA, confidence).epsilon, abs=1e-12)
@@ -328,3 +329,74 @@ def test_hostile_input():
     for claim in (-1.0, math.inf, math.nan):
         with pytest.raises(SettingError, match="claim"):
             eps.from_counts(9, 1, 1, 9, DELTA).against(claim)
+
+
+# -- Gaussian paths ------------------------------------------------------------------------------------------------
+
+
+def shifted(n, mu, seed):
+    member = np.arange(2 * n) < n
+    return np.random.default_rng(seed).normal(size=2 * n) + mu * member, member
+
+
+@pytest.mark.parametrize(("t", "mu", "n1", "n0"), [(2.5, 0.1, 50, 70), (8.0, 0.5, 500, 500), (-1.0, 0.2, 10, 10)])
+def test_the_shift_is_a_noncentral_t(t, mu, n1, n0):
+    from scipy.stats import nct
+
+    assert eps._shift_p(mu, t, n1, n0) == pytest.approx(
+        nct.sf(t, n1 + n0 - 2, mu * math.sqrt(n1 * n0 / (n1 + n0))), abs=1e-9
+    )
+
+
+def test_far_out_the_shift_goes_on_smoothly():
+    """Where the exact series ends (30), Johnson and Welch's normal approximation is within 1 % of it."""
+    below, above = (eps._shift_p(29.99 / math.sqrt(250), t, 500, 500) for t in (29.99, 30.01))
+    assert below == pytest.approx(above, abs=0.01)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0])
+def test_gaussian_bounds_keep_their_level_and_are_tighter(epsilon):
+    """Gaussians as far apart as (epsilon, 0.01) allows: above the truth in 5 % at most (200 repetitions: 19 is 3.3
+    standard errors above 10). In the median the mean shift finds most, then the fixed threshold, then the bound that
+    takes no shape for granted."""
+    mu = eps._mu_of(epsilon, 1e-2) if epsilon else 0.0
+    found = {"shift": [], "fixed": [], "free": []}
+    for seed in range(200):
+        scores, member = shifted(300, mu, seed)
+        called = scores > mu / 2
+        tp, fp = int(called[member].sum()), int(called[~member].sum())
+        found["shift"].append(eps.gdp_mean_shift(scores, member, 1e-2).epsilon)
+        found["fixed"].append(eps.gdp_from_counts(tp, 300 - tp, fp, 300 - fp, 1e-2).epsilon)
+        found["free"].append(eps.from_scores(scores, member, 1e-2).epsilon if seed < 40 else 0.0)
+    assert all(sum(v > epsilon for v in values) <= 19 for values in found.values())
+    if epsilon:
+        shift, fixed, free = (float(np.median(found[name][:40])) for name in ("shift", "fixed", "free"))
+        assert shift > fixed > free
+        assert shift > 0.6 * epsilon
+
+
+def test_p_values_and_bounds_agree():
+    scores, member = shifted(200, 0.8, 0)
+    for bound in (eps.gdp_mean_shift(scores, member, 1e-2), eps.gdp_from_counts(130, 70, 70, 130, 1e-2)):
+        assert bound.p_value(bound.epsilon) == pytest.approx(0.05, abs=1e-3)
+        assert bound.against(bound.epsilon * 0.9).verdict == "refuted"
+        assert bound.against(bound.epsilon * 1.1).p_value > 0.05
+
+
+def test_without_noise_everything_is_refuted_and_nothing_overflows():
+    bound = eps.gdp_mean_shift(np.repeat([1.0, 0.0], 10), np.arange(20) < 10, 1e-5)
+    assert 100 < bound.epsilon < math.inf
+    assert bound.p_value(8.0) < 1e-8
+    assert eps.gdp_mean_shift(np.zeros(20), np.arange(20) < 10, 1e-5).epsilon == 0
+    with pytest.raises(ContractError, match="no common variance"):
+        eps.gdp_mean_shift([1.0, 0.0], [1, 0], 1e-5)
+
+
+def test_ceilings():
+    """162 of 162 right at delta = 1e-5 and one guess in two: nothing that was found could have been much."""
+    for bound in (eps.one_run_steinke, eps.one_run_fdp):
+        assert eps.ceiling(bound, 162, 1e-5, guesses=81) == bound(162, 81, 81, 1e-5).epsilon
+    assert eps.ceiling(eps.from_counts, 200, 1e-5) == eps.from_counts(100, 0, 0, 100, 1e-5).epsilon
+    assert eps.ceiling(eps.from_scores, 200, 1e-5) < eps.ceiling(eps.from_counts, 200, 1e-5)
+    assert eps.ceiling(eps.gdp_mean_shift, 200, 1e-5) > 1e5
+    assert eps.ceiling(eps.from_scores, 40, 1e-5) < eps.ceiling(eps.from_scores, 4000, 1e-5)

@@ -154,10 +154,10 @@ def test_delta_is_taken_off_both_rates():
 def test_tied_scores_do_not_add_members_to_a_threshold():
     """Members: two at -5, 38 tied at 1; non-members: 58 at 0, two at 3. "score >= 1" is the threshold of the members'
     rank 3: it stands for 37 of 40, though with the tie there are 38; and has 2 false positives. "score > 0", of the
-    non-members' rank 3, has 38 of 40 and stands for 3 false positives. Bonferroni over 5 + 5 thresholds at 95 %."""
+    non-members' rank 3, has 38 of 40 and stands for 3 false positives. Bonferroni over 7 + 7 thresholds at 95 %."""
     scores = np.concatenate([[-5.0] * 2, [1.0] * 38, [0.0] * 58, [3.0] * 2])
     found = from_scores(scores, np.arange(100) < 40, delta=0.0)
-    each = 0.05 / 10 / 2  # ranks 0, 1, 3, 7, 15 of 40 and of 60
+    each = 0.05 / 14 / 2  # ranks 0, 1, 3, 7, 10, 15, 20 of 40, and 0, 1, 3, 7, 15, 22, 30 of 60
     by_members = math.log(float(cp_lower(37, 40, each)) / float(cp_upper(2, 60, each)))
     by_others = math.log(float(cp_lower(38, 40, each)) / float(cp_upper(3, 60, each)))
     assert by_members > by_others

@@ -1,0 +1,163 @@
+"""How often bounds and tests are wrong, and how near the truth they come: the tables of docs/results/epsilon.md.
+
+    python docs/results/epsilon_calibration.py OUT.json [--repetitions 400] [--seed 0]
+
+Every bound: 400 repetitions without any leak (null) and 400 of a mechanism that is exactly as private as it claims.
+A bound above the truth is an error; 5 % are allowed. Every test of noise: 400 repetitions of honest noise. Numpy and
+SciPy only, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaudit.attack.membership import _tpr_interval
+from fedaudit.privacy import lower_bounds as eps
+from fedaudit.privacy.noise_tests import Residual, examine, residual
+from fedaudit.stats import clopper_pearson
+
+TRIALS = 1000  # of each of the two neighbours
+EPSILONS, DELTAS = (0.5, 1.0, 2.0, 8.0), (1e-5, 1e-2)
+SCALES = (1.0, 0.9, 0.5, 0.25, 0.0)
+LEVELS = np.arange(256) / 127.5 - 1
+Bounds = dict[str, Callable[[np.ndarray, np.ndarray, float], float]]
+
+
+def _at_zero(scores: np.ndarray, member: np.ndarray, delta: float) -> float:
+    called = scores > 0
+    tp, fp = int(called[member].sum()), int(called[~member].sum())
+    n1, n0 = int(member.sum()), int((~member).sum())
+    return eps.gdp_from_counts(tp, n1 - tp, fp, n0 - fp, delta).epsilon
+
+
+BOUNDS: Bounds = {
+    "Clopper-Pearson, ranks": lambda s, m, d: eps.from_scores(s, m, d).epsilon,
+    "Clopper-Pearson, split": lambda s, m, d: eps.from_scores(s, m, d, correction="split").epsilon,
+    "mu-GDP, fixed threshold": _at_zero,
+    "mu-GDP, mean shift": lambda s, m, d: eps.gdp_mean_shift(s, m, d).epsilon,
+}
+
+
+def rate(count: int, n: int) -> dict[str, Any]:
+    low, high = clopper_pearson(count, n)
+    return {"wrong": count, "of": n, "rate": count / n, "low": low, "high": high}
+
+
+def bounds(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Two Gaussians mu deviations apart, where mu is what (epsilon, delta) allows; null: none apart."""
+    member = np.arange(2 * TRIALS) < TRIALS
+    for delta in DELTAS:
+        for epsilon in (0.0, *EPSILONS):
+            mu = eps._mu_of(epsilon, delta) if epsilon else 0.0
+            rng = np.random.default_rng([seed, int(1e6 * delta), int(10 * epsilon)])
+            found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+            for _ in range(repetitions):
+                scores = rng.normal(size=2 * TRIALS) + mu * (member - 0.5)
+                for name, bound in BOUNDS.items():
+                    found[name].append(bound(scores, member, delta))
+            for name, values in found.items():
+                over = float(np.median(values)) / epsilon if epsilon else None
+                wrong = rate(sum(v > epsilon for v in values), repetitions)
+                row = {"bound": name, "epsilon": epsilon, "delta": delta, "median": float(np.median(values))}
+                yield {**row, "found_over_true": over, **wrong}
+
+
+def one_run(repetitions: int, seed: int, canaries: int = 1000) -> Iterator[dict[str, Any]]:
+    """Canaries, each guessed by the sign of a Gaussian score mu apart; every one is guessed."""
+    for delta in DELTAS:
+        for epsilon in (0.0, *EPSILONS):
+            mu = eps._mu_of(epsilon, delta) if epsilon else 0.0
+            rng = np.random.default_rng([seed, 1, int(1e6 * delta), int(10 * epsilon)])
+            right = rng.binomial(canaries, _phi(mu / 2), size=repetitions)
+            for name, bound in (("one run, Steinke", eps.one_run_steinke), ("one run, f-DP", eps.one_run_fdp)):
+                by_count = {v: bound(canaries, canaries, int(v), delta).epsilon for v in np.unique(right)}
+                values = [by_count[v] for v in right]
+                over = float(np.median(values)) / epsilon if epsilon else None
+                wrong = rate(sum(v > epsilon for v in values), repetitions)
+                row = {"bound": name, "epsilon": epsilon, "delta": delta, "median": float(np.median(values))}
+                yield {**row, "found_over_true": over, **wrong}
+
+
+def _phi(x: float) -> float:
+    return (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def noise(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """1,000 numbers of ten clients: how often noise of so many times what is promised is refuted."""
+    for what, sigma, levels in (("float", 2.0, None), ("uint8", 0.5, LEVELS), ("uint8", 20.0, LEVELS)):
+        # Rounded releases are simulated, a hundred times as long.
+        n = repetitions if levels is None else max(repetitions // 4, 1)
+        for scale in SCALES:
+            rng = np.random.default_rng([seed, 2, int(10 * sigma), int(100 * scale)])
+            findings = [examine(_releases(rng, scale, sigma, levels)) for _ in range(n)]
+            refuted = sum(f.p < 0.05 for f in findings)
+            low, high = clopper_pearson(refuted, n)
+            yield {
+                "release": what, "sigma": sigma, "noise": scale, "refuted": refuted, "of": n, "rate": refuted / n,
+                "low": low, "high": high, "finds": float(np.median([f.finds for f in findings])),
+            }  # fmt: skip
+
+
+def _releases(rng: np.random.Generator, scale: float, sigma: float, levels: np.ndarray | None) -> list[Residual]:
+    found = []
+    for k in range(10):
+        clean = rng.normal(size=(10, 10)) * 0.3
+        sent = clean + scale * sigma * rng.normal(size=clean.shape)
+        if levels is not None:
+            sent = levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, sent)]
+        made = residual(sent, clean, sigma, client=k, round=1, part="E", levels=levels, seed=int(rng.integers(1 << 31)))
+        found.append(made)
+    return found
+
+
+def coverage(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Intervals of TPR at a low FPR: Gaussian scores, so that the true TPR is known."""
+    from scipy.stats import norm
+
+    for n in (100, 500, 2000):
+        for shift in (0.0, 1.0, 2.0):
+            rng = np.random.default_rng([seed, 3, n, int(shift)])
+            member = np.arange(2 * n) < n
+            held = {0.1: 0, 0.01: 0}
+            width = {0.1: 0.0, 0.01: 0.0}
+            for _ in range(repetitions):
+                scores = rng.normal(size=2 * n) + shift * member
+                inside, outside = np.sort(scores[member]), np.sort(scores[~member])
+                for fpr in held:
+                    true = float(norm.sf(norm.isf(fpr) - shift))
+                    low, high = _tpr_interval(inside, outside, fpr, 0.95)
+                    held[fpr] += low <= true <= high
+                    width[fpr] += high - low
+            for fpr, count in held.items():
+                low, high = clopper_pearson(count, repetitions)
+                yield {
+                    "n": n, "shift": shift, "fpr": fpr, "covered": count / repetitions, "low": low, "high": high,
+                    "of": repetitions, "mean_width": width[fpr] / repetitions,
+                }  # fmt: skip
+
+
+TABLES = {"bounds": bounds, "one_run": one_run, "noise": noise, "coverage": coverage}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--repetitions", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", choices=sorted(TABLES), action="append")
+    chosen = parser.parse_args(arguments)
+    tables = {name: list(TABLES[name](chosen.repetitions, chosen.seed)) for name in chosen.table or TABLES}
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps({"repetitions": chosen.repetitions, "seed": chosen.seed, **tables}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
