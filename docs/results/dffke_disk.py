@@ -4,10 +4,9 @@ python docs/results/dffke_disk.py OUT [--dataset cifar10] [--model resnet18] [--
 
 Ten clients, all records, h = 512, `keep_weights = 1`. What is written does not hang on how long anybody trains, so
 local training and decoder have one epoch a round and the exchange none. The folder is measured after each reply and
-round:
-`at rest` is after a round, `peak` the most within it, when old and new states of the clients lie side by side. From the
-second round on each adds the same (Dec and E~ to the buffer, E_k, E~ and logits to the transcript): the last increase
-is carried on to round 20. Prints JSON; the models that a run publishes at its end are in `end`.
+round: `at rest` is after a round, `peak` the most within it, when old and new states of the clients lie side by side.
+From the second round on each adds the same (`a_round`): the last increase is carried on to round 20. Prints JSON; the
+models that a run publishes at its end are in `end`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,12 @@ def size(folder: Path) -> dict[str, int]:
             except FileNotFoundError:  # swept away meanwhile
                 continue
     return parts
+
+
+def a_round(N: int, h: int, h_k: int, classes: int, Dec: int) -> dict[str, int]:
+    """Bytes that a round adds, by the formula: Dec and E~ to the buffer, which lies there once; E_k, Y_k, E~ and two
+    sets of logits to the transcript, however many clients get them."""
+    return {"checkpoint": Dec + 4 * N * h, "transcript": 4 * N * (h_k + h) + 8 * N + 2 * 4 * N * classes}
 
 
 def carried_on(rest: list[int], peak: list[int], end: int, last: int = LAST) -> dict[str, int]:

@@ -89,7 +89,10 @@ class Store:
             own = _without(state, pieces)
             state = b"".join([_PARTS, len(table).to_bytes(8, "little"), table, own])
         self._write(name, state)
-        self.clients[k] = name
+        before, self.clients[k] = self.clients.get(k, name), name
+        if before != name and before.split(".")[1] == str(t):  # of an earlier ask of this round: nobody goes back to it
+            (self.folder / before).unlink(missing_ok=True)
+            self._parts.pop(before, None)
 
     def _keep(self, content: bytes) -> str:
         """A file with this content, and its name: written if there is none yet."""

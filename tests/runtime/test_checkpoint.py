@@ -92,6 +92,20 @@ def test_a_kill_leaves_the_last_whole_round(tmp_path: Path) -> None:
     assert again.client(1) == state({"a": large(1)}), "a part that was cut is written again"
 
 
+def test_a_round_keeps_one_new_state_of_a_client_beside_the_last_whole_rounds(tmp_path: Path) -> None:
+    """A round of three asks does not take the disk of three."""
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({}, seed=1))
+    store.commit(1, b"", {})
+    for ask in (0, 1, 2):
+        store.put_client(0, 2, ask, state({}, seed=2 + ask))
+        assert {path.name for path in tmp_path.glob("client-*")} == {"client-000000.1.0", f"client-000000.2.{ask}"}
+    assert store.client(0) == state({}, seed=4)
+    again = Store(tmp_path)
+    again.head()
+    assert again.client(0) == state({}, seed=1), "a kill undoes the round"
+
+
 def test_an_unlimited_buffer_grows_by_one_copy_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DFFKE: every client remembers each round's decoder and all clients' embeddings."""
     monkeypatch.setattr(checkpoint, "LARGE", 1024)
