@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fedaudit.attack.claims import Attacked
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attack.score import score
+from fedaudit.attack.score import membership, score
+from fedaudit.attack.scores_kept import keep, kept
 from fedaudit.attack.verdict import judge, judge_blind
-from fedaudit.errors import ContractError, DataError, ThreatError
+from fedaudit.errors import ContractError, DataError, RunError, ThreatError
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.attack_result import AnyResult, MembershipFound, MembershipResult, NotRun, Ran, result_of
@@ -65,6 +66,34 @@ def attack_run(
     known = before | {(r.attack, r.threat): r for r in results}
     save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
     return results
+
+
+def rescore(folder: Path | str) -> list[AnyResult]:
+    """Score and judge the membership attacks on a run once more, from the scores that they left; nothing is attacked.
+
+    For when what a score is worth is computed otherwise than before. What an attack's result says of its code, its
+    settings and its time stays. Results without scores, of an earlier version, stay as they are.
+    """
+    run = RunFolder(folder)
+    found: list[tuple[AnyResult, list[Attacked]]] = []
+    for result in run.record.attacks:
+        parts: list[Attacked] = []
+        if isinstance(result, MembershipResult):
+            same = kept(folder, attack=result.attack, threat=result.threat, clients=result.clients)
+            if [part.client for part in same] == sorted(result.clients):
+                order = {k: place for place, k in enumerate(result.clients)}
+                parts = [part.attacked() for part in sorted(same, key=lambda part: order[part.client])]
+                ran = Ran(**{name: getattr(result, name) for name in Ran.model_fields})
+                anew = membership(parts, result.attack, _seed(result.attack))
+                result = result_of(ran, anew, result.wall_s)
+        found.append((result, parts))
+    if not any(parts for _, parts in found):
+        raise RunError(f"{folder} keeps no scores of a membership attack: `fedaudit attack {folder}` leaves them.")
+    for threat in dict.fromkeys(result.threat for result, _ in found):
+        _judge([(result, parts) for result, parts in found if result.threat == threat and parts])
+    results = [result for result, _ in found]
+    save_attacks(run.folder, run.record.transcript_digest, results)
+    return [result for result, parts in found if parts]
 
 
 def _judge(found: list[tuple[AnyResult, list[Attacked]]]) -> None:
@@ -121,12 +150,18 @@ def _one(
                 reasons.append(str(e))
     if not parts:
         return NotRun(**who, ran=False, reason=reasons[0] if reasons else f"{threat} {NOBODY}"), []
-    seed = seed_of("attack", name, "scorer") % 2**32
     ran = Ran(**who, clients=[part.client for part in parts], left_out=reasons)
-    found = score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, seed)
+    found = score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, _seed(name))
     # What is judged afterwards are scores: images of every attack's candidates would fill the memory.
     scores = [replace(part, x=part.x[:0]) for part in parts] if isinstance(found, MembershipFound) else []
+    if scores:
+        keep(run.folder, run.record, ran, scores)
     return result_of(ran, found, round(time.perf_counter() - begun, 3)), scores
+
+
+def _seed(name: str) -> int:
+    """Of the scorer's own random choices."""
+    return seed_of("attack", name, "scorer") % 2**32
 
 
 def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:

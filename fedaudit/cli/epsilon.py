@@ -14,6 +14,8 @@ from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from fedaudit.runtime.run_record import EpsilonAudit
 
 epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True)
@@ -52,7 +54,15 @@ def one_run(
 
 @epsilon_app.command("from-scores")
 def from_scores(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Columns score and member (0 or 1), one row each.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|FILE.csv", help="A run that was attacked; or a table with columns score and member (0 or 1)."
+        ),
+    ],
+    attack: Annotated[str, typer.Option(help="Of a run: the attack whose scores are taken.")] = "loss",
+    threat: Annotated[str, typer.Option(help="Of a run: server, peer:k or outsider.")] = "server",
+    client: Client = "all",
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     correction: Annotated[str, typer.Option(help="For having chosen the threshold: bonferroni | split")] = "bonferroni",
@@ -63,7 +73,14 @@ def from_scores(
     """What a membership attack's scores show: Clopper-Pearson over thresholds, corrected for their choice."""
     from fedaudit.privacy.lower_bounds import from_scores as bound_from
 
-    scores, member = read_scores(file)
+    scores: ArrayLike
+    member: ArrayLike
+    if source.is_dir():
+        from fedaudit.attack.scores_kept import pooled_scores
+
+        scores, member = pooled_scores(source, attack, threat, chosen_clients(client))
+    else:
+        scores, member = read_scores(source)
     bound = bound_from(scores, member, delta, confidence, correction)  # type: ignore[arg-type]
     _print_bounds({"from_scores": bound}, claim, as_json, fail_if_refuted)
 

@@ -279,19 +279,27 @@ def attack(
     set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
     threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
     client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
+    again: Annotated[
+        bool, typer.Option("--rescore", help="Attack nothing: score and judge anew what earlier attacks left.")
+    ] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Attack what crossed the wire in a run, and score it with intervals."""
     from fedaudit import registry
-    from fedaudit.attack.attack_run import attack_run
+    from fedaudit.attack.attack_run import attack_run, rescore
     from fedaudit.registry import names
 
     registry.trust(trust)
     clients = chosen_clients(client)
     chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
-    with progress_bar("attacks") as watch:
-        results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
+    if again:
+        if attack or set_ or client != "all":
+            raise SettingError("--rescore scores anew all that was kept: leave --attack, --set and --client out.")
+        results = rescore(run)
+    else:
+        with progress_bar("attacks") as watch:
+            results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
     if as_json:
         print(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
     else:

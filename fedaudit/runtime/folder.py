@@ -52,7 +52,8 @@ def rounding(setting: Setting) -> dict[str, Any]:
 STALE = ".stale"  # in the folder of an audit: runs of a code that is no more
 MARKER = ".fedaudit"  # says that a folder is ours
 _RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
-NAMES = {"run": (*_RUN_NAMES, "pictures"), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
+_OF_ATTACKS = ("pictures", "scores")
+NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
 
 
 def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:

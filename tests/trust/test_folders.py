@@ -22,6 +22,7 @@ FOREIGN = {
     "setting.json": '{"my": "own"}',
     "attacks.json": "[]",
     "pictures/holiday.png": "sand",
+    "scores/bach.pdf": "a fugue",
 }
 
 
