@@ -110,6 +110,9 @@ class Setting(Frozen):
     engine: Literal["auto", "serial", "stacked", "ray"] = Field(
         "auto", description="where clients' tasks run; auto: stacked (trained together) on a GPU, serial on a CPU"
     )
+    isolate: bool = Field(
+        False, description="each client's task in a process that holds its records only, the server's in one without"
+    )
     together: int = Field(32, ge=1, le=MANY, description="stacked: clients in one stack at most")
     workers: int | None = Field(None, ge=1, le=4096, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
@@ -149,7 +152,7 @@ class Setting(Frozen):
 
 # What says where or how a run is carried out, not what comes out of it.
 # (Of the engines, stacked rounds otherwise than the others: a setting's key and a resumed run tell it from them.)
-EXECUTION = ("data_dir", "engine", "together", "workers", "gpu_fraction", "ray_address")
+EXECUTION = ("data_dir", "engine", "isolate", "together", "workers", "gpu_fraction", "ray_address")
 # What only rounding depends on: `Setting.rounding` says when.
 ROUNDING = ("precision", "channels_last", "step")
 

@@ -97,6 +97,19 @@ def function_path(method: Method, fn: Callable[..., Any]) -> str:
     )
 
 
+def check_path(method: Method, path: str) -> None:
+    """Whether a name that came from another process is that of a function of the method, or of one inside it."""
+    for prefix, part in parts_of(method, ""):
+        if path.startswith(prefix) and callable(vars_of(type(part)).get(path.removeprefix(prefix))):
+            return
+    raise ContractError(f"cohort.ask named {path[:80]!r}, which is no function of {type(method).__name__}.")
+
+
+def vars_of(cls: type) -> dict[str, Any]:
+    """What a class and those it derives from define."""
+    return {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+
+
 def parts_of(method: Method, prefix: str) -> list[tuple[str, Method]]:
     found = [(prefix, method)]
     for name in type(method).model_fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -21,9 +22,10 @@ from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
+from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, save_model
-from fedaudit.runtime.meter import Meter, Timings, peak_rss
-from fedaudit.runtime.method import function_path
+from fedaudit.runtime.meter import Meter, Span, Timings, peak_rss
+from fedaudit.runtime.method import check_path, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
 from fedaudit.runtime.run_record import (
     BESIDE,
@@ -51,11 +53,11 @@ from fedaudit.training.recorded import unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Down, Record, Size, Up, as_size
+from fedaudit.wire.message import Down, Record, Size, as_size
 from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
 
-Asker = Callable[..., dict[int, Up]]
+Asker = Callable[..., dict[int, Any]]
 Entries = list[tuple[int, list[dict[str, Any]]]]  # what clients enter into the ledger in one round
 Watch = Callable[[int, int, str], None]  # round, rounds, what is being done
 
@@ -134,6 +136,22 @@ class _Run:
 
     def go(self) -> RunRecord:
         unrecorded.clear()
+        try:
+            return self._go()
+        finally:
+            if self.given_engine is None and "engine" in vars(self):
+                self.engine.close()
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        return self.given_engine or make_engine(self.setting)
+
+    @functools.cached_property
+    def apart(self) -> IsolatedEngine | None:
+        """Where the server runs in a process of its own."""
+        return self.engine if self.setting.isolate and isinstance(self.engine, IsolatedEngine) else None
+
+    def _go(self) -> RunRecord:
         with compute(self.world):
             self._open()
             if self.record.status == "done" and self.started >= self.setting.rounds:
@@ -141,16 +159,25 @@ class _Run:
                 return read_record(self.folder)
             if self.refuse_idle:
                 self._check_applicable()
-            self.engine = self.given_engine or make_engine(self.setting)
             try:
                 for t in range(self.started + 1, self.setting.rounds + 1):
                     self._round(t)
                 self._finish()
             finally:
                 self.transcript.close()
-                if self.given_engine is None:
-                    self.engine.close()
         return self.record
+
+    def _init(self) -> Record:
+        if self.apart is not None:
+            _, (blob,) = self.apart.server("init", 0, None, [], lambda path, _: self._no_asks(path))
+            return decode(blob, Record, device=self.world.device)
+        with seeded(self.setting.seed, "server", 0, device=self.world.device):
+            first = self.method.init(self._server(0))
+        self._check_state(first, "init")
+        return first
+
+    def _no_asks(self, path: str) -> Any:
+        raise ContractError(f"{type(self.method).__name__}.init asks clients ({path}), which only a round may.")
 
     def _open(self) -> None:
         head = self.store.head()
@@ -158,9 +185,7 @@ class _Run:
             write_atomic(self.folder / "setting.json", self.setting.model_dump_json(indent=1).encode())
             self.record = self._new_record()
             self.transcript = self._transcript(offset=0, last_round=0, seq=0)
-            with seeded(self.setting.seed, "server", 0, device=self.world.device):
-                first = self.method.init(self._server(0))
-            self._check_state(first, "init")
+            first = self._init()
             if self.first is not None:
                 self.ledger = Ledger(take_over(self.first, self.record, self.store).ledger)
             self.state = self._commit(0, first, self.transcript.end_round(0))
@@ -214,11 +239,15 @@ class _Run:
         entries: Entries = []
         self.transcript.begin_round(t)
         meter = Meter("server", t, self.world.device, self.setting.flops)
-        cohort = Cohort(participants, self._asker(t, wire, meter, absent, entries, self._quorum(participants)))
-        with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
-            after = self.method.round(self.state, self._server(t, meter), cohort)
-        self._check_state(after, "round")
-        self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
+        ask = self._asker(t, wire, meter, absent, entries, self._quorum(participants))
+        cohort = Cohort(participants, ask)
+        if self.apart is not None:
+            after = self._round_apart(self.apart, t, cohort, ask)
+        else:
+            with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
+                after = self.method.round(self.state, self._server(t, meter), cohort)
+            self._check_state(after, "round")
+            self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
         self._note(f"steps not recorded: {reason}" for reason in unrecorded)
         self._check_traffic(t, participants, wire)
         offset = self.transcript.end_round(t)
@@ -242,6 +271,18 @@ class _Run:
         )
         self.state = self._commit(t, after, offset)
         self.watch(t, self.setting.rounds, f"round {t}")
+
+    def _round_apart(self, apart: IsolatedEngine, t: int, cohort: Cohort, ask: Asker) -> Record:
+        """The round in the server's own process; what it asks comes here, and goes over the wire."""
+
+        def answers(path: str, messages: Mapping[int, bytes]) -> tuple[dict[int, bytes], list[int]]:
+            check_path(self.method, path)
+            return ask(cohort, path, messages), list(cohort.ids)
+
+        said, (blob,) = apart.server("round", t, encode(self.state), list(cohort.ids), answers)
+        self.timings.add([Span(**span) for span in said["spans"]], said["rss"], said["gpu"])
+        self._note(f"steps not recorded: {reason}" for reason in said["unrecorded"])
+        return decode(blob, Record, device=self.world.device)
 
     def _finish(self) -> None:
         self.record.published = self._save_models()
@@ -277,8 +318,9 @@ class _Run:
     # --- asking clients ---
 
     def _asker(self, t: int, wire: Wire, meter: Meter, absent: list[Absence], entries: Entries, quorum: int) -> Asker:
-        def ask(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down]) -> dict[int, Up]:
-            path = function_path(self.method, fn)
+        def ask(cohort: Cohort, fn: Callable[..., Any] | str, message: Down | Mapping[int, Any]) -> dict[int, Any]:
+            """By a method, with its own function and messages; by a server elsewhere, with a name and bytes."""
+            path = fn if isinstance(fn, str) else function_path(self.method, fn)
             messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
             if strangers := messages.keys() - set(cohort.ids):
                 raise ContractError(
@@ -293,7 +335,7 @@ class _Run:
                 )
                 for k, blob in wire.down(messages)
             )  # fmt: skip
-            replies: dict[int, Up] = {}
+            replies: dict[int, Any] = {}
             first_error = ""
             waiting = time.perf_counter()
             for done in self.engine.map(tasks):
@@ -311,7 +353,7 @@ class _Run:
                     absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
                     cohort.ids.remove(done.k)
                     continue
-                replies[done.k] = reply
+                replies[done.k] = done.reply if isinstance(fn, str) else reply
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")

@@ -14,7 +14,7 @@ import torch
 
 from fedaudit import registry
 from fedaudit.data import Federation, federate, load, to_float, transfer_images
-from fedaudit.errors import DataError, SettingError
+from fedaudit.errors import ContractError, DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.method import Method
@@ -302,8 +302,13 @@ def resolve_device(name: str) -> torch.device:
 
 def chosen_engine(setting: Setting) -> str:
     """The engine's name; auto is stacked on a GPU, where one small network leaves most of the device idle."""
-    if setting.engine != "auto":
-        return setting.engine
+    if setting.isolate and setting.engine not in ("auto", "serial"):
+        raise SettingError(
+            f"--isolate runs each client's task in a process of its own, one after the other, which --engine "
+            f"{setting.engine} does not. Leave one of the two out."
+        )
+    if setting.engine != "auto" or setting.isolate:
+        return "serial" if setting.isolate else setting.engine
     return "stacked" if on_gpu(setting) else "serial"
 
 
@@ -312,6 +317,19 @@ def on_gpu(setting: Setting) -> bool:
     return setting.device.startswith("cuda") or (setting.device == "auto" and torch.cuda.is_available())
 
 
+_held: list[tuple[str, World]] = []  # in a process that runs one party: the only world there is
+
+
+def hold(setting_json: str, world: World) -> None:
+    """From now on this process knows one world: what one party holds."""
+    world_of.cache_clear()
+    _held[:] = [(setting_json, world)]
+
+
 @functools.lru_cache(maxsize=2)
 def world_of(setting_json: str) -> World:
+    if _held:
+        if _held[0][0] != setting_json:
+            raise ContractError("This process holds what one party of one run does, and opens no other world.")
+        return _held[0][1]
     return World(Setting.model_validate_json(setting_json))

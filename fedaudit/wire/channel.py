@@ -65,17 +65,20 @@ class Wire:
         self._answered: dict[int, type[Up]] = {}  # the one message class of each ask
         self._sent: dict[int, tuple[bytes, Header, float]] = {}  # on its way: bounded by what an engine has in hand
 
-    def down(self, messages: Mapping[int, Down]) -> Iterator[tuple[int, bytes]]:
-        """Bytes for each client, by ascending client. One message object sent to many is encoded once."""
+    def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, bytes]]:
+        """Bytes for each client, by ascending client. One message object sent to many is encoded once; one that comes
+        encoded, from a server in another process, is only looked at."""
         self.traffic.asks.append((sorted(messages), []))
         encoded: dict[int, tuple[bytes, Header]] = {}
         for k in sorted(messages):
             message = messages[k]
-            if not isinstance(message, Down):
+            if not isinstance(message, Down | bytes):
                 raise ContractError(f"cohort.ask was given a {type(message).__name__}; only a Down message is sent.")
             if id(message) not in encoded:
                 encoded.clear()  # a broadcast is one object; of many objects only one needs to be held
-                blob = encode(message)
+                if isinstance(message, bytes):
+                    decode(message, Down)
+                blob = message if isinstance(message, bytes) else encode(message)
                 encoded[id(message)] = blob, read_header(blob)
             blob, head = encoded[id(message)]
             self._sent[k] = blob, head, self.transcript.clock()

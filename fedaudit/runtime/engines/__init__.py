@@ -22,6 +22,10 @@ class Engine(Protocol):
 
 def make_engine(setting: Setting) -> Engine:
     engine = chosen_engine(setting)
+    if setting.isolate:
+        from fedaudit.runtime.engines.isolated import IsolatedEngine
+
+        return IsolatedEngine(setting)
     if engine == "ray":
         from fedaudit.runtime.engines.ray import RayEngine
 

@@ -1,0 +1,180 @@
+"""Every client's task in a process of its own, which holds that client's records only, and the server's rounds in one
+that holds none: `--isolate`. The numbers are those of the serial engine, to the bit.
+
+This process keeps the data, hands each party what it may hold, carries what crosses the wire, and evaluates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import RunError
+from fedaudit.runtime.apart import Frame, Stream, done_of, error_of, receive, send, without_data
+from fedaudit.runtime.task import Done, Task, run_task
+from fedaudit.runtime.world import World, world_of
+from fedaudit.setting import Setting
+from fedaudit.wire.codec import encode_tree
+from fedaudit.wire.message import KINDS
+
+# Of the environment, what a party gets: how to find the code, and how to compute. Nothing else of the user's.
+ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
+COMPUTING = ("OMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_")
+Answers = Callable[[str, Mapping[int, bytes]], tuple[dict[int, bytes], list[int]]]  # replies, and who is left
+
+
+class IsolatedEngine:
+    in_process = False
+
+    def __init__(self, setting: Setting):
+        self._setting = setting
+        self._scratch = Path(tempfile.mkdtemp(prefix="fedaudit-"))
+        self._nursery: _Nursery | None = None
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        return map(self._client, tasks)
+
+    def server(self, what: str, t: int, state: bytes | None, ids: list[int], answers: Answers) -> Frame:
+        """`init` or one `round` in a process without records. What it asks is answered by `answers`."""
+        world = world_of(self._setting.model_dump_json())
+        said = {"what": what, "t": t, "ids": ids, "facts": _facts(world, None)}
+        with self._party(said, [*([state] if state is not None else []), _rows(world, None)], world) as file:
+            while True:
+                back, blobs = self._heard(file, f"The server's {what}")
+                if "error" in back:
+                    raise error_of(back["error"])
+                if "ask" not in back:
+                    return back, blobs
+                try:
+                    messages = {int(k): blobs[i] for k, i in back["to"]}
+                except (ValueError, IndexError, TypeError) as e:
+                    raise RunError(f"The server's process asked for what makes no sense ({e}).") from None
+                replies, left = answers(str(back["ask"]), messages)
+                send(file, {"replied": list(replies), "left": left}, list(replies.values()))
+
+    def _client(self, task: Task) -> Done:
+        if task.drop:
+            return run_task(task)
+        world = world_of(task.setting)
+        said = {
+            "what": "task",
+            "task": {"fn": task.fn, "k": task.k, "t": task.t, "ask": task.ask, "attempt": task.attempt},
+            "facts": _facts(world, task.k),
+        }
+        try:
+            with self._party(said, [task.message, task.state or b"", _rows(world, task.k)], world) as file:
+                return done_of(receive(file), task.k)
+        except (EOFError, OSError):
+            return Done(task.k, error="its process ended before it answered")
+
+    @contextlib.contextmanager
+    def _party(self, said: Mapping[str, Any], blobs: list[bytes], world: World) -> Iterator[Stream]:
+        """A process for one party, told what it may hold; its folder goes with it."""
+        if self._nursery is None or self._nursery.spent:
+            self._stop()
+            self._nursery = _Nursery(self._setting, self._scratch)
+        folder = tempfile.mkdtemp(dir=self._scratch)
+        ours, theirs = socket.socketpair()
+        try:
+            with ours, ours.makefile("rwb") as file:
+                self._nursery.hand_over(theirs)
+                setting = without_data(world.setting).model_dump_json()
+                send(file, {**said, "setting": setting, "folder": folder}, blobs)
+                yield file
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _heard(self, file: Stream, who: str) -> Frame:
+        try:
+            return receive(file)
+        except (EOFError, OSError):
+            raise RunError(f"{who} ended without a word: its process is gone. Go on with --resume.") from None
+
+    def _stop(self) -> None:
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def close(self) -> None:
+        self._stop()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+class _Nursery:
+    """The process that forks for each party, seen from here."""
+
+    def __init__(self, setting: Setting, scratch: Path):
+        preload = ["opacus"] if setting.privacy else []  # for DP-SGD and ledgers
+        here, there = socket.socketpair()
+        path = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in [*sys.path, os.getcwd()]))
+        kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(COMPUTING)}
+        home = str(scratch)
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedaudit.runtime.apart", str(there.fileno()), setting.method, *preload],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                cwd=home,
+                env={**kept, "PYTHONPATH": path, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+        self._control = here
+        word = here.recv(1)
+        if word not in (b"f", b"o"):
+            self.close()
+            raise RunError(
+                f"{setting.method} cannot be imported in a process of its own. Put its folder on PYTHONPATH."
+            )
+        self._forks, self._served = word == b"f", 0
+
+    @property
+    def spent(self) -> bool:
+        return self._process.poll() is not None or (self._served > 0 and not self._forks)
+
+    def hand_over(self, connection: socket.socket) -> None:
+        with connection:
+            socket.send_fds(self._control, [b"c"], [connection.fileno()])
+        self._served += 1
+
+    def close(self) -> None:
+        self._control.close()  # it sees the end, and stops
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _facts(world: World, k: int | None) -> dict[str, Any]:
+    """What a party knows of the run beside its setting: plain values."""
+    facts: dict[str, Any] = {
+        "shape": list(world.shape),
+        "classes": world.classes,
+        "public_labelled": world.public_labelled,
+    }
+    if k is not None:
+        facts |= {"k": k, "count": world.count(k), "releases": _releases(world)}
+    return facts
+
+
+@functools.lru_cache(maxsize=2)
+def _releases(world: World) -> dict[str, int | None]:
+    return {kind: world.releases(kind) for kind in sorted(KINDS)} if world.policies else {}
+
+
+def _rows(world: World, k: int | None) -> bytes:
+    """The records that a party holds: a client's own, and the public set."""
+    rows: dict[str, Any] = {"public": list(world.public())} if world.has_public else {}
+    if k is not None:
+        rows |= {"own": list(world.members(k)), "validation": list(world.validation(k))}
+    return encode_tree(rows, finite=False)
