@@ -7,13 +7,15 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedaudit.cli.output import print_table, progress_bar
 from fedaudit.errors import SettingError
-from fedaudit.suite.published import SCALES, Scale
+
+if TYPE_CHECKING:
+    from fedaudit.suite.published import Scale
 
 
 def reproduce(
@@ -95,6 +97,8 @@ def _scale(scale: str | None) -> Scale:
         import torch
 
         return "gpu" if torch.cuda.is_available() else "cpu"
+    from fedaudit.suite.published import SCALES
+
     for known in SCALES:
         if scale == known:
             return known
