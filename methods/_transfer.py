@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -57,8 +59,38 @@ class Angles(nn.Module):
         return normalize(self.classifier(e)) @ self.v.T
 
 
-def trained_decoder(server: Server, G: Generator, H: int, steps: int) -> Generator:
-    """G as the decoder of a variational autoencoder of the public images: latents N(0, I)."""
+def transformer(server: Server, H: int) -> nn.Module:
+    """F, from C entries to the generator's H latents."""
+    C = server.classes
+    return nn.Sequential(nn.Linear(C, C), nn.BatchNorm1d(C), nn.ReLU(), nn.Linear(C, H)).to(server.device)
+
+
+def rows(of: dict[int, Tensor], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """What there is of each class, as a batch: of two rows at least, for batch norm; zeros where there is nothing."""
+    found = [of[c] for c in sorted(of)] or [torch.zeros(shape, device=device)]
+    return torch.stack(found if len(found) > 1 else found * 2)
+
+
+def on_simplex(model: Net, v: Tensor) -> Net:
+    """A copy of a client's model that predicts by angles."""
+    model = copy.deepcopy(model)
+    model.classifier = Angles(model.classifier, v)
+    return model
+
+
+def scripted(path: str, server: Server) -> nn.Module:
+    """A generator that was given."""
+    return torch.jit.load(path, map_location=server.device).eval()
+
+
+def decoder(server: Server, H: int, width: int) -> Generator:
+    """The generator that the server trains where none was given."""
+    return Generator("none", H, server.shape, server.classes, width).to(server.device).eval()
+
+
+def trained_decoder(server: Server, H: int, width: int, steps: int) -> Generator:
+    """It as the decoder of a variational autoencoder of the public images: latents N(0, I)."""
+    G = decoder(server, H, width)
     x, rng = server.public[0], server.rng("decoder")
     size = x[0].numel()
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(size, 256), nn.ReLU(), nn.Linear(256, 2 * H)).to(x.device)

@@ -24,7 +24,6 @@ The paper is not among ours; written by its published description. Left open, or
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -50,10 +49,19 @@ from fedaudit import (
     register,
     state_of,
 )
-from fedaudit.methods._datafree import Generator
 from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.methods._prototypes import ByClass, bill
-from fedaudit.methods._transfer import Angles, Both, mmd, simplex, trained_decoder
+from fedaudit.methods._transfer import (
+    Both,
+    decoder,
+    mmd,
+    on_simplex,
+    rows,
+    scripted,
+    simplex,
+    trained_decoder,
+    transformer,
+)
 from fedaudit.methods.fedproto import DFFKE
 
 
@@ -115,47 +123,33 @@ class FedKTL(WithOptimiser):
 
     def init(self, server: Server) -> Transferred:
         seed = int(torch.randint(1 << 62, (), generator=server.rng("simplex"), device=server.device))
-        G = State()
-        if not self.generator:
-            G = state_of(trained_decoder(server, self.decoder(server), self.H, self.S_G))
-        return Transferred(seed, G, state_of(self.transformer(server)), {}, {})
-
-    def transformer(self, server: Server) -> nn.Module:
-        C = server.classes
-        F = nn.Sequential(nn.Linear(C, C), nn.BatchNorm1d(C), nn.ReLU(), nn.Linear(C, self.H))
-        return F.to(server.device)
-
-    def decoder(self, server: Server) -> Generator:
-        return Generator("none", self.H, server.shape, server.classes, self.width).to(server.device)
-
-    def generate(self, G: State, server: Server) -> nn.Module:
-        if self.generator:
-            return torch.jit.load(self.generator, map_location=server.device).eval()
-        return load(self.decoder(server), G).eval()
+        G = State() if self.generator else state_of(trained_decoder(server, self.H, self.width, self.S_G))
+        return Transferred(seed, G, state_of(transformer(server, self.H)), {}, {})
 
     def round(self, s: Transferred, server: Server, cohort: Cohort) -> Transferred:
         replies = cohort.ask(self.local_update, GlobalPairs(s.seed, s.I, s.Q))
         P = normalize(torch.stack([r.P[c] for r in replies.values() for c in sorted(r.P)]))
         c = torch.tensor([c for r in replies.values() for c in sorted(r.P)], device=server.device)
-        F = load(self.transformer(server), s.F)
+        F = load(transformer(server, self.H), s.F)
         latents = torch.randn(len(P), self.H, generator=server.rng("latents"), device=server.device)
         opt, given = adam(self.eta_s), {"lam": self.lam}
         server.fit(F, alignment, (P, c, latents), epochs=self.S, batch=len(P), opt=opt, given=given, separable=False)
         with torch.no_grad():
             mapped = F.eval()(P)
             Q = {int(j): mapped[c == j].mean(0) for j in c.unique()}
-            images = self.generate(s.G, server)(torch.stack(list(Q.values()))).clamp(-1, 1)  # I^c = G(Q^c)
+            images = self.G(s.G, server)(torch.stack(list(Q.values()))).clamp(-1, 1)  # I^c = G(Q^c)
         return Transferred(s.seed, s.G, state_of(F), dict(zip(Q, images, strict=True)), Q)
+
+    def G(self, state: State, server: Server) -> nn.Module:
+        return scripted(self.generator, server) if self.generator else load(decoder(server, self.H, self.width), state)
 
     def local_update(self, client: Client, msg: GlobalPairs) -> Prototypes:  # on client i
         h = nn.Linear(client.model.width, self.H).to(client.device)
         if "h" in client.memory:
             load(h, client.memory["h"])
         client.memory["seed"], v = msg.seed, simplex(client.classes, msg.seed, client.device)
-        I = [msg.I[c] for c in sorted(msg.I)] or [torch.zeros(client.shape, device=client.device)]  # noqa: E741
-        Q = [msg.Q[c] for c in sorted(msg.Q)] or [torch.zeros(self.H, device=client.device)]
-        pairs = {"I": torch.stack(I * (2 if len(I) < 2 else 1)), "Q": torch.stack(Q * (2 if len(Q) < 2 else 1))}
-        given = {"v": v, **pairs, "s": self.s, "m": self.m, "mu": self.mu if msg.I else 0.0}
+        I, Q = rows(msg.I, client.shape, client.device), rows(msg.Q, (self.H,), client.device)  # noqa: E741
+        given = {"v": v, "I": I, "Q": Q, "s": self.s, "m": self.m, "mu": self.mu if msg.I else 0.0}
         opt, both = self.optimiser(self.eta), Both(client.model, h)
         client.fit(transfer, epochs=self.E, batch=self.B, opt=opt, given=given, model=both)
         client.memory["h"] = state_of(h)
@@ -164,9 +158,7 @@ class FedKTL(WithOptimiser):
     def personal(self, client: Client) -> nn.Module:
         if "seed" not in client.memory:
             return client.model
-        model = copy.deepcopy(client.model)
-        model.classifier = Angles(model.classifier, simplex(client.classes, client.memory["seed"], client.device))
-        return model
+        return on_simplex(client.model, simplex(client.classes, client.memory["seed"], client.device))
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         first, asked, pixels = plan.t == 1, plan.asked(0), plan.shape[0] * plan.shape[1] * plan.shape[2]
