@@ -30,9 +30,9 @@ from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
-from fedaudit.runtime.site import Rows, Site
+from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import Done, Task, compute, run_task
-from fedaudit.runtime.world import World, hold, leaves, resolve_device
+from fedaudit.runtime.world import World, hold, resolve_device
 from fedaudit.setting import Setting
 from fedaudit.training.recorded import unrecorded
 from fedaudit.wire.codec import decode, decode_tree, encode
@@ -122,31 +122,17 @@ class Apart(World):
             raise ContractError(f"This process does not hold the records of client {k}.")
         return self._given[name]
 
-    def site(self, k: int, rows: Rows | None = None) -> Site:
-        return Site(
-            seed=self.setting.seed,
-            device=self.device,
-            shape=self.shape,
-            classes=self.classes,
-            rounds=self.setting.rounds,
-            public=self.public,
-            k=k,
-            method=self.setting.method,
-            hyperparameters=tuple(leaves(self.method.model_dump())),
-            policies=self.policies,
-            releases=self._facts["releases"].get,
-            fresh_model=functools.partial(self.fresh_model, k),
-            blank_model=functools.partial(self.blank_model, k),
-            server_model=lambda: self.build(self.server_arch),
-            own=functools.partial(self.members, k),
-            validation=functools.partial(self.validation, k),
-            others=_no_others,
-            count=self.count(k),
-        )
+    def other_rows(self, k: int) -> Rows:
+        raise DataError("The test of declarations swaps records, which a process that holds one client's has not.")
 
+    @functools.cached_property
+    def releases(self) -> Callable[[str], int | None]:
+        """As the run counted them: the method's traffic depends on what all clients hold."""
+        return self._facts["releases"].get
 
-def _no_others() -> Rows:
-    raise DataError("The test of declarations swaps records, which a process that holds one client's has not.")
+    @functools.cached_property
+    def absent(self) -> Callable[[int], frozenset[str]]:
+        return {self._facts["t"]: frozenset(self._facts["absent"])}.__getitem__
 
 
 # --- in the fork ------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class IsolatedEngine:
         said = {
             "what": "task",
             "task": {"fn": task.fn, "k": task.k, "t": task.t, "ask": task.ask, "attempt": task.attempt},
-            "facts": _facts(world, task.k),
+            "facts": _facts(world, task.k, task.t),
         }
         try:
             with self._party(said, [task.message, task.state or b"", _rows(world, task.k)], world) as file:
@@ -155,7 +155,7 @@ class _Nursery:
             self._process.wait()
 
 
-def _facts(world: World, k: int | None) -> dict[str, Any]:
+def _facts(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
     """What a party knows of the run beside its setting: plain values."""
     facts: dict[str, Any] = {
         "shape": list(world.shape),
@@ -163,13 +163,17 @@ def _facts(world: World, k: int | None) -> dict[str, Any]:
         "public_labelled": world.public_labelled,
     }
     if k is not None:
-        facts |= {"k": k, "count": world.count(k), "releases": _releases(world)}
+        facts |= {"k": k, "t": t, "count": world.count(k), "releases": _releases(world), "absent": _absent(world, t)}
     return facts
 
 
 @functools.lru_cache(maxsize=2)
 def _releases(world: World) -> dict[str, int | None]:
     return {kind: world.releases(kind) for kind in sorted(KINDS)} if world.policies else {}
+
+
+def _absent(world: World, t: int) -> list[str]:
+    return sorted(world.absent(t)) if world.policies else []
 
 
 def _rows(world: World, k: int | None) -> bytes:
