@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ def evaluated(utility: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value}
 
 
+def cosines(record: RunRecord) -> dict[str, float]:
+    """How alike what was protected is to what it was before, by kind, over clients and rounds (DFFKE's C_E and C_Y)."""
+    found: dict[str, list[float]] = {}
+    for entry in (entry for client in record.ledger for entry in client.entries if entry.cosine is not None):
+        found.setdefault(entry.kind, []).append(entry.cosine)
+    return {kind: round(statistics.fmean(values), 6) for kind, values in sorted(found.items())}
+
+
 def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
     setting = record.setting.model_dump(mode="json")
     method = registry.find(record.setting.method).make(record.setting.set, record.setting.preset)  # type: ignore[attr-defined]
@@ -66,6 +75,7 @@ def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
         "hyper_parameters": method.model_dump(mode="json"),
         "rounds_done": len(record.rounds),
         "rounds": rounds,
+        **({"cosines": found} if (found := cosines(record)) else {}),
         "up_bytes": sum(r.up_payload for r in record.rounds),
         "down_bytes": sum(r.down_payload for r in record.rounds),
         "minutes": round(sum(r.wall_s for r in record.rounds) / 60, 2),

@@ -44,7 +44,7 @@ def test_what_an_unlimited_buffer_takes_on_disk(tmp_path, monkeypatch):
     disk = script("dffke_disk")
     quick = {**DFFKE.quick, "R": "unlimited", "h": 128, "w_Dec": 16, "T_FKE": 0}
     found = disk.measured(tmp_path / "run", rounds=3, clients=3, keep_weights=1, eval_every=3, set=quick)
-    N = sum(read_record(tmp_path / "run").data["members"])
+    N = sum(read_record(tmp_path / "run").data.members)
     size = decoder_size(128, (1, 8, 8), 16)
     expected = disk.a_round(N, 128, 64, 10, size.payload + size.buffers)
     second, third = found["rounds"][1:]
