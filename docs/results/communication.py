@@ -89,6 +89,34 @@ def fedaf() -> None:
     table("FedAF, Table 7: MiB of condensed images of a client, IPC 50", head, rows)
 
 
+def fedaf_models() -> None:
+    """What the rivals of its Table 1 send, by the two models of Table 7."""
+    models = {"ConvNet": {"model": "convnet", "image_size": 64}, "ResNet-18": {"model": "resnet18", "image_size": 64}}
+    rows = {}
+    for rival in ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen"):
+        cells = []
+        for of in models.values():
+            setting = Setting.make(method=rival, preset="fedaf", dataset="cifar10", clients=10, rounds=1, **of)
+            planned = plan_traffic(setting)
+            cells += [f"{planned[way]['bytes_per_round'] / 10 / 2**20:.2f}" for way in ("up", "down")]
+        rows[rival] = cells
+    head = ["method", *(f"{model}, {way}" for model in models for way in ("up", "down"))]
+    table("FedAF, Table 7, all rivals: MiB of a client in a round, CIFAR-10 at 64 x 64", head, rows)
+
+
+def dffke_rivals() -> None:
+    """The methods of its Tables 2 and 3 over its 300 rounds."""
+    values = {"dataset": "cifar100", "model": "HtFE-1/512", "clients": 10, "image_size": 128, "public": 0.1}
+    rows = {}
+    names = ["lgfedavg", "fedgen_lg", "fedgh", "fml", "fedkd", "feddistill", "fedproto", "fedtgp", "fedktl", "dffke"]
+    for rival in ["fedavg", *names]:
+        planned = plan_traffic(Setting.make(method=rival, rounds=300, **values))
+        ways = [f"{planned[way]['bytes'] / 2**20 / 1000:.3f}" for way in ("up", "down")]
+        rows[rival] = [*ways, f"{planned['total']['MiB'] / 1000:.3f}"]
+    head = ["method", "up", "down", "total"]
+    table("DFFKE, the rivals of Tables 2 and 3: 1000 MiB, CIFAR-100, ResNet-18, 10 clients, 300 rounds", head, rows)
+
+
 def dffke() -> None:
     values = {"dataset": "cifar100", "model": "resnet18", "clients": 10, "image_size": 128}
     rows = {}
@@ -105,4 +133,6 @@ def dffke() -> None:
 if __name__ == "__main__":
     fedzge()
     fedaf()
+    fedaf_models()
     dffke()
+    dffke_rivals()

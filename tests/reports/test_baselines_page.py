@@ -15,8 +15,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGE = (FOLDER / "baselines.md").read_text()
 
 
-def script():
-    spec = importlib.util.spec_from_file_location("baselines_table", FOLDER / "baselines_table.py")
+def script(name="baselines_table"):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -44,3 +44,9 @@ def test_planned_traffic_is_what_the_methods_declare(method):
     found = plan_traffic(Setting.make(method=method, **values))
     up, down = (found[way]["bytes_per_round"] / 10 / 2**20 for way in ("up", "down"))
     assert f"| {method} | {up:.4f} | {down:.4f} | {found['total']['MiB'] / 1000:.3f} |" in PAGE
+
+
+@pytest.mark.parametrize("table", ["fedaf_models", "dffke_rivals"])
+def test_the_rivals_stand_in_the_papers_communication_tables(table, capsys):
+    getattr(script("communication"), table)()
+    assert capsys.readouterr().out.strip() in (FOLDER / "communication.md").read_text()
