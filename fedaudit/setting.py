@@ -207,3 +207,19 @@ def parse_pairs(pairs: list[str]) -> dict[str, Any]:
             raise SettingError(f"--set {pair!r}: write NAME=VALUE, for example --set E=5.")
         values[key.strip()] = parse_value(text.strip())
     return values
+
+
+def nested(pairs: dict[str, Any]) -> dict[str, Any]:
+    """`{"host.E": 1}` as `{"host": {"E": 1}}`: a part of a method has settings of its own."""
+    values: dict[str, Any] = {}
+    for key, value in pairs.items():
+        *path, last = key.split(".")
+        table = values
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise SettingError(f"--set {key}=...: {part} was set to {shown(table)} before, which has no parts.")
+        table[last] = (
+            {**table[last], **value} if isinstance(value, dict) and isinstance(table.get(last), dict) else value
+        )
+    return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,36 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
     from fedaudit.data import partitions
 
     return [{"name": name, "what it does": text} for name, text in partitions.names().items()]
+
+
+def short_rows(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """A name and a few words each: what fits a line."""
+    return [(row["name"], _few_words(row)) for row in rows]
+
+
+def _few_words(row: dict[str, Any]) -> str:
+    if "what it is" in row:
+        first = row["what it is"].split(". ")
+        said = first[0] if len(first) == 1 or len(first[0]) > 24 else ". ".join(first[:3])
+        return said.replace("\n", " ").rstrip(".")
+    if "what it does" in row:
+        return str(row["what it does"])
+    parts = {key: value for key, value in row.items() if key != "name" and value not in (None, "")}
+    return ", ".join(f"{key} {'yes' if v is True else 'no' if v is False else v}" for key, v in parts.items())
+
+
+def details(row: dict[str, Any], cls: type | None = None) -> str:
+    """All there is to say of one of them."""
+    lines = [str(row["name"])]
+    for key, value in row.items():
+        if key == "settings" and cls is not None:
+            lines += ["", "settings (--set NAME=VALUE):"]
+            lines += [f"  {name} = {field.default!r}" for name, field in cls.model_fields.items()]  # type: ignore[attr-defined]
+        elif key != "name" and value not in (None, ""):
+            lines += ["", *textwrap.wrap(f"{key}: {value}", 80)]
+    if cls is not None and (doc := inspect.getdoc(inspect.getmodule(cls))):
+        lines += ["", doc]
+    return "\n".join(lines)
 
 
 def _class_row(name: str, cls: type) -> dict[str, Any]:

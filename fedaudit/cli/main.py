@@ -15,14 +15,21 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
-from fedaudit.cli.output import chosen_clients, print_summary, print_table, progress_bar
+from fedaudit.cli.output import (
+    chosen_clients,
+    print_forecast,
+    print_lines,
+    print_summary,
+    print_table,
+    progress_bar,
+    wrapped,
+)
 from fedaudit.cli.reproduce import reproduce
 from fedaudit.errors import FedauditError, SettingError, unknown
-from fedaudit.setting import MANY, Setting, parse_pairs, parse_value, read_toml
+from fedaudit.setting import MANY, Setting, nested, parse_pairs, parse_value, read_toml
 
 if TYPE_CHECKING:
-    from fedaudit.runtime.attack_result import AnyResult
-    from fedaudit.stats import Estimate
+    pass
 
 
 class _Stopped(Exception):
@@ -41,7 +48,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Privacy and evaluation audits for federated learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -87,19 +93,58 @@ LISTS = ("methods", "attacks", "datasets", "models", "partitions")
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help=" | ".join(LISTS))],
+    name: Annotated[str | None, typer.Argument(help="One of them, with all its settings.", show_default=False)] = None,
     as_json: Json = False,
     data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
 ) -> None:
-    """What there is: methods, attacks, datasets, models or partitions."""
+    """What there is: methods, attacks, datasets, models or partitions, a line each; with a name, all about it."""
     if what not in LISTS:
         raise SettingError(unknown("list", what, LISTS))
-    from fedaudit.cli.listing import listing
+    from fedaudit.cli.listing import details, listing, short_rows
 
     rows = listing(what, data_dir)
+    if name is not None:
+        known = [row["name"] for row in rows]
+        if name not in known:
+            raise SettingError(unknown(what.removesuffix("s"), name, known))
+        rows = [row for row in rows if row["name"] == name]
     if as_json:
         print(json.dumps(rows, indent=1))
+    elif name is not None:
+        from fedaudit import registry
+
+        print(details(rows[0], registry.find(name, what) if what in ("methods", "attacks") else None))  # type: ignore[arg-type]
     else:
-        print_table(rows, what)
+        short = short_rows([row for row in rows if "+" not in row["name"]])
+        print_lines(short, (max(len(row[0]) for row in short),))
+        if both := [row["name"] for row in rows if "+" in row["name"]]:
+            hosts, parts = (sorted({name.split("+")[i] for name in both}) for i in (0, 1))
+            print(f"and HOST+NAME, with hosts {', '.join(hosts)}\n  and names {', '.join(parts)}")
+        print(f"{len(rows)} {what}; all about one: fedaudit list {what} NAME")
+
+
+@app.command()
+def init(
+    what: Annotated[str, typer.Argument(help="method | attack | suite | ci")],
+    path: Annotated[Path | None, typer.Argument(help="The file. Default: a usual name.", show_default=False)] = None,
+) -> None:
+    """Write a file to begin with, which runs as it is: a method, an attack, a suite, or a gate for your CI."""
+    from fedaudit.cli.starters import begin
+
+    for file in begin(what, path):
+        print(file)
+
+
+@app.command()
+def doctor(data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data") -> None:
+    """What this machine has of what fedaudit can use. Exit code 1 where a plain run would not work."""
+    from fedaudit.cli.doctor import findings
+
+    found = list(findings(data_dir))
+    for finding in found:
+        print(finding.line())
+    if any(finding.fine is False for finding in found):
+        raise typer.Exit(1)
 
 
 # --- run -------------------------------------------------------------------------------------------------------
@@ -139,7 +184,7 @@ def run(
     for key in ("set", "privacy", "start"):
         if not isinstance(values.get(key) or {}, dict):
             raise SettingError(f"{key} = {values[key]!r}: it is a table, [{key}] in the file.")
-    values["set"] = {**values.get("set", {}), **parse_pairs(set_)}
+    values["set"] = _over(values.get("set", {}), nested(parse_pairs(set_)))
     if privacy:
         from fedaudit.privacy.policy import parse_policy
 
@@ -166,6 +211,15 @@ def run(
         print(f"Everything is in {folder}")
 
 
+def _over(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The file's table with the command line's values; a table within goes over the file's, key by key."""
+    merged = dict(table)
+    for key, value in values.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
+
+
 def _run_signature() -> inspect.Signature:
     """One option per field of `Setting`, with the field's own description: written once, there."""
 
@@ -175,7 +229,7 @@ def _run_signature() -> inspect.Signature:
     setting_file = typer.Argument(metavar="[SETTING.toml]", help="A file with settings.", show_default=False)
     set_option = typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter of the method; repeatable.")
     privacy_option = typer.Option(
-        "--privacy", metavar="KIND:...", help="A privacy policy, such as embeddings:eps=1,clip=1; repeatable."
+        "--privacy", metavar="KIND:...", help="A policy, such as training:eps=8,clip=1; repeatable."
     )
     parameters = [
         keyword("file", Annotated[Path | None, setting_file], None),
@@ -197,10 +251,14 @@ def _run_signature() -> inspect.Signature:
         elif type(None) in get_args(kind):
             kind = next(arg for arg in get_args(kind) if arg is not type(None))
             kind = str if get_origin(kind) is dict else kind  # a table, as TOML writes it
-        shown = "" if field.default is None else f" [default: {field.default}]"
-        option = typer.Option(help=f"{field.description}{shown}", show_default=False)
+        shown = False if field.default is None else str(field.default)
+        option = typer.Option(help=_sentence(field.description or ""), show_default=shown)
         parameters.append(keyword(name, Annotated[kind | None, option], None))
     return inspect.Signature(parameters)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 run.__signature__ = _run_signature()  # type: ignore[attr-defined]
@@ -283,11 +341,15 @@ def attack(
         bool, typer.Option("--rescore", help="Attack nothing: score and judge anew what earlier attacks left.")
     ] = False,
     trust: Trust = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All figures, and why an attack did not run.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Attack what crossed the wire in a run, and score it with intervals."""
     from fedaudit import registry
     from fedaudit.attack.attack_run import attack_run, rescore
+    from fedaudit.cli.attacks import print_attacks
     from fedaudit.registry import names
 
     registry.trust(trust)
@@ -303,7 +365,7 @@ def attack(
     if as_json:
         print(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
     else:
-        print_table([_attack_row(r) for r in results], f"attacks on {run}")
+        print_attacks(results, verbose)
 
 
 def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, Any]]:
@@ -319,27 +381,6 @@ def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, 
             )
         tables[name][setting] = value
     return list(tables.values())
-
-
-def _attack_row(result: AnyResult) -> dict[str, Any]:
-    from fedaudit.runtime.attack_result import MembershipResult, NotRun, measures_of
-
-    row = {"attack": result.attack, "threat": result.threat}
-    if isinstance(result, NotRun):
-        return {**row, "result": result.reason}
-    if isinstance(result, MembershipResult):
-        pooled = result.pooled
-        found = {"AUC": _interval(pooled.auc)} | {f"TPR at {t.fpr:.1%} FPR": _interval(t) for t in pooled.tpr_at_fpr}
-        leak = {True: "a leak", False: "no leak shown", None: "blind baseline"}[result.leak]
-        text = f"{leak}; {pooled.members} members, {pooled.nonmembers} not"
-        return {**row, "result": text + "; SPLIT BROKEN" * result.split_broken, **found}
-    return {**row, "result": "; ".join(f"{name} {_interval(value)}" for name, value in measures_of(result).items())}
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.value is None:
-        return estimate.reason
-    return estimate.shown() + (f" ({estimate.interval})" if estimate.low is None else "")
 
 
 @app.command()
@@ -378,7 +419,6 @@ def audit(
         raise typer.Exit(130) from None
     errors = {str(cell.folder): cell.error for cell in cells if cell.error}
     pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
-    _show_audit(out, as_json=False)
     for cell in cells:
         if cell.again is not None:
             print(f"again: {cell.folder}: {cell.again}")
@@ -387,6 +427,7 @@ def audit(
         print(f"does not apply ({number} cells): {reason}")
     for folder, error in errors.items():
         print(f"failed: {folder}: {error}", file=sys.stderr)
+    _show_audit(out, as_json=False)
     kept = _budgets_kept(what, [cell.folder for cell in cells if cell.status == "done"])
     print(f"The report is in {pages[0]}")
     if errors or not kept:
@@ -394,12 +435,11 @@ def audit(
 
 
 def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool) -> None:
-    from fedaudit.suite.forecast import forecast, rows, total
+    from fedaudit.suite.forecast import forecast
     from fedaudit.suite.scheduler import make_cells
 
     forecasts = forecast(make_cells(suite, out, engine), measure)
-    print_table(rows(forecasts), f"{len(forecasts)} cells, in {out}")
-    print(total(forecasts, jobs))
+    print_forecast(forecasts, jobs)
 
 
 def _budgets_kept(suite: Any, runs: list[Path]) -> bool:
@@ -454,7 +494,7 @@ def compare(
     limits = [compare_.Limit.parse(text) for text in max_drop]
     with reading(f"{before} or {after}"):
         result = compare_.compare(before, after)
-    print(compare_.as_json(result) if as_json else compare_.as_text(result))
+    print(compare_.as_json(result) if as_json else wrapped(compare_.as_text(result)))
     if limits:
         broken = [line for limit in limits for line in limit.breaks(result)]
         for line in broken:
@@ -497,7 +537,7 @@ def comm(
     setting = Setting.make(
         method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
         participation=participation, public=public, public_dataset=public_dataset, image_size=image_size, preset=preset,
-        set=parse_pairs(set_), seed=seed, **({"partition": partition} if partition else {}),
+        set=nested(parse_pairs(set_)), seed=seed, **({"partition": partition} if partition else {}),
     )  # fmt: skip
     planned = plan_traffic(setting, convention, draws if partition else 0)
     if as_json:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError
 
+if TYPE_CHECKING:
+    from fedaudit.suite.forecast import Forecast
+
+WIDTH = 80  # columns of a terminal that everybody has
+EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+ROOM = 56  # columns of a progress bar and its clock
+
 
 @contextlib.contextmanager
-def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None] | None]:
-    """A progress bar on a terminal; nothing where the output goes to a file or a pipe."""
+def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None]]:
+    """A progress bar on a terminal; elsewhere a plain line every `EVERY` seconds, so that a log shows where it is."""
     if not sys.stderr.isatty():
-        yield None
+        yield plain_lines(title)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,9 +37,26 @@ def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float
         def watch(done: float, total: float, what: str) -> None:
             if what.startswith("ready"):
                 progress.console.print(f"{title}: {what}", highlight=False)
-            progress.update(task, completed=done, total=total, description=f"{title}: {what}")
+            room = max(20, progress.console.width - ROOM)
+            text = f"{title}: {what}"
+            text = text if len(text) <= room else f"{text[: room - 1]}…"
+            progress.update(task, completed=done, total=total, description=text)
 
         yield watch
+
+
+def plain_lines(title: str) -> Callable[[float, float, str], None]:
+    """What is being done, at most once in `EVERY` seconds: nothing of a command that is done before."""
+    last = time.monotonic()
+
+    def watch(done: float, total: float, what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            share = f"{done / total:4.0%} " if total else ""
+            print(f"{title}: {share}{what}", file=sys.stderr, flush=True)
+
+    return watch
 
 
 def chosen_clients(text: str) -> list[int] | None:
@@ -40,6 +66,34 @@ def chosen_clients(text: str) -> list[int] | None:
     if not (text.isascii() and text.isdigit() and len(text) < 10):  # "²" is a digit, too, and no number
         raise SettingError(f"--client {text[:40]!r}: write all, or a client's number.")
     return [int(text)]
+
+
+def print_lines(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> None:
+    """Columns of fixed widths and a last one of any, cut to 80 columns."""
+    for row in rows:
+        head = "".join(f"{_cut(cell, width):<{width + 2}}" for cell, width in zip(row, widths, strict=False))
+        print(f"{head}{_cut(row[-1], WIDTH - len(head))}".rstrip())
+
+
+def print_forecast(forecasts: list[Forecast], jobs: int) -> None:
+    """What is left to do: a line per row of the grid, and a paragraph on all of it."""
+    from fedaudit.suite.forecast import by_row, total
+
+    print_lines([("row", "cells", "state", "to send", "time"), *by_row(forecasts)], (38, 5, 14, 9))
+    print(total(forecasts, jobs))
+
+
+def wrapped(text: str) -> str:
+    """Lines of at most 80 columns; what goes on is indented."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        lines.append(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) if line else "")
+    return "\n".join(lines)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
 def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) -> None:

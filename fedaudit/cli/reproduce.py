@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedaudit.cli.output import print_table, progress_bar
+from fedaudit.cli.output import print_forecast, print_table, progress_bar
 from fedaudit.errors import SettingError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def reproduce(
             "tables to reproduce: fedaudit reproduce PAPER TABLE",
         )
         return
-    from fedaudit.suite.forecast import rows, total
     from fedaudit.suite.reproduce import carry_out_plan, plan, results
 
     found, size = find_table(paper, table), _scale(scale)
@@ -65,8 +64,7 @@ def reproduce(
             print(f"not run: {number} x {why}")
     if dry_run:
         if fits:
-            print_table(rows([one.forecast for one in fits]), f"{found.name}, --scale {size}")
-            print(total([one.forecast for one in fits], jobs))
+            print_forecast([one.forecast for one in fits], jobs)
         return
     try:
         with progress_bar("reproduce", remaining=False) as watch:

@@ -114,22 +114,25 @@ class Forecast:
     seconds: float | None
     note: str = ""
 
-    def row(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "to send": "?" if self.bytes is None else bytes_text(self.bytes) if self.bytes else "",
-            "time": "?" if self.seconds is None else duration(self.seconds) if self.seconds else "",
-        }
 
-
-def rows(forecasts: list[Forecast]) -> list[dict[str, Any]]:
-    """For a table: the settings in which the cells differ, and what is left to do."""
-    settings = [f.cell.setting.model_dump() for f in forecasts]
+def by_row(forecasts: list[Forecast]) -> list[tuple[str, str, str, str, str]]:
+    """A line per row of the grid, its seeds together: what sets it apart, cells, state, bytes, time."""
+    settings = [f.cell.setting.model_dump(exclude={"seed"}) for f in forecasts]
     varied = [key for key in settings[0] if key == "method" or any(s[key] != settings[0][key] for s in settings)]
-    return [
-        {key: _short(value) if isinstance(value := s[key], dict) else value for key in varied} | f.row()
-        for s, f in zip(settings, forecasts, strict=True)
-    ]
+    groups: dict[str, list[Forecast]] = defaultdict(list)
+    for setting, one in zip(settings, forecasts, strict=True):
+        parts = [(key, _short(v) if isinstance(v := setting[key], dict) else v) for key in varied]
+        label = " ".join(str(v) if key in ("method", "privacy") else f"{key}={v}" for key, v in parts if v != "")
+        groups[label].append(one)
+    return [(label, str(len(of)), *_together(of)) for label, of in groups.items()]
+
+
+def _together(of: list[Forecast]) -> tuple[str, str, str]:
+    states = Counter(f.state for f in of)
+    state = ", ".join(s if len(states) == 1 else f"{n} {s}" for s, n in states.items())
+    sent, seconds = [f.bytes for f in of], [f.seconds for f in of]
+    size = "?" if None in sent else bytes_text(sum(s or 0 for s in sent))
+    return state, size, "?" if None in seconds else duration(sum(s or 0.0 for s in seconds))
 
 
 def forecast(cells: list[Cell], measure: bool = False) -> list[Forecast]:

@@ -1,0 +1,65 @@
+"""`fedaudit doctor`: what this machine has of what fedaudit can use, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    fine: bool | None  # None: not needed for a plain run
+    text: str
+
+    def line(self) -> str:
+        return f"{ {True: 'ok  ', False: 'BAD ', None: '--  '}[self.fine] }{self.name:<12} {self.text}"
+
+
+def findings(data_dir: str = ".data") -> Iterator[Finding]:
+    yield Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.system()}")
+    yield _torch()
+    yield _extra("opacus", "DP-SGD and its accountants", "dp")
+    yield _extra("ray", "the engine ray", "ray")
+    yield Finding("cores", None, f"{os.cpu_count()}: `fedaudit audit --jobs {max(1, os.cpu_count() or 1)}` uses them")
+    free = shutil.disk_usage(".").free
+    yield Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free here; a run keeps all that it sent")
+    yield _data(data_dir)
+    yield _methods()
+
+
+def _torch() -> Finding:
+    import torch
+
+    ours = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 11)
+    gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return Finding("torch", ours, f"{torch.__version__}, {gpus or 'no GPU: --device cpu'}")
+
+
+def _extra(module: str, what: str, extra: str) -> Finding:
+    found = importlib.util.find_spec(module) is not None
+    return Finding(
+        module, True if found else None, what if found else f'not here, for {what}: pip install ".[{extra}]"'
+    )
+
+
+def _data(data_dir: str) -> Finding:
+    from fedaudit.data import available, datasets
+
+    here = [name for name in datasets.names() if available(name, data_dir)]
+    return Finding("data", "digits" in here, f"{', '.join(here)}; others: put them under {data_dir}, or npz:PATH")
+
+
+def _methods() -> Finding:
+    from fedaudit.errors import FedauditError
+    from fedaudit.registry import names
+
+    try:
+        return Finding("registry", True, f"{len(names('methods'))} methods, {len(names('attacks'))} attacks")
+    except FedauditError as e:  # somebody's package that cannot be imported
+        return Finding("registry", False, str(e))

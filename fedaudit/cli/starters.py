@@ -1,0 +1,136 @@
+"""`fedaudit init`: files to begin with, each of which runs as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedaudit.errors import SettingError, unknown
+
+METHOD = '''"""A method of your own: FedAvg to begin with. Run it: fedaudit run --method {module}:Mine --rounds 5"""
+
+from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, load, private, sgd, state_of, weighted_mean
+
+
+class Global(Down):
+    w: State
+
+
+class Local(Up):  # every field that leaves a client says what it is
+    w: State = private("weights", via="model", unit="client")
+    n: int = private("count", via="data", unit="client")
+
+
+class Averaged(Record):
+    w: State
+
+
+class Mine(Method):
+    E: int = 5  # hyper-parameters: --set E=2
+    B: int = 16
+    eta: float = 0.1
+
+    def init(self, server):
+        return Averaged(state_of(server.model()))
+
+    def round(self, s, server, cohort):  # on the server
+        replies = cohort.ask(self.client_update, Global(s.w))  # the only road to a client
+        w, n = ({{k: getattr(r, name) for k, r in replies.items()}} for name in ("w", "n"))
+        return Averaged(weighted_mean(w, n))
+
+    def client_update(self, client, msg):  # on client k
+        load(client.model, msg.w)
+        client.fit(ce, epochs=self.E, batch=self.B, opt=sgd(self.eta))
+        return Local(state_of(client.model), len(client))
+
+    def predictor(self, s, server):  # the global model, if there is one
+        return load(server.model(), s.w)
+
+    def traffic(self, plan):  # what a round costs, as a paper says it; every run is held against it
+        return {{
+            ("down", "Global.w"): plan.state() * len(plan.asked(0)),
+            ("up", "Local.w"): plan.state() * len(plan.replied(0)),
+            ("up", "Local.n"): NUMBER * len(plan.replied(0)),
+        }}
+'''
+
+ATTACK = '''"""An attack of your own. Run it: fedaudit attack RUN --attack {module}:Margin"""
+
+import torch
+
+from fedaudit import Attack, Claims
+
+
+class Margin(Attack):
+    needs = frozenset({{"weights"}})  # kinds of release; where the threat sees none, the record says so
+
+    def run(self, scene):  # the threat's view, candidates x and y, auxiliary data; no truth
+        message, field = scene.released("weights")[-1]
+        model = scene.model(scene.arch(scene.target), message[field])
+        with torch.no_grad():
+            return Claims(model(scene.x).softmax(1).gather(1, scene.y[:, None])[:, 0])  # one score per candidate
+'''
+
+SUITE = """# Run it: fedaudit audit {name} --out {module}. Then: {module}/report.html, fedaudit show {module}
+attacks = ["loss"]                   # leave out: all there are
+threats = ["server", "outsider"]     # each attack by each of them
+
+[base]                               # what all cells share: any option of `fedaudit run`
+dataset = "digits"
+rounds = 5
+
+[grid]                               # every combination is a cell; with fewer than three seeds no difference counts
+seed = [0, 1, 2]
+privacy = [{{}}, {{ training = {{ epsilon = 8.0, sensitivity = "clip:1", delta = 1e-3 }} }}]
+
+[[methods]]                          # once per method; its keys win over the grid, the grid's over the base
+method = "fedavg"
+set = {{ E = 5, B = 32, eta = 0.3 }}
+"""
+
+CI = """# What a method sends and reaches, held against budgets.toml on every pull request.
+name: federated
+on: [pull_request]
+jobs:
+  budget:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {{ python-version: "3.12" }}
+      - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
+      - run: pip install "fedaudit[dp] @ git+https://github.com/fedaudit/fedaudit"
+      - run: fedaudit run --method fedavg --rounds 5 --set E=5 --set B=16 --set eta=0.1 --out run
+      - run: fedaudit check run --budget budgets.toml --format github
+"""
+
+BUDGETS = """# Ceilings and floors, for `fedaudit check RUN --budget budgets.toml`. One that matches no run is an error.
+[[budget]]
+direction = "up"
+max = "60 kB"            # per client and round; per = "round" or "run" for others
+
+[[budget]]
+metric = "accuracy"      # also epsilon, auc, tpr, refuted (of attacked and audited runs), flops, peak_memory
+min = 0.8
+"""
+
+# By what is begun: the file's usual name, and what it holds.
+STARTERS = {"method": ("my_method.py", METHOD), "attack": ("my_attack.py", ATTACK), "suite": ("suite.toml", SUITE)}
+WORKFLOW = Path(".github") / "workflows" / "federated.yml"
+
+
+def begin(what: str, path: Path | None) -> list[Path]:
+    """Write the file, or for `ci` the workflow and its budgets. Nothing that is there is overwritten."""
+    if what not in (*STARTERS, "ci"):
+        raise SettingError(unknown("thing to begin", what, [*STARTERS, "ci"]))
+    if what == "ci":
+        files = {path or WORKFLOW: CI, Path("budgets.toml"): BUDGETS}
+    else:
+        usual, text = STARTERS[what]
+        files = {path or Path(usual): text}
+    for file in files:
+        if file.exists() or file.is_symlink():
+            raise SettingError(f"{file} is there already, and is left as it is. Name another file.")
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.format(module=file.stem, name=file.name))
+    return list(files)

@@ -1,0 +1,158 @@
+"""What a newcomer types first: short lists, defaults in the help, files to begin with, and lines of 80 columns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import reported
+
+from fedaudit.cli import output
+from fedaudit.cli.attacks import print_attacks
+from fedaudit.errors import SettingError
+from fedaudit.runtime import attack_result
+from fedaudit.setting import Setting, nested
+from fedaudit.suite.budgets import read_budgets
+from fedaudit.suite.suite_file import read_suite
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def narrow(out: str) -> bool:
+    return max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("what", ["methods", "attacks", "datasets", "partitions"])
+def test_a_list_has_a_line_each(fedaudit, what):
+    code, out, _ = fedaudit("list", what)
+    assert code == 0
+    assert narrow(out)
+    assert len(out.splitlines()) < 60
+    assert out.splitlines()[-1].endswith(f"fedaudit list {what} NAME")
+
+
+def test_one_of_a_list_with_all_about_it(fedaudit):
+    code, out, _ = fedaudit("list", "methods", "fedavg")
+    assert code == 0
+    assert "  eta = 0.01\n" in out
+    assert "McMahan" in out
+    code, _, err = fedaudit("list", "attacks", "los")
+    assert (code, "Did you mean 'loss'?" in err) == (2, True)
+
+
+def test_the_help_shows_every_default(fedaudit, monkeypatch):
+    """As a terminal of 80 columns shows it; the only example of a policy is whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = fedaudit("run", "--help")
+    assert code == 0
+    assert narrow(out)
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+    assert "training:eps=8,clip=1" in text
+    for name in ("rounds", "clients", "partition", "model", "holdout", "seed"):
+        default = Setting.model_fields[name].default
+        after = text.partition(f"--{name} ")[2][:160]
+        assert f"[default: ({default})]" in after, name
+
+
+# --- lines as they are printed -----------------------------------------------------------------------------------
+
+
+def results() -> list[attack_result.AnyResult]:
+    broken = {"attack": "decoder", "threat": "server", "ran": False, "reason": "no embeddings were sent"}
+    given = [
+        reported._membership("loss", "server", 0.62, leak=True),
+        reported._membership("blind_prior", "server", 0.5, blind=True, leak=None),
+        {**reported._reconstruction("inversion", 0.89), "threat": "outsider"},
+        reported._histogram(),
+        broken,
+    ]
+    return attack_result.results.validate_python(given)
+
+
+def test_attacks_are_a_line_each(capsys):
+    print_attacks(results(), verbose=False)
+    out = capsys.readouterr().out
+    assert narrow(out)
+    assert out == (GOLDEN / "attack.txt").read_text()
+    print_attacks(results(), verbose=True)
+    out = capsys.readouterr().out
+    assert "decoder, server did not run: no embeddings were sent" in out
+    assert "TPR at 1.0% FPR          0.120 [0.110, 0.130]" in out
+
+
+def test_a_comparison_fits(fedaudit, tmp_path):
+    for name, accuracies in (("a", (0.9, 0.91, 0.92)), ("b", (0.8, 0.82, 0.81))):
+        for seed, accuracy in enumerate(accuracies):
+            reported._save(tmp_path / name, str(seed), reported._record("fedavg", seed, accuracy, releases=True), [])
+    code, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
+    assert code == 1
+    assert narrow(out)
+    assert out == (GOLDEN / "compare.txt").read_text()
+
+
+def test_a_dry_run_has_a_line_for_each_row_of_the_grid(fedaudit, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        "attacks = []\n[grid]\nseed = [0, 1, 2]\nprivacy = [{}, { training = { epsilon = 1.0 } }]\n"
+        '[[methods]]\nmethod = "fedavg"\n[[methods]]\nmethod = "local"\nprivacy = {}\n'
+    )
+    code, out, _ = fedaudit("audit", tmp_path / "s.toml", "--dry-run", "--out", tmp_path / "out")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[:2] for line in lines[:4]] == [
+        ["row", "cells"], ["fedavg", "3"], ["fedavg", "training"], ["local", "3"],
+    ]  # fmt: skip
+    assert lines[4].startswith("9 cells:")
+    assert max(map(len, lines[:4])) <= 80
+
+
+def test_progress_without_a_terminal_is_plain_lines(capsys, monkeypatch):
+    monkeypatch.setattr(output, "EVERY", 0.0)
+    with output.progress_bar("audit") as watch:
+        watch(1, 4, "1 of 4 cells")
+    assert capsys.readouterr().err == "audit:  25% 1 of 4 cells\n"
+    monkeypatch.setattr(output, "EVERY", 10.0)
+    with output.progress_bar("audit") as watch:
+        watch(2, 4, "2 of 4 cells")
+    assert capsys.readouterr().err == "", "what is done in a moment needs no line"
+
+
+# --- settings of a part of a method ------------------------------------------------------------------------------
+
+
+def test_a_dot_reaches_into_a_table():
+    assert nested({"host.E": 1, "I": 2, "host.B": 8}) == {"host": {"E": 1, "B": 8}, "I": 2}
+    assert nested({"host": {"E": 1}, "host.B": 8}) == {"host": {"E": 1, "B": 8}}
+    assert nested({"host.B": 8, "host": {"E": 1}}) == {"host": {"E": 1, "B": 8}}
+    with pytest.raises(SettingError, match="host was set to 3 before"):
+        nested({"host": 3, "host.E": 1})
+
+
+# --- files to begin with -----------------------------------------------------------------------------------------
+
+
+def test_what_init_writes_runs(fedaudit, tmp_path, monkeypatch):
+    """The method runs, its own attack finds what it needs, the suite is read, the budgets are kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for what in ("method", "attack", "suite", "ci"):
+        code, out, err = fedaudit("init", what)
+        assert code == 0, err
+        assert all(Path(line).is_file() for line in out.split())
+    assert fedaudit("init", "method")[0] == 2, "nothing is overwritten"
+    words = ("--rounds", 1, "--clients", 2, "--set", "E=1", "--out", "run")
+    assert fedaudit("run", "--method", "my_method:Mine", *words)[0] == 0
+    code, out, _ = fedaudit("attack", "run", "--attack", "my_attack:Margin", "--trust")
+    assert code == 0
+    assert out.startswith("my_attack:Margin  server    AUC ")
+    assert len(read_suite("suite.toml").cells()) == 6
+    assert [budget.metric for budget in read_budgets("budgets.toml")] == ["bytes", "accuracy"]
+    steps = re.findall(r"- run: (fedaudit .*)", Path(".github/workflows/federated.yml").read_text())
+    assert steps[-1] == "fedaudit check run --budget budgets.toml --format github"
+
+
+def test_the_doctor_finds_what_a_plain_run_needs(fedaudit):
+    code, out, _ = fedaudit("doctor")
+    assert code == 0
+    assert re.search(r"^ok +torch +\d", out, re.MULTILINE)
+    assert re.search(r"^ok +data +digits", out, re.MULTILINE)
