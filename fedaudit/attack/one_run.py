@@ -87,6 +87,7 @@ def audit_run(
             f"one run, {name} by the {parsed}, {short}",
             parsed,
             bound(m, r, v, *_terms(claim, ledger, confidence)),
+            bound(m, r, r, *_terms(claim, ledger, confidence)).epsilon,
             claim,
             ledger,
             how,
@@ -187,8 +188,9 @@ def _terms(claim: Claim, ledger: list[ClientLedger], confidence: float) -> tuple
 
 
 def _verdict(
-    test: str, threat: Threat, bound: Bound, claim: Claim, ledger: list[ClientLedger], how: str
+    test: str, threat: Threat, bound: Bound, top: float, claim: Claim, ledger: list[ClientLedger], how: str
 ) -> EpsilonAudit:
+    """`top`: the bound if every guess had been right. A claim that it does not exceed could not have been refuted."""
     words, epsilon, relation = claim
     totals = [row.epsilon for row in ledger]
     return EpsilonAudit(
@@ -203,7 +205,8 @@ def _verdict(
         trials=bound.trials,
         confidence=bound.confidence,
         delta=bound.delta,
-        verdict="refuted" if bound.epsilon > epsilon else "not refuted",
+        verdict="refuted" if bound.epsilon > epsilon else "cannot tell" if top <= epsilon < math.inf else "not refuted",
         method=bound.method,
-        how=f"{how}; {relation}; assumes: {bound.assumes}",
+        how=f"{how}; so many guesses can show {top:.3g}; {relation}; assumes: {bound.assumes}",
+        ceiling=top,
     )

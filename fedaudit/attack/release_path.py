@@ -7,13 +7,19 @@ releases, scaled by the noise: the most powerful statistic between two Gaussians
 projections into a lower bound on epsilon, corrected for the choice of a threshold.
 
 The pair is the worst that was found, by how far apart the noise-free releases are: of the client's own records,
-auxiliary images and extreme ones (black, white, inverted, ...), over all clients. No noise of the trials is looked at
-for that, so the choice costs no confidence.
+auxiliary images and extreme ones (black, white, inverted, ...), and of what the clipping norm allows a record to do,
+over all clients. No noise of the trials is looked at for that, so the choice costs no confidence.
+
+Each pair is held against its claim twice: without taking any distribution for granted, and (where the noise is not
+rounded away) as the Gaussians that the claim says they are, which finds more. Both rows say what they could have found,
+and "cannot tell" where not even half of the promised noise would have been.
 
 What one record can do, by how a release depends on records (fedaudit.privacy.mechanism):
 
     record, class, histogram   a record is swapped, as above. A class mean's claim is "given the classes and their
-                               counts", so its records keep their label; a histogram's change it
+                               counts", so its records keep their label; a histogram's change it. Of clipped records
+                               also the two ends of the clipping ball: a row C u against -C u, and two class means
+                               each 2 C / (N_c - 1) apart, which is what the noise was scaled for
     all, range                 the claim is that a record may move every row across its ball (every pixel across its
                                range). Which record does that only retraining can tell; the path is run on two values
                                at opposite ends
@@ -33,11 +39,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
 from fedaudit.errors import RunError, SettingError, unknown
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.lower_bounds import Bound, from_scores
+from fedaudit.privacy.lower_bounds import Bound, ceiling, from_scores, gdp_mean_shift
 from fedaudit.privacy.mechanism import (
     Context,
     Prepared,
@@ -59,12 +66,15 @@ from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.world import World
 from fedaudit.training.fit import Fitted
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
+from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
 from fedaudit.wire.message import Declared, Down, Up, class_named
 from fedaudit.wire.transcript import Entry
 
 OWN, AUXILIARY = 8, 8  # candidates of each sort, beside the extreme images
 TEST = "release path"
+GAUSSIAN = "release path, Gaussian"
+SCALES = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # of the promised noise, to say which would be found
+SHOULD_FIND = 0.5  # an audit that would miss half of the promised noise cannot tell
 Watch = Callable[[int, int, str], None]
 
 
@@ -92,6 +102,11 @@ class Rehearsal(Client):
 
     def derive(self, make: Callable[..., Any], released: Any, **numbers: float) -> Any:
         return make(released, **numbers)
+
+    @property
+    def means(self) -> dict[str, tuple[float, int]]:
+        """Of each class mean that was made, by its digest: clipping norm and number of records."""
+        return self._context.means
 
     def context(self, *key: object) -> Context:
         """The mechanism's, with a noise of its own and nothing released yet."""
@@ -204,12 +219,12 @@ def _audit_kind(
         by_field.setdefault(release.where, []).append(release)
     if not by_field:
         return [_not_tried(run, kind, kind, f"{run.record.setting.method} released no {kind}", confidence)]
-    return [_audit_field(run, kind, found, trials, confidence, watch) for found in by_field.values()]
+    return [row for found in by_field.values() for row in _audit_field(run, kind, found, trials, confidence, watch)]
 
 
 def _audit_field(
     run: RunFolder, kind: str, found: list[Release], trials: int, confidence: float, watch: Watch
-) -> EpsilonAudit:
+) -> list[EpsilonAudit]:
     pairs: list[Pair] = []
     reasons: list[str] = []
     for number, release in enumerate(found):
@@ -217,7 +232,7 @@ def _audit_field(
         made = worst_pair(run, release)
         (pairs if isinstance(made, Pair) else reasons).append(made)  # type: ignore[arg-type]
     if not pairs:
-        return _not_tried(run, kind, found[0].where, reasons[0], confidence)
+        return [_not_tried(run, kind, found[0].where, reasons[0], confidence)]
     worst = max(pairs, key=lambda pair: pair.distance)
     claim, delta = worst.claim()
     scores = np.empty((2, trials))
@@ -226,20 +241,48 @@ def _audit_field(
             watch(j, trials, f"{worst.release.where}: releases of client {worst.client}")
         scores[:, j] = [worst.outcome(side, j) for side in (0, 1)]
     member = np.repeat([True, False], trials)
-    bound = from_scores(scores.ravel(), member, delta, confidence)
-    perfect = from_scores(np.repeat([1.0, 0.0], trials), member, delta, confidence)
     how = (
         f"{worst.words}; client {worst.client}, round {worst.release.sent.round}; noise-free releases "
-        f"{worst.distance:.3g} standard deviations of the noise apart; so many trials can show {perfect.epsilon:.3g}"
+        f"{worst.distance:.3g} standard deviations of the noise apart"
     )
-    return _found(run, kind, worst, bound, claim, how)
+    tests: dict[str, Callable[..., Bound]] = {TEST: from_scores}
+    if worst.release.policy.mechanism == "gaussian" and worst.release.declared.dtype != "uint8":
+        tests[GAUSSIAN] = gdp_mean_shift
+    rows = []
+    for test, bound in tests.items():
+        made = bound(scores.ravel(), member, delta, confidence)
+        finds = None if claim == 0 else would_find(bound, worst.distance, trials, claim, delta, confidence)
+        top = ceiling(bound, 2 * trials, delta, confidence)
+        rows.append(_found(run, kind, worst, made, claim, how, test, top, finds))
+    return rows
 
 
-def _found(run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, how: str) -> EpsilonAudit:
+def would_find(
+    bound: Callable[..., Bound], distance: float, trials: int, claim: float, delta: float, confidence: float
+) -> float:
+    """The largest share of the promised noise that such an audit would find in the median: on the quantiles of two
+    Gaussians, as far apart as they would be with so little noise."""
+    quantiles = ndtri((np.arange(trials) + 0.5) / trials)
+    member = np.repeat([True, False], trials)
+    for scale in SCALES:
+        scores = np.concatenate([quantiles + distance / scale, quantiles])
+        if bound(scores, member, delta, confidence).epsilon > claim:
+            return scale
+    return 0.0
+
+
+def _found(
+    run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, how: str, test: str, top: float,
+    finds: float | None,
+) -> EpsilonAudit:  # fmt: skip
     verdict = bound.against(claim)
+    blind = verdict.verdict == "not refuted" and finds is not None and finds < SHOULD_FIND
+    said = f"so many trials can show {top:.3g}"
+    if finds is not None:
+        said += f" and would find noise x {finds:g}" if finds else ", and would find no lack of noise"
     ledger = next(c for c in run.record.ledger if c.client == pair.client)
     return EpsilonAudit(
-        test=TEST,
+        test=test,
         kind=kind,
         threat=f"whoever sees the release: {', '.join(ledger.observers.get(kind, ['server']))}",
         claim=f"{pair.release.where}, one release",
@@ -250,9 +293,11 @@ def _found(run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, ho
         trials=verdict.trials,
         confidence=verdict.confidence,
         delta=verdict.delta,
-        verdict=verdict.verdict,
+        verdict="cannot tell" if blind else verdict.verdict,
         method=verdict.method,
-        how=how,
+        how=f"{how}; {said}; assumes: {verdict.assumes}",
+        ceiling=top,
+        finds=finds,
     )
 
 
@@ -310,7 +355,10 @@ def worst_pair(run: RunFolder, release: Release) -> Pair | str:
     if release.policy.relation == "zero-out" and depends != "record":
         return f"{release.where}: no record stands for the absence of one where a release depends by {depends}"
     try:
-        return _swap(run.world, release, state, depends)
+        natural = _swap(run.world, release, state, depends)
+        ends = _clipped_ends(run.world, release, state, depends)
+        pairs = [pair for pair in (natural, ends) if isinstance(pair, Pair)]
+        return max(pairs, key=lambda pair: pair.distance) if pairs else natural
     except Exception as e:  # noqa: BLE001 (somebody's method may not do without its training: the audit says so)
         return f"{release.where} could not be rehearsed without training: {type(e).__name__}: {e}"
 
@@ -330,6 +378,38 @@ def _opposite_ends(world: World, release: Release, state: bytes, depends: str) -
     sides = [Side(client, rebuilt(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
     words = "values at opposite ends of the clipping ball" if depends == "all" else "all pixels at 1, and all at -1"
     return _pair(release, sides[0], sides[1], f"{words} (nothing shows that a record reaches them)")
+
+
+def _clipped_ends(world: World, release: Release, state: bytes, depends: str) -> Pair | None:
+    """What the clipping norm C allows one record to do: the ends of what the noise was scaled for. None without C."""
+    policy = release.policy
+    if depends not in ("record", "class") or policy.mechanism != "gaussian" or policy.sensitivity.startswith("random"):
+        return None
+    side = _rehearse(world, release, state, world.members(release.sent.client))
+    C = policy.clip or 1.0
+    leaves = leaves_of(side.value, release.where)
+    ends: list[tuple[Tensor, Tensor]] = []
+    if depends == "record":
+        for leaf in leaves:
+            a, b = leaf.clone(), leaf.clone()
+            u = torch.ones_like(leaf[0]) / math.sqrt(max(leaf[0].numel(), 1))
+            a[0], b[0] = C * u, 0 * u if policy.relation == "zero-out" else -C * u
+            ends.append((a, b))
+        words = (
+            f"a row at one end of the clipping ball against {'zeros' if policy.relation == 'zero-out' else 'the other'}"
+        )
+    else:
+        means = side.client.means
+        counts = [means[digest_of(leaf)][1] for leaf in leaves]
+        moved = sorted(range(len(leaves)), key=lambda i: -counts[i])[:2]
+        for i, (leaf, n) in enumerate(zip(leaves, counts, strict=True)):
+            step = C / max(n - 1, 1) / math.sqrt(leaf.numel()) if i in moved else 0.0
+            ends.append((leaf + step, leaf - step))
+            for end in ends[-1]:
+                means[digest_of(end)] = (C, n)
+        words = f"{len(moved)} class means, each moved by what one record may do to it"
+    sides = [Side(side.client, rebuilt(side.value, iter([pair[i] for pair in ends]))) for i in (0, 1)]
+    return _pair(release, sides[0], sides[1], f"{words} (nothing shows that a record reaches it)")
 
 
 def _swap(world: World, release: Release, state: bytes, depends: str) -> Pair | str:

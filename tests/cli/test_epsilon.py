@@ -149,7 +149,8 @@ def test_missing_files_and_folders(fedaudit, tmp_path):
 def test_audits_of_a_run(fedaudit, a_run):
     code, out, _ = fedaudit("epsilon", "release-path", a_run, "--kind", "soft_labels", "--trials", 50, "--json")
     assert code == 0
-    (release,) = json.loads(out)
+    release, as_gaussian = json.loads(out)
+    assert as_gaussian["lower_bound"] <= 1
     code, out, _ = fedaudit("epsilon", "audit", a_run, "--threat", "outsider", "--json")
     assert code == 0
     by_run = json.loads(out)
@@ -157,15 +158,20 @@ def test_audits_of_a_run(fedaudit, a_run):
         "claim_epsilon", "ledger_epsilon", "lower_bound", "p_value", "trials", "confidence", "delta", "verdict", "kind",
         "method", "how", "threat",
     }  # fmt: skip
-    for found in (release, *by_run):
+    for found in (release, as_gaussian, *by_run):
         assert keys <= found.keys()
-        assert found["verdict"] == "not refuted"
+        assert found["verdict"] in ("not refuted", "cannot tell")
         assert found["confidence"] == 0.95
     assert (release["claim_epsilon"], release["trials"]) == (1, 100)
     assert {found["trials"] for found in by_run} == {30}
-    assert len(read_record(a_run).audits) == 1 + len(by_run)
+    assert len(read_record(a_run).audits) == 2 + len(by_run)
     _, out, _ = fedaudit("show", a_run)
-    assert out.count("not refuted (p = ") == 1 + len(by_run)
+    assert out.count("not refuted (p = ") + out.count("cannot tell (p = ") == 2 + len(by_run)
+    code, out, _ = fedaudit("epsilon", "residuals", a_run, "--json")
+    assert code == 0
+    assert {(found["test"], found["verdict"]) for found in json.loads(out)} <= {
+        ("residuals", "not refuted"), ("residuals", "cannot tell")
+    }  # fmt: skip
     _, out, _ = fedaudit("epsilon", "audit", a_run, "--threat", "outsider", "--guesses", 5)
     assert "of 5 guesses right on 30 pairs of mislabelled canaries" in out
     assert fedaudit("epsilon", "audit", a_run, "--client", "first")[0] == 2
