@@ -94,8 +94,16 @@ def test_missed_rounds_are_sent_again_and_billed(tmp_path):
 
 @pytest.mark.slow
 def test_sync_survives_drop_outs(tmp_path):
-    """Who drops out after catching up holds what it got, and is sent no more than it lacks."""
+    """A client that came past catching up (the second of four asks) holds all earlier rounds, those among them in which
+    it failed or sat out; and the round itself, if it came to the end."""
     setting = {"rounds": 5, "clients": 5, "participation": 0.8, "dropout": 0.15, "quorum": 0.25}
     record = run(method="dffke", **setting, set={**QUICK, "R": "unlimited", "sync": True}, out=tmp_path / "a")
     assert {absence.ask for row in record.rounds for absence in row.absent} >= {1, 2}
     assert record.status == "done"
+    expected = {k: set() for k in range(5)}
+    for row in record.rounds:
+        failed = {absence.client: absence.ask for absence in row.absent}
+        for k in row.participants:
+            if failed.get(k, 4) >= 2:
+                expected[k] |= set(range(1, row.round)) | ({row.round} if k not in failed else set())
+    assert {k: set(rounds) for k, rounds in buffers(tmp_path / "a", 5).items()} == expected
