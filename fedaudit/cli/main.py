@@ -397,6 +397,10 @@ def audit(
         bool, typer.Option("--keep-stale", help="Let finished cells count that other code made.")
     ] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
+    on: Annotated[str, typer.Option(help="here | ray: cells as processes, or as tasks of a Ray cluster.")] = "here",
+    ray_address: Annotated[
+        str | None, typer.Option(help="With --on ray: the cluster. Default: one on this machine.", show_default=False)
+    ] = None,
 ) -> None:
     """Run a whole suite, attack it, and report. What is finished is not repeated; after a kill, run it again.
 
@@ -413,7 +417,10 @@ def audit(
 
     try:
         with progress_bar("audit", remaining=False) as watch:
-            cells = audit_suite(what, out, watch, jobs, engine, force=force, keep_stale=keep_stale)
+            cells = audit_suite(
+                what, out, watch, jobs, engine, force=force, keep_stale=keep_stale, on=_where(on, ray_address),
+                ray_address=ray_address,
+            )  # fmt: skip
     except KeyboardInterrupt:
         print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -432,6 +439,16 @@ def audit(
     print(f"The report is in {pages[0]}")
     if errors or not kept:
         raise typer.Exit(1)
+
+
+def _where(on: str, ray_address: str | None) -> Any:
+    from fedaudit.errors import SettingError, unknown
+
+    if on not in ("here", "ray"):
+        raise SettingError(unknown("place for cells", on, ("here", "ray")))
+    if ray_address is not None and on != "ray":
+        raise SettingError("--ray-address says where a cluster is, and is for --on ray.")
+    return on
 
 
 def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool) -> None:

@@ -13,6 +13,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import xxhash
 from fedaudit.errors import RunError
 from fedaudit.wire.codec import node_of, read_header, value_of
 
+BEHIND = 4  # files that may be on their way to the disk at a time
 LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
 _PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
 # The names of the files that a store writes: it removes no other.
@@ -48,6 +52,8 @@ class Store:
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # written since the last whole round
         self._head = folder / "HEAD.json"
+        self._behind = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: dict[str, Future[None]] = {}  # by name: files that are being written meanwhile
 
     def head(self) -> dict[str, Any] | None:
         """The last whole round, or None. Forgets everything after it."""
@@ -88,9 +94,10 @@ class Store:
             table = json.dumps(pieces).encode()
             own = _without(state, pieces)
             state = b"".join([_PARTS, len(table).to_bytes(8, "little"), table, own])
-        self._write(name, state)
+        self._write_behind(name, state)
         before, self.clients[k] = self.clients.get(k, name), name
         if before != name and before.split(".")[1] == str(t):  # of an earlier ask of this round: nobody goes back to it
+            self._wait(before)
             (self.folder / before).unlink(missing_ok=True)
             self._parts.pop(before, None)
 
@@ -98,8 +105,9 @@ class Store:
         """A file with this content, and its name: written if there is none yet."""
         name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
-        if not path.exists() or path.stat().st_size != len(content):  # the latter: a kill in the middle of writing
-            self._write(name, content)
+        known = name in self._pending or (path.exists() and path.stat().st_size == len(content))
+        if not known:  # or not whole: a kill in the middle of writing
+            self._write_behind(name, content)
             self._fresh.add(name)
         return name
 
@@ -117,6 +125,7 @@ class Store:
 
     def commit(self, t: int, server_state: bytes, facts: dict[str, Any]) -> None:
         """Make round t a fact."""
+        self.settle()
         name = f"server.{t}"
         self._write(name, server_state)
         for file in (name, *sorted(self._fresh), *(n for n in self.clients.values() if n.split(".")[1] == str(t))):
@@ -132,6 +141,30 @@ class Store:
         head = self.peek() or {}
         write_atomic(self._head, json.dumps({**head, **facts}).encode())
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nothing is being written any more after this, however it ends."""
+        try:
+            yield
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until everything is written that was put here; a write that failed says so now."""
+        for name in list(self._pending):
+            self._wait(name)
+
+    def _wait(self, name: str) -> None:
+        if name in self._pending:
+            self._pending.pop(name).result()
+
+    def _write_behind(self, name: str, content: bytes) -> None:
+        """Write while the run goes on; so much at a time that memory does not grow with the number of clients."""
+        while len(self._pending) >= BEHIND:
+            self._wait(next(iter(self._pending)))
+        self._wait(name)
+        self._pending[name] = self._behind.submit(self._write, name, content)
+
     def _write(self, name: str, content: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / name
@@ -140,6 +173,7 @@ class Store:
         path.write_bytes(content)
 
     def _read(self, name: str) -> bytes:
+        self._wait(name)
         try:
             return (self.folder / name).read_bytes()
         except OSError as e:

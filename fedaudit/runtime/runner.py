@@ -241,13 +241,14 @@ class _Run:
         meter = Meter("server", t, self.world.device, self.setting.flops)
         ask = self._asker(t, wire, meter, absent, entries, self._quorum(participants))
         cohort = Cohort(participants, ask)
-        if self.apart is not None:
-            after = self._round_apart(self.apart, t, cohort, ask)
-        else:
-            with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
-                after = self.method.round(self.state, self._server(t, meter), cohort)
-            self._check_state(after, "round")
-            self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
+        with self.store.writing():
+            if self.apart is not None:
+                after = self._round_apart(self.apart, t, cohort, ask)
+            else:
+                with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
+                    after = self.method.round(self.state, self._server(t, meter), cohort)
+                self._check_state(after, "round")
+                self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
         self._note(f"steps not recorded: {reason}" for reason in unrecorded)
         self._check_traffic(t, participants, wire)
         offset = self.transcript.end_round(t)

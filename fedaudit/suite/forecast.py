@@ -21,6 +21,7 @@ from fedaudit.runtime.run_record import RunRecord
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
 from fedaudit.suite.cell import Cell, carry_out, look, missing
+from fedaudit.suite.sharing import at_once
 from fedaudit.units import bytes_text
 from fedaudit.wire.message import as_size
 from fedaudit.wire.traffic import Plan
@@ -209,7 +210,8 @@ def total(forecasts: list[Forecast], jobs: int) -> str:
     """One paragraph: how many cells, what they will send, how long it will take."""
     left = [f for f in forecasts if f.state not in ("done", "does not apply")]
     unsized, untimed = sum(f.bytes is None for f in left), sum(f.seconds is None for f in left)
-    seconds = sum(f.seconds or 0.0 for f in left) / max(1, min(jobs, len(left)))
+    beside = at_once([f.cell.setting for f in left], max(1, min(jobs, len(left))))
+    seconds = sum(f.seconds or 0.0 for f in left) / beside
     states = Counter("to do" if f in left else f.state for f in forecasts)
     lines = [f"{len(forecasts)} cells: " + ", ".join(f"{n} {state}" for state, n in states.items()) + "."]
     if left:

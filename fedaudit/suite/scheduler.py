@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
@@ -26,10 +26,12 @@ from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, look, stale_attacks, why_stale
 from fedaudit.suite.forecast import Pace, duration
+from fedaudit.suite.on_ray import carry_out_on_ray
 from fedaudit.suite.sharing import shared_gpu
 from fedaudit.suite.suite_file import Suite, read_suite
 
 PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
+Where = Literal["here", "ray"]
 Watch = Callable[[float, float, str], None]  # done, all of it, what is being done
 
 
@@ -66,9 +68,13 @@ def audit(
     engine: str | None = None,
     force: bool = False,
     keep_stale: bool = False,
+    on: Where = "here",
+    ray_address: str | None = None,
 ) -> list[Cell]:
     """Run all cells and attacks of a suite or of its file. A finished cell is not run again, unless other code than
-    today's made it, or `force` says so; `keep_stale` lets it count. A failing cell does not stop the rest."""
+    today's made it, or `force` says so; `keep_stale` lets it count. A failing cell does not stop the rest.
+
+    `on`: cells as processes of this machine, or as tasks of a Ray cluster."""
     suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
     cells = make_cells(suite, out, engine)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
@@ -77,6 +83,9 @@ def audit(
             f"--jobs {jobs} with the engine ray, which already runs the clients of one cell beside each other. Leave "
             "one of the two out."
         )
+    if on == "ray" and (on_ray or jobs > 1):
+        what = "the engine ray" if on_ray else f"--jobs {jobs}"
+        raise SettingError(f"--on ray already runs cells beside each other on the cluster. Leave {what} out.")
     with _locked(out) as lock:
         progress = _Progress(cells, watch, jobs)
         for cell in cells:
@@ -87,7 +96,11 @@ def audit(
         todo = [cell for cell in cells if cell.status == "to do"]
         progress.tell()
         sharing: str | None = None
-        if on_ray:
+        if on == "ray":
+            carry_out_on_ray(
+                _Queue(todo), lambda cell, what: progress.tell(f"{cell.setting.method}: {what}"), ray_address
+            )
+        elif on_ray:
             _here(todo, progress)
         else:
             with shared_gpu([cell.setting for cell in todo], min(jobs, len(todo))) as sharing:

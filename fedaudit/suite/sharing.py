@@ -21,6 +21,16 @@ from fedaudit.setting import Setting
 
 CONTROL = "nvidia-cuda-mps-control"
 SECONDS = 10  # to start or to end it
+SHARED = 3.0  # times the work of one process, of nine small networks on one H200 through the service (docs/results)
+
+
+def at_once(settings: Sequence[Setting], jobs: int) -> float:
+    """How many times the work of one process so many do: on processors as many; on a GPU, whose kernels run beside
+    each other only through the service, no more than was measured with it, and without it one."""
+    if jobs < 2 or not any(map(on_gpu, settings)):
+        return float(max(1, jobs))
+    there = "CUDA_MPS_PIPE_DIRECTORY" in os.environ or shutil.which(CONTROL) is not None
+    return min(float(jobs), SHARED) if there else 1.0
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError
 from fedaudit.wire.message import DTYPES, Dtype, LowRank, Record, State, class_named
+from fedaudit.wire.packing import at_home, packed, raw, unpacked
 from fedaudit.wire.svd import recombined
 
 FORMAT = 1
@@ -56,27 +57,39 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
-        self._storages: set[int] = set()
+        self._finite: list[tuple[int, str]] = []  # numbers of those whose entries must be finite, and where they stand
 
     def tensor(self, t: Tensor, where: str, finite: bool) -> int:
         if t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
             raise WireError(f"{where} is a {t.layout} tensor on {t.device}: only dense tensors with content travel.")
         if t.is_complex():
             raise WireError(f"{where} is complex. Send its real and imaginary part (torch.view_as_real).")
-        # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
-        suspect = finite and t.is_floating_point() and t.numel() and not torch.isfinite(t.detach().sum())
-        if suspect and not bool(torch.isfinite(t).all()):
-            raise WireError(
-                f"{where} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
-                "such values are meant, declare the field with finite=False."
-            )
-        t = t.detach().to("cpu").contiguous()
-        storage = t.untyped_storage().data_ptr()
-        if storage in self._storages or (t.numel() and t.untyped_storage().nbytes() != t.numel() * t.element_size()):
-            t = t.clone()  # tied or sliced: safetensors takes neither, and the receiver gets its own memory anyway
-        self._storages.add(t.untyped_storage().data_ptr())
+        if finite and t.is_floating_point() and t.numel():
+            self._finite.append((len(self.tensors), where))
         self.tensors.append(t)
         return len(self.tensors) - 1
+
+    def settle(self) -> list[Tensor]:
+        """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
+        # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
+        sums = [self.tensors[i].detach().sum().double() for i, _ in self._finite]
+        by_device: dict[torch.device, list[int]] = {}
+        for n, of_one in enumerate(sums):
+            by_device.setdefault(of_one.device, []).append(n)
+        suspect = [
+            n
+            for group in by_device.values()
+            for n, fine in zip(group, torch.stack([sums[n] for n in group]).isfinite().tolist(), strict=True)
+            if not fine
+        ]
+        for n in sorted(suspect):
+            i, where = self._finite[n]
+            if not bool(torch.isfinite(self.tensors[i]).all()):
+                raise WireError(
+                    f"{where} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
+                    "such values are meant, declare the field with finite=False."
+                )
+        return at_home(self.tensors)
 
     def node(self, value: Any, where: str, dtype: str | None = None, finite: bool = True) -> Any:
         match value:
@@ -167,15 +180,21 @@ def _dequantise(t: Tensor, dtype: str) -> Tensor:
     return real / 127.5 - 1 if dtype == "uint8" else real
 
 
-def _raw(t: Tensor) -> Any:
-    return t.reshape(-1).view(torch.uint8).numpy() if t.numel() else b""
-
-
 def _digest(tree: str, tensors: list[Tensor]) -> str:
     h = xxhash.xxh3_128(tree.encode())
     for t in tensors:
         h.update(f"{t.dtype}{list(t.shape)}".encode())
-        h.update(_raw(t))
+        h.update(raw(t))
+    return h.hexdigest()
+
+
+def _digest_there(blob: bytes, head: Header) -> str:
+    """The same, of tensors as they lie in a message."""
+    h, view = xxhash.xxh3_128(head.text.encode()), memoryview(blob)
+    for i in range(len(head.tensors)):
+        dtype, shape, begin, end = head.tensors[i]
+        h.update(f"{_STORED[dtype]}{list(shape)}".encode())
+        h.update(view[begin:end])
     return h.hexdigest()
 
 
@@ -183,15 +202,15 @@ def digest_of(value: Any) -> str:
     """A digest of any tree that may travel: the same for equal content, whatever memory it lies in."""
     encoder = _Encoder()
     tree = json.dumps(encoder.node(value, "value", None, False), separators=(",", ":"), allow_nan=False)
-    return _digest(tree, encoder.tensors)
+    return _digest(tree, encoder.settle())
 
 
 def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:
     """Any tree that may travel, as bytes; `dtype` and `finite` as in the declaration of a field."""
     encoder = _Encoder()
     tree = json.dumps(encoder.node(value, where, dtype, finite), separators=(",", ":"), allow_nan=False)
-    head = f"{FORMAT}:{_digest(tree, encoder.tensors)}:{tree}"
-    return safetensors.torch.save({str(i): t for i, t in enumerate(encoder.tensors)}, metadata={"fedaudit": head})
+    tensors = encoder.settle()
+    return packed(tensors, f"{FORMAT}:{_digest(tree, tensors)}:{tree}")
 
 
 def encode(record: Record) -> bytes:
@@ -305,12 +324,13 @@ def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool 
         raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}.")
     head = read_header(blob)
     try:
-        by_name = safetensors.torch.load(blob)
-        tensors = [by_name[str(i)] for i in range(len(by_name))]
-        if _digest(head.text, tensors) != head.digest:
+        if _digest_there(blob, head) != head.digest:
             raise ValueError("the checksum does not match")
-        if torch.device(device).type != "cpu":
-            tensors = [t.to(device) for t in tensors]
+        if torch.device(device).type == "cpu":
+            by_name = safetensors.torch.load(blob)
+            tensors = [by_name[str(i)] for i in range(len(by_name))]
+        else:
+            tensors = unpacked(blob, head.tensors, torch.device(device))
         decoder = _Decoder(tensors)
         decoder.plain = plain
         return decoder.value(head.tree)

@@ -72,6 +72,7 @@ class TranscriptWriter:
         self.seq = seq
         self._packs: dict[str, Any] = {}
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
+        self._broadcast: tuple[bytes, list[Any]] | None = None  # the message that went down last, and its tensors
 
     def clock(self) -> float:
         """Seconds since the run began, resumptions joined: what an outsider can time."""
@@ -83,13 +84,17 @@ class TranscriptWriter:
     def message(self, blob: bytes, head: Header, **facts: Any) -> dict[str, Any]:
         """Record one message; returns its row. `facts`: round, ask, fn, from, to, direction, fields, ..."""
         weights = state_tensors(head.tree)
-        view = memoryview(blob)
-        tensors = []
-        for i in range(len(head.tensors)):
-            dtype, shape, begin, end = head.tensors[i]
-            pack = "weights" if i in weights else "content"
-            digest, offset = self._store(view[begin:end], pack)
-            tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
+        if self._broadcast is not None and self._broadcast[0] is blob:
+            tensors = self._broadcast[1]  # the very bytes that went to another client of this ask
+        else:
+            tensors, view = [], memoryview(blob)
+            for i in range(len(head.tensors)):
+                dtype, shape, begin, end = head.tensors[i]
+                pack = "weights" if i in weights else "content"
+                digest, offset = self._store(view[begin:end], pack)
+                tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
+        if facts.get("direction") == "down":
+            self._broadcast = blob, tensors
         row = {"type": "message", **facts, "tree": head.tree, "tensors": tensors, "digest": head.digest}
         self._append(row)
         return row
@@ -107,6 +112,7 @@ class TranscriptWriter:
             file.close()
         self._packs.clear()
         self._stored.clear()
+        self._broadcast = None
         if (old := t - self.keep_weights) > 0:
             (self.folder / f"{old:06d}.weights.pack").unlink(missing_ok=True)
         return self._index.tell()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,39 @@ def test_a_kill_leaves_the_last_whole_round(tmp_path: Path) -> None:
     assert again.client(1) == state({"a": large(1)}), "a part that was cut is written again"
 
 
+def test_what_is_being_written_is_read_whole_and_a_failed_write_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow writes: a state is read as it was put, the round is committed after them. A full disk ends the round."""
+    write = Store._write
+
+    def slowly(self: Store, name: str, content: bytes) -> None:
+        time.sleep(0.05)
+        write(self, name, content)
+
+    monkeypatch.setattr(Store, "_write", slowly)
+    store = Store(tmp_path)
+    for k in range(6):  # more than may be on their way
+        store.put_client(k, 1, 0, state({"b": large(1)}, k))
+    assert len(store._pending) <= checkpoint.BEHIND
+    assert store.client(5) == state({"b": large(1)}, 5)
+    store.put_client(5, 1, 1, state({}, 7))
+    store.commit(1, b"server", {})
+    again = Store(tmp_path)
+    assert again.head() is not None
+    assert again.client(0) == state({"b": large(1)}, 0)
+    assert again.client(5) == state({}, 7)
+
+    def full(self: Store, name: str, content: bytes) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Store, "_write", full)
+    store.put_client(0, 2, 0, state({}))
+    with pytest.raises(OSError, match="no space left"):
+        store.commit(2, b"server", {})
+    assert Store(tmp_path).peek()["round"] == 1  # type: ignore[index]
+
+
 def test_a_round_keeps_one_new_state_of_a_client_beside_the_last_whole_rounds(tmp_path: Path) -> None:
     """A round of three asks does not take the disk of three."""
     store = Store(tmp_path)
@@ -99,6 +133,7 @@ def test_a_round_keeps_one_new_state_of_a_client_beside_the_last_whole_rounds(tm
     store.commit(1, b"", {})
     for ask in (0, 1, 2):
         store.put_client(0, 2, ask, state({}, seed=2 + ask))
+        store.settle()
         assert {path.name for path in tmp_path.glob("client-*")} == {"client-000000.1.0", f"client-000000.2.{ask}"}
     assert store.client(0) == state({}, seed=4)
     again = Store(tmp_path)

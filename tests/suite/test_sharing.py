@@ -10,7 +10,9 @@ import torch
 
 from fedaudit.setting import Setting
 from fedaudit.suite import sharing
-from fedaudit.suite.sharing import CONTROL, shared_gpu
+from fedaudit.suite.cell import Cell
+from fedaudit.suite.forecast import Forecast, total
+from fedaudit.suite.sharing import CONTROL, SHARED, at_once, shared_gpu
 
 GPU, CPU = Setting.make(device="cuda"), Setting.make(device="cpu")
 
@@ -73,3 +75,19 @@ def test_one_that_is_there_is_used(control: Path, monkeypatch: pytest.MonkeyPatc
         assert "already there" in what
     assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/somewhere"
     assert not control.exists()
+
+
+def test_a_forecast_knows_how_much_a_gpu_can_be_shared(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes on processors are as many times as fast; on a GPU as was measured with the service, or not at all."""
+    assert at_once([CPU], 8) == 8
+    assert at_once([CPU, GPU], 8) == SHARED
+    assert at_once([GPU], 2) == 2
+    assert at_once([GPU], 1) == 1
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert at_once([GPU], 8) == 1
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
+    assert at_once([GPU], 8) == SHARED
+    four = [Forecast(Cell(Path(str(i)), GPU, [], []), "to do", 0, 600.0) for i in range(4)]
+    assert "about 13 min with 4 at a time" in total(four, 4)  # 40 minutes of work, three at once
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+    assert "about 40 min with 4 at a time" in total(four, 4)

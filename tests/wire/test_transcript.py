@@ -12,7 +12,7 @@ from fedaudit import State
 from fedaudit.errors import ThreatError, TranscriptError
 from fedaudit.runtime.task import Done
 from fedaudit.wire.channel import Wire
-from fedaudit.wire.codec import encode
+from fedaudit.wire.codec import encode, read_header
 from fedaudit.wire.transcript import Transcript, TranscriptWriter
 
 
@@ -67,6 +67,24 @@ def test_a_broadcast_is_billed_to_each_and_stored_once(tmp_path):
     down = [e for e in Transcript(tmp_path).entries() if e.direction == "down"]
     assert sum(e.fields["w"]["payload"] for e in down) == 10 * 4000
     assert (tmp_path / "000001.weights.pack").stat().st_size == 4000 + 10 * 20
+
+
+def test_the_same_bytes_in_the_next_round_are_stored_there(tmp_path):
+    """A pack is dropped with its round: what is sent again is written again."""
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    blob = encode(Sent(State({"w": torch.full((1000,), 3.0)})))
+    for t in (1, 2):
+        writer.begin_round(t)
+        wire = Wire(writer, t)
+        wire.traffic.asks.append(([0, 1], []))
+        for k in (0, 1):
+            wire._record(blob, read_header(blob), "down", k, 0, "update", {}, at=0.0)
+        writer.end_round(t)
+    writer.close()
+    assert not (tmp_path / "000001.weights.pack").exists()
+    assert (tmp_path / "000002.weights.pack").stat().st_size == 4000
+    last = list(Transcript(tmp_path).entries())[-1]
+    assert torch.equal(last["w"]["w"], torch.full((1000,), 3.0))
 
 
 def test_relayed_tensors_are_stored_once(tmp_path):

@@ -1,0 +1,140 @@
+"""The cells of a suite as tasks of a Ray cluster: `fedaudit audit suite.toml --on ray [--ray-address ...]`.
+
+Each cell is one task that asks for the processors and GPUs of its setting. Folders and keys are those of any audit, on
+a disk that all machines see. A cell whose machine is lost is given to another one, which goes on from the cell's last
+whole round: the lost process can hold the folder no longer than it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedaudit.errors import RunError, SettingError
+from fedaudit.runtime.folder import locked
+from fedaudit.setting import Setting
+from fedaudit.suite.cell import Cell, carry_out
+
+RETRIES = 5  # machines that a cell may lose
+PATIENCE = 60.0  # seconds for the lost process of a cell to be gone
+
+
+class Waiting(Protocol):
+    """Cells to do, of which some are ready."""
+
+    def ready(self) -> bool: ...
+    def take(self) -> Cell: ...
+
+
+def needs(setting: Setting) -> dict[str, float]:
+    """What a cell asks of the cluster: its threads as processors, and its share of a GPU where it computes on one."""
+    gpu = setting.gpu_fraction or (1.0 if setting.device.startswith("cuda") else 0.0)
+    return {"num_cpus": float(setting.threads), "num_gpus": float(gpu)}
+
+
+def carry_out_on_ray(waiting: Waiting, tell: Callable[[Cell, str], None], address: str | None) -> None:
+    """All cells, as many at a time as the cluster has room for. What went wrong is a cell's own reason."""
+    ray = _ray()
+    with _cluster(ray, address):
+        work = ray.remote(max_retries=RETRIES)(_work)
+        running: dict[Any, Cell] = {}
+        while True:
+            while waiting.ready():
+                cell = waiting.take()
+                if wrong := _no_room(ray, needs(cell.setting)):
+                    cell.status, cell.reason = "failed", wrong
+                    tell(cell, "failed")
+                    continue
+                running[work.options(**needs(cell.setting)).remote(_request(cell))] = cell
+            if not running:
+                return
+            (reference,), _ = ray.wait(list(running), num_returns=1)
+            cell = running.pop(reference)
+            try:
+                cell.status, cell.reason = ray.get(reference)
+            except ray.exceptions.RayError as e:
+                cell.status = "failed"
+                cell.reason = f"its worker failed {RETRIES + 1} times: {type(e).__name__}: {e}".splitlines()[0]
+            tell(cell, cell.status)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise SettingError('--on ray needs Ray: pip install "fedaudit[ray]".') from None
+    return ray
+
+
+@contextmanager
+def _cluster(ray: Any, address: str | None) -> Iterator[None]:
+    """The cluster at an address, or one on this machine; one that is there already is used, and stays."""
+    if ray.is_initialized():
+        yield
+        return
+    path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
+    try:
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except ConnectionError as e:
+        raise SettingError(f"No Ray cluster answers at {address!r}: {e}.") from e
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _no_room(ray: Any, wanted: dict[str, float]) -> str | None:
+    """Why no machine of the cluster could ever take a cell: it would wait for ever."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(m.get("CPU", 0) >= wanted["num_cpus"] and m.get("GPU", 0) >= wanted["num_gpus"] for m in machines):
+        return None
+    asked = f"{wanted['num_cpus']:g} processors" + (f" and {wanted['num_gpus']:g} GPU" if wanted["num_gpus"] else "")
+    return f"it needs {asked}, and no machine of the cluster has them. Lower threads, or add a machine."
+
+
+def _request(cell: Cell) -> dict[str, Any]:
+    return {
+        "folder": str(cell.folder.resolve()),
+        "setting": cell.setting.model_dump(),
+        "attacks": cell.attacks,
+        "threats": cell.threats,
+        "trials": cell.trials,
+        "keep_stale": cell.keep_stale,
+        "here": os.getcwd(),
+    }
+
+
+def _work(request: dict[str, Any]) -> tuple[str, str | None]:
+    """On some machine: the cell from where it stands."""
+    if os.path.isdir(request["here"]):
+        os.chdir(request["here"])  # a setting may name files from there
+    setting = Setting.make(**request["setting"])
+    cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
+    cell.keep_stale = request["keep_stale"]
+    _wait_for(cell.folder)
+    carry_out(cell)
+    return cell.status, cell.reason
+
+
+def _wait_for(folder: Path) -> None:
+    """Until the process that had this cell before is gone."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with locked(folder):
+                return
+        except RunError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

@@ -1,0 +1,93 @@
+"""Tensors and the bytes of a message, with as few copies as there can be: in safetensors' format, byte for byte as its
+own writer has it.
+
+That writer copies each tensor twice, and a model on a GPU would come over tensor by tensor. Here all tensors of one
+device and type come in one transfer, and are copied once, into the message; back there is one transfer too.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+# By the names of the format, in the order in which its writer puts them: what needs the widest alignment first.
+NAMES = {
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.uint32: "U32",
+    torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
+    torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
+Spans = dict[int, tuple[str, tuple[int, ...], int, int]]  # by number of the tensor: type, shape, begin, end
+
+
+def raw(t: Tensor) -> Any:
+    """The bytes of a dense tensor in main memory, not copied."""
+    return t.reshape(-1).view(torch.uint8).numpy() if t.numel() else b""
+
+
+def at_home(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors in main memory, dense; those of one GPU and type in one transfer, then parts of one memory."""
+    found: list[Tensor] = [t.detach() for t in tensors]
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, t in enumerate(found):
+        if t.device.type == "cpu":
+            found[i] = t.contiguous()
+        else:
+            groups.setdefault((t.device, t.dtype), []).append(i)
+    for group in groups.values():
+        flat = torch.cat([found[i].reshape(-1) for i in group]).cpu()
+        parts = flat.split([found[i].numel() for i in group])
+        for i, part in zip(group, parts, strict=True):
+            found[i] = part.view(found[i].shape)
+    return found
+
+
+def packed(tensors: Sequence[Tensor], head: str) -> bytes:
+    """The message: tensors in main memory, named by their number, and `head` under the metadata key `fedaudit`."""
+    if any(t.dtype not in NAMES for t in tensors):
+        return safetensors.torch.save({str(i): t.clone() for i, t in enumerate(tensors)}, metadata={"fedaudit": head})
+    table: dict[str, Any] = {"__metadata__": {"fedaudit": head}}
+    order, at = sorted(range(len(tensors)), key=lambda i: (_PLACE[tensors[i].dtype], str(i))), 0
+    for i in order:
+        t = tensors[i]
+        end = at + t.numel() * t.element_size()
+        table[str(i)] = {"dtype": NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(raw(tensors[i]) for i in order)])
+
+
+def unpacked(blob: bytes, spans: Spans, device: torch.device) -> list[Tensor]:
+    """The tensors of a message on a GPU, each in memory of its own. `spans` were held against the blob's length."""
+    start = at = 8 + int.from_bytes(blob[:8], "little")
+    for begin, end in sorted((begin, end) for _, _, begin, end in spans.values()):
+        if begin != at:
+            raise ValueError("its tensors leave gaps, or lie on one another")
+        at = end
+    if at != len(blob):
+        raise ValueError("it is longer than its tensors")
+    if start == len(blob):
+        return [_empty(spans[i], device) for i in range(len(spans))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that bytes are not writable: nothing writes
+        whole = torch.frombuffer(memoryview(blob)[start:], dtype=torch.uint8).to(device)
+    found = []
+    for i in range(len(spans)):
+        name, shape, begin, end = spans[i]
+        part = whole[begin - start : end - start].clone()  # aligned, and no part of the others' memory
+        found.append(part.view(_DTYPES[name]).reshape(shape) if end > begin else _empty(spans[i], device))
+    return found
+
+
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+def _empty(span: tuple[str, tuple[int, ...], int, int], device: torch.device) -> Tensor:
+    return torch.empty(span[1], dtype=_DTYPES[span[0]], device=device)

@@ -1,0 +1,168 @@
+"""Suites on a Ray cluster: the cells of any audit, also when a machine is lost in the middle."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suite_tools import comparable
+
+from fedaudit.errors import FedauditError
+from fedaudit.runtime.folder import locked
+from fedaudit.setting import Setting
+from fedaudit.suite import on_ray
+from fedaudit.suite.cell import Cell
+from fedaudit.suite.on_ray import carry_out_on_ray, needs
+from fedaudit.suite.scheduler import _Queue, audit
+from fedaudit.suite.suite_file import Suite
+
+SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp"}
+
+
+def test_a_cell_asks_for_what_its_setting_takes() -> None:
+    assert needs(Setting.make(threads=3, device="cpu")) == {"num_cpus": 3.0, "num_gpus": 0.0}
+    assert needs(Setting.make(device="cuda:1")) == {"num_cpus": 1.0, "num_gpus": 1.0}
+    assert needs(Setting.make(device="cuda", gpu_fraction=0.25))["num_gpus"] == 0.25
+
+
+def test_two_ways_to_run_things_beside_each_other_are_one_too_many(tmp_path: Path) -> None:
+    suite = Suite(base=SMALL)
+    with pytest.raises(FedauditError, match="Leave --jobs 2 out"):
+        audit(suite, tmp_path, on="ray", jobs=2)
+    with pytest.raises(FedauditError, match="Leave the engine ray out"):
+        audit(suite, tmp_path, on="ray", engine="ray")
+
+
+class Tried:
+    """As much of Ray as carrying out cells needs: tasks run at once, some of them are lost for good."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def __init__(self, lose: int, cpus: int = 2):
+        self.lose, self.cpus, self.asked = lose, cpus, list[Any]()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "Resources": {"CPU": self.cpus}}, {"Alive": False, "Resources": {"CPU": 64}}]
+
+    def remote(self, **options: Any) -> Any:
+        tried = self
+
+        def made(work: Any) -> Any:
+            class Task:
+                def options(self, **wanted: Any) -> Any:
+                    tried.asked.append({**options, **wanted})
+                    return self
+
+                def remote(self, request: Any) -> Any:
+                    tried.lose -= 1
+                    return ("lost",) if tried.lose >= 0 else ("here", request["folder"])
+
+            return Task()
+
+        return made
+
+    def wait(self, references: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return references[:1], references[1:]
+
+    def get(self, reference: Any) -> tuple[str, str | None]:
+        if reference == ("lost",):
+            raise self.exceptions.RayError("the machine is gone")
+        return "done", None
+
+
+def cells(tmp_path: Path, **setting: Any) -> list[Cell]:
+    return [Cell(tmp_path / str(seed), Setting.make(seed=seed, **setting), [], []) for seed in range(3)]
+
+
+def test_what_is_lost_for_good_fails_and_the_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, told = Tried(lose=1), list[str]()
+    monkeypatch.setattr(on_ray, "_ray", lambda: ray)
+    todo = cells(tmp_path, threads=2)
+    carry_out_on_ray(_Queue(todo), lambda cell, what: told.append(what), None)
+    assert [cell.status for cell in todo] == ["failed", "done", "done"]
+    assert "its worker failed" in str(todo[0].reason)
+    assert told == ["failed", "done", "done"]
+    assert all(asked == {"max_retries": on_ray.RETRIES, "num_cpus": 2.0, "num_gpus": 0.0} for asked in ray.asked)
+
+
+def test_a_cell_that_no_machine_could_take_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_ray, "_ray", lambda: Tried(lose=0))
+    todo = cells(tmp_path, threads=3)  # the machine with 64 is gone
+    carry_out_on_ray(_Queue(todo), lambda cell, what: None, None)
+    assert [cell.status for cell in todo] == ["failed"] * 3
+    assert "needs 3 processors" in str(todo[0].reason)
+
+
+def test_a_cell_waits_until_its_lost_process_has_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, folder = threading.Event(), tmp_path / "cell"
+
+    def hold() -> None:
+        with locked(folder):
+            held.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    begun = time.monotonic()
+    on_ray._wait_for(folder)
+    assert time.monotonic() - begun > 0.1
+    thread.join()
+    monkeypatch.setattr(on_ray, "PATIENCE", 0.1)
+    with locked(folder), pytest.raises(FedauditError, match="Another process"):
+        on_ray._wait_for(folder)
+
+
+@pytest.mark.slow
+def test_a_suite_survives_the_loss_of_a_machine_to_the_bit(tmp_path: Path) -> None:
+    """Two machines with one processor each, and one of them is killed when both are in the middle of a cell."""
+    ray = pytest.importorskip("ray", reason="--on ray needs Ray")
+    if ray.is_initialized():
+        pytest.skip("another test has a cluster")
+    from ray.cluster_utils import Cluster
+
+    suite = Suite(base={**SMALL, "rounds": 60}, attacks=["loss"], grid={"seed": [0, 1, 2]})
+    serial = audit(suite, tmp_path / "a")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        found: list[list[Cell]] = []
+        audited = threading.Thread(
+            target=lambda: found.append(audit(suite, tmp_path / "b", on="ray", ray_address=cluster.address))
+        )
+        audited.start()
+        under_way = _wait_for_two(tmp_path / "b" / "runs")
+        cluster.remove_node(second, allow_graceful=False)
+        audited.join(240)
+        assert found, "the audit came to its end"
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert len(under_way) >= 2
+    assert [cell.status for cell in found[0]] == ["done"] * 3
+    for a, b in zip(serial, found[0], strict=True):
+        assert a.folder.name == b.folder.name
+        assert comparable(a.folder) == comparable(b.folder)
+
+
+def _wait_for_two(runs: Path) -> list[Path]:
+    """Runs that have come through a round, and are not at their end."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        heads = [head for head in runs.glob("*/*/HEAD.json") if 1 <= json.loads(head.read_text())["round"] < 55]
+        if len(heads) >= 2:
+            return heads
+        time.sleep(0.02)
+    raise AssertionError("two cells were never under way at the same time")
