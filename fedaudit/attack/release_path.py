@@ -250,10 +250,10 @@ def _audit_field(
         tests[GAUSSIAN] = gdp_mean_shift
     rows = []
     for test, bound in tests.items():
-        made = bound(scores.ravel(), member, delta, confidence)
+        measured = bound(scores.ravel(), member, delta, confidence)
         finds = None if claim == 0 else would_find(bound, worst.distance, trials, claim, delta, confidence)
         top = ceiling(bound, 2 * trials, delta, confidence)
-        rows.append(_found(run, kind, worst, made, claim, how, test, top, finds))
+        rows.append(_found(run, kind, worst, measured, claim, how, test, top, finds))
     return rows
 
 

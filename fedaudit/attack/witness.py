@@ -16,7 +16,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
 from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare
-from fedaudit.privacy.policy import TRAINING
+from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
@@ -79,9 +79,16 @@ class Repeated:
     apart: float = 0.0  # largest difference of what was sent unprotected and of the last model, relative to its size
     same_state: bool = False
 
+    def add(self, found: Stepped | None) -> None:
+        if found is not None:
+            self.trained.append(found)
+
     @property
     def exact(self) -> bool:
         return self.same_state and self.apart == 0
+
+
+Probe = Callable[["PrivateFit"], Stepped | None]  # what is to be done with each private training
 
 
 class Witness(Client):
@@ -90,6 +97,7 @@ class Witness(Client):
     sent: Up
     was: Entry
     repeated: Repeated
+    probe: Probe
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         where = f"{message.__name__}.{field}"
@@ -133,55 +141,87 @@ class Witness(Client):
     ) -> Fitted:  # fmt: skip
         before = copy.deepcopy(model)
         fitted = super()._fit_private(model, loss, rows, until, separable, options)
-        with seeded("witness", self.id, self.t, device=self.device):
-            stepped = self._steps(before, loss, rows, options, float(self.entries[-1]["sigma"]), fitted.steps)
-        if stepped is not None:
-            self.repeated.trained.append(stepped)
+        policy, entry = self._site.policies[TRAINING], self.entries[-1]
+        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
+        if fitted.steps:
+            fit = PrivateFit(
+                self.id, self.t, before, loss, tuple(_double(row) for row in rows),
+                {name: _double(value) for name, value in (options["given"] or {}).items()},
+                options["batch"], options["epochs"], options["steps"], fitted.steps, float(entry["sigma"]), policy,
+                policy.releases or self._site.rounds, (*key, self._fits), self.device,
+            )  # fmt: skip
+            with seeded("witness", self.id, self.t, device=self.device):
+                self.repeated.add(self.probe(fit))
         return fitted
 
-    def _steps(
-        self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], options: dict[str, Any], sigma: float, count: int
-    ) -> Stepped | None:
+
+@dataclass(frozen=True)
+class PrivateFit:
+    """A private training as it was called, to be run again in other ways: in double precision, with tiny steps."""
+
+    client: int
+    round: int
+    model: nn.Module
+    loss: Loss
+    rows: tuple[Tensor, ...]
+    given: dict[str, Any]
+    batch: int
+    epochs: int | None
+    steps: int | None
+    count: int  # steps that it took
+    sigma: float  # as the ledger has it
+    policy: Policy
+    fits: int
+    key: tuple[object, ...]
+    device: torch.device
+
+    @property
+    def C(self) -> float:
+        return self.policy.clip or 1.0
+
+    @property
+    def expected(self) -> int:
+        """The batch size that steps are divided by."""
+        n = len(self.rows[0])
+        return max(1, round(min(1.0, self.batch / n) * n))
+
+    @property
+    def start(self) -> dict[str, Tensor]:
+        return {name: p.detach().double() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def with_noise(self, multiplier: float | None) -> Policy:
+        """The policy with this noise; None: as it is."""
+        if multiplier is None:
+            return self.policy
+        return self.policy.model_copy(update={"noise_multiplier": multiplier, "epsilon": None})
+
+    def after(self, multiplier: float | None = None) -> dict[str, Tensor]:
+        """The parameters after all steps. The sample and the noise are drawn as in the run."""
         from fedaudit.privacy.dpsgd import fit_private
 
-        if not count:
-            return None
-        policy = self._site.policies[TRAINING]
-        quiet = policy.model_copy(update={"noise_multiplier": QUIET, "epsilon": None})
-        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
-        C, n = policy.clip or 1.0, len(rows[0])
-        batch = max(1, round(min(1.0, options["batch"] / n) * n))
-        rows = [_double(row) for row in rows]
-        given = {name: _double(value) for name, value in (options["given"] or {}).items()}
-        start = {name: p.detach().double() for name, p in model.named_parameters() if p.requires_grad}
+        copied = copy.deepcopy(self.model).double()
+        with seeded("witness", "layers", device=self.device):  # dropout draws the same each time
+            fit_private(
+                copied, self.loss, self.rows, opt=sgd(STEP), batch=self.batch, epochs=self.epochs, steps=self.steps,
+                given=self.given, policy=self.with_noise(multiplier), fits=self.fits,
+                rng=generator(*self.key[:-1], f"sample {self.key[-1]}", device=self.device),
+                noise=generator(*self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
+            )  # fmt: skip
+        return {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
 
-        def after(
-            policy: Any, rows: Sequence[Tensor], batch: int, epochs: int | None, steps: int | None
-        ) -> dict[str, Tensor]:
-            copied = copy.deepcopy(model).double()
-            with seeded("witness", "layers", device=self.device):  # dropout draws the same in both
-                fit_private(
-                    copied, loss, rows, opt=sgd(STEP), batch=batch, epochs=epochs, steps=steps, given=given,
-                    policy=policy, fits=policy.releases or self._site.rounds,
-                    rng=generator(*key, f"sample {self._fits}", device=self.device),
-                    noise=generator(*key, f"dp-sgd {self._fits}", device=self.device),
-                )  # fmt: skip
-            return {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
 
-        plan = (options["batch"], options["epochs"], options["steps"])
-        noisy, clean = after(policy, rows, *plan), after(quiet, rows, *plan)
-        unit = STEP / batch * sigma * math.sqrt(count)
-        largest = 0.0
-        for i in range(min(FEW, n)):
-            one = after(quiet, [row[i : i + 1] for row in rows], 1, None, 1)
-            norm = torch.stack([(start[name] - p).norm() for name, p in one.items()]).norm()
-            largest = max(largest, float(norm) / STEP / C)
-        return Stepped(
-            self.id, self.t, sigma, count,
-            {name: (clean[name] - noisy[name]) / unit for name in clean},
-            {name: (start[name] - clean[name]) / STEP for name in clean},
-            largest,
-        )  # fmt: skip
+def noise_of(fit: PrivateFit) -> Stepped:
+    """The noise of all steps: the model with it less the model without."""
+    noisy, clean, start = fit.after(), fit.after(QUIET), fit.start
+    unit = STEP / fit.expected * fit.sigma * math.sqrt(fit.count)
+    largest = 0.0
+    for i in range(min(FEW, len(fit.rows[0]))):
+        one = replace(fit, rows=tuple(row[i : i + 1] for row in fit.rows), batch=1, epochs=None, steps=1).after(QUIET)
+        norm = torch.stack([(start[name] - p).norm() for name, p in one.items()]).norm()
+        largest = max(largest, float(norm) / STEP / fit.C)
+    noise = {name: (clean[name] - noisy[name]) / unit for name in clean}
+    directions = {name: (start[name] - clean[name]) / STEP for name in clean}
+    return Stepped(fit.client, fit.round, fit.sigma, fit.count, noise, directions, largest)
 
 
 def _double(value: Any) -> Any:
@@ -211,7 +251,7 @@ def apart(a: Any, b: Any) -> float:
     return max(gaps, default=math.inf) / (size or 1.0)
 
 
-def repeat(run: RunFolder, k: int, watch: Watch) -> Repeated:
+def repeat(run: RunFolder, k: int, watch: Watch, probe: Probe = noise_of) -> Repeated:
     """All tasks of client k that it answered, again. Call it inside `compute(world)`."""
     world = run.world
     if world.setting.start is not None:
@@ -231,7 +271,7 @@ def repeat(run: RunFolder, k: int, watch: Watch) -> Repeated:
             message = decode(encode(down.record()), Down, device=world.device)
             client = open_client(site, down.round, down.ask, meter, state, message=message, cls=Witness)
             client.sent = decode(encode(up.record()), Up, device=world.device)
-            client.was, client.repeated = up, found
+            client.was, client.repeated, client.probe = up, found, probe
             reply = find_function(world.method, down.fn)(client, message)
             kept = client.settle()
             client.compare(reply)

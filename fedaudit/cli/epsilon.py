@@ -128,6 +128,27 @@ def residuals(
     _print_audits(audits, run, as_json)
 
 
+@epsilon_app.command("canaries")
+def canaries(
+    run: RunArgument,
+    number: Annotated[int, typer.Option("--canaries", min=4, max=MOST, help="Canaries of each client.")] = 400,
+    client: Client = "all",
+    confidence: Confidence = 0.95,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Hold the claim for private training against canaries in gradient space, one parameter each."""
+    from fedaudit import registry
+    from fedaudit.attack.gradient_canaries import audit_canaries
+
+    registry.trust(trust)
+    with progress_bar("canaries") as watch:
+        audits = audit_canaries(
+            run, canaries=number, clients=chosen_clients(client), confidence=confidence, watch=watch
+        )
+    _print_audits(audits, run, as_json)
+
+
 @epsilon_app.command("audit")
 def audit(
     run: RunArgument,

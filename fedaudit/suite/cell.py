@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedaudit.attack.attack_run import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable
+from fedaudit.privacy.policy import TRAINING
 from fedaudit.registry import find
 from fedaudit.runtime.attack_result import AnyResult, NotRun
 from fedaudit.runtime.engines import Engine
@@ -145,6 +146,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
     if not untried(cell, read_record(cell.folder)):
         return []
+    from fedaudit.attack.gradient_canaries import audit_canaries
     from fedaudit.attack.one_run import audit_run
     from fedaudit.attack.release_path import audit_releases
     from fedaudit.attack.residuals import audit_residuals
@@ -156,6 +158,9 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
             audit_run(cell.folder)
         audit_releases(cell.folder, trials=cell.trials)
         audit_residuals(cell.folder)
+        if TRAINING in cell.setting.privacy:
+            with contextlib.suppress(DataError):  # the method trains on nothing private, or cannot be repeated
+                audit_canaries(cell.folder)
     except Exception as e:  # noqa: BLE001 (as above)
         return [f"claims of epsilon: {_text(e)}"]
     return []

@@ -1,0 +1,190 @@
+"""Canaries in gradient space: records whose gradient points along one parameter alone (Nasr et al. 2023, Dirac).
+
+A canary is a row of the client's training like any other: drawn by the Poisson sample, differentiated, clipped, summed
+and noised by the code that trains. Its loss is K w_j, with K beyond the clipping norm, so that its clipped gradient is
+C e_j. A fair coin says of each whether it is in; out, its loss is 0. Every canary has a parameter of its own, so that
+one training tries hundreds of them at once.
+
+The attacker repeats the training without canaries and without noise (a replayed update), and looks at what the real one
+has beyond that along e_j: over T steps of sample rate q a canary that is in adds C Bin(T, q), and the noise sigma
+sqrt(T). These scores are held against what the ledger says of all trainings of the run: as Gaussians, by the shift of
+their means; and, guess by guess, by the f-DP of Mahloujifar et al. 2024. In or out is add-or-remove, as the claim is.
+
+The model is held where it was (steps are tiny, in double precision): what canaries do to the direction of training is
+no part of what they show.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaudit.attack.release_path import would_find
+from fedaudit.attack.witness import QUIET, STEP, PrivateFit, Watch, repeat
+from fedaudit.errors import DataError, FedauditError, RunError, SettingError
+from fedaudit.privacy.lower_bounds import Bound, ceiling, gdp_mean_shift, one_run_fdp
+from fedaudit.privacy.policy import TRAINING
+from fedaudit.rng import generator
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import EpsilonAudit, save_audits
+from fedaudit.runtime.task import compute
+from fedaudit.stats import Floats, check_confidence
+
+TEST = "gradient canaries"
+STEEP = 1e3  # K over the clipping norm
+SHOULD_FIND = 0.5  # as for release paths
+
+
+@dataclass
+class Scores:
+    """Of one client's canaries over its trainings: what each adds, in deviations of the promised noise; the truth."""
+
+    inside: Tensor
+    total: Tensor
+    steps: int = 0
+    rate: float = 0.0
+
+    @property
+    def scaled(self) -> Floats:
+        return (self.total / math.sqrt(max(self.steps, 1))).cpu().numpy()
+
+
+def audit_canaries(
+    folder: Path | str,
+    *,
+    canaries: int = 400,
+    clients: Sequence[int] | None = None,
+    confidence: float = 0.95,
+    watch: Watch | None = None,
+) -> list[EpsilonAudit]:
+    """Hold the claim for private training against `canaries` per client. The results are kept in the run folder."""
+    check_confidence(confidence)
+    run = RunFolder(folder)
+    if run.record.status != "done":
+        raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    if TRAINING not in run.world.policies:
+        raise SettingError(f"Training in {folder} was not private: there is no claim to try. Use a run with DP-SGD.")
+    for k in clients or ():
+        if not 0 <= k < run.world.setting.clients:
+            raise SettingError(f"There is no client {k}; the run has {run.world.setting.clients}, numbered from 0.")
+    wanted = [row.client for row in run.record.ledger if clients is None or row.client in clients]
+    found: dict[int, Scores] = {}
+    reason = "no client took part"
+    with compute(run.world):
+        for k in wanted:
+            scores = found.setdefault(k, Scores(*_coins(run, k, canaries)))
+            try:
+                repeat(run, k, watch or (lambda *_: None), functools.partial(_probe, scores=scores))
+            except FedauditError as e:
+                reason = str(e)
+            if not scores.steps:
+                del found[k]
+    if not found:
+        raise DataError(f"No private training could be repeated: {reason}.")
+    audits = _audit(run, found, confidence)
+    save_audits(run.folder, run.record.transcript_digest, audits)
+    return audits
+
+
+def _coins(run: RunFolder, k: int, canaries: int) -> tuple[Tensor, Tensor]:
+    coins = torch.rand(canaries, generator=generator(run.world.setting.seed, TEST, k)) < 0.5
+    return coins, torch.zeros(canaries, dtype=torch.float64)
+
+
+def _probe(fit: PrivateFit, scores: Scores) -> None:
+    """One training with canaries, and without them or noise; what the first has beyond the second, along each."""
+    name = max(fit.start, key=lambda at: fit.start[at].numel())
+    m, n = min(len(scores.inside), fit.start[name].numel()), len(fit.rows[0])
+    if m < len(scores.inside):  # fewer parameters than canaries: the others are never asked
+        scores.inside, scores.total = scores.inside[:m], scores.total[:m]
+    at = torch.randperm(fit.start[name].numel(), generator=generator(TEST, "at"))[:m]  # the same in every round
+    rows = [torch.cat([row, row[torch.zeros(m, dtype=torch.long, device=row.device)]]) for row in fit.rows]
+    inside = torch.where(scores.inside, at, torch.full_like(at, OUT))
+    mark = torch.cat([torch.full((n,), REAL), inside]).to(fit.device)
+    blank = torch.cat([torch.full((n,), REAL), torch.full((m,), OUT)]).to(fit.device)
+    loss = functools.partial(_with_canaries, loss=fit.loss, name=name, steep=STEEP * fit.C)
+    # The sample rate stays that of the real training, and so does the number of steps.
+    batch = max(1, round(fit.batch * (n + m) / n))
+    made = replace(fit, loss=loss, batch=batch, epochs=None, steps=fit.count)
+    noisy = replace(made, rows=(mark, *rows)).after(fit.sigma / fit.C)
+    clean = replace(made, rows=(blank, *rows)).after(QUIET)
+    gone = (clean[name] - noisy[name]).reshape(-1)[at.to(fit.device)] / STEP * replace(made, rows=(mark,)).expected
+    scores.total += gone.cpu() / fit.sigma
+    scores.steps += fit.count
+    scores.rate = batch / (n + m)
+
+
+REAL, OUT = -1, -2  # instead of a canary's parameter: a record of the client, a canary that is out
+
+
+def _with_canaries(
+    f: Any, mark: Tensor, *rows: Tensor, loss: Callable[..., Tensor], name: str, steep: float, **given: Any
+) -> Tensor:
+    """The method's loss for its records; K w_j for a canary at j; 0 for one that is out."""
+    own = loss(f, *rows, **given)
+    w = f.params[name].reshape(-1)[mark.clamp(min=0)]
+    return torch.where(mark == REAL, own, torch.where(mark == OUT, torch.zeros_like(own), steep * w))
+
+
+def _audit(run: RunFolder, found: dict[int, Scores], confidence: float) -> list[EpsilonAudit]:
+    ledger = max((row for row in run.record.ledger if row.client in found), key=lambda r: r.by_kind.get(TRAINING, 0.0))
+    claim, delta = ledger.by_kind.get(TRAINING, 0.0), ledger.delta
+    scores = np.concatenate([s.scaled for s in found.values()])
+    member = np.concatenate([s.inside.numpy() for s in found.values()])
+    some = next(iter(found.values()))
+    entry = next(e for e in ledger.entries if e.kind == TRAINING)
+    shift = some.rate * math.sqrt(some.steps) / entry.noise_multiplier  # of a canary that is in, if all is as promised
+    m = len(scores)
+    gaps = scores - shift / 2
+    order = np.argsort(-np.abs(gaps), kind="stable")[: (m + 1) // 2]
+    right = int(((gaps > 0) == member)[order].sum())
+    finds = would_find(gdp_mean_shift, shift, m // 2, claim, delta, confidence)
+    how = (
+        f"{m} canaries of {len(found)} clients, {some.steps} steps at sample rate {some.rate:.3g}; with the promised "
+        f"noise {shift:.3g} deviations apart"
+    )
+    guesses = (m + 1) // 2
+    tests: list[tuple[str, Bound, float, float | None, str]] = [
+        (
+            f"{TEST}, Gaussian", gdp_mean_shift(scores, member, delta, confidence),
+            ceiling(gdp_mean_shift, m, delta, confidence), finds, f"would find noise x {finds:g}",
+        ),
+        (
+            f"{TEST}, f-DP", one_run_fdp(m, guesses, right, delta, confidence),
+            ceiling(one_run_fdp, m, delta, confidence, guesses=guesses), None,
+            f"{right} of {guesses} guesses right",
+        ),
+    ]  # fmt: skip
+    rows = []
+    for test, bound, top, would, words in tests:
+        verdict = bound.against(claim)
+        blind = top <= claim if would is None else would < SHOULD_FIND
+        rows.append(
+            EpsilonAudit(
+                test=test,
+                kind=TRAINING,
+                threat="whoever sees every step of training",
+                claim="training, all rounds",
+                claim_epsilon=claim,
+                ledger_epsilon=claim,
+                lower_bound=bound.epsilon,
+                p_value=verdict.p_value,
+                trials=m,
+                confidence=confidence,
+                delta=delta,
+                verdict="refuted" if verdict.verdict == "refuted" else "cannot tell" if blind else "not refuted",
+                method=bound.method,
+                how=f"{how}; {words}; so many canaries can show {top:.3g}; assumes: {bound.assumes}",
+                ceiling=top,
+                finds=would,
+            )
+        )
+    return rows
