@@ -32,7 +32,7 @@ from fedaudit.wire.transcript import Entry
 
 
 @dataclass
-class Release:
+class Uploaded:
     """One round: released rows with their labels, and what candidates and auxiliary records would have given."""
 
     rows: Tensor
@@ -93,7 +93,7 @@ class EmbeddingMatch(Attack):
                 return labels if labels.shape == (len(entry[name]),) else None
         return None
 
-    def _release(self, scene: Scene, entry: Entry, name: str, model: Net) -> Release:
+    def _release(self, scene: Scene, entry: Entry, name: str, model: Net) -> Uploaded:
         protection = entry.fields[name].get("protection") or {}
 
         def as_released(x: Tensor) -> Tensor:
@@ -108,16 +108,16 @@ class EmbeddingMatch(Attack):
         if labels is not None:
             alike = labels[:, None] == aux_y
             alike |= ~alike.any(1, keepdim=True)  # a class that the auxiliary set lacks: any record
-        return Release(rows, labels, as_released(scene.x), known, alike, float(protection.get("sigma") or 0.0))
+        return Uploaded(rows, labels, as_released(scene.x), known, alike, float(protection.get("sigma") or 0.0))
 
-    def _matching(self, y: Tensor, release: Release) -> Tensor:
+    def _matching(self, y: Tensor, release: Uploaded) -> Tensor:
         """Which rows a candidate may be, by label; all where labels are not released."""
         if release.labels is None:
             return torch.ones(len(y), len(release.rows), dtype=torch.bool, device=y.device)
         return y[:, None] == release.labels
 
     @staticmethod
-    def _distance(releases: list[Release], match: Tensor) -> Tensor:
+    def _distance(releases: list[Uploaded], match: Tensor) -> Tensor:
         """The smallest squared distance to a row, summed over rounds; a candidate that no row can be is farthest."""
         total = sum(squared(r.candidates, r.rows) for r in releases)
         assert isinstance(total, Tensor)
@@ -141,7 +141,7 @@ def log_density(rows: Tensor, centres: Tensor, sigma: float) -> Tensor:
     return -squared(rows, centres) / (2 * sigma**2)
 
 
-def log_ratio(releases: list[Release], match: Tensor) -> Tensor:
+def log_ratio(releases: list[Uploaded], match: Tensor) -> Tensor:
     """The logarithm of the likelihood ratio for each candidate, over the rows that it may be."""
     total = torch.zeros(match.shape, dtype=torch.float64, device=match.device)
     for r in releases:

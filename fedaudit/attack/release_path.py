@@ -122,7 +122,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Release:
+class Tried:
     """A protected field of a client's message, where a run last sent it."""
 
     sent: Entry
@@ -141,7 +141,7 @@ class Release:
 class Pair:
     """Two neighbours, and the statistic that tells their releases apart."""
 
-    release: Release
+    release: Tried
     sides: tuple[Side, Side]
     index: Tensor  # entries of the release, flattened, that differ
     weights: Tensor
@@ -214,7 +214,7 @@ def _audit_kind(
             "what DP-SGD protects is made in training, which this does not repeat; `fedaudit epsilon audit` is for it"
         )
         return [_not_tried(run, kind, "training", reason, confidence)]
-    by_field: dict[str, list[Release]] = {}
+    by_field: dict[str, list[Tried]] = {}
     for release in _releases(run, kind, clients):
         by_field.setdefault(release.where, []).append(release)
     if not by_field:
@@ -223,7 +223,7 @@ def _audit_kind(
 
 
 def _audit_field(
-    run: RunFolder, kind: str, found: list[Release], trials: int, confidence: float, watch: Watch
+    run: RunFolder, kind: str, found: list[Tried], trials: int, confidence: float, watch: Watch
 ) -> list[EpsilonAudit]:
     pairs: list[Pair] = []
     reasons: list[str] = []
@@ -322,7 +322,7 @@ def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: fl
     )
 
 
-def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Release]:
+def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Tried]:
     """Each client's last release of each field of a kind, by ascending client."""
     entries = list(run.transcript.entries())
     downs = {(e.client, e.round, e.ask): e for e in entries if e.direction == "down"}
@@ -337,13 +337,13 @@ def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Itera
         message = cast(type[Up], class_named(entry.class_id))
         declared = message.declared()[name]
         assert declared is not None  # an Up message declares every field
-        yield Release(entry, downs[entry.client, entry.round, entry.ask], message, name, declared, policy)
+        yield Tried(entry, downs[entry.client, entry.round, entry.ask], message, name, declared, policy)
 
 
 # --- the worst pair ----------------------------------------------------------------------------------------------
 
 
-def worst_pair(run: RunFolder, release: Release) -> Pair | str:
+def worst_pair(run: RunFolder, release: Tried) -> Pair | str:
     """The pair of neighbours whose noise-free releases differ most, of those tried; or why there is none."""
     k, depends = release.sent.client, dependence(release.declared)
     state = run.client_state(k)
@@ -363,7 +363,7 @@ def worst_pair(run: RunFolder, release: Release) -> Pair | str:
         return f"{release.where} could not be rehearsed without training: {type(e).__name__}: {e}"
 
 
-def _opposite_ends(world: World, release: Release, state: bytes, depends: str) -> Pair:
+def _opposite_ends(world: World, release: Tried, state: bytes, depends: str) -> Pair:
     """Two values of the released shape at opposite ends of what the claim allows one record to change."""
     client = Rehearsal.of(
         world, release.sent.client, release.sent.round, release.sent.ask, state, world.members(release.sent.client)
@@ -380,7 +380,7 @@ def _opposite_ends(world: World, release: Release, state: bytes, depends: str) -
     return _pair(release, sides[0], sides[1], f"{words} (nothing shows that a record reaches them)")
 
 
-def _clipped_ends(world: World, release: Release, state: bytes, depends: str) -> Pair | None:
+def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> Pair | None:
     """What the clipping norm C allows one record to do: the ends of what the noise was scaled for. None without C."""
     policy = release.policy
     if depends not in ("record", "class") or policy.mechanism != "gaussian" or policy.sensitivity.startswith("random"):
@@ -412,7 +412,7 @@ def _clipped_ends(world: World, release: Release, state: bytes, depends: str) ->
     return _pair(release, sides[0], sides[1], f"{words} (nothing shows that a record reaches it)")
 
 
-def _swap(world: World, release: Release, state: bytes, depends: str) -> Pair | str:
+def _swap(world: World, release: Tried, state: bytes, depends: str) -> Pair | str:
     k = release.sent.client
     x, y = world.members(k)
     names, images, labels, at = _candidates(world, k)
@@ -439,7 +439,7 @@ def _swap(world: World, release: Release, state: bytes, depends: str) -> Pair | 
     return _pair(release, found[i][1], found[j][1], f"the record {found[i][0]} against {found[j][0]}")
 
 
-def _against_zeros(release: Release, found: list[tuple[str, Side, Tensor]], at: int) -> Pair | str:
+def _against_zeros(release: Tried, found: list[tuple[str, Side, Tensor]], at: int) -> Pair | str:
     pairs = []
     for name, side, _ in found:
         leaves = [leaf.clone() for leaf in leaves_of(side.value, release.where)]
@@ -450,7 +450,7 @@ def _against_zeros(release: Release, found: list[tuple[str, Side, Tensor]], at: 
     return max(pairs, key=lambda pair: pair.distance)
 
 
-def _pair(release: Release, one: Side, other: Side, words: str) -> Pair:
+def _pair(release: Tried, one: Side, other: Side, words: str) -> Pair:
     """The statistic: the difference of the noise-free releases over the variance of the noise, entry by entry."""
     (a, sigmas, _), (b, _, _) = _noise_free(release, one), _noise_free(release, other)
     difference = torch.cat([(p - q).double().reshape(-1) for p, q in zip(a, b, strict=True)]).cpu()
@@ -465,20 +465,20 @@ def _norm(difference: Tensor) -> float:
     return float(difference.coalesce().values().norm())
 
 
-def _noise_free(release: Release, side: Side) -> tuple[list[Tensor], list[float], list[float]]:
+def _noise_free(release: Tried, side: Side) -> tuple[list[Tensor], list[float], list[float]]:
     """The release as it would be without noise, the noise's standard deviation, and the sensitivity, by tensor."""
     ready = _prepared(release, side)
     sensitivities = [] if release.policy.mechanism == "pure-noise" else ready.sensitivities
     return [leaf.detach() for leaf in ready.leaves], ready.sigmas, sensitivities
 
 
-def _prepared(release: Release, side: Side) -> Prepared:
+def _prepared(release: Tried, side: Side) -> Prepared:
     """The step that the release itself takes before its noise."""
     context = side.client.context("noise-free")
     return prepare(side.value, release.where, release.declared, release.policy, context)
 
 
-def _rehearse(world: World, release: Release, state: bytes, rows: Rows) -> Side:
+def _rehearse(world: World, release: Tried, state: bytes, rows: Rows) -> Side:
     """The method's own function on these records, up to the point where the mechanism would take over."""
     sent = release.sent
     client = Rehearsal.of(world, sent.client, sent.round, sent.ask, state, rows)

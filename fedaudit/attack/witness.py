@@ -147,7 +147,7 @@ class Witness(Client):
             fit = PrivateFit(
                 self.id, self.t, before, loss, tuple(_double(row) for row in rows),
                 {name: _double(value) for name, value in (options["given"] or {}).items()},
-                options["batch"], options["epochs"], options["steps"], fitted.steps, float(entry["sigma"]), policy,
+                options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
                 policy.releases or self._site.rounds, (*key, self._fits), self.device,
             )  # fmt: skip
             with seeded("witness", self.id, self.t, device=self.device):

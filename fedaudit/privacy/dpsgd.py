@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.fit import Fitted, Loss, Opt, check_pure, check_rows
@@ -38,7 +39,7 @@ def fit_private(
     given: Mapping[str, Any] | None,
     policy: Policy,
     fits: int,
-) -> tuple[Fitted, dict[str, Any]]:
+) -> tuple[Fitted, Entry]:
     """Train on private rows; returns what was done and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
@@ -83,21 +84,21 @@ def fit_private(
             if hasattr(p, trace):
                 delattr(p, trace)
     model.train(was_training)
-    entry = {
-        "field": "training",
-        "kind": "training",
-        "mechanism": "dp-sgd",
-        "noise_multiplier": multiplier,
-        "sample_rate": q,
-        "steps": count,
-        "sensitivity": C,
-        "sigma": multiplier * C,
-        "clip": C,
-        "relation": "add-or-remove",
-        "condition": "n is public",
-        "delta": delta,
-        "claim": policy.epsilon,
-    }
+    entry = Entry(
+        field="training",
+        kind="training",
+        mechanism="dp-sgd",
+        noise_multiplier=multiplier,
+        sample_rate=q,
+        steps=count,
+        sensitivity=C,
+        sigma=multiplier * C,
+        clip=C,
+        relation="add-or-remove",
+        condition="n is public",
+        delta=delta,
+        claim=policy.epsilon,
+    )
     return Fitted(0 if epochs is None else epochs, count, math.nan), entry
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from pydantic import Field
 
 from fedaudit.kept import Kept
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.wire.release import Protection
 
 
 class Entry(Kept):
@@ -34,6 +34,23 @@ class Entry(Kept):
     claim: float | None = None  # epsilon that the paper's way of counting would state: one release, no composition
     rounds: list[int] = Field(default_factory=list)
     cosine: float | None = None  # mean over releases; for the auditor
+
+    @classmethod
+    def unprotected(cls, field: str, kind: str, condition: str | None = None) -> Entry:
+        """Of a release with epsilon infinity."""
+        return cls(field=field, kind=kind, mechanism="none", noise_multiplier=0.0, relation="any", condition=condition)
+
+    @classmethod
+    def free(cls, field: str, kind: str, condition: str, mechanism: str = "none") -> Entry:
+        """Of a release that costs nothing, and why."""
+        return cls(
+            field=field, kind=kind, mechanism=mechanism, noise_multiplier=math.inf, relation="any", condition=condition
+        )
+
+    def public(self) -> Protection:
+        """What everybody may know of the mechanism."""
+        known = {name: getattr(self, name) for name in Protection.model_fields}
+        return Protection(**{name: value for name, value in known.items() if value is not None})
 
     def events(self) -> Event:
         return Event(self.noise_multiplier, self.sample_rate, self.steps * len(self.rounds))
@@ -117,11 +134,11 @@ class Ledger:
     def __init__(self, clients: Iterable[ClientLedger] = ()):
         self.clients = {ledger.client: ledger for ledger in clients}
 
-    def add(self, k: int, n: int, delta: float, t: int, entries: Iterable[dict[str, Any]]) -> None:
+    def add(self, k: int, n: int, delta: float, t: int, entries: Iterable[Entry]) -> None:
         ledger = self.clients.setdefault(k, ClientLedger(client=k, n=n, delta=delta))
         for entry in entries:
-            ledger.add(Entry(**entry), t)
-            _see(ledger, entry["kind"], "server")
+            ledger.add(entry, t)
+            _see(ledger, entry.kind, "server")
 
     def relayed(self, kind: str, to: int) -> None:
         """Somebody else's release of this kind was passed on to client `to`: it costs nothing, but is seen."""

@@ -31,11 +31,13 @@ from torch.nn.functional import cosine_similarity
 
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
+from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Declared, State, Up
+from fedaudit.wire.release import Protection
 
 
 def _no_model(x: Tensor) -> Tensor:
@@ -57,9 +59,7 @@ class Context:
     dirty: bool = False  # whether memory holds what a task that looked at the records wrote, unprotected
     provenance: Provenance | None = None
     means: dict[str, tuple[float, int]] = field(default_factory=dict)  # digest of a class mean: clipping norm, N_c
-    done: dict[str, tuple[str, list[dict[str, Any]]]] = field(
-        default_factory=dict
-    )  # field: digest as released, entries
+    done: dict[str, tuple[str, list[Entry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
@@ -84,11 +84,11 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
     return released
 
 
-def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[str, Any]]]:
+def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], list[Entry]]:
     """The reply as it may leave the client, the public parameters of its protection, and the ledger's entries."""
     changes: dict[str, Any] = {}
-    protection: dict[str, Any] = {}
-    entries: list[dict[str, Any]] = []
+    protection: dict[str, Protection] = {}
+    entries: list[Entry] = []
     sent = {f"{type(reply).__name__}.{name}" for name in reply.declared()}
     for where, (_, of_field) in context.done.items():
         if where not in sent:  # what was computed from it may be in the reply all the same
@@ -98,7 +98,7 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[
         value = getattr(reply, name)
         if declared is None or declared.role != "private":
             if context.policies and not _traced(value, context):
-                entries.append(_untraced(where, "public"))
+                entries.append(Entry.unprotected(where, "public", UNTRACED))
             continue
         if value is None and where in context.absent():
             continue  # known before the run: nothing is released. A None that is not known so is billed like a value
@@ -117,46 +117,31 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Any], list[dict[
             of_field = [_unprotected(value, where, declared, context)]
         entries += of_field
         if policy is not None and of_field:
-            public = ("mechanism", "sigma", "sensitivity", "clip", "relation", "delta", "claim")
-            protection[name] = {key: of_field[0][key] for key in public if of_field[0].get(key) is not None}
+            protection[name] = of_field[0].public()
     return (dataclasses.replace(reply, **changes) if changes else reply), protection, entries
 
 
-def _entry(where: str, declared: Declared, **facts: Any) -> dict[str, Any]:
-    return {"field": where, "kind": declared.kind, **facts}
-
-
-def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> dict[str, Any]:
+def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> Entry:
     """A release without a policy: free only where it follows from what was protected, or is the same for neighbours."""
-    if declared.kind == "count" and type(value) is int and value == context.n:
+    kind = _kind(declared)
+    if kind == "count" and type(value) is int and value == context.n:
         # The same for all neighbours under replace-one and zero-out; under add-or-remove it is taken as known.
-        condition = "n is public"
-        return _entry(where, declared, mechanism="none", noise_multiplier=math.inf, relation="any", condition=condition)
+        return Entry.free(where, kind, "n is public")
     if declared.via == "released" and _follows(value, context):
-        condition = "derived from what was released"
-        return _entry(
-            where, declared, mechanism="post-processing", noise_multiplier=math.inf, relation="any", condition=condition
-        )
+        return Entry.free(where, kind, "derived from what was released", "post-processing")
     if declared.via == "model" and TRAINING in context.policies and _paid(value, context):
-        return _entry(
-            where,
-            declared,
-            mechanism="post-processing of DP-SGD",
-            noise_multiplier=math.inf,
-            relation="any",
-            condition="given the privacy of training",
-        )
+        return Entry.free(where, kind, "given the privacy of training", "post-processing of DP-SGD")
     if declared.via in ("model", "released") and context.policies and not _traced(value, context):
-        return _untraced(where, declared.kind or "")
-    return _entry(where, declared, mechanism="none", noise_multiplier=0.0, relation="any")
+        return Entry.unprotected(where, kind, UNTRACED)
+    return Entry.unprotected(where, kind)
+
+
+def _kind(declared: Declared) -> str:
+    assert declared.kind is not None  # every private field has one
+    return declared.kind
 
 
 UNTRACED = "computed in a task that read the records, and traced to nothing that was paid for"
-
-
-def _untraced(where: str, kind: str) -> dict[str, Any]:
-    unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": UNTRACED}
-    return {"field": where, "kind": kind, **unprotected}
 
 
 def _traced(value: Any, context: Context) -> bool:
@@ -177,15 +162,13 @@ def _follows(value: Any, context: Context) -> bool:
 # --- the Gaussian mechanism ------------------------------------------------------------------------------------
 
 
-def _release(
-    value: Any, where: str, declared: Declared, policy: Policy, context: Context
-) -> tuple[Any, list[dict[str, Any]]]:
+def _release(value: Any, where: str, declared: Declared, policy: Policy, context: Context) -> tuple[Any, list[Entry]]:
     leaves = leaves_of(value, where)
     ready = prepare(value, where, declared, policy, context)
     if policy.mechanism == "pure-noise":
         noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
-        entry = _entry(where, declared, mechanism="pure-noise", noise_multiplier=math.inf, relation="any")
-        entry |= {"cosine": _cosine(leaves, noisy), "condition": "the size only"}
+        entry = Entry.free(where, _kind(declared), "the size only", "pure-noise")
+        entry.cosine = _cosine(leaves, noisy)
         return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared)]
     noisy = [
         # In place on the clipped copy: one pass of noise, one addition.
@@ -194,22 +177,32 @@ def _release(
     ]
     if declared.dtype == "uint8":
         noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
-    facts = dict(ready.facts)
-    guaranteed = facts.pop("guaranteed", True)
-    largest = max(ready.sensitivities, default=0.0)
-    entry = _entry(
-        where,
-        declared,
-        mechanism="gaussian" if guaranteed else "gaussian, heuristic sensitivity",
-        noise_multiplier=ready.multiplier if guaranteed else 0.0,
+    how, largest = ready.bounded, max(ready.sensitivities, default=0.0)
+    entry = Entry(
+        field=where,
+        kind=_kind(declared),
+        mechanism="gaussian" if how.guaranteed else "gaussian, heuristic sensitivity",
+        noise_multiplier=ready.multiplier if how.guaranteed else 0.0,
+        relation=how.relation,
         sigma=ready.multiplier * largest,
         sensitivity=largest,
+        clip=how.clip,
+        condition=how.condition,
         delta=ready.delta,
         claim=policy.epsilon,
         cosine=_cosine(leaves, noisy),
-        **facts,
     )
     return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+
+
+@dataclass(frozen=True)
+class Bounding:
+    """How the values of a release were bounded, for the ledger."""
+
+    relation: str
+    clip: float | None = None
+    condition: str | None = None
+    guaranteed: bool = True  # False: for no neighbouring data set
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,7 @@ class Prepared:
     sensitivities: list[float]  # of each leaf
     multiplier: float  # sigma / sensitivity
     delta: float
-    facts: Mapping[str, Any]  # how it was bounded, for the ledger
+    bounded: Bounding
 
     @property
     def sigmas(self) -> list[float]:
@@ -237,21 +230,20 @@ def prepare(value: Any, where: str, declared: Declared, policy: Policy, context:
             raise PrivacyError(f"{where} holds NaN or infinity before any noise. Training has probably diverged.")
     delta = policy.delta_for(context.n)
     if policy.mechanism == "pure-noise":  # the value does not enter: noise of deviation 1 takes its place
-        return Prepared(leaves, [1.0] * len(leaves), 1.0, delta, {})
+        return Prepared(leaves, [1.0] * len(leaves), 1.0, delta, Bounding("any"))
     if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
         raise PrivacyError(f"{where} has more rows than the client has records ({context.n}): no row per record.")
-    bounded, sensitivities, facts = _bounded(leaves, where, declared, policy, context)
-    return Prepared(bounded, sensitivities, _multiplier(policy, delta, declared, where, context), delta, facts)
+    bounded, sensitivities, how = _bounded(leaves, where, declared, policy, context)
+    return Prepared(bounded, sensitivities, _multiplier(policy, delta, declared, where, context), delta, how)
 
 
-def _structure(value: Any, where: str, declared: Declared) -> list[dict[str, Any]]:
+def _structure(value: Any, where: str, declared: Declared) -> list[Entry]:
     """What noise on the numbers does not hide: the keys under which a client's data put them, and their counts."""
     by_class = dependence(declared) == "class"
     if not by_class and not (declared.via == "data" and isinstance(value, Mapping) and not isinstance(value, State)):
         return []
     condition = "which classes there are" + (", and the noise scaled by their counts" if by_class else "")
-    unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
-    return [_entry(f"{where} (classes)", dataclasses.replace(declared, kind="label_counts"), **unprotected)]
+    return [Entry.unprotected(f"{where} (classes)", "label_counts", condition)]
 
 
 def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:
@@ -280,10 +272,10 @@ def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, co
 
 def _bounded(
     leaves: list[Tensor], where: str, declared: Declared, policy: Policy, context: Context
-) -> tuple[list[Tensor], list[float], dict[str, Any]]:
+) -> tuple[list[Tensor], list[float], Bounding]:
     """The leaves with their norms bounded, each one's sensitivity, and how it was bounded."""
     depends = dependence(declared)
-    facts: dict[str, Any] = {"relation": policy.relation}
+    plain = Bounding(policy.relation)
     swing = 2.0 if policy.relation == "replace-one" else 1.0
     if policy.sensitivity.startswith("random-pixel"):
         assumed = declared.kind == "logits" and policy.assume == "logits-of-records"
@@ -298,24 +290,22 @@ def _bounded(
         condition = "random-pixel edits bound no neighbouring data set"
         if assumed:
             condition = f"counted as if computed on the client's records; {condition}"
-        facts |= {"guaranteed": False, "condition": condition}
-        return leaves, [s] * len(leaves), facts
+        return leaves, [s] * len(leaves), Bounding(policy.relation, condition=condition, guaranteed=False)
     C = policy.clip or 1.0
     if depends == "histogram":
-        return leaves, [math.sqrt(2) if policy.relation == "replace-one" else 1.0] * len(leaves), facts
+        return leaves, [math.sqrt(2) if policy.relation == "replace-one" else 1.0] * len(leaves), plain
     if depends == "range":
         pixels = sum(leaf.numel() for leaf in leaves)
-        return [leaf.clamp(-1, 1) for leaf in leaves], [2.0 * math.sqrt(pixels)] * len(leaves), facts
-    facts["clip"] = C
+        return [leaf.clamp(-1, 1) for leaf in leaves], [2.0 * math.sqrt(pixels)] * len(leaves), plain
     if depends == "class":
-        facts["condition"] = "given the classes and their counts"
-        return leaves, [_class_sensitivity(leaf, where, C, swing, context) for leaf in leaves], facts
+        how = Bounding(policy.relation, C, "given the classes and their counts")
+        return leaves, [_class_sensitivity(leaf, where, C, swing, context) for leaf in leaves], how
     clipped = [clip_rows(leaf, C) for leaf in leaves]
     if depends == "record":
-        facts["condition"] = "given the encoder"
-        return clipped, [swing * C * math.sqrt(len(leaves))] * len(leaves), facts
+        how = Bounding(policy.relation, C, "given the encoder")
+        return clipped, [swing * C * math.sqrt(len(leaves))] * len(leaves), how
     rows = sum(row_count(leaf) for leaf in leaves)
-    return clipped, [2.0 * C * math.sqrt(rows)] * len(leaves), facts
+    return clipped, [2.0 * C * math.sqrt(rows)] * len(leaves), Bounding(policy.relation, C)
 
 
 def dependence(declared: Declared) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 
 from fedaudit import errors, registry
 from fedaudit.errors import ContractError, DataError, FedauditError, RunError, SettingError
+from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
@@ -37,6 +38,7 @@ from fedaudit.setting import Setting
 from fedaudit.training.recorded import unrecorded
 from fedaudit.wire.codec import decode, decode_tree, encode
 from fedaudit.wire.message import KINDS, Down, Record, Up
+from fedaudit.wire.release import Protection
 
 Stream = io.BufferedRWPair
 Frame = tuple[dict[str, Any], list[bytes]]  # what is said, and encoded messages beside it
@@ -222,12 +224,14 @@ def error_of(text: Any) -> FedauditError:
     return cls(words) if isinstance(cls, type) and issubclass(cls, FedauditError) else RunError(words)
 
 
-_PLAIN = ("k", "protection", "entries", "rss", "gpu", "private_fits", "brought", "alone", "error", "detail")
+_PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "alone", "error", "detail")
 _BLOBS = ("state", "reply", "released")
 
 
 def done_as_frame(done: Done) -> Frame:
     said = {name: getattr(done, name) for name in _PLAIN}
+    said["protection"] = {name: of.model_dump() for name, of in done.protection.items()}
+    said["entries"] = [entry.model_dump() for entry in done.entries]
     said["spans"] = [dataclasses.asdict(span) for span in done.spans]
     said["fatal"] = None if done.fatal is None else error_as_text(done.fatal)
     said["blobs"] = [name for name in _BLOBS if getattr(done, name) is not None]
@@ -243,8 +247,11 @@ def done_of(frame: Frame, k: int) -> Done:
             raise ValueError("it speaks for somebody else")
         spans = [Span(**span) for span in said["spans"]]
         fatal = None if said["fatal"] is None else error_of(said["fatal"])
-        return Done(**{name: said[name] for name in _PLAIN}, **found, spans=spans, fatal=fatal)
-    except (KeyError, TypeError, ValueError) as e:
+        plain = {name: said[name] for name in _PLAIN} | found
+        protection = {name: Protection(**of) for name, of in said["protection"].items()}
+        entries = [Entry(**entry) for entry in said["entries"]]
+        return Done(**plain, protection=protection, entries=entries, spans=spans, fatal=fatal)
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
         return Done(k, error=f"its process sent what makes no sense ({type(e).__name__})")
 
 

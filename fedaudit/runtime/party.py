@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
+from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
@@ -25,6 +26,7 @@ from fedaudit.training.forward import in_chunks
 from fedaudit.training.stack import Job
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Down, State, Up
+from fedaudit.wire.release import Protection
 
 
 class Party:
@@ -154,7 +156,7 @@ class Client(Party):
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
         self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
-        self.entries: list[dict[str, Any]] = []  # for the ledger
+        self.entries: list[Entry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
         self.replay: list[Any] = []  # stands in for what `protect` would give back: for the test of declarations
         self._attempt = attempt
@@ -292,7 +294,7 @@ class Client(Party):
             self.plain_fits += 1
         return kept
 
-    def release(self, reply: Up) -> tuple[Up, dict[str, Any]]:
+    def release(self, reply: Up) -> tuple[Up, dict[str, Protection]]:
         """The reply as it may leave, and the public parameters of its protection. Called by the harness."""
         check_buffers(reply, self.model)
         self._context.plain_fits, self._context.dirty = self.plain_fits, self.dirty

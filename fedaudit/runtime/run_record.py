@@ -22,6 +22,7 @@ from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result, Utility
 from fedaudit.setting import Setting
+from fedaudit.wire.release import Release
 
 if TYPE_CHECKING:
     import torch
@@ -98,17 +99,6 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
             )
         )
     return curve
-
-
-class Release(Kept):
-    """A field that left clients, as its message declared it, with the protection it had."""
-
-    field: str
-    role: str
-    kind: str | None = None
-    via: str | None = None
-    unit: str | None = None
-    protection: dict[str, Any] | None = None
 
 
 class EpsilonAudit(Kept):

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
-from fedaudit.privacy.ledger import Ledger
+from fedaudit.privacy.ledger import Entry, Ledger
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Store, write_atomic
@@ -33,7 +33,6 @@ from fedaudit.runtime.run_record import (
     DataFacts,
     FieldTraffic,
     ModelFacts,
-    Release,
     RoundRecord,
     RunRecord,
     curve_of,
@@ -54,11 +53,12 @@ from fedaudit.units import bytes_text
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Record, Size, as_size
+from fedaudit.wire.release import Release
 from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
 
 Asker = Callable[..., dict[int, Any]]
-Entries = list[tuple[int, list[dict[str, Any]]]]  # what clients enter into the ledger in one round
+Entries = list[tuple[int, list[Entry]]]  # what clients enter into the ledger in one round
 Watch = Callable[[int, int, str], None]  # round, rounds, what is being done
 
 
@@ -438,7 +438,7 @@ class _Run:
                 row.payload += size.payload
                 row.buffers += size.buffers
         for release in wire.traffic.releases.values():
-            self.releases[release["field"]] = Release(**release)
+            self.releases[release.field] = release
         self.digest = xxhash.xxh3_128_hexdigest((self.digest + "".join(wire.traffic.digests)).encode())
 
     def _enter(self, t: int, entries: Entries, wire: Wire) -> None:
@@ -447,7 +447,7 @@ class _Run:
         for kind, to in sorted(wire.traffic.relayed):
             self.ledger.relayed(kind, to)
 
-    def _bill(self, k: int, t: int, entries: list[dict[str, Any]]) -> None:
+    def _bill(self, k: int, t: int, entries: list[Entry]) -> None:
         n = self.world.count(k)
         delta = min((policy.delta_for(n) for policy in self.world.policies.values()), default=1 / n)
         self.ledger.add(k, n, delta, t, entries)
@@ -503,8 +503,7 @@ class _Run:
             entries = [*client.entries]
             if client.looked or client.plain_fits > self._plain_fits(k):
                 condition = "personal() read the records, and what it made of them is published"
-                unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
-                entries.append({"field": "(published model)", "kind": "weights", **unprotected})
+                entries.append(Entry.unprotected("(published model)", "weights", condition))
             if entries:
                 self._bill(k, self.setting.rounds, entries)
         return model

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 import torch
 
 from fedaudit.errors import ContractError, FedauditError, PrivacyError
+from fedaudit.privacy.ledger import Entry
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
@@ -26,6 +27,7 @@ from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
 from fedaudit.wire.message import Down, Record, State, Up, class_ids, load, state_of
+from fedaudit.wire.release import Protection
 
 C = TypeVar("C", bound=Client)
 
@@ -69,8 +71,8 @@ class Done:
     k: int
     state: bytes | None = None
     reply: bytes | None = None
-    protection: dict[str, Any] = field(default_factory=dict)  # public: parameters of the mechanisms
-    entries: list[dict[str, Any]] = field(default_factory=list)  # for the ledger
+    protection: dict[str, Protection] = field(default_factory=dict)  # public: parameters of the mechanisms
+    entries: list[Entry] = field(default_factory=list)  # for the ledger
     released: bytes | None = None  # what client.protect gave back, for the test of declarations
     spans: list[Span] = field(default_factory=list)
     rss: int = 0
@@ -177,11 +179,10 @@ def _promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
     return hints if all(isinstance(h, type) and issubclass(h, Up) and h is not Up for h in hints) else ()
 
 
-def absence(fn: str) -> dict[str, Any]:
+def absence(fn: str) -> Entry:
     """The ledger's entry for a client that failed after it had looked at its records: that it failed may tell."""
     condition = "that it failed, after it had looked at its records"
-    unprotected = {"mechanism": "none", "noise_multiplier": 0.0, "relation": "any", "condition": condition}
-    return {"field": f"{fn} (absence)", "kind": "absence", **unprotected}
+    return Entry.unprotected(f"{fn} (absence)", "absence", condition)
 
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from fedaudit.errors import ContractError
 from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, measure, read_header
 from fedaudit.wire.message import Down, Size, Up, class_named
+from fedaudit.wire.release import Protection, Release
 from fedaudit.wire.traffic import Key
 from fedaudit.wire.transcript import SERVER, TranscriptWriter, party
 
@@ -21,7 +22,7 @@ class RoundTraffic:
         self.by_client: dict[tuple[str, int], list[int]] = {}  # (direction, client): payload with buffers, wire
         self.asks: list[tuple[list[int], list[int]]] = []
         self.choices: dict[str, dict[int, Any]] = {}
-        self.releases: dict[str, dict[str, Any]] = {}
+        self.releases: dict[str, Release] = {}
         self.relayed: set[tuple[str, int]] = set()  # kind, client that now sees it
         self.digests: list[str] = []
 
@@ -53,7 +54,7 @@ class Answer(Protocol):
     @property
     def error(self) -> str | None: ...
     @property
-    def protection(self) -> Mapping[str, Any]: ...
+    def protection(self) -> Mapping[str, Protection]: ...
 
 
 class Wire:
@@ -114,7 +115,7 @@ class Wire:
         k: int,
         ask: int,
         fn: str,
-        protection: Mapping[str, Any],
+        protection: Mapping[str, Protection],
         at: float,
     ) -> None:
         class_id = class_of(head.tree)
@@ -132,7 +133,7 @@ class Wire:
                     if (value := getattr(declared, key)) is not None
                 }
             if name in protection:
-                fields[name]["protection"] = protection[name]
+                fields[name]["protection"] = protection[name].model_dump()
         ends = (SERVER, party(k)) if direction == "down" else (party(k), SERVER)
         self.transcript.message(
             blob,
@@ -151,10 +152,9 @@ class Wire:
         )
         self.traffic.add(direction, k, message, head, sizes)
         self.traffic.digests.append(f"{direction} {k} {head.digest}")
-        for field in fields.values():
-            if field.get("role") == "relay":
-                self.traffic.relayed.add((field["kind"], k))
-        if direction == "up":
-            for name, field in fields.items():
-                facts = {key: field.get(key) for key in ("role", "kind", "via", "unit", "protection")}
-                self.traffic.releases[f"{message}.{name}"] = {"field": f"{message}.{name}", **facts}
+        for name, declared in cls.declared().items():
+            if declared is not None and declared.role == "relay" and declared.kind is not None:
+                self.traffic.relayed.add((declared.kind, k))
+            if declared is not None and direction == "up":
+                where = f"{message}.{name}"
+                self.traffic.releases[where] = Release.of(where, declared, protection.get(name))

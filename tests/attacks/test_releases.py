@@ -212,7 +212,7 @@ def test_the_likelihood_ratio_by_hand():
     """
     rows, aux = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [-1.0]])
     every = torch.ones(2, 2, dtype=torch.bool)
-    release = embedding_match.Release(rows, None, torch.tensor([[0.0], [0.0]]), aux, every, 1.0)
+    release = embedding_match.Uploaded(rows, None, torch.tensor([[0.0], [0.0]]), aux, every, 1.0)
     quotients = [math.exp(0.5), 2 * math.exp(-2) / (math.exp(-0.5) + math.exp(-4.5))]
     match = torch.tensor([[True, True], [False, False]])
     once = embedding_match.log_ratio([release], match)

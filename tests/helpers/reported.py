@@ -16,7 +16,6 @@ from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.run_record import (
     EpsilonAudit,
     FieldTraffic,
-    Release,
     RoundRecord,
     RunRecord,
     save_attacks,
@@ -24,6 +23,7 @@ from fedaudit.runtime.run_record import (
 )
 from fedaudit.runtime.scores import Reached, Result, Utility
 from fedaudit.setting import Setting
+from fedaudit.wire.release import Release
 
 HOSTILE = "my_pkg.a|b:Evil<i>_&%$"
 VERSIONS = {"python": "3.11.7", "platform": "linux-x86_64", "fedaudit": "0.1.0", "torch": "2.13.0"}

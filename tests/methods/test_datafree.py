@@ -217,7 +217,7 @@ def test_the_guard_counts_validation_records_and_is_billed(tiny, tmp_path):
     policy = {"statistics": {"epsilon": 1.0}}
     record = run(tiny("fedavg+dfrd", rounds=1, set=values, privacy=policy), out=tmp_path / "b")
     release = next(r for r in record.releases if r.kind == "statistics")
-    assert release.protection["sensitivity"] == pytest.approx(math.sqrt(2)), "one record: each of two counts by one"
+    assert release.protection.sensitivity == pytest.approx(math.sqrt(2)), "one record: each of two counts by one"
 
 
 # --- the record -----------------------------------------------------------------------------------------------------

@@ -398,7 +398,7 @@ def test_label_counts_are_a_release_that_can_be_protected(tiny, tmp_path):
     policy = {"label_counts": {"epsilon": 1.0}}
     record = run(tiny("fedavg+dfrd", rounds=1, set=quick, privacy=policy), out=tmp_path / "a")
     release = next(r for r in record.releases if r.kind == "label_counts")
-    assert release.protection["sensitivity"] == pytest.approx(math.sqrt(2))
+    assert release.protection.sensitivity == pytest.approx(math.sqrt(2))
     assert not [r for r in run(tiny("fedavg+dense"), out=tmp_path / "b").releases if r.kind == "label_counts"]
 
 

@@ -161,7 +161,7 @@ def test_label_counts_are_a_release(tiny, tmp_path):
     policy = {"label_counts": {"epsilon": 0.1}}
     record = run(tiny("fedgen", rounds=2, privacy=policy), out=tmp_path / "a")
     release = next(r for r in record.releases if r.kind == "label_counts")
-    assert release.protection["sensitivity"] == pytest.approx(math.sqrt(2))
+    assert release.protection.sensitivity == pytest.approx(math.sqrt(2))
 
 
 def test_it_can_be_trained_privately(tiny, tmp_path):

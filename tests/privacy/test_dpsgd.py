@@ -60,7 +60,7 @@ def test_one_step_equals_opacus_on_plain_cross_entropy():
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         step = torch.einsum("i,i...->...", factor, q.grad_sample) / len(x)
         assert torch.allclose(before[name] - p.detach(), step, atol=1e-6)
-    assert entry["sample_rate"] == 1.0
+    assert entry.sample_rate == 1.0
     assert not any(hasattr(p, "grad_sample") for p in model.parameters()), "nothing is left behind"
 
 
@@ -78,15 +78,15 @@ def test_the_noise_on_a_step_has_the_right_scale():
 def test_poisson_sampling_and_steps():
     """n = 40, batch 10: q = 0.25, four steps an epoch."""
     *_, fitted, entry = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1.0), batch=10, epochs=3)
-    assert fitted.steps == entry["steps"] == 12
-    assert entry["sample_rate"] == 0.25
-    assert entry["relation"] == "add-or-remove"
+    assert fitted.steps == entry.steps == 12
+    assert entry.sample_rate == 0.25
+    assert entry.relation == "add-or-remove"
 
 
 def test_empty_samples_are_steps_too():
     *_, fitted, entry = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1.0), n=40, batch=1, epochs=None, steps=30)
     assert fitted.steps == 30
-    assert entry["sample_rate"] == 1 / 40
+    assert entry.sample_rate == 1 / 40
 
 
 @pytest.mark.parametrize(("epsilon", "q", "steps"), [(1.0, 0.1, 50), (8.0, 0.3, 200), (3.0, 1.0, 10)])

@@ -86,7 +86,7 @@ def test_no_policy_no_change_and_an_infinite_entry():
     after, protection, entries = protect(reply, context())
     assert after is reply
     assert protection == {}
-    assert [(e["field"], e["noise_multiplier"]) for e in entries] == [("Rows.e", 0.0)]
+    assert [(e.field, e.noise_multiplier) for e in entries] == [("Rows.e", 0.0)]
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1, True), (2 / 3, False), (3 / 2, False)])
@@ -143,15 +143,15 @@ def test_joint_sensitivities(relation, swing):
     C = 1. A histogram under replace-one moves one count down and one up: sqrt(2).
     """
     p = {"epsilon": 1.0, "sensitivity": "clip:3", "relation": relation}
-    assert entry(Rows(torch.randn(8, 5), 1), embeddings=p)["sensitivity"] == pytest.approx(swing * 3)
+    assert entry(Rows(torch.randn(8, 5), 1), embeddings=p).sensitivity == pytest.approx(swing * 3)
     many = Many({1: torch.randn(5, 4), 2: torch.randn(3, 4)})
-    assert entry(many, logits=p)["sensitivity"] == pytest.approx(math.sqrt(8) * 2 * 3)
+    assert entry(many, logits=p).sensitivity == pytest.approx(math.sqrt(8) * 2 * 3)
     state = Gradients(State({"a": torch.randn(3, 2), "b": torch.randn(4)}))
-    assert entry(state, gradients=p)["sensitivity"] == pytest.approx(2 * 3)
+    assert entry(state, gradients=p).sensitivity == pytest.approx(2 * 3)
     expected = math.sqrt(2) if relation == "replace-one" else 1
-    assert entry(Counts(torch.tensor([3.0, 4.0])), label_counts=p)["sensitivity"] == pytest.approx(expected)
+    assert entry(Counts(torch.tensor([3.0, 4.0])), label_counts=p).sensitivity == pytest.approx(expected)
     images = Images(torch.rand(3, 1, 2, 2))
-    assert entry(images, synthetic_images=p)["sensitivity"] == pytest.approx(math.sqrt(12) * 2)
+    assert entry(images, synthetic_images=p).sensitivity == pytest.approx(math.sqrt(12) * 2)
 
 
 def test_what_depends_on_all_records_moves_across_its_ball_also_under_zero_out():
@@ -212,14 +212,14 @@ def test_a_class_mean_moves_by_no_more_than_its_sensitivity():
 
 def test_total_calibration_divides_the_budget():
     """Seven planned releases: the multiplier is sqrt(7) times that of one release at the same mu."""
-    one = entry(Rows(torch.randn(4, 2), 1), embeddings=ONE)["noise_multiplier"]
-    total = entry(Rows(torch.randn(4, 2), 1), embeddings={**ONE, "calibration": "total"})["noise_multiplier"]
+    one = entry(Rows(torch.randn(4, 2), 1), embeddings=ONE).noise_multiplier
+    total = entry(Rows(torch.randn(4, 2), 1), embeddings={**ONE, "calibration": "total"}).noise_multiplier
     assert total == pytest.approx(math.sqrt(7) * one, rel=1e-9)
     made = context(embeddings={**ONE, "calibration": "total"})
     with pytest.raises(PrivacyError, match=r"privacy\.embeddings\.releases"):
         protect(Rows(torch.randn(4, 2), 1), dataclasses.replace(made, releases=lambda kind: None))
     said = entry(Rows(torch.randn(4, 2), 1), embeddings={**ONE, "calibration": "total", "releases": 9})
-    assert said["noise_multiplier"] == pytest.approx(3 * one, rel=1e-9)
+    assert said.noise_multiplier == pytest.approx(3 * one, rel=1e-9)
 
 
 def test_random_pixel_is_the_largest_change_of_sampled_edits():
@@ -233,11 +233,11 @@ def test_random_pixel_is_the_largest_change_of_sampled_edits():
     assert 2.7 < s <= 3.0
     made = context(embeddings={"epsilon": 1.0, "sensitivity": "random-pixel:64"})
     reply, protection, (e,) = protect(Rows(torch.zeros(3, 16), 1), made)
-    assert e["noise_multiplier"] == 0.0, "a heuristic guarantees nothing"
-    assert "heuristic" in e["mechanism"]
-    assert e["claim"] == 1.0
-    assert protection["e"]["sigma"] == pytest.approx(analytic(1.0, 0.001, 1.0) * e["sensitivity"])
-    assert float(reply.e.std()) == pytest.approx(e["sigma"], rel=0.4)
+    assert e.noise_multiplier == 0.0, "a heuristic guarantees nothing"
+    assert "heuristic" in e.mechanism
+    assert e.claim == 1.0
+    assert protection["e"].sigma == pytest.approx(analytic(1.0, 0.001, 1.0) * e.sensitivity)
+    assert float(reply.e.std()) == pytest.approx(e.sigma, rel=0.4)
 
 
 def test_logits_counted_as_if_computed_on_the_records():
@@ -248,12 +248,12 @@ def test_logits_counted_as_if_computed_on_the_records():
     made = context(logits={**values, "assume": "logits-of-records"})
     made = dataclasses.replace(made, predict=lambda x: 3 * x[:, :, 0, 0])
     reply, protection, (e,) = protect(Many({0: torch.zeros(400, 10), 2: torch.zeros(100, 10)}), made)
-    assert 2.7 < e["sensitivity"] <= 3
-    sigma = math.sqrt(2 * math.log(1.25e3)) * e["sensitivity"] / 0.5
-    assert e["sigma"] == protection["z"]["sigma"] == pytest.approx(sigma)
+    assert 2.7 < e.sensitivity <= 3
+    sigma = math.sqrt(2 * math.log(1.25e3)) * e.sensitivity / 0.5
+    assert e.sigma == protection["z"].sigma == pytest.approx(sigma)
     assert float(torch.cat(list(reply.z.values())).std()) == pytest.approx(sigma, rel=0.1)
-    assert (e["noise_multiplier"], e["claim"]) == (0.0, 0.5)
-    assert e["condition"].startswith("counted as if computed on the client's records")
+    assert (e.noise_multiplier, e.claim) == (0.0, 0.5)
+    assert e.condition.startswith("counted as if computed on the client's records")
 
 
 @pytest.mark.parametrize(
@@ -272,15 +272,14 @@ def test_pure_noise_holds_nothing_of_the_input():
     assert torch.equal(a, b)
     assert stats.kstest(a.flatten().numpy(), "norm").pvalue > 0.01
     e = entry(Rows(torch.randn(50, 40), 1), embeddings={"mechanism": "pure-noise"})
-    assert e["noise_multiplier"] == math.inf
-    assert abs(e["cosine"]) < 0.1
+    assert e.noise_multiplier == math.inf
+    assert abs(e.cosine) < 0.1
 
 
 def test_cosine_similarity_falls_with_epsilon():
     x = torch.nn.functional.normalize(torch.randn(500, 64, generator=torch.Generator().manual_seed(0)), dim=1)
     cosines = [
-        entry(Rows(x, 1), embeddings={"epsilon": eps, "delta": 1e-2})["cosine"]
-        for eps in (1000.0, 100.0, 10.0, 1.0, 0.25)
+        entry(Rows(x, 1), embeddings={"epsilon": eps, "delta": 1e-2}).cosine for eps in (1000.0, 100.0, 10.0, 1.0, 0.25)
     ]
     assert cosines == sorted(cosines, reverse=True)
     assert cosines[0] > 0.9
@@ -302,8 +301,16 @@ def test_what_takes_no_noise_is_refused(value, words):
 
 def test_parameters_are_public_and_the_cosine_is_not():
     _, protection, (e,) = protect(Rows(torch.randn(4, 2), 1), context(embeddings=ONE))
-    assert set(protection["e"]) == {"mechanism", "sigma", "sensitivity", "clip", "relation", "delta", "claim"}
-    assert e["cosine"] is not None
+    assert set(protection["e"].model_dump()) == {
+        "mechanism",
+        "sigma",
+        "sensitivity",
+        "clip",
+        "relation",
+        "delta",
+        "claim",
+    }
+    assert e.cosine is not None
 
 
 def test_more_rows_than_records_are_no_rows_of_records():
@@ -323,7 +330,7 @@ def test_what_was_protected_is_entered_also_where_it_is_not_sent():
     made = context(embeddings=ONE)
     protect_field(Rows, "e", torch.randn(4, 2), made)
     _, _, entries = protect(Counts(torch.ones(2)), made)
-    assert [e["field"] for e in entries] == ["Rows.e", "Counts.n"]
+    assert [e.field for e in entries] == ["Rows.e", "Counts.n"]
 
 
 def test_another_value_than_the_protected_one_is_refused():
@@ -365,7 +372,7 @@ def test_classes_and_counts_are_a_release_of_their_own():
     mean = torch.ones(3)
     made.means[digest_of(mean)] = (1.0, 11)
     _, _, entries = protect(Means({0: mean}), made)
-    assert [(e["kind"], e["noise_multiplier"] > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]
+    assert [(e.kind, e.noise_multiplier > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]
 
 
 class ByClass(Up):
@@ -377,8 +384,8 @@ def test_keys_that_come_from_the_records_are_a_release_whatever_the_noise(policy
     """Noise on the images of class 3 does not hide that there is a class 3; keys by round (Many) tell nothing."""
     _, _, entries = protect(ByClass({3: torch.zeros(2, 1, 4, 4)}), context(synthetic_images=policy))
     images, classes = entries
-    assert images["noise_multiplier"] > 0
-    assert (classes["field"], classes["kind"], classes["noise_multiplier"]) == (
+    assert images.noise_multiplier > 0
+    assert (classes.field, classes.kind, classes.noise_multiplier) == (
         "ByClass.x (classes)",
         "label_counts",
         0,

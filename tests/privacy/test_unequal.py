@@ -70,7 +70,7 @@ def test_each_client_is_held_to_its_own_delta():
     """Ten and a thousand records: deltas 1e-1 and 1e-3, and so other epsilons for the same noise."""
     book = Ledger()
     for k, n in ((0, 10), (1, 1000)):
-        book.add(k, n, 1 / n, 1, [entry().model_dump()])
+        book.add(k, n, 1 / n, 1, [entry()])
     rows = book.close()
     assert [row.delta for row in rows] == [0.1, 0.001]
     assert [row.epsilon for row in rows] == [pytest.approx(gaussian_epsilon(0.2, d)) for d in (0.1, 0.001)]
@@ -102,7 +102,7 @@ def test_noise_follows_the_sensitivity_and_no_two_tensors_share_it():
     wanted = [2.0 * 6 * math.sqrt(80), 2.0 * 6 * math.sqrt(80), 1.0]
     for noise, sigma in zip(noises, wanted, strict=True):  # the standard deviation of 4,000 is 1.1 % uncertain
         assert float(noise.std()) == pytest.approx(sigma, rel=0.06)
-    assert protection["a"]["sigma"] == pytest.approx(wanted[0])
+    assert protection["a"].sigma == pytest.approx(wanted[0])
     for i in range(3):
         for j in range(i):
             assert abs(np.corrcoef(noises[i].flatten(), noises[j].flatten())[0, 1]) < 4 / math.sqrt(4000)
@@ -127,8 +127,8 @@ def trained(n, batch, epochs, fits, epsilon=2.0):
 def test_several_trainings_of_several_epochs_together_meet_epsilon():
     """37 records in batches of 10: q = 10/37, four steps an epoch, two epochs, three trainings: 24 steps."""
     made = trained(37, 10, epochs=2, fits=3)
-    assert (made["steps"], made["sample_rate"], made["delta"]) == (8, pytest.approx(10 / 37), pytest.approx(1 / 37))
-    spent = compose([Event(made["noise_multiplier"], 10 / 37, 24)], 1 / 37, compare=False).epsilon_of_record
+    assert (made.steps, made.sample_rate, made.delta) == (8, pytest.approx(10 / 37), pytest.approx(1 / 37))
+    spent = compose([Event(made.noise_multiplier, 10 / 37, 24)], 1 / 37, compare=False).epsilon_of_record
     assert 1.8 < spent <= 2.0
 
 
