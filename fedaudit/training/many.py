@@ -15,7 +15,8 @@ With the engine stacked only: the others run one after the other and keep their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ class _Stack:
             if capturing():
                 return run(False)
             with torch.no_grad():
-                _faster[key] = PRODUCTS_WIN * clocked(lambda: run(True)) < clocked(lambda: run(False))
+                _faster[key] = PRODUCTS_WIN * _taken(lambda: run(True)) < _taken(lambda: run(False))
         return run(_faster[key])
 
     def _one(self, method: str, products: bool = False) -> Any:
@@ -133,6 +134,14 @@ class _Stack:
 def answers(networks: Sequence[nn.Module], x: Tensor) -> Tensor:
     """What all of them say to x, (networks, rows, ...): in one pass where they are `Many`."""
     return torch.stack(networks(x) if isinstance(networks, Many) else [f(x) for f in networks])
+
+
+def _taken(work: Callable[[], Tensor]) -> float:
+    """Seconds; for ever where it cannot be done."""
+    try:
+        return clocked(work)
+    except RuntimeError:  # memory, or an operation that cannot be mapped
+        return math.inf
 
 
 def _on_gpu(x: Tensor) -> bool:

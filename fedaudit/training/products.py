@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def neighbours(x: Tensor, kernel: tuple[int, int], padding: tuple[int, int]) -> Tensor:
     """(row, height, width, k l channels) of (row, channels, height, width): what each pixel of the output looks at, in
     the order of a weight (k, l, channel)."""
     (k, w), (up, left) = kernel, padding
-    inner = F.pad(x.permute(0, 2, 3, 1).contiguous(), (0, 0, left, left, up, up))
+    inner = _framed(_framed(x.permute(0, 2, 3, 1).contiguous(), 1, up), 2, left)
     return inner.unfold(1, k, 1).unfold(2, w, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def _framed(x: Tensor, dim: int, width: int) -> Tensor:
+    """Zeros before and after, along one dimension. (torch's own padding asks for memory formats, which not every
+    version answers inside a map over models.)"""
+    if width == 0:
+        return x
+    edge = x.new_zeros([width if d == dim else n for d, n in enumerate(x.shape)])
+    return torch.cat([edge, x, edge], dim)
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:

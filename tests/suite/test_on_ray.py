@@ -20,6 +20,7 @@ from fedaudit.suite.on_ray import carry_out_on_ray, needs
 from fedaudit.suite.scheduler import _Queue, audit
 from fedaudit.suite.suite_file import Suite
 
+ROUNDS = 30
 SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp"}
 
 
@@ -132,7 +133,7 @@ def test_a_suite_survives_the_loss_of_a_machine_to_the_bit(tmp_path: Path) -> No
         pytest.skip("another test has a cluster")
     from ray.cluster_utils import Cluster
 
-    suite = Suite(base={**SMALL, "rounds": 60}, attacks=["loss"], grid={"seed": [0, 1, 2]})
+    suite = Suite(base={**SMALL, "rounds": ROUNDS}, attacks=["loss"], grid={"seed": [0, 1]})
     serial = audit(suite, tmp_path / "a")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
@@ -151,7 +152,7 @@ def test_a_suite_survives_the_loss_of_a_machine_to_the_bit(tmp_path: Path) -> No
         ray.shutdown()
         cluster.shutdown()
     assert len(under_way) >= 2
-    assert [cell.status for cell in found[0]] == ["done"] * 3
+    assert [cell.status for cell in found[0]] == ["done", "done"]
     for a, b in zip(serial, found[0], strict=True):
         assert a.folder.name == b.folder.name
         assert comparable(a.folder) == comparable(b.folder)
@@ -161,7 +162,7 @@ def _wait_for_two(runs: Path) -> list[Path]:
     """Runs that have come through a round, and are not at their end."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        heads = [head for head in runs.glob("*/*/HEAD.json") if 1 <= json.loads(head.read_text())["round"] < 55]
+        heads = [head for head in runs.glob("*/*/HEAD.json") if 1 <= json.loads(head.read_text())["round"] < ROUNDS - 5]
         if len(heads) >= 2:
             return heads
         time.sleep(0.02)
