@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from fedaudit.reports.attack_rows import Found, best_attack
+import math
+from dataclasses import dataclass, replace
+
+from scipy.stats import norm
+
+from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
+from fedaudit.reports.runs import Group
 from fedaudit.reports.table import Row
-from fedaudit.reports.tests_over_seeds import SEEDS
-from fedaudit.runtime.attack_result import leak_of
+from fedaudit.reports.tests_over_seeds import LEVEL, holm
+from fedaudit.runtime.attack_result import MembershipResult, leak_of
 
 
 def leaks_by_seed(found: Found) -> list[bool]:
-    """By seed: the attack's own verdict where it has one (it then beats blind baselines too), else its interval."""
+    """By seed: the attack's own verdict where it has one, else its interval."""
     told = []
     for seed, estimate in found.estimates("auc").items():
         leak_ = leak_of(found.results[seed])
@@ -17,19 +23,62 @@ def leaks_by_seed(found: Found) -> list[bool]:
     return told
 
 
-def judged(found: Found) -> bool:
-    return any(leak_of(result) is not None for result in found.results.values())
+@dataclass(frozen=True)
+class Pooled:
+    """The AUC of one attack over all seeds, with the uncertainty of the candidates."""
+
+    found: Found
+    value: float
+    low: float
+    high: float
+    p: float  # of an AUC of 1/2 or less
+    adjusted: float = 1.0  # for how many attacks were tried (Holm)
+
+    @property
+    def beyond(self) -> bool:
+        """Above chance, how many attacks were tried being considered."""
+        return self.adjusted < LEVEL / 2 and self.low > 0.5
+
+
+def pooled(found: Found) -> Pooled | None:
+    """Seeds have candidates of their own, so that their AUCs are independent: the mean, and the variance of the mean.
+
+    Each variance is taken from the seed's own interval. A split that baselines could tell counts for nothing.
+    """
+    values, variances = [], []
+    for seed, e in found.estimates("auc").items():
+        result = found.results[seed]
+        if e.value is None or e.low is None or e.high is None:
+            continue
+        if isinstance(result, MembershipResult) and result.split_broken and not result.leak:
+            continue
+        values.append(e.value)
+        variances.append(((e.high - e.low) / (2 * 1.959964)) ** 2)
+    if not values:
+        return None
+    value, deviation = sum(values) / len(values), math.sqrt(sum(variances)) / len(values)
+    p = float(norm.sf((value - 0.5) / deviation)) if deviation > 0 else float(value <= 0.5)
+    half = 1.959964 * deviation
+    return Pooled(found, value, max(0.0, value - half), min(1.0, value + half), p)
+
+
+def pooled_attacks(group: Group) -> list[Pooled]:
+    """Every membership attack of a setting that ran, the strongest first, corrected for how many there are."""
+    able = [pooled(f) for f in attacks_of(group) if f.claims == "membership" and not f.blind and f.estimates("auc")]
+    tried = [one for one in able if one is not None]
+    adjusted = holm([one.p for one in tried])
+    corrected = [replace(one, adjusted=1.0 if p is None else p) for one, p in zip(tried, adjusted, strict=True)]
+    return sorted(corrected, key=lambda one: one.p)
 
 
 def leak(row: Row) -> bool | None:
-    """True: in most seeds, or over all of them. False: in none. None: in some, or no attack ran."""
-    best = best_attack(row.group, "membership", "auc")
-    if best is None:
+    """True: an attack is above chance over all seeds, corrected for how many were tried. None: above chance by its own
+    interval only, or in some seed; or none ran. False: none of it."""
+    tried = pooled_attacks(row.group)
+    if not tried:
         return None
-    above = leaks_by_seed(best)
-    if 2 * sum(above) > len(above):
+    if tried[0].beyond:
         return True
-    auc = row.cells["auc"]
-    if not judged(best) and auc.n >= SEEDS and (auc.low or 0.0) > 0.5:
-        return True
-    return None if any(above) else False
+    best = best_attack(row.group, "membership", "auc")
+    doubtful = any(one.low > 0.5 for one in tried) or (best is not None and any(leaks_by_seed(best)))
+    return None if doubtful else False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedaudit.reports.attack_rows import attacks_of, best_attack
-from fedaudit.reports.leaks import judged, leaks_by_seed
+from fedaudit.reports.leaks import leaks_by_seed, pooled_attacks
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Group, command
 from fedaudit.reports.table import Row, asked, refused, uses_gpu
@@ -84,6 +84,29 @@ def _beyond_chance(row: Row) -> float:
     return best.beyond_chance("identification") if best else 0.0
 
 
+def _membership(row: Row) -> str:
+    """What membership attacks show over all seeds, corrected for how many of them were tried."""
+    best = best_attack(row.group, "membership", "auc")
+    above = leaks_by_seed(best) if best else []
+    tried = pooled_attacks(row.group)
+    auc = row.cells["auc"]
+    found = f"AUC {auc.value:.3f} ({auc.detail})"
+    if not tried:
+        return f"Membership attacks say nothing, {found}: the audit split is broken."
+    first = tried[0]
+    over = f"AUC {first.value:.3f} [{first.low:.3f}, {first.high:.3f}] by {first.found.name}"
+    among = f"of {len(tried)} attacks, p = {first.adjusted:.2g} corrected" if len(tried) > 1 else f"p = {first.p:.2g}"
+    if first.beyond:
+        where = "in each seed" if above and all(above) else "over all seeds"
+        return f"Members can be told from others better than by guessing, {where}: {over} ({among})."
+    if any(one.low > 0.5 for one in tried) or any(above):
+        return f"Undecided: {over} is above chance by itself, and not beyond what so many tries give ({among})."
+    return (
+        f"The best membership attack that ran shows no leak, {found}: over all seeds none of {len(tried)} is above "
+        "chance beyond its interval. That is no guarantee."
+    )
+
+
 def verdict(row: Row) -> list[str]:
     """One setting in plain words: the guarantee, then what attacks found."""
     epsilon, auc = row.cells["epsilon"], row.cells["auc"]
@@ -103,20 +126,7 @@ def verdict(row: Row) -> list[str]:
     if auc.value is None:
         lines.append(f"Membership attacks: {auc.reason or 'none'}.")
     else:
-        best = best_attack(row.group, "membership", "auc")
-        above = leaks_by_seed(best) if best else []
-        found = f"AUC {auc.value:.3f} ({auc.detail})"
-        if above and all(above):
-            lines.append(f"Members can be told from others better than by guessing, in each seed: {found}.")
-        elif any(above):
-            lines.append(f"Members can be told from others in {sum(above)} of {len(above)} seeds: {found}.")
-        elif best and not judged(best) and auc.n >= SEEDS and (auc.low or 0.0) > 0.5:
-            lines.append(f"Members can be told from others over all seeds, though in no single one: {found}.")
-        else:
-            lines.append(
-                f"The best membership attack that ran shows no leak, {found}: it is no better than guessing, or than a "
-                "baseline that looks at nothing. That is no guarantee."
-            )
+        lines.append(_membership(row))
     identified = row.cells["identified"]
     if identified.value is not None:
         share = text(BY_KEY["identified"], identified.value)

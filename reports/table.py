@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group, Run
-from fedaudit.reports.tests_over_seeds import over_seeds
+from fedaudit.reports.tests_over_seeds import LEVEL, holm, over_seeds
 from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
@@ -163,8 +163,11 @@ def _lower(group: Group) -> Cell:
     for seed, audit in found:
         each[seed] = max(each.get(seed, 0.0), audit.lower_bound)
     best = max(found, key=lambda pair: pair[1].lower_bound)[1]
-    refuted = list(dict.fromkeys(_claim_text(audit) for _, audit in found if audit.verdict == "refuted"))
-    how = f"one-sided {100 * best.confidence:g} %, {best.trials} trials, the largest of all audits"
+    adjusted = holm([audit.p_value for _, audit in found])
+    told = [(audit, p or 0.0) for (_, audit), p in zip(found, adjusted, strict=True) if audit.verdict == "refuted"]
+    refuted = list(dict.fromkeys(_claim_text(audit) for audit, p in told if p < LEVEL))
+    many = f"the largest of {len(found)} audits, each by itself" if len(found) > 1 else "the one audit"
+    how = f"one-sided {100 * best.confidence:g} %, {best.trials} trials, {many}"
     flag = f"refuted: {'; '.join(refuted)}" if refuted else ""
     largest = max(each.values())
     return Cell(largest, largest, math.inf, len(each), how, each, best.claim, flag=flag)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaudit.attack.claims import Attacked
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attack.score import membership, score
+from fedaudit.attack.score import membership, score, settled
 from fedaudit.attack.scores_kept import keep, kept
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.errors import ContractError, DataError, RunError, ThreatError
@@ -145,7 +145,7 @@ def _one(
             continue
         with seeded("attack", name, k, device=world.device):
             try:
-                parts.append(Attacked(k, attack.run(scene), x, y, member))
+                parts.append(Attacked(k, settled(attack.run(scene), member), x, y, member))
             except ThreatError as e:  # found out on the way
                 reasons.append(str(e))
     if not parts:

@@ -28,6 +28,17 @@ class Groups:
 
 
 @dataclass(frozen=True)
+class Features:
+    """About membership, for baselines that see no release: numbers of each candidate, such as its pixels.
+
+    What they tell is learned by the scorer, as with groups: a classifier is trained on one half of the candidates, and
+    scores the other half.
+    """
+
+    values: Tensor
+
+
+@dataclass(frozen=True)
 class Reconstructions:
     """Images, as the models see them (n, C, H, W), that claim to be a client's records.
 

@@ -109,7 +109,7 @@ def _audit_field(run: RunFolder, seen: list[Seen], repeated: list[Repeated], con
     else:
         stated = policy.epsilon is not None and policy.calibration != "total"
         claim = policy.epsilon if stated and policy.epsilon is not None else promised
-        bound = _epsilon(multiplier * finding.high, delta) if finding.high < 1 else min(promised, claim)
+        bound = _epsilon(multiplier * finding.high, delta)
     said = [s for s in seen if s.sigma is not None and not math.isclose(s.sigma, max(s.ready.sigmas), rel_tol=1e-4)]
     wrong = (
         f"the transcript says sigma = {said[0].sigma:.4g} of round {said[0].round}, the policy gives "
@@ -152,16 +152,14 @@ def _audit_training(
     finding = examine(made, confidence, exact=True)
     ledger = max(run.record.ledger, key=lambda c: c.by_kind.get(TRAINING, 0.0))
     claim = ledger.by_kind.get(TRAINING, 0.0)
-    bound = min(claim, 0.0)
-    if 0 < finding.high < 1:
+    bound = math.inf
+    if finding.high > 0:
         events = [
             Event(e.noise_multiplier * finding.high, e.sample_rate, e.steps * len(e.rounds))
             for e in ledger.entries
             if e.kind == TRAINING
         ]
         bound = compose(events, ledger.delta, compare=False).epsilon_of_record
-    elif finding.high == 0:
-        bound = math.inf
     wrong = ""
     largest = max(step.largest for step in trained)
     if largest > 1 + 1e-6:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
+from fedaudit.attack.claims import Claims, Features, Groups, Histogram, Reconstructions
 from fedaudit.errors import ContractError, FedauditError, RunError, ThreatError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -140,7 +140,7 @@ class Attack(Frozen):
     needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release; the harness checks that the view has them
     blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
 
-    def run(self, scene: Scene) -> Claims | Groups | Reconstructions | Histogram:
+    def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram:
         raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
 
     def cannot(self, scene: Scene) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedaudit.attack.claims import Attacked, Claims, Groups, Histogram, Reconstructions
+from fedaudit.attack.claims import Attacked, Claims, Features, Groups, Histogram, Reconstructions
 from fedaudit.attack.membership import auc, by_group, membership_scores
 from fedaudit.errors import ContractError
 from fedaudit.rng import generator
@@ -23,6 +24,7 @@ from fedaudit.runtime.attack_result import (
 )
 from fedaudit.runtime.world import World
 from fedaudit.stats import Estimate, student_t
+from fedaudit.wire.codec import digest_of
 
 
 def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> Findings:
@@ -67,6 +69,49 @@ def pooled(parts: Sequence[Attacked], name: str) -> tuple[NDArray[np.float64], N
     return torch.cat(scores).numpy(), torch.cat([part.member for part in parts]).numpy()
 
 
+def settled(claims: Any, member: Tensor) -> Any:
+    """Claims as they are; of features what the scorer learns from them."""
+    if not isinstance(claims, Features):
+        return claims
+    if len(claims.values) != len(member):
+        raise ContractError(f"There are features of {len(claims.values)} candidates, and {len(member)} candidates.")
+    return Claims(classified(claims.values, member))
+
+
+def halves(member: Tensor) -> Tensor:
+    """Which candidates are judged by what was learned from the others: half of the members, half of the rest."""
+    judged = torch.zeros(len(member), dtype=torch.bool)
+    rng = generator("scorer", "halves")
+    for rows in (member.nonzero()[:, 0], (~member).nonzero()[:, 0]):
+        judged[rows[torch.randperm(len(rows), generator=rng)[: (len(rows) + 1) // 2]]] = True
+    return judged
+
+
+TREES, LEARNED_ON = 100, 2000  # trees of a forest, and candidates that it learns from at most
+_known: dict[str, Tensor] = {}  # baselines come along with every attack: what a forest said of these very candidates
+
+
+def classified(values: Tensor, member: Tensor) -> Tensor:
+    """For candidates of one random half what a forest, grown on the other half, takes for the chance that they are
+    members; 1/2 for those others. As in `learned`, the expected AUC is 1/2 exactly if membership is a coin flip."""
+    key = digest_of([values.detach().cpu().contiguous(), member.cpu()])
+    if key not in _known:
+        from sklearn.ensemble import ExtraTreesClassifier
+
+        judged, x = halves(member), values.detach().flatten(1).double().cpu().numpy()
+        at = (~judged).nonzero()[:, 0]
+        at = at[torch.randperm(len(at), generator=generator("scorer", "forest"))[:LEARNED_ON]]
+        scores = torch.full((len(member),), 0.5, dtype=torch.float64)
+        if len(member[at].unique()) == 2:
+            forest = ExtraTreesClassifier(TREES, min_samples_leaf=2, random_state=0, n_jobs=1)
+            forest.fit(x[at.numpy()], member[at].numpy())
+            scores[judged] = torch.from_numpy(forest.predict_proba(x[judged.numpy()])[:, 1])
+        if len(_known) > 1000:
+            _known.clear()
+        _known[key] = scores
+    return _known[key]
+
+
 def learned(groups: Tensor, member: Tensor) -> Tensor:
     """For candidates of one random half the share of members of their group in the other half; 1/2 for those others.
 
@@ -74,10 +119,7 @@ def learned(groups: Tensor, member: Tensor) -> Tensor:
     independent: the expected AUC is 1/2 exactly, and given what was learned the scores are independent, as intervals
     assume. Scored by each other, the halves would gain power (a perfect tell reaches 7/8 here), and lose both.
     """
-    judged = torch.zeros(len(member), dtype=torch.bool)
-    rng = generator("scorer", "halves")
-    for rows in (member.nonzero()[:, 0], (~member).nonzero()[:, 0]):
-        judged[rows[torch.randperm(len(rows), generator=rng)[: (len(rows) + 1) // 2]]] = True
+    judged = halves(member)
     found, index = groups.unique(return_inverse=True)
     inside, every = (torch.bincount(index[rows], minlength=len(found)) for rows in (member & ~judged, ~judged))
     share = (inside + 1).double() / (every + 2)

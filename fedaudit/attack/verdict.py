@@ -1,7 +1,8 @@
-"""What a membership result means: held against chance, and against baselines that saw nothing of the run.
+"""What a membership result means: held against chance, on a split that baselines which saw nothing could not tell.
 
 A baseline is blind: it knows the candidates and the auxiliary set, and no release. Whatever it finds is the fault of
-the audit split, and an attack that finds no more has shown no leak.
+the audit split. Where none finds anything, an attack is held against chance alone: what a baseline happened to find in
+its noise is no measure for it. Where the split is broken, an attack shows a leak only if it beats every baseline too.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENC
 
 
 def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, confidence: float = CONFIDENCE) -> Verdict:
-    """Whether an attack leaks: it must beat chance and every blind baseline on its own candidates, each beyond its
-    interval. All have to be beaten, so that the probability of a false alarm stays that of one of them."""
+    """Whether an attack leaks: it must beat chance beyond its interval; on a broken split every blind baseline on its
+    own candidates as well, so that what the split tells is not taken for a leak."""
     scores, member = pooled(parts, name)
     value = auc(scores, member, confidence)
     of_client = {part.client for part in parts}
@@ -59,7 +60,7 @@ def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, con
         same = [part for part in theirs if part.client in of_client]
         if [part.client for part in same] == [part.client for part in parts]:
             against[baseline] = auc_difference(scores, pooled(same, baseline)[0], member, confidence)
-    unbeaten = [baseline for baseline, gap in against.items() if gap.low <= 0]
+    unbeaten = [baseline for baseline, gap in against.items() if gap.low <= 0] if broken else []
     leak = value.low > 0.5 and not unbeaten
     if value.low <= 0.5:
         text = f"No leak shown: AUC {value.shown()} is not above chance beyond its interval"
@@ -70,8 +71,9 @@ def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, con
             f"interval of their difference, {against[worst].shown()}"
         )
     else:
+        text = f"A leak: AUC {value.shown()} is above chance"
         over = ", ".join(f"{baseline} by {gap.shown()}" for baseline, gap in against.items())
-        text = f"A leak: AUC {value.shown()} is above chance" + (f" and above {over}" if over else "")
+        text += f" and above {over}" if broken and over else ""
     text += f"; but {BROKEN}." if broken else "."
     return Verdict(text, broken, leak, against)
 

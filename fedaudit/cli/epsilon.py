@@ -116,6 +116,7 @@ def residuals(
     client: Client = "all",
     confidence: Confidence = 0.95,
     trust: Trust = False,
+    fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
     """Hold the noise of a run, on the bytes as sent, against its ledger: the clients' tasks run again without noise."""
@@ -126,6 +127,7 @@ def residuals(
     with progress_bar("residuals") as watch:
         audits = audit_residuals(run, kinds=kind, clients=chosen_clients(client), confidence=confidence, watch=watch)
     _print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
 @epsilon_app.command("canaries")
@@ -135,6 +137,7 @@ def canaries(
     client: Client = "all",
     confidence: Confidence = 0.95,
     trust: Trust = False,
+    fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
     """Hold the claim for private training against canaries in gradient space, one parameter each."""
@@ -147,6 +150,7 @@ def canaries(
             run, canaries=number, clients=chosen_clients(client), confidence=confidence, watch=watch
         )
     _print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
 @epsilon_app.command("audit")

@@ -109,17 +109,19 @@ def test_neighbours_with_other_class_counts_are_left_out(folder):
         return ["itself", names[-1]], torch.stack([x[at], images[-1]]), [int(y[at]), labels[-1]], at
 
     assert isinstance(worst_pair(found, release), Pair)
-    with mock.patch.object(release_path, "_candidates", only_itself_and_another_label):
+    without = mock.patch.object(release_path, "_clipped_ends", return_value=None)  # records that there are, alone
+    with without, mock.patch.object(release_path, "_candidates", only_itself_and_another_label):
         assert worst_pair(found, release) == "no record changes Released.V unless the model is trained again"
 
 
-def test_of_unequal_clients_the_worst_pair_is_tried(folder):
+@mock.patch.object(release_path, "_clipped_ends", return_value=None)  # which are equally far apart everywhere
+def test_of_unequal_clients_the_worst_pair_is_tried(ends, folder):
     found = RunFolder(folder)
     releases = list(_releases(found, "embeddings", None))
     distances = [worst_pair(found, release).distance for release in releases]
     assert distances[0] != distances[1]
     worst = distances.index(max(distances))
-    told = _audit_field(found, "embeddings", releases, 2, 0.95, lambda *_: None)
+    told, *_ = _audit_field(found, "embeddings", releases, 2, 0.95, lambda *_: None)
     assert f"client {worst}, round 1" in told.how
     assert f"{max(distances):.3g} standard deviations" in told.how
 
@@ -260,15 +262,25 @@ def test_an_auc_within_its_interval_is_no_leak(candidates):
 
 
 def test_who_beats_chance_and_not_the_blind_baseline_shows_no_leak(candidates):
-    """Of two baselines one is at chance and beaten; the other finds as much as the attack."""
+    """On a broken split: of two baselines one is at chance and beaten; the other finds as much as the attack."""
     noise, other, member = candidates
     strong = scored(noise + 2.0 * member, member)
     blind = {"weak": scored(other, member), "as_good": scored(noise + 2.0 * member + 0.2 * other, member)}
-    found = judge("mine", strong, blind, False)
+    found = judge("mine", strong, blind, True)
     assert found.against_blind["weak"].low > 0 >= found.against_blind["as_good"].low
     assert found.leak is False
     assert "not above the blind baseline as_good" in found.verdict
-    assert judge("mine", strong, {"weak": blind["weak"]}, False).leak is True
+    assert judge("mine", strong, {"weak": blind["weak"]}, True).leak is True
+
+
+def test_on_an_honest_split_an_attack_is_held_against_chance_alone(candidates):
+    """A baseline at chance that happened to find nearly as much in its noise takes nothing from a leak."""
+    noise, other, member = candidates
+    mine, lucky = scored(noise + 0.5 * member, member), scored(0.5 * noise + other + 0.4 * member, member)
+    found = judge("mine", mine, {"lucky": lucky}, False)
+    assert found.against_blind["lucky"].low <= 0
+    assert found.leak is True
+    assert judge("mine", mine, {"lucky": lucky}, True).leak is False
 
 
 def test_blind_baselines_are_corrected_for_their_number(candidates):

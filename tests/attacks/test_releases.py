@@ -13,12 +13,12 @@ from torch import Tensor
 import fedaudit
 from fedaudit import Down, Method, Record, Up, private
 from fedaudit.attack.attack_run import attack_run
-from fedaudit.attack.claims import Attacked, Claims, Groups
+from fedaudit.attack.claims import Attacked, Claims, Features, Groups
 from fedaudit.attack.membership import auc, auc_difference
 from fedaudit.attack.scene import Scene
-from fedaudit.attack.score import learned
+from fedaudit.attack.score import learned, settled
 from fedaudit.attack.verdict import judge, judge_blind
-from fedaudit.attacks import embedding_match, logit_gap, logit_lira, update_alignment
+from fedaudit.attacks import blind_pixels, embedding_match, logit_gap, logit_lira, update_alignment
 from fedaudit.attacks._view import confidence, inputs_of, nearest, received, uploaded
 from fedaudit.registry import find
 from fedaudit.runtime.folder import RunFolder
@@ -146,6 +146,21 @@ def test_only_what_beats_chance_and_the_blind_is_a_leak():
     assert verdict(tell + member, {}).against_blind == {}
 
 
+def test_a_dithered_side_is_told_by_its_pixels():
+    """Non-members with a little noise on each pixel: labels, means and distances are those of an honest split. The
+    forest judges one half of the candidates, so that a perfect tell has an AUC of 7/8."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 17, (200, 64), generator=rng) / 8 - 1
+    member = torch.arange(200) % 2 == 0
+    dithered = x + 0.02 * torch.rand(x.shape, generator=rng) * ~member[:, None]
+    for images, broken in ((x, False), (dithered, True)):
+        claims = settled(Features(blind_pixels.looks(images)), member)
+        found = judge_blind({"pixels": [part(claims, member)]})["pixels"]
+        assert found.split_broken is broken
+    assert auc(claims.scores.numpy(), member.numpy()).value == pytest.approx(7 / 8)
+    assert (claims.scores == 0.5).sum() == 100
+
+
 def test_a_ranking_that_is_reliably_wrong_shows_a_broken_split_too():
     member = torch.arange(200) < 100
     scores = -(member.double() + torch.linspace(0, 1, 200).double())
@@ -164,19 +179,19 @@ def skewed(tmp_path_factory):
 
 def test_blind_baselines_always_run_and_are_at_chance_on_the_honest_split(skewed):
     results = by_name(attack_run(skewed, attacks=["loss"]))
-    assert set(results) == {"loss", "blind_nearest", "blind_prior"}
-    for name in ("blind_nearest", "blind_prior"):
+    assert set(results) == {"loss", "blind_nearest", "blind_pixels", "blind_prior"}
+    for name in ("blind_nearest", "blind_pixels", "blind_prior"):
         assert results[name].blind
         assert not results[name].split_broken
         assert "leak" not in results[name]
-    assert set(results["loss"].against_blind) == {"blind_nearest", "blind_prior"}
+    assert set(results["loss"].against_blind) == {"blind_nearest", "blind_pixels", "blind_prior"}
     assert isinstance(results["loss"].leak, bool)
     assert results["loss"].verdict.endswith(".")
     assert [r.attack for r in attack_run(skewed, attacks=["loss"])] == ["loss"], "the record holds the blind ones"
     assert set(by_name(read_record(skewed).attacks)) == set(results)
     gaps = by_name(attack_run(skewed, attacks=["loss"], clients=[1]))["loss"]
     assert gaps.clients == [1]
-    assert set(gaps.against_blind) == {"blind_nearest", "blind_prior"}
+    assert set(gaps.against_blind) == {"blind_nearest", "blind_pixels", "blind_prior"}
 
 
 def test_a_split_that_gives_members_other_classes_is_caught(skewed, monkeypatch):
