@@ -4,7 +4,8 @@ python docs/results/fedzge_search.py [STUDY]      a folder under records/; fedzg
 
 A row per setting, named by what differs from the first row's: the global model in % in the last round, with a Wilson
 interval of 95 % over the test records, for the trained generator and for the frozen one, the best evaluated round of
-each, and how often the ensemble's answer to x^ is the label y^ at the end. Several seeds are several rows.
+each, and how often the ensemble's answer to x^ is the label y^ at the end. Several seeds are several rows. A run that
+was cut off says so.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def pairs(records: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, dict
     """(setting, seed) -> where the images come from -> the run."""
     found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for record in records:
-        if record["status"] == "done":
+        if record["rounds"]:
             images = record["hyper_parameters"]["images"]
             found.setdefault((name_of(record), record["setting"]["seed"]), {})[images] = record
     return found
@@ -51,6 +52,8 @@ def _cell(record: dict[str, Any] | None) -> str:
         return "- | -"
     last = record["rounds"][-1]["global"]
     told = f"{100 * last['accuracy']:.1f} [{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
+    if record["status"] != "done":
+        told += f" after {record['rounds'][-1]['round']} rounds"
     return f"{told} | {max(accuracies(record)):.1f}"
 
 

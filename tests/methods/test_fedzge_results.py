@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,14 @@ def test_the_page_has_the_kept_cosines():
     assert script("fedzge_cosine").markdown(kept) in page
 
 
-@pytest.mark.parametrize("name", ["fedzge", "fedzge_shared", "fedzge_shared_cifar"])
+@pytest.mark.parametrize("study", ["fedzge_search", "fedzge_digits"])
+def test_the_page_has_the_kept_runs_on_digits(study):
+    if not (RESULTS / "records" / study).is_dir():
+        pytest.skip("not run yet, and the page has no table of it")
+    assert script("fedzge_search").markdown(study) in (RESULTS / "fedzge.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["fedzge_shared", "fedzge_shared_cifar"])
 def test_the_page_has_the_kept_tables(name):
     kept = RESULTS / f"{name}.json"
     if not kept.exists():
@@ -49,16 +57,17 @@ def test_the_kept_cosines_come_out_again():
 
 @pytest.mark.slow
 def test_fedzge_beats_a_frozen_generator_on_digits(tmp_path):
-    """Three seeds of the first two rows of fedzge.toml: 50 rounds, the image estimate and the frozen generator. At
-    least 60 % globally, and above the control for every seed. This is about the cnn; with an mlp it is not claimed."""
+    """Three seeds of the first two rows of fedzge.toml: 50 rounds, the preset `digits` and its frozen generator. At
+    least 60 % globally on average, and above the control for every seed. This is about the cnn and clients that distil;
+    the page has the settings in which a frozen generator is ahead."""
     suite = read_suite(RESULTS / "fedzge.toml")
     few = suite.model_copy(update={"methods": suite.methods[:2]})
     accuracy = {}
-    for cell in audit(few, tmp_path, jobs=2):
+    for cell in audit(few, tmp_path / "fedzge_digits", jobs=min(6, os.cpu_count() or 1)):
         assert cell.status == "done", cell.reason
         images = cell.setting.set.get("images", "trained")
         test = read_record(cell.folder).result.last.global_.test
         accuracy[images, cell.setting.seed] = test.accuracy
     assert len(accuracy) == 6
-    assert sum(accuracy["trained", seed] for seed in (0, 1, 2)) / 3 >= 0.6
-    assert all(accuracy["trained", seed] > accuracy["frozen", seed] for seed in (0, 1, 2))
+    assert sum(accuracy["trained", seed] for seed in (0, 1, 2)) / 3 >= 0.6, accuracy
+    assert all(accuracy["trained", seed] > accuracy["frozen", seed] for seed in (0, 1, 2)), accuracy
