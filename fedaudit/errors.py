@@ -7,6 +7,7 @@ Every message names the object, the cause and the remedy. The command line print
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -48,6 +49,18 @@ class ContractError(FedauditError):
 
 class RunError(FedauditError):
     """A run could not go on."""
+
+
+def last_frame(e: BaseException) -> traceback.FrameSummary | None:
+    """Where it was raised."""
+    frames = traceback.extract_tb(e.__traceback__)
+    return frames[-1] if frames else None
+
+
+def place_of(e: BaseException) -> str:
+    """In brackets, after a space: the function, the file's name and the line where it was raised; empty if unknown."""
+    at = last_frame(e)
+    return "" if at is None else f" ({at.name}, {at.filename.rsplit('/', 1)[-1]}:{at.lineno})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

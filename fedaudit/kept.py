@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import json
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
+
+INFINITE: Literal["strings"] = "strings"  # in JSON, which knows no infinity: "Infinity", "-Infinity", "NaN"
+_anything: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan=INFINITE))
+
+
+def plain(value: Any) -> Any:
+    """As JSON holds it: tables with names, lists, texts and finite numbers."""
+    return json.loads(_anything.dump_json(value))
 
 
 class Kept(BaseModel):
@@ -13,7 +22,7 @@ class Kept(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         protected_namespaces=(),
-        ser_json_inf_nan="strings",
+        ser_json_inf_nan=INFINITE,
         populate_by_name=True,
         serialize_by_alias=True,
     )

@@ -12,13 +12,12 @@ import importlib.util
 import os
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fedaudit.errors import SettingError, unknown
+from fedaudit.errors import SettingError, last_frame, unknown
 
 Group = Literal["methods", "attacks"]
 T = TypeVar("T", bound=type)
@@ -142,10 +141,10 @@ def _by_path(path: str, group: Group) -> type:
     except SyntaxError as e:
         raise SettingError(f"The {group[:-1]} {path!r}: {e.filename}, line {e.lineno}: {e.msg}.") from e
     except Exception as e:  # somebody's file, which may do anything while it is imported
-        at = traceback.extract_tb(e.__traceback__)[-1]
+        at = last_frame(e)
+        place = f" ({at.filename}, line {at.lineno})" if at else ""
         raise SettingError(
-            f"The {group[:-1]} {path!r} fails while it is imported: {type(e).__name__}: {e} ({at.filename}, line "
-            f"{at.lineno})."
+            f"The {group[:-1]} {path!r} fails while it is imported: {type(e).__name__}: {e}{place}."
         ) from e
     base = {"methods": "fedaudit.runtime.method:Method", "attacks": "fedaudit.attack.scene:Attack"}[group]
     parent = getattr(importlib.import_module(base.split(":")[0]), base.split(":")[1])

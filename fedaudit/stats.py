@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,23 +42,25 @@ class Measured(Estimate):
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval for a proportion: what an accuracy on n records is worth."""
-    from scipy.stats import norm
+    from scipy.stats import binomtest
 
     if n == 0:
         return 0.0, 1.0
-    z = float(norm.ppf(0.5 + confidence / 2))
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low, high = binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return float(low), float(high)
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation over the given values themselves (they are all clients, no sample of them)."""
     if not values:
         return math.nan, math.nan
-    mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
+    mean = statistics.fmean(values)
+    return mean, math.sqrt(_squares(values, mean) / len(values))
+
+
+def _squares(values: Sequence[float], mean: float) -> float:
+    """Squared differences from the mean, summed; not a number where a value is infinite, which `statistics` refuses."""
+    return math.fsum((v - mean) ** 2 for v in values)
 
 
 def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
@@ -66,10 +69,10 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
     if not values:
         return Estimate(value=None, reason="there are no values")
-    n, mean = len(values), math.fsum(values) / len(values)
+    n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Estimate(value=mean, low=None, high=None, interval="none: one value has no spread", n=1)
-    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    spread = math.sqrt(_squares(values, mean) / (n - 1) / n)
     half = float(t.ppf(0.5 + confidence / 2, n - 1)) * spread
     return Estimate(value=mean, low=mean - half, high=mean + half, interval="Student's t", n=n)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from fedaudit.kept import plain
 from fedaudit.reports import story
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.rank import best_row, differences, is_noise
@@ -173,15 +174,6 @@ def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return found
-
-
-def plain(value: Any) -> Any:
-    """JSON knows no infinity and no keys but strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {str(key): plain(v) for key, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -12,7 +12,7 @@ from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Group, command
 from fedaudit.reports.table import Row, asked, refused, uses_gpu
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
-from fedaudit.reports.words import BY_KEY, COLUMNS, VIA, kind_text, protection_text, seen_by, text
+from fedaudit.reports.words import BY_KEY, VIA, kind_text, protection_text, seen_by, text
 from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
 from fedaudit.suite.measured import OUTER
 
@@ -301,7 +301,3 @@ def versions(rows: Sequence[Row]) -> list[str]:
         for run in row.group.runs
     )
     return list(sets)
-
-
-def column_notes() -> list[tuple[str, str]]:
-    return [(column.title, column.help) for column in COLUMNS]

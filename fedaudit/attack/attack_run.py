@@ -26,6 +26,7 @@ from fedaudit.runtime.source import source_of
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import World
 from fedaudit.setting import validated
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import Threat, TranscriptView
 
 NOBODY = "has nobody to attack but itself"
@@ -37,7 +38,7 @@ def attack_run(
     attacks: Sequence[str | Mapping[str, Any]] | None = None,
     threat: str = "server",
     clients: list[int] | None = None,
-    watch: Any = None,
+    watch: Watch | None = None,
 ) -> list[AnyResult]:
     """Run attacks on a run folder, score them, and add the results to its record.
 
@@ -57,8 +58,7 @@ def attack_run(
     found = []
     with compute(world):
         for number, (name, attack) in enumerate(chosen):
-            if watch:
-                watch(number, len(chosen), name)
+            (watch or unwatched)(number, len(chosen), name)
             found.append(_one(attack, name, run, world, parsed, clients))
     _judge(found)
     before = {(r.attack, r.threat): r for r in run.record.attacks}

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attack.release_path import would_find
-from fedaudit.attack.witness import QUIET, STEP, PrivateFit, Watch, repeat
+from fedaudit.attack.witness import QUIET, STEP, PrivateFit, repeat
 from fedaudit.errors import DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.lower_bounds import Bound, ceiling, gdp_mean_shift, one_run_fdp
 from fedaudit.privacy.policy import TRAINING
@@ -37,6 +37,7 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.stats import Floats, check_confidence
+from fedaudit.watch import Watch, unwatched
 
 TEST = "gradient canaries"
 STEEP = 1e3  # K over the clipping norm
@@ -82,7 +83,7 @@ def audit_canaries(
         for k in wanted:
             scores = found.setdefault(k, Scores(*_coins(run, k, canaries)))
             try:
-                repeat(run, k, watch or (lambda *_: None), functools.partial(_probe, scores=scores))
+                repeat(run, k, watch or unwatched, functools.partial(_probe, scores=scores))
             except FedauditError as e:
                 reason = str(e)
             if not scores.steps:

@@ -44,9 +44,9 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import Rows, World
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import Threat, TranscriptView
 
-Watch = Callable[[int, int, str], None]
 Claim = tuple[str, float, str]  # in words, epsilon, and the neighbouring relation that it is stated in
 BOUNDS: dict[str, Callable[..., Bound]] = {"Steinke": one_run_steinke, "f-DP": one_run_fdp}
 
@@ -73,7 +73,7 @@ def audit_run(
         if not 0 <= k < run.world.setting.clients:
             raise ThreatError(f"There is no client {k}; the run has {run.world.setting.clients}, numbered from 0.")
     name, attacker = made(attack)
-    gaps, attacked = _gaps(run, name, attacker, parsed, clients, watch or (lambda *_: None))
+    gaps, attacked = _gaps(run, name, attacker, parsed, clients, watch or unwatched)
     m = len(gaps)
     r = guesses if guesses is not None else math.ceil(m / 2)
     if not 1 <= r <= m:

@@ -66,6 +66,7 @@ from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.world import World
 from fedaudit.training.fit import Fitted
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
 from fedaudit.wire.message import Declared, Down, Up, class_named
 from fedaudit.wire.transcript import Entry
@@ -75,7 +76,6 @@ TEST = "release path"
 GAUSSIAN = "release path, Gaussian"
 SCALES = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # of the promised noise, to say which would be found
 SHOULD_FIND = 0.5  # an audit that would miss half of the promised noise cannot tell
-Watch = Callable[[int, int, str], None]
 
 
 class Rehearsal(Client):
@@ -201,7 +201,7 @@ def audit_releases(
     audits: list[EpsilonAudit] = []
     with compute(world):
         for kind in kinds or sorted(world.policies):
-            audits += _audit_kind(run, kind, clients, trials, confidence, watch or (lambda *_: None))
+            audits += _audit_kind(run, kind, clients, trials, confidence, watch or unwatched)
     save_audits(run.folder, run.record.transcript_digest, audits)
     return audits
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fedaudit.attack.witness import Repeated, Seen, Stepped, Watch, repeat
+from fedaudit.attack.witness import Repeated, Seen, Stepped, repeat
 from fedaudit.errors import FedauditError, RunError, SettingError, unknown
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
@@ -29,6 +29,7 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.stats import Floats, check_confidence
+from fedaudit.watch import Watch, unwatched
 
 TEST = "residuals"
 FAITHFUL = 1e-3  # relative difference up to which a repetition is the run's computation but for rounding
@@ -66,7 +67,7 @@ def audit_residuals(
     with compute(world):
         for k in took_part:
             try:
-                repeated.append(repeat(run, k, watch or (lambda *_: None)))
+                repeated.append(repeat(run, k, watch or unwatched))
             except FedauditError as e:
                 reasons.append(str(e))
             except Exception as e:  # noqa: BLE001 (somebody's method may not bear a repetition: the audit says so)

@@ -32,6 +32,7 @@ from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
+from fedaudit.watch import Watch
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
 from fedaudit.wire.message import Down, Up
 from fedaudit.wire.transcript import Entry
@@ -39,7 +40,6 @@ from fedaudit.wire.transcript import Entry
 STEP = 1e-6  # learning rate at which a model stays where it is
 QUIET = 1e-9  # noise multiplier that is none
 FEW = 4  # records whose clipped gradients are looked at by themselves
-Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import typer
 
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
+from fedaudit.kept import plain
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -257,7 +258,7 @@ def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool, fa
 
 def _print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([json.loads(audit.model_dump_json()) for audit in audits], indent=1))
+        print(json.dumps(plain(audits), indent=1))
         return
     names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "lower_bound": "at least", "p_value": "p"}
     rows = [

@@ -26,6 +26,7 @@ from fedaudit.cli.output import (
 )
 from fedaudit.cli.reproduce import reproduce
 from fedaudit.errors import FedauditError, SettingError, unknown
+from fedaudit.kept import plain
 from fedaudit.setting import MANY, Setting, nested, parse_pairs, parse_value, read_toml
 
 if TYPE_CHECKING:
@@ -363,7 +364,7 @@ def attack(
         with progress_bar("attacks") as watch:
             results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
     if as_json:
-        print(json.dumps([result.model_dump(mode="json") for result in results], indent=1))
+        print(json.dumps(plain(results), indent=1))
     else:
         print_attacks(results, verbose)
 

@@ -6,10 +6,11 @@ import contextlib
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError
+from fedaudit.watch import Watch
 
 if TYPE_CHECKING:
     from fedaudit.suite.forecast import Forecast
@@ -20,7 +21,7 @@ ROOM = 56  # columns of a progress bar and its clock
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float, float, str], None]]:
+def progress_bar(title: str, remaining: bool = True) -> Iterator[Watch]:
     """A progress bar on a terminal; elsewhere a plain line every `EVERY` seconds, so that a log shows where it is."""
     if not sys.stderr.isatty():
         yield plain_lines(title)
@@ -45,7 +46,7 @@ def progress_bar(title: str, remaining: bool = True) -> Iterator[Callable[[float
         yield watch
 
 
-def plain_lines(title: str) -> Callable[[float, float, str], None]:
+def plain_lines(title: str) -> Watch:
     """What is being done, at most once in `EVERY` seconds: nothing of a command that is done before."""
     last = time.monotonic()
 

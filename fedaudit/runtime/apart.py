@@ -208,13 +208,9 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
 
 
 def error_as_text(e: BaseException) -> list[str]:
-    import traceback
-
     if isinstance(e, FedauditError):
         return [type(e).__name__, str(e)]
-    where = traceback.extract_tb(e.__traceback__)[-1]
-    place = f"{where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
-    return ["RunError", f"{type(e).__name__}: {e} ({place})"]
+    return ["RunError", f"{type(e).__name__}: {e}{errors.place_of(e)}"]
 
 
 def error_of(text: Any) -> FedauditError:

@@ -6,10 +6,13 @@ that holds any of the names we write is refused, and within ours no symbolic lin
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
+import time
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -99,25 +102,27 @@ def _left_by_first_version(folder: Path, purpose: str) -> bool:
         return False
 
 
-class locked:
-    """One writer per run folder, which is made ours."""
+BUSY = {"run": "Another process is running in", "audit": "Another audit is at work in"}
 
-    def __init__(self, folder: Path):
-        claim(folder, "run")
-        self.folder = folder
 
-    def __enter__(self) -> None:
-        self.file = open(self.folder / ".lock", "a")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.file.close()
-            raise RunError(
-                f"Another process is running in {self.folder}. Wait for it, or choose another --out."
-            ) from None
+@contextlib.contextmanager
+def locked(folder: Path, purpose: Literal["run", "audit"] = "run", patience: float = 0.0) -> Iterator[int]:
+    """One writer per folder, which is made ours; another one waits for `patience` seconds.
 
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
+    Gives the lock's file number: processes that inherit it keep the lock until the last of them is gone.
+    """
+    claim(folder, purpose)
+    deadline = time.monotonic() + patience
+    with open(folder / ".lock", "a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= deadline:
+                    raise RunError(f"{BUSY[purpose]} {folder}. Wait for it, or choose another --out.") from None
+                time.sleep(0.05)
+        yield file.fileno()
 
 
 def save_model(path: Path, model: nn.Module) -> str:

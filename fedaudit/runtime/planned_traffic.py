@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +16,8 @@ from fedaudit.data import datasets
 from fedaudit.data.partitions import partition
 from fedaudit.errors import SettingError, unknown
 from fedaudit.runtime.method import Method
+from fedaudit.runtime.plan import plan_of
 from fedaudit.setting import Setting
-from fedaudit.stats import mean_std
 from fedaudit.training import models
 from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
@@ -40,20 +40,20 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
     participants = list(range(max(1, round(setting.participation * setting.clients))))
     own = round(facts.train * setting.public) if setting.public_dataset is None else 0
     public = own if setting.public_dataset is None else _foreign_size(setting)
-
-    return method, Plan(
+    plan = plan_of(
+        setting,
+        method,
+        archs,
+        participants,
         t=1,
-        participants=participants,
         n=dict.fromkeys(participants, (facts.train - own) // setting.clients),
-        archs={k: archs[k] for k in participants},
-        server_arch=setting.server_model or method.server_arch(setting.model) or archs[0],
         shape=shape,
         classes=classes,
         model_size=lambda arch, part=None: _model_size(arch, shape, classes, part),
-        clients=setting.clients,
         public=public,
         labelled=setting.public_dataset is None,
     )
+    return method, plan
 
 
 def _foreign_size(setting: Setting) -> int:
@@ -154,5 +154,4 @@ def _mean(totals: Sequence[int], rounds: int = 1) -> int | float:
 
 def _spread(totals: Sequence[int]) -> float | None:
     """The sample standard deviation; None of a single draw."""
-    n = len(totals)
-    return mean_std([float(total) for total in totals])[1] * math.sqrt(n / (n - 1)) if n > 1 else None
+    return statistics.stdev(totals) if len(totals) > 1 else None

@@ -6,7 +6,6 @@ import contextlib
 import json
 import platform
 import sys
-import traceback
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from fedaudit.errors import FedauditError, RunError
-from fedaudit.kept import Kept
+from fedaudit.errors import FedauditError, RunError, last_frame
+from fedaudit.kept import Kept, plain
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.runtime.attack_result import AnyResult, results
 from fedaudit.runtime.checkpoint import write_atomic
@@ -285,23 +284,23 @@ def reading(what: object) -> Iterator[None]:
     except FedauditError:
         raise
     except DAMAGE as e:
-        at = traceback.extract_tb(e.__traceback__)[-1]
+        at = last_frame(e)
+        place = f", in {at.name}" if at else ""
         raise RunError(
-            f"{what}: a record does not hold what a run leaves ({type(e).__name__} {str(e)[:200]}, in {at.name}). "
+            f"{what}: a record does not hold what a run leaves ({type(e).__name__} {str(e)[:200]}{place}). "
             "Run it again in another folder."
         ) from e
 
 
 def save_attacks(folder: Path, transcript_digest: str, found: list[AnyResult]) -> None:
-    _save_beside(folder, "attacks", transcript_digest, [result.model_dump(mode="json") for result in found])
+    _save_beside(folder, "attacks", transcript_digest, plain(found))
 
 
 def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit]) -> None:
     """Keep audits; a new one takes the place of an earlier one of the same claim by the same test."""
     known = _read_beside(folder / "record.json", "audits", transcript_digest, audits)
     by_claim = {(audit.test, audit.claim): audit for audit in [*known, *found]}
-    plain = [json.loads(by_claim[key].model_dump_json()) for key in sorted(by_claim)]
-    _save_beside(folder, "audits", transcript_digest, plain)
+    _save_beside(folder, "audits", transcript_digest, plain([by_claim[key] for key in sorted(by_claim)]))
 
 
 def _save_beside(folder: Path, name: str, transcript_digest: str, found: list[dict[str, Any]]) -> None:

@@ -50,6 +50,7 @@ from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.training.recorded import unrecorded
 from fedaudit.units import bytes_text
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Record, Size, as_size
@@ -59,7 +60,6 @@ from fedaudit.wire.transcript import TranscriptWriter
 
 Asker = Callable[..., dict[int, Any]]
 Entries = list[tuple[int, list[Entry]]]  # what clients enter into the ledger in one round
-Watch = Callable[[int, int, str], None]  # round, rounds, what is being done
 
 
 def run(
@@ -89,7 +89,7 @@ def run(
     if first is not None and beside is not None and (not _is_done(beside) or _is_other_code(beside, first)):
         run(first, out=beside, resume=True, watch=watch, engine=engine)
     with locked(folder):
-        return _Run(setting, folder, resume, watch or (lambda *_: None), engine, refuse_idle, beside).go()
+        return _Run(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside).go()
 
 
 def _is_other_code(folder: Path, setting: Setting) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import torch
 
-from fedaudit.errors import ContractError, FedauditError, PrivacyError
+from fedaudit.errors import ContractError, FedauditError, PrivacyError, place_of
 from fedaudit.privacy.ledger import Entry
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
@@ -118,8 +118,7 @@ def run_task(task: Task) -> Done:
     except (ContractError, PrivacyError) as e:
         return Done(task.k, error=str(e), fatal=e)
     except (Exception, SystemExit) as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
-        where = traceback.extract_tb(e.__traceback__)[-1]
-        error = f"{type(e).__name__} ({where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        error = f"{type(e).__name__}{place_of(e)}"
         detail = "".join(traceback.format_exception(e))
         entries = [] if client is None or not client.looked or not world.policies else [absence(task.fn)]
         spans, gpu = meter.close(), meter.peak_gpu()

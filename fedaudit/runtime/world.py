@@ -18,6 +18,7 @@ from fedaudit.errors import ContractError, DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.method import Method
+from fedaudit.runtime.plan import arch_on_server, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
@@ -64,8 +65,7 @@ class World:
 
     @property
     def _arch_on_server(self) -> str:
-        """The server's model; where clients differ and nobody named one, the first client's."""
-        return self.setting.server_model or self.method.server_arch(self.setting.model) or self.archs[0]
+        return arch_on_server(self.setting, self.method, self.archs)
 
     @property
     def server_arch(self) -> str:
@@ -253,19 +253,20 @@ class World:
         )
 
     def plan(self, t: int, participants: list[int], **facts: Any) -> Plan:
-        return Plan(
+        n = {k: self.count(k) for k in range(self.setting.clients)}
+        return plan_of(
+            self.setting,
+            self.method,
+            self.archs,
+            participants,
             t=t,
-            participants=participants,
-            n={k: self.count(k) for k in participants},
-            archs={k: self.archs[k] for k in participants},
-            server_arch=self._arch_on_server,
+            n=n,
             shape=self.shape,
             classes=self.classes,
             model_size=self.model_size,
-            clients=self.setting.clients,
             public=self.public_size,
             labelled=self.public_labelled,
-            records={k: self.count(k) for k in range(self.setting.clients)},
+            records=n,
             **facts,
         )
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.attack.attack_run import attack_run, made
-from fedaudit.errors import DataError, FedauditError, NotApplicable
+from fedaudit.errors import DataError, FedauditError, NotApplicable, place_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.registry import find
 from fedaudit.runtime.attack_result import AnyResult, NotRun
@@ -19,10 +17,10 @@ from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, version
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.source import VERSIONS, code_of_setting, differences, harness, source_of
 from fedaudit.setting import Setting
+from fedaudit.watch import Watch
 from fedaudit.wire.transcript import Threat
 
 Spec = str | dict[str, Any]
-Watch = Callable[[int, int, str], None]
 Status = Literal["to do", "done", "refused", "failed"]
 
 
@@ -169,6 +167,4 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
 def _text(e: Exception) -> str:
     if isinstance(e, FedauditError):
         return str(e)
-    where: Sequence[Any] = traceback.extract_tb(e.__traceback__)[-1:]
-    place = f" ({where[0].name}, {where[0].filename.rsplit('/', 1)[-1]}:{where[0].lineno})" if where else ""
-    return f"{type(e).__name__}: {e}{place}"
+    return f"{type(e).__name__}: {e}{place_of(e)}"

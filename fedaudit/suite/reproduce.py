@@ -23,8 +23,9 @@ from fedaudit.suite.published import (
     verdict,
     wanted,
 )
-from fedaudit.suite.scheduler import Watch, audit, make_cells
+from fedaudit.suite.scheduler import audit, make_cells
 from fedaudit.suite.suite_file import Suite
+from fedaudit.watch import Watch
 
 
 @dataclass

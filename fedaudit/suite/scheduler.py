@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import itertools
 import json
@@ -13,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
-from fedaudit.runtime.folder import STALE, claim, folder_name, locked
+from fedaudit.runtime.folder import STALE, folder_name, locked
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
@@ -29,10 +27,10 @@ from fedaudit.suite.forecast import Pace, duration
 from fedaudit.suite.on_ray import carry_out_on_ray
 from fedaudit.suite.sharing import shared_gpu
 from fedaudit.suite.suite_file import Suite, read_suite
+from fedaudit.watch import Watch
 
 PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
 Where = Literal["here", "ray"]
-Watch = Callable[[float, float, str], None]  # done, all of it, what is being done
 
 
 def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]:
@@ -86,7 +84,7 @@ def audit(
     if on == "ray" and (on_ray or jobs > 1):
         what = "the engine ray" if on_ray else f"--jobs {jobs}"
         raise SettingError(f"--on ray already runs cells beside each other on the cluster. Leave {what} out.")
-    with _locked(out) as lock:
+    with locked(out, "audit", PATIENCE) as lock:  # workers inherit it
         progress = _Progress(cells, watch, jobs)
         for cell in cells:
             cell.keep_stale = keep_stale
@@ -137,25 +135,6 @@ def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
     write_atomic(
         out / "audit.json", json.dumps({"cells": rows, **({"gpu": sharing} if sharing else {})}, indent=1).encode()
     )
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[int]:
-    """One audit per folder. Workers inherit the lock: it is free when the last of them is gone."""
-    claim(out, "audit")
-    deadline = time.monotonic() + PATIENCE
-    with open(out / ".lock", "a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"Another audit is at work in {out}. Wait for it, or choose another --out."
-                    ) from None
-                time.sleep(0.05)
-        yield file.fileno()
 
 
 # --- progress --------------------------------------------------------------------------------------------------

@@ -81,9 +81,9 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
     setting = Setting.make(**request["setting"])
     cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
     cell.keep_stale = request["keep_stale"]
-    last: tuple[int, str] | None = None
+    last: tuple[float, str] | None = None
 
-    def watch(t: int, rounds: int, what: str) -> None:
+    def watch(t: float, rounds: float, what: str) -> None:
         nonlocal last
         if (t, what) != last:
             last = (t, what)

@@ -134,5 +134,5 @@ def test_a_worker_stops_when_its_audit_is_gone(nursery_at, tmp_path):  # noqa: F
     """The lock is inherited: that it is free shows that nobody of the killed audit is left."""
     assert shoot(tmp_path, 2, nursery_at, 0.3, everybody=False)
     begun = time.monotonic()
-    with auditing._locked(tmp_path):
+    with auditing.locked(tmp_path, "audit", auditing.PATIENCE):
         assert time.monotonic() - begun < 5

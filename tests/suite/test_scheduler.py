@@ -192,7 +192,7 @@ def test_a_damaged_record_fails_its_cell_alone(quick, tmp_path):  # noqa: F811
 def test_two_audits_of_one_folder_do_not_clash(quick, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(auditing, "PATIENCE", 0.1)
     suite = Suite(base=SMALL, attacks=[])
-    with auditing._locked(tmp_path), pytest.raises(RunError, match="Another audit is at work in"):
+    with auditing.locked(tmp_path, "audit"), pytest.raises(RunError, match="Another audit is at work in"):
         audit(suite, tmp_path)
     assert audit(suite, tmp_path)[0].status == "done"
 
