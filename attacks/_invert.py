@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks._view import model_of, received
 from fedaudit.privacy.mechanism import clip_rows
+from fedaudit.training import forward
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
+from fedaudit.wire.release import Protection
 from fedaudit.wire.transcript import Entry
 
 Rows = Callable[[Tensor, Tensor], Tensor]  # images and their numbers in; one value per image out
@@ -128,11 +129,7 @@ def learn(
         schedule.step()
     model.eval()
 
-    @torch.no_grad()
-    def invert(e: Tensor) -> Tensor:
-        return torch.cat([model((part - mean) / scale) for part in e.split(512)])
-
-    return invert
+    return lambda e: forward.in_chunks(lambda part: model((part - mean) / scale), e, 512)
 
 
 def _endless(n: int, size: int, rng: torch.Generator, steps: int) -> Iterator[Tensor]:
@@ -150,14 +147,14 @@ def _endless(n: int, size: int, rng: torch.Generator, steps: int) -> Iterator[Te
 
 def per_record(scene: Scene, kind: str) -> list[tuple[Entry, str]]:
     """The target's uploads of a kind with one row per record, oldest first."""
-    return [(e, name) for e, name in scene.released(kind) if e.fields[name].get("unit") == "record"]
+    return [(e, name) for e, name in scene.released(kind) if e.fields[name].unit == "record"]
 
 
 def model_at(scene: Scene, entry: Entry) -> Net | None:
     """The target's model when it made this upload: from the same message, or else what it had been sent before it in
     that round. None where neither was seen, kept, and a whole model."""
     for name, field in entry.fields.items():
-        whole = field.get("kind") == "weights" and entry.kept(name)
+        whole = field.kind == "weights" and entry.kept(name)
         if whole and (found := model_of(scene, scene.target, entry[name])) is not None:
             return found.requires_grad_(False).eval()
     found = received(scene, entry)
@@ -176,12 +173,12 @@ def starts(scene: Scene, n: int, rng: torch.Generator) -> Callable[[int], Tensor
     return start
 
 
-def same_noise(rows: Tensor, protection: dict[str, Any] | None, rng: torch.Generator) -> Tensor:
+def same_noise(rows: Tensor, protection: Protection | None, rng: torch.Generator) -> Tensor:
     """What would have been released of these rows: clipped and noised as the mechanism's public parameters say."""
-    if not protection:
+    if protection is None:
         return rows
     noise = torch.randn(rows.shape, generator=rng, device=rows.device, dtype=rows.dtype)
-    if protection["mechanism"] == "pure-noise":
+    if protection.mechanism == "pure-noise":
         return noise
-    clipped = clip_rows(rows, protection["clip"]) if "clip" in protection else rows
-    return clipped + protection["sigma"] * noise
+    clipped = clip_rows(rows, protection.clip) if protection.clip is not None else rows
+    return clipped + (protection.sigma or 0.0) * noise

@@ -19,6 +19,7 @@ from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._models import draw
 from fedaudit.attacks._view import by_class
 from fedaudit.errors import ThreatError
+from fedaudit.wire.release import UNPROTECTED, Protection
 from fedaudit.wire.transcript import Entry
 
 KINDS = ("prototypes", "logits", "soft_labels")
@@ -33,8 +34,8 @@ class Means:
     of: dict[int, Tensor]
 
     @property
-    def protection(self) -> dict[str, Any]:
-        return self.entry.fields[self.field].get("protection") or {}
+    def protection(self) -> Protection:
+        return self.entry.fields[self.field].protection or UNPROTECTED
 
 
 def vectors(value: Any, classes: int) -> dict[int, Tensor]:
@@ -50,7 +51,7 @@ def releases(scene: Scene) -> list[Means]:
         found = [
             Means(entry, name, of)
             for entry, name in scene.released(kind)
-            if entry.fields[name].get("unit") == "client" and (of := vectors(entry[name], scene.classes))
+            if entry.fields[name].unit == "client" and (of := vectors(entry[name], scene.classes))
         ]
         if found:
             return found

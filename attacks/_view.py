@@ -22,7 +22,7 @@ def released(scene: Scene, kind: str, k: int) -> Iterator[tuple[Entry, str]]:
     """Client k's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
     for entry in scene.view.entries(direction="up", kind=kind, client=k):
         for name, field in entry.fields.items():
-            if field.get("kind") == kind and entry.kept(name):
+            if field.kind == kind and entry.kept(name):
                 yield entry, name
 
 
@@ -48,7 +48,7 @@ def received(scene: Scene, upload: Entry) -> Net | None:
     for entry in scene.view.entries(direction="down", client=upload.client, t=upload.round):
         if entry.ask <= upload.ask:
             for name, field in entry.fields.items():
-                if field.get("role") != "relay" and entry.kept(name):
+                if field.role != "relay" and entry.kept(name):
                     found = model_of(scene, upload.client, entry[name]) or found
     return found
 
@@ -65,7 +65,7 @@ def uploads(scene: Scene, k: int) -> dict[int, tuple[Entry, str]]:
 def trained(scene: Scene, entry: Entry, name: str) -> Net | None:
     """The client's model as it was uploaded, whole or as a change of the one that it got."""
     state = entry[name]
-    if entry.fields[name]["kind"] == "gradients" and isinstance(state, State):
+    if entry.fields[name].kind == "gradients" and isinstance(state, State):
         start = received(scene, entry)
         if start is None or start.state_dict().keys() != state.keys():
             return None

@@ -63,7 +63,7 @@ class DecoderAttack(Attack):
             if model is None:
                 continue
             released.append(entry[name].to(scene.device))
-            parts.append((model, entry.fields[name].get("protection")))
+            parts.append((model, entry.fields[name].protection))
         known = self._labels(scene)
 
         @torch.no_grad()

@@ -28,6 +28,7 @@ from fedaudit.attacks._view import encoder_of, in_chunks, received, uploaded
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
+from fedaudit.wire.release import UNPROTECTED
 from fedaudit.wire.transcript import Entry
 
 
@@ -88,17 +89,17 @@ class EmbeddingMatch(Attack):
     def _labels(self, scene: Scene, entry: Entry, name: str) -> Tensor | None:
         """The labels that travelled beside the rows, if any did."""
         for other, field in entry.fields.items():
-            if field.get("kind") == "labels" and isinstance(entry[other], Tensor):
+            if field.kind == "labels" and isinstance(entry[other], Tensor):
                 labels = entry[other].to(scene.device)
                 return labels if labels.shape == (len(entry[name]),) else None
         return None
 
     def _release(self, scene: Scene, entry: Entry, name: str, model: Net) -> Uploaded:
-        protection = entry.fields[name].get("protection") or {}
+        protection = entry.fields[name].protection or UNPROTECTED
 
         def as_released(x: Tensor) -> Tensor:
             e = in_chunks(encoder_of(model), x)
-            return clip_rows(e, protection["clip"]) if protection.get("clip") else e
+            return clip_rows(e, protection.clip) if protection.clip else e
 
         labels = self._labels(scene, entry, name) if self.labels else None
         rows = entry[name].to(scene.device).flatten(1)
@@ -108,7 +109,7 @@ class EmbeddingMatch(Attack):
         if labels is not None:
             alike = labels[:, None] == aux_y
             alike |= ~alike.any(1, keepdim=True)  # a class that the auxiliary set lacks: any record
-        return Uploaded(rows, labels, as_released(scene.x), known, alike, float(protection.get("sigma") or 0.0))
+        return Uploaded(rows, labels, as_released(scene.x), known, alike, protection.sigma or 0.0)
 
     def _matching(self, y: Tensor, release: Uploaded) -> Tensor:
         """Which rows a candidate may be, by label; all where labels are not released."""
@@ -126,7 +127,7 @@ class EmbeddingMatch(Attack):
 
 def sigma_of(entry: Entry, name: str, last: tuple[Entry, str, Net]) -> bool:
     """Whether a release had noise if the last one had."""
-    one, other = ((e.fields[n].get("protection") or {}).get("sigma") for e, n in ((entry, name), last[:2]))
+    one, other = ((e.fields[n].protection or UNPROTECTED).sigma for e, n in ((entry, name), last[:2]))
     return bool(one) == bool(other)
 
 

@@ -13,7 +13,7 @@ which the one with the smallest loss counts. Where a release was clipped, so is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -26,6 +26,7 @@ from fedaudit.attacks._view import by_class
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
+from fedaudit.wire.release import UNPROTECTED, Protection
 from fedaudit.wire.transcript import Entry
 
 KINDS = ("embeddings", "prototypes", "logits")
@@ -58,7 +59,7 @@ class FeatureMatch(Attack):
         labels = by_class(released, scene.classes)
         targets = torch.stack(list(labels.values())) if labels else released
         targets = targets[: self.most].to(scene.device)
-        loss = self._loss(kind, model, targets, entry.fields[name].get("protection"))
+        loss = self._loss(kind, model, targets, entry.fields[name].protection or UNPROTECTED)
         begin = starts(scene, len(targets), scene.rng("feature_match"))
         images, _ = descend(loss, begin, steps=self.steps, lr=self.lr, restarts=self.restarts, batch=self.batch)
         if labels:
@@ -66,9 +67,9 @@ class FeatureMatch(Attack):
         return Reconstructions(images, rows=torch.arange(len(images)))
 
     def _loss(
-        self, kind: str, model: Net, targets: Tensor, protection: dict[str, Any] | None
+        self, kind: str, model: Net, targets: Tensor, protection: Protection
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        clip = (protection or {}).get("clip") if kind == "embeddings" else None
+        clip = protection.clip if kind == "embeddings" else None
         function = model if kind == "logits" else model.encode
         scale = targets.square().sum(1).clamp(min=1e-12)
 
@@ -83,7 +84,7 @@ class FeatureMatch(Attack):
     def _found(self, scene: Scene) -> tuple[Entry, str, Net, str] | None:
         for kind in KINDS if self.release == "auto" else (self.release,):
             for entry, name in reversed(scene.released(kind)):
-                by_record = entry.fields[name].get("unit") == "record"
+                by_record = entry.fields[name].unit == "record"
                 if not by_record and not by_class(entry[name], scene.classes):
                     continue  # of images that are no records: public or synthetic ones
                 if (model := model_at(scene, entry)) is not None:

@@ -15,7 +15,7 @@ two where it has private records. Here the gap itself is read. What is released 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -28,8 +28,9 @@ from fedaudit.attacks._view import by_class, confidence, in_chunks, others, rece
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
+from fedaudit.wire.release import UNPROTECTED, Protection
 
-Means = list[tuple[Net, dict[int, Tensor], str, dict[str, Any]]]  # model, mean by class, kind, protection
+Means = list[tuple[Net, dict[int, Tensor], str, Protection]]  # model, mean by class, kind, protection
 
 
 @register_attack("logit_gap")
@@ -87,17 +88,17 @@ def class_means(scene: Scene) -> Means:
             means = by_class(entry[name], scene.classes)
             model = received(scene, entry) if means else None
             if model is not None:
-                found.append((model, means, kind, entry.fields[name].get("protection") or {}))
+                found.append((model, means, kind, entry.fields[name].protection or UNPROTECTED))
     return found
 
 
-def tracing(scene: Scene, model: Net, means: dict[int, Tensor], kind: str, protection: dict[str, Any]) -> Tensor:
+def tracing(scene: Scene, model: Net, means: dict[int, Tensor], kind: str, protection: Protection) -> Tensor:
     """Log-likelihood ratio of each candidate; 0 where its class has no mean or no two auxiliary records."""
     function = model if kind == "logits" else model.encode
 
     def values(x: Tensor) -> Tensor:
         z = in_chunks(function, x).flatten(1).double()
-        return clip_rows(z, protection["clip"]) if protection.get("clip") else z
+        return clip_rows(z, protection.clip) if protection.clip else z
 
     x, y = scene.auxiliary
     z, known = values(scene.x), values(x)
@@ -105,7 +106,7 @@ def tracing(scene: Scene, model: Net, means: dict[int, Tensor], kind: str, prote
     spread = known - centre[y]
     Sigma = spread.T @ spread / max(1, len(y) - len(y.unique()))
     Sigma += 1e-3 * Sigma.diagonal().mean().clamp(min=1e-12) * torch.eye(len(Sigma), dtype=Sigma.dtype, device=y.device)
-    sigma = float(protection.get("sigma") or 0.0)
+    sigma = protection.sigma or 0.0
     ratio = torch.zeros(len(scene.y), dtype=torch.float64, device=y.device)
     for c, mean in means.items():
         rows, others_of = scene.y == c, int((y == c).sum())

@@ -65,13 +65,13 @@ def is_own(v: Tensor, got: Sequence[Tensor]) -> bool:
 def from_noise(found: Sequence[Means], held: set[int]) -> dict[int, float] | None:
     """N_c of each class by the size of its noise; None where there is no noise of class means, or one round only."""
     public = found[-1].protection
-    if public.get("mechanism") != "gaussian" or not public.get("clip") or not public.get("sensitivity"):
+    if public.mechanism != "gaussian" or not public.clip or not public.sensitivity:
         return None
-    swing = 2.0 if public.get("relation") == "replace-one" else 1.0
-    smallest = math.sqrt(2) * swing * public["clip"] / public["sensitivity"]  # N_c - 1 where sigma_c is the largest
+    swing = 2.0 if public.relation == "replace-one" else 1.0
+    smallest = math.sqrt(2) * swing * public.clip / public.sensitivity  # N_c - 1 where sigma_c is the largest
     if smallest < 1 - 1e-9:
         return None  # more than one record can do to any class mean: the noise of another kind of release
-    K = smallest * public["sigma"]
+    K = smallest * (public.sigma or 0.0)
     counts = {}
     for c in held:
         rows = [means.of[c].flatten().double() for means in found if c in means.of]

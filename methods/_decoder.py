@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import Many, Opt, Server, Size, State, kl, load, state_of
+from fedaudit import Many, Opt, Server, Size, State, in_chunks, kl, load, state_of
 from fedaudit.methods._docking import z
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
@@ -84,7 +84,7 @@ def decode(Dec: State, e: Tensor, shape: tuple[int, int, int], batch: int = 1000
     with torch.device("meta"):  # no initialisation: the checkpoint replaces it
         blank = Decoder(e.shape[1], shape, width=len(Dec["layers.6.weight"]))
     model = load(blank.to_empty(device=e.device), Dec).eval()
-    return torch.cat([model(part) for part in e.split(batch)])
+    return in_chunks(model, e, batch)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def rows(run: Path, t: int | None) -> list[tuple[int, int, int, np.ndarray]]:
     found = []
     for entry in entries:
         if entry.round == last:
-            (field,) = (name for name, facts in entry.fields.items() if facts.get("kind") == "synthetic_images")
+            (field,) = (name for name, facts in entry.fields.items() if facts.kind == "synthetic_images")
             for c, images in entry[field].items():
                 found.append((last, entry.client, c, to_uint8(images).permute(0, 2, 3, 1).numpy()))
     return sorted(found, key=lambda row: row[:3])

@@ -330,7 +330,7 @@ def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Itera
     for entry in entries:
         if entry.direction == "up" and (clients is None or entry.client in clients):
             for name, facts in entry.fields.items():
-                if facts.get("kind") == kind:
+                if facts.kind == kind:
                     last[entry.client, f"{entry.message}.{name}"] = entry, name
     policy = run.world.policies[kind]
     for _, (entry, name) in sorted(last.items(), key=lambda item: item[0]):

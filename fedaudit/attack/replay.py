@@ -41,6 +41,7 @@ from fedaudit.runtime.task import open_client, state_after
 from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import World
 from fedaudit.setting import EXECUTION
+from fedaudit.training.forward import in_chunks
 from fedaudit.training.models import Net
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Up
@@ -73,7 +74,7 @@ def downloads(view: TranscriptView, upload: Entry, world: World, rows: Rows) -> 
 def brings_model(entry: Entry, model: nn.Module) -> bool:
     """Whether one field of the message is a whole state of `model`, judged by names and shapes."""
     whole = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    mine = [name for name, field in entry.fields.items() if field.get("role") != "relay"]
+    mine = [name for name, field in entry.fields.items() if field.role != "relay"]
     return any(entry.state_shapes(name) == whole for name in mine)
 
 
@@ -267,8 +268,6 @@ def answers(
     return table
 
 
-@torch.no_grad()
 def logits(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
     """The model's outputs in evaluation mode, a batch at a time."""
-    model.eval()
-    return torch.cat([model(part) for part in x.split(batch)])
+    return in_chunks(model.eval(), x, batch)

@@ -75,7 +75,7 @@ class Scene:
             (entry, name)
             for entry in self.view.entries(direction="up", kind=kind, client=self.target)
             for name, field in entry.fields.items()
-            if field.get("kind") == kind and entry.kept(name)
+            if field.kind == kind and entry.kept(name)
         ]
 
     @property

@@ -35,6 +35,7 @@ from fedaudit.training.fit import Fitted, Loss, Until, sgd
 from fedaudit.watch import Watch
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
 from fedaudit.wire.message import Down, Up
+from fedaudit.wire.release import UNPROTECTED
 from fedaudit.wire.transcript import Entry
 
 STEP = 1e-6  # learning rate at which a model stays where it is
@@ -118,7 +119,7 @@ class Witness(Client):
         assert declared.kind is not None
         ready = prepare(value, where, declared, self._site.policies[declared.kind], self._context)
         arrived = leaves_of(getattr(self.sent, name), where)
-        said = (self.was.fields[name].get("protection") or {}).get("sigma")
+        said = (self.was.fields[name].protection or UNPROTECTED).sigma
         seen = Seen(where, declared.kind, declared.dtype, self.id, self.t, ready, arrived, said)
         self.repeated.seen.append(seen)
 

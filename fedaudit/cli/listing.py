@@ -12,6 +12,7 @@ from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, lea
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.runtime.scores import Accuracy, Reached, Spread
 from fedaudit.units import bytes_text
+from fedaudit.wire.release import Sent
 
 if TYPE_CHECKING:
     from fedaudit.wire.transcript import TranscriptView
@@ -236,7 +237,7 @@ def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
                 "bytes": entry.bytes,
             }
             continue
-        for name, field in [*entry.fields.items(), ("(frame)", {"wire": entry.row["frame"]})]:
+        for name, field in [*entry.fields.items(), ("(frame)", Sent(wire=entry.row["frame"]))]:
             label: Any = {
                 "message": entry.message,
                 "field": f"{entry.message}.{name}",
@@ -248,9 +249,9 @@ def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
                 {"direction": entry.direction, by: label, "messages": 0, "payload": 0, "buffers": 0, "wire": 0},
             )
             if by == "field":
-                none = "none" if field.get("role") == "private" else None
-                row |= {"kind": field.get("kind"), "protection": field.get("protection") or none}
+                none = "none" if field.role == "private" else None
+                row |= {"kind": field.kind, "protection": field.protection.model_dump() if field.protection else none}
             row["messages"] += 1 if by == "field" or name == "(frame)" else 0
             for size in ("payload", "buffers", "wire"):
-                row[size] += field.get(size, 0)
+                row[size] += getattr(field, size)
     return [rows[key] for key in sorted(rows)]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fedaudit.errors import ContractError
 from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, measure, read_header
 from fedaudit.wire.message import Down, Size, Up, class_named
-from fedaudit.wire.release import Protection, Release
+from fedaudit.wire.release import Protection, Release, Sent
 from fedaudit.wire.traffic import Key
 from fedaudit.wire.transcript import SERVER, TranscriptWriter, party
 
@@ -121,19 +121,11 @@ class Wire:
         class_id = class_of(head.tree)
         message = class_id.rsplit(".", 1)[-1]
         sizes = measure(head, len(blob))
-        fields: dict[str, dict[str, Any]] = {}
+        fields: dict[str, Sent] = {}
         cls = class_named(class_id)
         assert cls is not None  # it was encoded, or decoded, here
         for name, declared in cls.declared().items():
-            fields[name] = dict(sizes[name])
-            if declared is not None:
-                fields[name] |= {
-                    key: value
-                    for key in ("role", "kind", "via", "unit", "dtype")
-                    if (value := getattr(declared, key)) is not None
-                }
-            if name in protection:
-                fields[name]["protection"] = protection[name].model_dump()
+            fields[name] = Sent.of(sizes[name], declared, protection.get(name))
         ends = (SERVER, party(k)) if direction == "down" else (party(k), SERVER)
         self.transcript.message(
             blob,
@@ -148,7 +140,7 @@ class Wire:
             message=message,
             bytes=len(blob),
             frame=sizes["(frame)"]["wire"],
-            fields=fields,
+            fields={name: sent.model_dump() for name, sent in fields.items()},
         )
         self.traffic.add(direction, k, message, head, sizes)
         self.traffic.digests.append(f"{direction} {k} {head.digest}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedaudit.errors import ThreatError, TranscriptError
@@ -33,6 +34,7 @@ from fedaudit.wire.codec import (
     stored_tensor,
     value_of,
 )
+from fedaudit.wire.release import Sent
 
 SERVER = "server"
 PACK = re.compile(r"([0-9]{6,})\.(?:weights|content)\.pack")  # the names of packs: no other file is touched
@@ -208,10 +210,13 @@ class Entry:
         """Of the whole content."""
         return self._visible("digest")
 
-    @property
-    def fields(self) -> dict[str, dict[str, Any]]:
+    @cached_property
+    def fields(self) -> dict[str, Sent]:
         """Per field: payload, buffers and wire bytes, role, kind, via, unit, and the protection it had."""
-        return self._visible("fields")
+        try:
+            return {name: Sent(**facts) for name, facts in self._visible("fields").items()}
+        except (ValidationError, TypeError) as e:
+            raise TranscriptError(f"{self._where()}: its fields are damaged: {str(e)[:200]}.") from e
 
     @property
     def class_id(self) -> str:
@@ -219,7 +224,7 @@ class Entry:
         return class_of(self._visible("tree"))
 
     def kinds(self) -> set[str]:
-        return {f["kind"] for f in self.fields.values() if f.get("kind")}
+        return {f["kind"] for f in self._visible("fields").values() if f.get("kind")}
 
     def __getitem__(self, field: str) -> Any:
         tree = self._visible("tree")

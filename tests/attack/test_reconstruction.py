@@ -28,6 +28,7 @@ from fedaudit.errors import ContractError, DataError, RunError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.training import models
+from fedaudit.wire.release import Protection
 
 # --- how alike two images are ---------------------------------------------------------------------------------------
 
@@ -386,10 +387,10 @@ def test_scores_repeat(embeds):
 def test_the_attacker_protects_its_own_rows_alike():
     """Clipped to norm 1, then noise of sigma 2 in every entry; pure noise forgets the rows."""
     rows = torch.full((4000, 4), 10.0)
-    noised = same_noise(rows, {"mechanism": "gaussian", "clip": 1.0, "sigma": 2.0}, generator("a"))
+    noised = same_noise(rows, Protection(mechanism="gaussian", clip=1.0, sigma=2.0), generator("a"))
     assert noised.mean(0).tolist() == pytest.approx([0.5] * 4, abs=0.15)
     assert noised.std(0).tolist() == pytest.approx([2.0] * 4, rel=0.05)
-    pure = same_noise(rows, {"mechanism": "pure-noise"}, generator("a"))
+    pure = same_noise(rows, Protection(mechanism="pure-noise"), generator("a"))
     assert pure.mean(0).tolist() == pytest.approx([0.0] * 4, abs=0.08)
     assert same_noise(rows, None, generator("a")) is rows
 

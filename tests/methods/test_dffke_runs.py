@@ -30,7 +30,7 @@ def sent(folder, t):
     for entry in Transcript(folder / "transcript").entries():
         if entry.round == t:
             for name, field in entry.fields.items():
-                sizes.setdefault(f"{entry.message}.{name}", []).append(field["payload"] + field["buffers"])
+                sizes.setdefault(f"{entry.message}.{name}", []).append(field.payload + field.buffers)
     return {name: (sum(values), len(values)) for name, values in sizes.items()}
 
 

@@ -317,9 +317,7 @@ def test_no_weight_ever_travels(tiny, tmp_path):
                 value = entry[name]
                 assert isinstance(value, int) or value.shape[-1] in (8, 10)  # images of 8 x 8, or outputs
     cnn, mlp = ([e.fields for e in messages(tmp_path / arch)] for arch in ("cnn_bn", "mlp"))
-    assert [{n: f["payload"] for n, f in a.items()} for a in cnn] == [
-        {n: f["payload"] for n, f in b.items()} for b in mlp
-    ]
+    assert [{n: f.payload for n, f in a.items()} for a in cnn] == [{n: f.payload for n, f in b.items()} for b in mlp]
 
 
 def test_queries_are_what_algorithm_1_sends(tiny, tmp_path):

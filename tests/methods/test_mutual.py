@@ -148,7 +148,7 @@ def test_fedkd_at_energy_1_sends_the_whole_update(tiny, tmp_path):
     for name, t in down[2, 0].items():
         assert torch.allclose(t, sum(n[1, k] / total * g[1, k][name] for k in range(3)), atol=1e-7)
     size = 4 * sum(t.numel() for t in g[1, 0].values())
-    assert [row["payload"] for row in fields(tmp_path / "a", "Update", "g")] == [size] * 6
+    assert [row.payload for row in fields(tmp_path / "a", "Update", "g")] == [size] * 6
 
 
 def test_fedkd_leaves_out_what_the_energy_allows_and_bills_it(tiny, tmp_path):

@@ -152,8 +152,8 @@ def test_noise_changes_what_crosses_the_wire_and_nothing_else(tiny, tmp_path):
         if a.message == "Shared":
             assert all((a["w"][name] == b["w"][name]).all() for name in a["w"])
             assert not (a["e"] == b["e"]).any()
-            assert b.fields["e"]["protection"]["sensitivity"] == 2.0
-            assert "protection" not in a.fields["e"]
+            assert b.fields["e"].protection.sensitivity == 2.0
+            assert a.fields["e"].protection is None
 
 
 def test_soft_labels_of_released_means_are_free_and_of_raw_means_are_not(tiny, tmp_path):

@@ -47,7 +47,7 @@ def test_everything_is_there_in_order(tmp_path):
     assert torch.equal(first["e"], shared(0).e)
     assert torch.equal(first["w"]["w"], shared(0).w["w"])
     assert first["t"] == 1
-    assert first.fields["e"] | {"wire": 0} == {
+    assert first.fields["e"].model_dump() | {"wire": 0} == {
         "payload": 48, "buffers": 0, "wire": 0,
         "role": "private", "kind": "embeddings", "via": "data", "unit": "record",
     }  # fmt: skip
@@ -58,14 +58,14 @@ def test_everything_is_there_in_order(tmp_path):
 def test_field_bytes_add_up_to_the_message(tmp_path):
     write(tmp_path)
     for entry in Transcript(tmp_path).entries():
-        assert sum(f["wire"] for f in entry.fields.values()) + entry.row["frame"] == entry.bytes
+        assert sum(f.wire for f in entry.fields.values()) + entry.row["frame"] == entry.bytes
         assert entry.row["frame"] > 0
 
 
 def test_a_broadcast_is_billed_to_each_and_stored_once(tmp_path):
     write(tmp_path, clients=10)
     down = [e for e in Transcript(tmp_path).entries() if e.direction == "down"]
-    assert sum(e.fields["w"]["payload"] for e in down) == 10 * 4000
+    assert sum(e.fields["w"].payload for e in down) == 10 * 4000
     assert (tmp_path / "000001.weights.pack").stat().st_size == 4000 + 10 * 20
 
 
