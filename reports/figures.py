@@ -81,7 +81,8 @@ def looks(rows: Sequence[Row]) -> list[Look]:
 def tradeoff(rows: Sequence[Row]) -> Figure:
     """Accuracy against what the ledger guarantees, and against what the best membership attack found."""
     figure, (left, right) = _panels(2)
-    _scatter(left, rows, "epsilon", "ε by the ledger, worst client (∞: nothing guaranteed)", broken=True)
+    kept = [row for row in rows if row.cells["epsilon"].value != 0]  # nothing on the wire is no guarantee of the rest
+    _scatter(left, kept, "epsilon", "ε by the ledger, worst client (∞: nothing guaranteed)", broken=True, of=rows)
     _scatter(right, rows, "auc", "AUC of the best membership attack (0.5: a coin flip)")
     right.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     right.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
@@ -144,25 +145,49 @@ def _scatter(
     label: str,
     broken: bool = False,
     show: Callable[[float], str] | None = None,
+    of: Sequence[Row] = (),
 ) -> None:
-    points = [(i, row.cells[key], row.cells["accuracy"]) for i, row in enumerate(rows)]
-    points = [(i, x, y) for i, x, y in points if x.value is not None and y.value is not None]
+    drawn = {row.label: look for row, look in zip(of or rows, looks(of or rows), strict=True)}
+    points = [(row, row.cells[key], row.cells["accuracy"]) for row in rows]
+    points = [(row, x, y) for row, x, y in points if x.value is not None and y.value is not None]
     place = _broken(axes, [x.value for _, x, _ in points if x.value is not None], show) if broken else lambda v: v
     xs = [place(x.value) for _, x, _ in points]
     if broken:
         xs = _apart(xs)
-    for at, (i, x, y) in zip(xs, points, strict=True):
-        _point(axes, at, None if broken else x, y, looks(rows)[i])
-    front = pareto([(x.value or 0.0, y.value or 0.0) for _, x, y in points])
-    if len(front) > 1:
-        ys = [points[j][2].value or 0.0 for j in front]
-        axes.plot(
-            [xs[j] for j in front], ys, color=INK, linewidth=1.1, linestyle="--", zorder=1, drawstyle="steps-post"
-        )
+    for at, (row, x, y) in zip(xs, points, strict=True):
+        _point(axes, at, None if broken else x, y, drawn[row.label])
+    if key == "epsilon":
+        _join(axes, xs, [(row, y.value or 0.0) for row, _, y in points], drawn)
+    else:
+        _front(axes, xs, [(x.value or 0.0, y.value or 0.0) for _, x, y in points])
+    if broken and xs:  # marks beside each other must not be cut
+        low, high = axes.get_xlim()
+        axes.set_xlim(min(low, min(xs) - 0.15), max(high, max(xs) + 0.15))
     axes.set(xlabel=label, ylabel="accuracy", ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
     if not points:
         axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
+
+
+def _join(axes: Axes, xs: Sequence[float], points: Sequence[tuple[Row, float]], drawn: dict[str, Look]) -> None:
+    """A curve per method and data over epsilon, through its settings from strict to open."""
+    curves: dict[tuple[Any, ...], list[tuple[float, float, Look]]] = {}
+    for at, (row, y) in zip(xs, points, strict=True):
+        curves.setdefault((row.group.method, row.group.arena), []).append((at, y, drawn[row.label]))
+    for of in curves.values():
+        if len(of) > 1:
+            of.sort(key=lambda point: point[0])
+            axes.plot([p[0] for p in of], [p[1] for p in of], color=of[0][2].colour, linewidth=1.4, zorder=1)
+
+
+def _front(axes: Axes, xs: Sequence[float], points: Sequence[tuple[float, float]]) -> None:
+    """The settings that no other beats in both, by their means."""
+    front = pareto(points)
+    if len(front) > 1:
+        ys = [points[j][1] for j in front]
+        axes.plot(
+            [xs[j] for j in front], ys, color=INK, linewidth=1.1, linestyle="--", zorder=1, drawstyle="steps-post"
+        )
 
 
 def _apart(xs: Sequence[float], step: float = 0.09) -> list[float]:
@@ -170,7 +195,8 @@ def _apart(xs: Sequence[float], step: float = 0.09) -> list[float]:
     moved = []
     for i, x in enumerate(xs):
         same = [j for j, other in enumerate(xs) if abs(other - x) < step / 2]
-        moved.append(x + step * (same.index(i) - (len(same) - 1) / 2))
+        apart = min(step, 0.6 / len(same))  # many at one place stay near it
+        moved.append(x + apart * (same.index(i) - (len(same) - 1) / 2))
     return moved
 
 

@@ -7,16 +7,20 @@ import io
 import json
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from fedaudit.kept import plain
 from fedaudit.reports import story
+from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.figure import Cell
+from fedaudit.reports.leaks import above_chance
 from fedaudit.reports.rank import best_row, differences, is_noise
-from fedaudit.reports.table import Row
+from fedaudit.reports.table import Row, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import COLUMNS, Column, interval_text, text
+from fedaudit.units import UNITS, bytes_text
 
 SCHEMA = 1
 
@@ -37,6 +41,11 @@ def short_cell(column: Column, cell: Cell) -> str:
     return " ".join(part for part in (text(column, cell.value), spread, seeds) if part)
 
 
+def guaranteed(row: Row) -> bool:
+    epsilon = row.cells["epsilon"].value
+    return epsilon is not None and 0 < epsilon < math.inf
+
+
 def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
     """Rows that cannot be told from the best of the column."""
     best, tests = best_row(rows, column), differences(rows, column)
@@ -44,6 +53,7 @@ def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
     for i, row in enumerate(rows):
         j = best.get(row.group.arena)
         known = j is not None and j != i and row.cells[column.key].value is not None
+        known = known and not above_chance(row, column.key)  # a leak is a leak, however the best row fares
         marks.append(known and is_noise(tests[j][i]))  # type: ignore[index]
     return marks
 
@@ -52,17 +62,21 @@ def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
 
 
 def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str) -> str:
+    every, rows = rows, [row for row in rows if not refused(row.group)]
     columns = shown_columns(rows)
     noise = {column.key: _within_noise(rows, column) for column in columns}
     best = {column.key: set(best_row(rows, column).values()) for column in columns}
     lines = [f"# {_md(title)}", "", f"{_md(facts)}.", ""]
-    lines += [f"- {_md(line)}" for line in story.highlights(rows)]
+    lines += [f"- **{answer.question}.** {_md(' '.join(answer.lines))}" for answer in answers(rows)]
+    lines += ["", *(f"*{name}*: {_md(words)}.  " for name, words in scope(rows).items())]
     lines += ["", "| Method | Protection | " + " | ".join(c.title for c in columns) + " |"]
     lines += ["|---|---|" + "---:|" * len(columns)]
     for i, row in enumerate(rows):
         cells = []
         for column in columns:
             shown = short_cell(column, row.cells[column.key])
+            shown += f" at δ = {row.delta:.2g}" if column.key == "epsilon" and guaranteed(row) else ""
+            shown += f" ({row.cells[column.key].flag})" if column.key == "epsilon" and row.cells["epsilon"].flag else ""
             shown = f"**{shown}**" if i in best[column.key] else f"≈ {shown}" if noise[column.key][i] else shown
             cells.append(shown)
         extra = "".join(f"<br>{_md(f'{key}={value}')}" for key, value in row.group.differs.items())
@@ -73,6 +87,11 @@ def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str
         f"of its column. ≈: cannot be told from the best (t-test over seeds, p ≥ {LEVEL:g} after Holm's correction, or "
         f"fewer than {SEEDS} seeds).",
     ]
+    if idle := [row.label for row in every if refused(row.group)]:
+        lines += [
+            "",
+            f"Not run, because their privacy setting applies to nothing that they send: {_md(', '.join(idle))}.",
+        ]
     notes = [f"- **{_md(row.label)}**: {_md(note)}" for row in rows for note in row.notes]
     lines += ["", "## Notes", "", *notes] if notes else []
     lines += ["", "## In words", ""]
@@ -179,7 +198,15 @@ def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
 def as_csv(rows: Sequence[Row]) -> str:
     """One line per row; four columns per figure: value, low, high, n."""
     buffer = io.StringIO()
-    head = ["method", "privacy", "label", "seeds", *(f"{c.key}{end}" for c in COLUMNS for end in CSV_ENDS), "notes"]
+    head = [
+        "method",
+        "privacy",
+        "label",
+        "seeds",
+        *(f"{c.key}{end}" for c in COLUMNS for end in CSV_ENDS),
+        "delta",
+        "notes",
+    ]
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(head)
     for row in rows:
@@ -193,7 +220,8 @@ def as_csv(rows: Sequence[Row]) -> str:
             cell = row.cells[column.key]
             known = cell.value is not None
             line += [_number(cell.value), _number(cell.low), _number(cell.high), cell.n if known else 0]
-        writer.writerow([*line, _cell(" ".join(row.notes))])
+        delta = _number(row.delta) if guaranteed(row) else ""
+        writer.writerow([*line, delta, _cell(" ".join(row.notes))])
     return buffer.getvalue()
 
 
@@ -212,42 +240,41 @@ def _number(value: float | None) -> str:
 # --- LaTeX -------------------------------------------------------------------------------------------------------
 
 
-def latex(rows: Sequence[Row]) -> str:
-    """Two tables, utility with privacy and cost, for a document that uses the package booktabs."""
-    privacy = [c for c in shown_columns(rows) if c.part != "Cost"]
-    cost = [c for c in shown_columns(rows) if c.part == "Cost"]
+def latex(rows: Sequence[Row], keys: Sequence[str] = ()) -> str:
+    """Two tables, utility with privacy and cost, for a document that uses the package booktabs; `keys` choose columns,
+    which then stand in one. Rows without a figure are left out."""
+    shown = [c for c in shown_columns(rows) if not keys or c.key in keys]
+    rows = [row for row in rows if any(row.cells[c.key].value is not None for c in shown)]
     seeds = sorted({len(row.group.runs) for row in rows})
-    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    over = f"Mean over {count} {'seed' if count == '1' else 'seeds'} with 95\\,\\% Student intervals"
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
+    over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
     told = f"grey: within noise of the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm)"
-    guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed"
-    parts = [
-        "% Needs \\usepackage{booktabs} and \\usepackage{xcolor}.",
-        _latex_table(rows, privacy, f"{over}; {told}; {guarantee}.", "tab:fedaudit-privacy"),
-    ]
+    guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
+    parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
+    privacy = [c for c in shown if c.part != "Cost" or keys]
+    cost = [c for c in shown if c.part == "Cost" and not keys]
+    if privacy:
+        parts.append(_latex_table(rows, privacy, f"{over}; {told}; {guarantee}.", "tab:fedaudit-privacy"))
     if cost:
-        parts.append(
-            _latex_table(
-                rows,
-                cost,
-                f"Cost: bytes of one client in one round; compute and memory of a run. {over}.",
-                "tab:fedaudit-cost",
-            )
-        )
+        words = f"Cost: bytes of one client in one round; compute and memory of a run. {over}."
+        parts.append(_latex_table(rows, cost, words, "tab:fedaudit-cost"))
     return "\n\n".join(parts) + "\n"
 
 
 def _latex_table(rows: Sequence[Row], columns: Sequence[Column], caption: str, label: str) -> str:
     noise = {column.key: _within_noise(rows, column) for column in columns}
     best = {column.key: set(best_row(rows, column).values()) for column in columns}
+    titles = [
+        part for c in columns for part in ([escape(c.title), "$\\delta$"] if c.key == "epsilon" else [escape(c.title)])
+    ]
     lines = [
         "\\begin{table}",
         "\\centering\\small",
         f"\\caption{{{caption}}}",
         f"\\label{{{label}}}",
-        "\\begin{tabular}{ll" + "r" * len(columns) + "}",
+        "\\begin{tabular}{ll" + "r" * (len(titles) + any(c.key == "epsilon" for c in columns)) + "}",
         "\\toprule",
-        " & ".join(["Method", "Protection", *(escape(c.title) for c in columns)]) + " \\\\",
+        " & ".join(["Method", "Protection", *titles]) + " \\\\",
         "\\midrule",
     ]
     for i, row in enumerate(rows):
@@ -255,13 +282,31 @@ def _latex_table(rows: Sequence[Row], columns: Sequence[Column], caption: str, l
         for column in columns:
             cell = row.cells[column.key]
             shown = escape(text(column, cell.value))
-            spread = "" if cell.low == cell.high or column.key in ("lower", "epsilon") else interval_text(column, cell)
             shown = f"\\textbf{{{shown}}}" if i in best[column.key] else shown
-            shown += f" {{\\scriptsize {escape(spread)}}}" if spread else ""
+            shown += _deviation(column, cell)
             cells.append(f"\\textcolor{{gray}}{{{shown}}}" if noise[column.key][i] else shown)
+            if column.key == "epsilon":
+                cells.append(f"{row.delta:.2g}" if guaranteed(row) else "--")
         extra = "".join(f", {escape(key)}={escape(value)}" for key, value in row.group.differs.items())
         lines.append(" & ".join([escape(row.group.method), escape(row.group.privacy) + extra, *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
+
+
+def _deviation(column: Column, cell: Cell) -> str:
+    """The sample standard deviation over seeds, in the unit of the value that it stands beside."""
+    if not column.sampled or column.key == "lower" or len(cell.each) < 2 or cell.value is None:
+        return ""
+    spread = statistics.stdev(cell.each.values())
+    if column.unit == "bytes":
+        spread /= UNITS[bytes_text(cell.value).split()[1]]
+    shown = (
+        f"{100 * spread:.1f}"
+        if column.unit == "share"
+        else f"{spread:.3f}"
+        if column.unit == "auc"
+        else f"{spread:.2g}"
+    )
+    return f" {{\\scriptsize $\\pm$ {shown}}}"
 
 
 _LATEX = {

@@ -13,8 +13,10 @@ from typing import Any
 import jinja2
 
 from fedaudit.reports import story
+from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.figures import against_bytes, inline, inside, looks, partition, per_round, roc, style, tradeoff
+from fedaudit.reports.leaks import above_chance
 from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, refused
@@ -23,6 +25,7 @@ from fedaudit.reports.words import BY_KEY, COLUMNS, Column, interval_text, text
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
+FOLDED = ("global_own", "claim", "tpr", "memory")  # columns that are there on demand: the others fit a screen
 PICTURES = 2_500_000  # bytes of all reconstruction pictures of a page together
 
 
@@ -31,13 +34,16 @@ def page(rows: Sequence[Row], failed: dict[str, str], title: str) -> str:
     return _environment().get_template("report.html").render(
         title=title,
         rows=rows,
-        lines=[_line(i, row, rows, tests) for i, row in enumerate(rows)],
+        lines=[_line(i, row, rows, tests) for i, row in enumerate(rows) if not refused(row.group)],
         columns=COLUMNS,
         parts=_parts(),
         facts=facts(rows),
-        highlights=story.highlights(rows),
+        answers=answers(rows),
+        scope=scope(rows),
+        idle=[row for row in rows if refused(row.group)],
         failed=failed,
-        empty=[c for c in COLUMNS if all(row.cells[c.key].value is None for row in rows)],
+        empty=(empty := [c for c in COLUMNS if all(row.cells[c.key].value is None for row in rows)]),
+        folded=[c for c in COLUMNS if c in empty or c.key in FOLDED],
         few=min((len(row.group.runs) for row in rows), default=0) < 3,
         data=_data(rows, tests),
         figures=_overview(rows),
@@ -101,12 +107,13 @@ def _line(i: int, row: Row, rows: Sequence[Row], tests: dict[str, list[list[Test
         look = ""
         if best is not None and cell.value is not None:
             look = "ref" if best == i else "noise" if is_noise(tests[column.key][best][i]) else "worse"
+            if look == "noise" and above_chance(row, column.key):
+                look = "leak"
         value = cell.value
         key = "" if value is None else ("1e999" if math.isinf(value) else repr(float(value)))
         shown = cell_text(column, cell)
-        if refused(row.group) and column is not COLUMNS[0]:
-            shown["sub"] = ""  # said once is enough
-        cells.append({"key": column.key, "look": look, "sort": key, **shown})
+        told = {"leak": above_chance(row, column.key), "good": shown["flag"].startswith("no better")}
+        cells.append({**shown, **told, "key": column.key, "look": look, "sort": key})
     pills = []
     if any(note.startswith("Under-trained") for note in row.notes):
         pills.append("under-trained")
@@ -114,10 +121,16 @@ def _line(i: int, row: Row, rows: Sequence[Row], tests: dict[str, list[list[Test
         pills.append("setting applied to nothing")
     if any(note.startswith("Unfinished") for note in row.notes):
         pills.append("unfinished")
-    if refused(row.group):
-        pills.append("setting does not apply")
     extra = ", ".join(f"{key}={value}" for key, value in row.group.differs.items())
-    return {"row": row, "cells": cells, "pills": pills, "extra": extra, "look": looks(rows)[i], "anchor": _anchor(row)}
+    return {
+        "index": i,
+        "row": row,
+        "cells": cells,
+        "pills": pills,
+        "extra": extra,
+        "look": looks(rows)[i],
+        "anchor": _anchor(row),
+    }
 
 
 def _anchor(row: Row) -> str:
@@ -155,8 +168,8 @@ def _overview(rows: Sequence[Row]) -> list[dict[str, str]]:
     for name, draw, heading, caption in (
         (
             "tradeoff", tradeoff, "Privacy against utility",
-            "Up is more accurate, left is less given away. Bars are 95 % intervals over seeds; the dashed line joins "
-            "the settings that no other beats in both, by their means: where bars overlap, so does the truth.",
+            "Up is more accurate, left is less given away. A line joins the settings of one method over ε; bars are "
+            "95 % intervals over seeds: where they overlap, so does the truth.",
         ),
         ("bytes", against_bytes, "Bytes against utility", "What accuracy costs on the wire, logarithmic axes."),
         (
@@ -176,15 +189,14 @@ def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
     cards = []
     drawn: dict[str, str] = {}
     budget = PICTURES // max(1, sum(len(_pictures(row)) for row in rows))
-    for method in dict.fromkeys(row.group.method for row in rows):
-        mine = [row for row in rows if row.group.method == method]
+    for method in dict.fromkeys(row.group.method for row in rows if not refused(row.group)):
+        mine = [row for row in rows if row.group.method == method and not refused(row.group)]
         first = rows.index(mine[0]) + 1
         bubbles = _bubbles(mine[0], f"partition-{first}", drawn)
         cards.append(
             {
                 "method": method, "anchor": _anchor(mine[0]), "look": looks(rows)[first - 1], "partition": bubbles,
                 "seed": mine[0].group.runs[0].seed, "releases": story.releases(mine),
-                "ran": not all(refused(row.group) for row in mine),
                 "arena": f"{mine[0].group.setting.dataset}, {mine[0].group.setting.partition}",
                 "settings": [_section(row, rows.index(row) + 1, budget) for row in mine],
             }

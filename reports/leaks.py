@@ -82,3 +82,16 @@ def leak(row: Row) -> bool | None:
     best = best_attack(row.group, "membership", "auc")
     doubtful = any(one.low > 0.5 for one in tried) or (best is not None and any(leaks_by_seed(best)))
     return None if doubtful else False
+
+
+def rebuilt(row: Row) -> bool:
+    """Whether a reconstruction identified records, and did better than its baselines."""
+    cell = row.cells["identified"]
+    return cell.value is not None and not cell.flag
+
+
+def above_chance(row: Row, key: str) -> bool:
+    """Whether a column's figure is of an attack that found something: it is then never shown as mere noise."""
+    if key in ("auc", "tpr"):
+        return row.cells[key].value is not None and leak(row) is not False
+    return key == "identified" and rebuilt(row)

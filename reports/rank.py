@@ -44,7 +44,7 @@ def is_noise(test: Test | None) -> bool:
 
 def best_row(rows: Sequence[Row], column: Column) -> dict[tuple[Any, ...], int]:
     """The best row of a column, for each arena where two or more have a figure; a row that is near chance is the best
-    only where all are."""
+    only where all are. An epsilon of 0, which says nothing of published models, or with delta >= 1/n is never it."""
     best: dict[tuple[Any, ...], int] = {}
     if column.better is None:
         return best
@@ -53,9 +53,13 @@ def best_row(rows: Sequence[Row], column: Column) -> dict[tuple[Any, ...], int]:
     def rank(i: int) -> tuple[bool, float]:
         return not rows[i].untrained, sign * (rows[i].cells[column.key].value or 0.0)
 
+    def counts(row: Row) -> bool:
+        cell = row.cells[column.key]
+        return cell.value is not None and not (column.key == "epsilon" and cell.flag)
+
     for i, row in enumerate(rows):
         known = best.get(row.group.arena)
-        if row.cells[column.key].value is not None and (known is None or rank(i) > rank(known)):
+        if counts(row) and (known is None or rank(i) > rank(known)):
             best[row.group.arena] = i
     figures = [row.group.arena for row in rows if row.cells[column.key].value is not None]
     finite = {arena: i for arena, i in best.items() if math.isfinite(rows[i].cells[column.key].value or 0.0)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedaudit.errors import FedauditError, RunError, SettingError, unknown
 from fedaudit.reports.runs import Run, grouped, read_runs
 from fedaudit.reports.table import Row, rows_of
+from fedaudit.reports.words import BY_KEY
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import reading
 
@@ -22,16 +24,23 @@ def write_report(
     out: Path | None = None,
     failed: dict[str, str] | None = None,
     figures: bool = False,
+    like: str | None = None,
+    columns: Sequence[str] = (),
 ) -> list[Path]:
     """Write the report of all runs below `folder`, into `out` or beside the runs, and return what was written.
 
     `failed` names runs that there should be and are not, with the reason. `figures` adds every figure as SVG and PNG.
+    `like` is a regular expression that the labels of the rows match; `columns` are those of the LaTeX table.
     """
     for name in formats:
         if name not in FORMATS:
             raise SettingError(unknown("format", name, FORMATS))
     folder = Path(folder)
+    for key in columns:
+        if key not in BY_KEY:
+            raise SettingError(unknown("column", key, BY_KEY))
     rows, problems = rows_below(folder)
+    rows = rows if like is None else _like(rows, like)
     failed = {**(failed or {}), **problems}
     out = out or folder
     out.mkdir(parents=True, exist_ok=True)
@@ -42,7 +51,7 @@ def write_report(
         if path.is_symlink() or (path.exists() and not _ours(name, path)):
             raise RunError(f"{path} is no report of fedaudit, and is left as it is. Choose another --out.")
         with reading(folder):
-            text = _text(name, rows, failed, title)
+            text = _text(name, rows, failed, title, columns)
         write_atomic(path, text.encode())
         written.append(path)
     if figures:
@@ -100,7 +109,17 @@ def failures(folder: Path) -> dict[str, str]:
         raise RunError(f"{folder / 'audit.json'} cannot be read: {e}. Remove it, or audit again.") from e
 
 
-def _text(name: str, rows: list, failed: dict[str, str], title: str) -> str:
+def _like(rows: list[Row], pattern: str) -> list[Row]:
+    try:
+        kept = [row for row in rows if re.search(pattern, row.label)]
+    except re.error as e:
+        raise SettingError(f"--rows {pattern!r} is no regular expression: {e}.") from None
+    if not kept:
+        raise SettingError(f"--rows {pattern!r} matches none of: {'; '.join(row.label for row in rows)}.")
+    return kept
+
+
+def _text(name: str, rows: list[Row], failed: dict[str, str], title: str, columns: Sequence[str] = ()) -> str:
     from fedaudit.reports import formats, html
 
     if name == "html":
@@ -109,4 +128,4 @@ def _text(name: str, rows: list, failed: dict[str, str], title: str) -> str:
         return formats.markdown(rows, failed, title, html.facts(rows))
     if name == "json":
         return formats.as_json(rows, failed)
-    return formats.as_csv(rows) if name == "csv" else formats.latex(rows)
+    return formats.as_csv(rows) if name == "csv" else formats.latex(rows, columns)

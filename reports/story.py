@@ -8,7 +8,6 @@ from typing import Any
 
 from fedaudit.reports.attack_rows import attacks_of, best_attack
 from fedaudit.reports.leaks import leaks_by_seed, pooled_attacks
-from fedaudit.reports.rank import best_row, differences, is_noise
 from fedaudit.reports.runs import Group, command
 from fedaudit.reports.table import Row, asked, refused, uses_gpu
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
@@ -31,57 +30,6 @@ LIMITS = (
     "Accuracy is that of the last round. The best round on test data is not reported: nobody could have chosen it.",
     "Peak memory of CPU runs is that of the process: runs that shared one are not told apart.",
 )
-
-
-def highlights(rows: Sequence[Row]) -> list[str]:
-    """At most a handful of sentences for somebody who reads nothing else."""
-    lines = []
-    column = BY_KEY["accuracy"]
-    for arena, i in best_row(rows, column).items():
-        cell = rows[i].cells["accuracy"]
-        near = [
-            r.label for r, t in zip(rows, differences(rows, column)[i], strict=True) if t is not None and is_noise(t)
-        ]
-        where = f" on {arena[0]}" if len({row.group.arena for row in rows}) > 1 else ""
-        ties = f"; {len(near)} of the others cannot be told from it" if near else ""
-        lines.append(f"Most accurate{where}: {rows[i].label}, {text(column, cell.value)}{ties}.")
-    guarantees = [r for r in rows if r.cells["epsilon"].value is not None and 0 < r.cells["epsilon"].value < math.inf]
-    nothing = [r for r in rows if r.cells["epsilon"].value == math.inf]
-    if nothing:
-        lines.append(
-            f"{len(nothing)} of {len(rows)} settings guarantee nothing (ε = ∞): something is sent unprotected."
-        )
-    if guarantees:
-        least = min(guarantees, key=lambda r: r.cells["epsilon"].value or 0.0)
-        lines.append(
-            f"Smallest finite guarantee: {least.label}, ε = {text(BY_KEY['epsilon'], least.cells['epsilon'].value)}."
-        )
-    attacked = [r for r in rows if r.cells["auc"].value is not None]
-    if attacked:
-        worst = max(attacked, key=lambda r: r.cells["auc"].value or 0.0)
-        cell = worst.cells["auc"]
-        lines.append(
-            f"Strongest membership attack: AUC {text(BY_KEY['auc'], cell.value)} on {worst.label} ({cell.detail})."
-        )
-    shown = [r for r in rows if r.cells["identified"].value is not None and not r.cells["identified"].flag]
-    if shown:
-        worst = max(shown, key=_beyond_chance)
-        cell = worst.cells["identified"]
-        share = text(BY_KEY["identified"], cell.value)
-        lines.append(f"Strongest reconstruction: {share} of its images identified, on {worst.label} ({cell.detail}).")
-    refuted = [r.label for r in rows if r.cells["lower"].flag]
-    if refuted:
-        lines.append(f"Claims refuted by measurement: {', '.join(refuted)}.")
-    weak = [r for r in rows if any(note.startswith("Under-trained") for note in r.notes)]
-    if weak:
-        lines.append(f"{len(weak)} of {len(rows)} settings are under-trained; see the notes below the table.")
-    return lines
-
-
-def _beyond_chance(row: Row) -> float:
-    """How far beyond guessing the best reconstruction is: guessing gives less the more there is to guess from."""
-    best = best_attack(row.group, "reconstruction", "identification")
-    return best.beyond_chance("identification") if best else 0.0
 
 
 def _membership(row: Row) -> str:
@@ -115,11 +63,15 @@ def verdict(row: Row) -> list[str]:
     if epsilon.value is None:
         lines = [f"No guarantee can be stated: {epsilon.reason}."]
     elif epsilon.value == 0:
-        lines = ["Nothing computed from the clients' records crosses the wire."]
+        lines = [
+            "Nothing computed from the clients' records crosses the wire; of the models at the end it says nothing."
+        ]
     elif math.isinf(epsilon.value):
         lines = [f"Nothing is guaranteed: {epsilon.detail}."]
     else:
         lines = [f"Guaranteed, for every client and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
+        if row.weak_delta:
+            lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
     if row.cells["lower"].value is not None:
         lower = row.cells["lower"]
         lines.append(f"An audit measured ε ≥ {lower.value:.3g}" + (": the claim is refuted." if lower.flag else "."))

@@ -36,6 +36,23 @@ class Row:
         return any(note.startswith(UNTRAINED) for note in self.notes)
 
     @property
+    def delta(self) -> float:
+        """The largest of any client."""
+        return max((c.delta for run in self.group.runs for c in run.record.ledger if c.entries), default=0.0)
+
+    @property
+    def weak_delta(self) -> bool:
+        """Guaranteed, but with a delta that publishing one record at random would meet, at epsilon 0."""
+        epsilon = self.cells["epsilon"].value
+        return epsilon is not None and 0 < epsilon < math.inf and _weak_delta(self.group)
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation of what is guaranteed."""
+        found = {r for run in self.group.runs for c in run.record.ledger for r, t in c.by_relation.items() if t.epsilon}
+        return ", ".join(sorted(found - {"any"}))
+
+    @property
     def first(self) -> RunRecord:
         return self.group.runs[0].record
 
@@ -150,8 +167,17 @@ def _epsilon(group: Group) -> Cell:
     open_kinds = sorted({e.kind for r in done for c in r.record.ledger for e in c.entries if e.noise_multiplier == 0})
     detail = f"{', '.join(open_kinds).replace('_', ' ')} sent unprotected" if open_kinds else ""
     detail = detail or (f"δ ≤ {delta:.2g}" if worst else "nothing computed from records is sent")
+    flag = ""
+    if worst == 0:
+        flag = "of the wire alone: the models are published, and not covered"
+    elif math.isfinite(worst) and _weak_delta(group):
+        flag = "δ ≥ 1/n: publishing one record at random would meet it"
     low = min(each.values())
-    return Cell(worst, low, worst, len(each), "computed; from the best seed to the worst", each, detail)
+    return Cell(worst, low, worst, len(each), "computed; from the best seed to the worst", each, detail, flag=flag)
+
+
+def _weak_delta(group: Group) -> bool:
+    return any(c.delta * c.n >= 1 for run in group.runs for c in run.record.ledger if c.entries)
 
 
 def _lower(group: Group) -> Cell:

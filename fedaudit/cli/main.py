@@ -480,6 +480,12 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Where to, with all figures as SVG and PNG. Default: DIR.", show_default=False)
     ] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Only rows whose label matches.", show_default=False)
+    ] = None,
+    columns: Annotated[
+        str, typer.Option(help="Columns of the LaTeX table, such as accuracy,epsilon. Default: all.")
+    ] = "",
 ) -> None:
     """Set the runs below a folder side by side: one row per method and privacy setting, over seeds."""
     from fedaudit.reports.report import write_report
@@ -487,7 +493,8 @@ def report(
     names = list(dict.fromkeys(name.strip() for name in format.split(",") if name.strip()))
     if not names:
         raise SettingError(f"--format {format!r} names no format. Write html, md, json, csv or latex.")
-    for path in write_report(folder, names, out, figures=out is not None):
+    keys = [key.strip() for key in columns.split(",") if key.strip()]
+    for path in write_report(folder, names, out, figures=out is not None, like=rows, columns=keys):
         print(path)
 
 

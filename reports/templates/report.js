@@ -17,14 +17,14 @@
     return u === v ? a.dataset.index - b.dataset.index : (down ? -1 : 1) * (u < v ? -1 : 1);
   };
   for (const head of heads) {
-    head.querySelector("button").addEventListener("click", () => {
+    head.querySelector("button.sort").addEventListener("click", () => {
       const first = data.better[head.dataset.key] === "high" ? "descending" : "ascending";
       const other = first === "ascending" ? "descending" : "ascending";
       const now = head.getAttribute("aria-sort") === first ? other : first;
       heads.forEach((h) => h.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", now);
       body.append(...[...rows].sort(order(head.dataset.key, now === "descending")));
-      say(`Sorted by ${head.textContent.trim()}, ${now}.`);
+      say(`Sorted by ${head.querySelector("button.sort").textContent.trim()}, ${now}.`);
     });
   }
 
@@ -77,6 +77,7 @@
         if (!test) continue;
         const [p, sign, name, told] = test;
         const noise = !told;
+        if (noise && "leak" in cell.dataset) continue;  // what was found is no noise
         cell.classList.add(noise ? "noise" : (sign > 0) === (better === "high") ? "better" : "worse");
         const found = p === null ? "cannot be told" : `${noise ? "within noise" : "more than noise"}, p = ${p}`;
         cell.title += `. Against ${data.labels[j]}: ${found} (${data.names[name]})`;
@@ -101,8 +102,22 @@
     apply(next); keep(next);
   });
 
-  // On paper everything is open.
-  addEventListener("beforeprint", () => document.querySelectorAll("main details:not(.menu)").forEach((d) => { d.open = true; }));
+  // What a heading or a figure means, on a tap or by keyboard: in a line above the table.
+  const help = document.getElementById("help");
+  const explain = (text) => { help.textContent = text; help.hidden = !text; };
+  table.querySelectorAll("button.what").forEach((b) => b.addEventListener("click", () => explain(b.dataset.help)));
+  body.addEventListener("click", (event) => {
+    const cell = event.target.closest("td[data-key]");
+    if (cell) explain(cell.title);
+  });
+
+  // A link to a method opens its card, also the one that the page was opened with.
+  const reveal = () => {
+    const card = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (card && card.matches("details")) { card.open = true; card.scrollIntoView(); }
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
   document.addEventListener("click", (event) => {
     const menu = document.querySelector(".menu");
     if (menu.open && !menu.contains(event.target)) menu.open = false;

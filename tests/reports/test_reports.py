@@ -117,7 +117,7 @@ def test_hostile_names_stay_names(written):
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "my\\_pkg.a|b:Evil\\textless{}i\\textgreater{}\\_\\&\\%\\$" in written["latex"]
     lines = list(csv.reader(io.StringIO(written["csv"])))
-    assert {len(line) for line in lines} == {5 + 4 * len(COLUMNS)}
+    assert {len(line) for line in lines} == {6 + 4 * len(COLUMNS)}
     assert reported.HOSTILE in [line[0] for line in lines]
 
 
@@ -193,8 +193,9 @@ def test_cells_that_mislead_say_so(rows, written):
     assert "on embeddings applied to nothing" in notes["protos"]
     assert "does not apply to this method" in notes["fedaf"]
     assert "refuted: ε = 1 for one release of Local.w" in notes[reported.HOSTILE]
-    for pill in ("under-trained", "setting applied to nothing", "setting does not apply"):
+    for pill in ("under-trained", "setting applied to nothing"):
         assert f'<span class="pill">{pill}</span>' in written["html"]
+    assert "applies to nothing that they send: fedaf · logits ε=1, clip 1." in written["html"]
 
 
 def test_still_rising_accuracy_is_under_trained(tmp_path):
@@ -387,7 +388,7 @@ def test_differences_within_noise_are_marked(rows, written):
     )
     assert [tests[1].p, tests[3].p] == pytest.approx(p)
     looks = [match.split() for match in re.findall(r'<td data-key="auc"[^>]*class="([^"]*)"', written["html"])]
-    assert looks == [["none"], ["worse"], ["ref"], ["noise"], ["none"], ["none"]]
+    assert looks == [["worse"], ["ref"], ["leak"], ["none"], ["none"]], "a leak is no noise"
 
 
 # --- the page ----------------------------------------------------------------------------------------------------

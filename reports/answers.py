@@ -1,0 +1,225 @@
+"""The first screen: which setting to use, what leaks, what is guaranteed, what it costs. Each in a sentence or two.
+
+A setting is *trained* where it is not near chance, and *protected* where the ledger's epsilon is finite and above 0,
+its delta is below 1/n for every client, and no claim of it was refuted. Nothing here says that a setting leaks nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedaudit.reports.attack_rows import best_attack
+from fedaudit.reports.leaks import leak, rebuilt
+from fedaudit.reports.table import Row, refused
+from fedaudit.reports.words import BY_KEY, interval_text, text
+
+Tone = Literal["good", "bad", "plain"]
+THREATS = {
+    "server": "the server, which follows the protocol and sees every message",
+    "outsider": "an outsider, who sees the published models and the sizes and times of messages",
+    "peer": "another client, which sees its own messages",
+}
+NEITHER = "No setting here is both trained and protected."
+
+
+@dataclass(frozen=True)
+class Answer:
+    question: str
+    lines: list[str]
+    tone: Tone = "plain"  # for who gave the records
+
+
+def answers(rows: Sequence[Row]) -> list[Answer]:
+    """The four, over the rows that ran; where data differ, over those of each data set by itself."""
+    ran = [row for row in rows if not refused(row.group)]
+    arenas = list(dict.fromkeys(row.group.arena for row in ran))
+    parts = {arena: [row for row in ran if row.group.arena == arena] for arena in arenas}
+    made = []
+    for question, answer in (
+        ("Which to use", which), ("What leaks", leaks), ("What is guaranteed", guaranteed), ("What it costs", costs),
+    ):  # fmt: skip
+        lines, tones = [], []
+        for arena, of in parts.items():
+            found = answer(of)
+            tones.append(found.tone)
+            where = f"On {arena[0]}, {arena[3]}, {arena[2]} clients: " if len(parts) > 1 else ""
+            lines += [f"{where}{line}" for line in found.lines]
+        worst: Tone = "bad" if "bad" in tones else "good" if tones and set(tones) == {"good"} else "plain"
+        made.append(Answer(question, lines or ["Nothing was run."], worst))
+    return made
+
+
+def protected(row: Row) -> bool:
+    epsilon = row.cells["epsilon"].value
+    covered = epsilon is not None and 0 < epsilon < math.inf
+    return covered and not row.weak_delta and not row.cells["lower"].flag
+
+
+def trained(row: Row) -> bool:
+    return row.cells["accuracy"].value is not None and not row.untrained
+
+
+def which(rows: Sequence[Row]) -> Answer:
+    """The most accurate protected setting, what it gives up against the best of all, and a stricter one."""
+    able = [row for row in rows if trained(row)]
+    best = max(able, key=_accuracy, default=None)
+    if best is None:
+        return Answer("", [f"None: every setting is near chance. {NEITHER}"], "bad")
+    covered = [row for row in able if protected(row)]
+    if not covered:
+        return Answer(
+            "", [f"{NEITHER} {_named(best)} is the most accurate, {_reached(best)}; it {_covers(best)}."], "bad"
+        )
+    first = max(covered, key=_accuracy)
+    lines = [f"With a guarantee: {_named(first)}, accuracy {_reached(first)} at {_epsilon(first)}."]
+    stricter = [row for row in covered if (row.cells["epsilon"].value or 0.0) < (first.cells["epsilon"].value or 0.0)]
+    if stricter:
+        least = min(stricter, key=lambda row: row.cells["epsilon"].value or 0.0)
+        lines[0] += f" Stricter: {_named(least)}, {_reached(least)} at {_epsilon(least)}."
+    if best is not first:
+        gap = 100 * (_accuracy(best) - _accuracy(first))
+        lines.append(f"Without: {_named(best)}, {_reached(best)}, {gap:.1f} points more; it {_covers(best)}.")
+    return Answer("", lines, "good")
+
+
+def leaks(rows: Sequence[Row]) -> Answer:
+    """The worst attack on membership and the worst reconstruction, by whom; of trained settings first."""
+    lines = []
+    judged = [row for row in rows if row.cells["auc"].value is not None]
+    shown = [row for row in judged if leak(row)]
+    if shown:
+        worst = max(shown, key=lambda row: row.cells["auc"].value or 0.0)
+        cell = worst.cells["auc"]
+        spread = interval_text(BY_KEY["auc"], cell)
+        lines.append(
+            f"Membership, in {len(shown)} of {len(judged)} settings: at worst AUC {text(BY_KEY['auc'], cell.value)} "
+            f"{spread} on {_named(worst)} (accuracy {_reached(worst)}), by {_attacker(worst, 'membership', 'auc')}."
+        )
+    elif judged:
+        lines.append(
+            f"No membership attack found more than guessing in the {len(judged)} settings that were attacked. That "
+            "proves nothing."
+        )
+    pictured = [row for row in rows if rebuilt(row)]
+    if pictured:
+        worst = max(pictured, key=lambda row: row.cells["identified"].value or 0.0)
+        share = text(BY_KEY["identified"], worst.cells["identified"].value)
+        spread = interval_text(BY_KEY["identified"], worst.cells["identified"])
+        lines.append(
+            f"Records, in {len(pictured)} of {len(rows)} settings: at worst {share} {spread} of the rebuilt images "
+            f"identified on {_named(worst)}, by {_attacker(worst, 'reconstruction', 'identification')}."
+        )
+    if not lines:
+        lines.append("No attack was run, so nothing is known.")
+    return Answer("", lines, "bad" if shown or pictured else "plain")
+
+
+def guaranteed(rows: Sequence[Row]) -> Answer:
+    """The smallest epsilon of a trained setting, of what; what is open, refuted, or guaranteed in name only."""
+    lines = []
+    covered = [row for row in rows if trained(row) and protected(row)]
+    if covered:
+        least = min(covered, key=lambda row: row.cells["epsilon"].value or 0.0)
+        relation = f" ({least.relation})" if least.relation else ""
+        lines.append(
+            f"At best {_epsilon(least)}, for one record of any client{relation}, all rounds together: {_named(least)}, "
+            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} settings guarantee something and learnt."
+        )
+    else:
+        lines.append(f"Nothing that is of use. {NEITHER}")
+    bare = [row for row in rows if row.cells["epsilon"].value == math.inf]
+    if bare:
+        lines.append(f"Nothing at all in {len(bare)} (ε = ∞): something is sent that no noise covers.")
+    if weak := [row for row in rows if row.weak_delta]:
+        lines.append(f"In name only in {len(weak)}: δ ≥ 1/n, which publishing one record at random would meet, too.")
+    if wrong := [_named(row) for row in rows if row.cells["lower"].flag]:
+        lines.append(f"Refuted by measurement: {', '.join(wrong)}.")
+    return Answer("", lines, "good" if covered and not wrong else "bad")
+
+
+def costs(rows: Sequence[Row]) -> Answer:
+    able = [row for row in rows if trained(row) and row.cells["up"].value is not None] or list(rows)
+    sending = [row for row in able if (row.cells["up"].value or 0.0) > 0]
+    if not sending:
+        return Answer("", ["Nothing is sent."])
+    least, most = (pick(sending, key=lambda row: row.cells["up"].value or 0.0) for pick in (min, max))
+    line = f"From {_bill(least)} to {_bill(most)}." if most is not least else f"{_bill(least)}."
+    noisy = [row for row in able if protected(row)]
+    plain = {row.group.method: row for row in able if not row.group.setting.privacy}
+    ratios = [
+        (row.cells["seconds"].value or 0.0) / (plain[row.group.method].cells["seconds"].value or math.inf)
+        for row in noisy
+        if row.group.method in plain
+    ]
+    ratios = [ratio for ratio in ratios if ratio > 0]
+    if ratios:
+        line += f" Protection took {min(ratios):.1f} to {max(ratios):.1f} times the compute of the same method without."
+    return Answer("", [line])
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def _accuracy(row: Row) -> float:
+    return row.cells["accuracy"].value or 0.0
+
+
+def _named(row: Row) -> str:
+    return row.label
+
+
+def _reached(row: Row) -> str:
+    cell = row.cells["accuracy"]
+    spread = interval_text(BY_KEY["accuracy"], cell)
+    return " ".join(part for part in (text(BY_KEY["accuracy"], cell.value), spread) if part)
+
+
+def _epsilon(row: Row) -> str:
+    return f"ε = {text(BY_KEY['epsilon'], row.cells['epsilon'].value)}, δ = {row.delta:.2g}"
+
+
+def _covers(row: Row) -> str:
+    epsilon = row.cells["epsilon"].value
+    if epsilon is None:
+        return "has a guarantee that cannot be composed"
+    if epsilon == 0:
+        return "sends nothing of its records, but its models"
+    if math.isinf(epsilon):
+        return "guarantees nothing"
+    if row.cells["lower"].flag:
+        return "has a claim that is refuted"
+    return f"guarantees {_epsilon(row)}" + (", with δ ≥ 1/n" if row.weak_delta else "")
+
+
+def _attacker(row: Row, claims: str, measure: str) -> str:
+    best = best_attack(row.group, claims, measure)
+    return f"the {best.threat} ({best.attack})" if best else "nobody"
+
+
+def _bill(row: Row) -> str:
+    up, down, seconds = (row.cells[key] for key in ("up", "down", "seconds"))
+    sent = f"{text(BY_KEY['up'], up.value)} up and {text(BY_KEY['down'], down.value)} down a client and round"
+    return f"{sent}, {text(BY_KEY['seconds'], seconds.value)} of {seconds.detail or 'compute'} a run ({_named(row)})"
+
+
+# --- what the page is about --------------------------------------------------------------------------------------
+
+
+def scope(rows: Sequence[Row]) -> dict[str, str]:
+    """Date, purpose, threat models and limits of scope, for the head of the page and the first sheet of paper."""
+    finished = max((run.record.finished or "" for row in rows for run in row.group.runs), default="")
+    threats = sorted({result.threat for row in rows for run in row.group.runs for result in run.record.attacks})
+    named = dict.fromkeys(THREATS.get(name.split(":")[0], name) for name in threats)
+    attacks = {result.attack for row in rows for run in row.group.runs for result in run.record.attacks if result.ran}
+    seeds = sorted({len(row.group.runs) for row in rows})
+    many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return {
+        "Date": f"last run finished {finished[:10]}" if finished else "no run is finished",
+        "Purpose": "what these federated methods reach, give away, guarantee and cost, measured on the same data",
+        "Threat models": "; ".join(named) or "none: nothing was attacked",
+        "Scope": f"{len(attacks)} attacks, {many} {'seed' if many == '1' else 'seeds'} a setting; other data, models "
+        "and attacks may give another picture",
+    }

@@ -1,0 +1,103 @@
+"""The four answers of the first screen, and the rules by which a figure is qualified where it stands."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+import reported
+
+from fedaudit.reports.answers import NEITHER, answers, protected
+from fedaudit.reports.formats import as_csv, latex, markdown
+from fedaudit.reports.leaks import above_chance
+from fedaudit.reports.rank import best_row
+from fedaudit.reports.report import rows_below, write_report
+from fedaudit.reports.words import BY_KEY
+
+DP = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
+
+
+def strict(record, delta):
+    """The record with another delta for its first client; the second keeps 1/n = 0.04, or has the same."""
+    ledger = [client.model_copy(update={"delta": delta}) for client in record.ledger]
+    return record.model_copy(update={"ledger": ledger})
+
+
+def rows(folder, *, delta=0.001, auc=0.5, private_accuracy=0.8, verdict="not refuted"):
+    """FedAvg without protection at 90 %, with epsilon 8 at 80 %: three seeds each, attacked by the server."""
+    for seed in range(3):
+        plain = reported._record("fedavg", seed, 0.89 + 0.01 * seed, releases=True)
+        attacks = [reported._membership("loss", "server", 0.62, leak=True)]
+        reported._save(folder, f"plain-{seed}", plain, attacks)
+        noisy = reported._record("fedavg", seed, private_accuracy + 0.01 * seed, releases=True, privacy=DP, epsilon=8.0)
+        attacks = [reported._membership("loss", "server", auc, leak=auc > 0.55)]
+        reported._save(folder, f"dp-{seed}", strict(noisy, delta), attacks, [reported._audit(verdict, 8.0, 1.0)])
+    return rows_below(folder)[0]
+
+
+def said(of):
+    return {answer.question: " ".join(answer.lines) for answer in answers(of)}
+
+
+def test_each_answer_has_its_figures(tmp_path):
+    found = said(rows(tmp_path))
+    assert found["Which to use"] == (
+        "With a guarantee: fedavg · training noise 1x, clip 1, accuracy 81.0 % [78.5, 83.5] at ε = 8, δ = 0.001. "
+        "Without: fedavg, 90.0 % [87.5, 92.5], 9.0 points more; it guarantees nothing."
+    )
+    assert "in 1 of 2 settings: at worst AUC 0.620 on fedavg (accuracy 90.0 %" in found["What leaks"].replace(
+        " [0.620, 0.620]", ""
+    )
+    assert found["What is guaranteed"].startswith(
+        "At best ε = 8, δ = 0.001, for one record of any client (add-or-remove), all rounds together: fedavg · "
+    )
+    assert "Nothing at all in 1 (ε = ∞)" in found["What is guaranteed"]
+    assert "1.00 kB up and 500 B down a client and round" in found["What it costs"]
+    assert NEITHER not in " ".join(found.values())
+
+
+@pytest.mark.parametrize(
+    "change", [{"delta": 0.04}, {"private_accuracy": 0.26}, {"verdict": "refuted"}], ids=["delta", "chance", "refuted"]
+)
+def test_trained_and_protected_is_said_only_where_it_is_so(tmp_path, change):
+    """A delta of 1/n, an accuracy near the chance of 25 %, a refuted claim: none of them is a setting to use."""
+    of = rows(tmp_path, **change)
+    assert said(of)["Which to use"].startswith(NEITHER)
+    assert ("private_accuracy" in change) == any(map(protected, of))
+
+
+def test_a_leak_is_never_mere_noise(tmp_path):
+    """AUC 0.60 beside 0.62 over three seeds without spread: no difference can be told, and both are leaks."""
+    of = rows(tmp_path, auc=0.6)
+    assert [above_chance(row, "auc") for row in of] == [True, True]
+    table = [line for line in markdown(of, {}, "t", "f").splitlines() if line.startswith("| fedavg")]
+    assert not any("≈ 0.6" in line for line in table)
+
+
+def test_an_epsilon_of_nothing_is_not_the_best(tmp_path):
+    """Local training sends nothing: 0, of the wire alone. Its models are published."""
+    for seed in range(3):
+        reported._save(tmp_path, f"local-{seed}", reported._record("local", seed, 0.5), [])
+    of = rows(tmp_path)
+    best = best_row(of, BY_KEY["epsilon"])
+    assert [of[i].label for i in best.values()] == ["fedavg · training noise 1x, clip 1"]
+    [local] = [row for row in of if row.label == "local"]
+    assert local.cells["epsilon"].flag.startswith("of the wire alone")
+
+
+def test_delta_stands_beside_epsilon_in_every_format(tmp_path):
+    of = rows(tmp_path)
+    lines = list(csv.DictReader(io.StringIO(as_csv(of))))
+    assert [line["delta"] for line in lines] == ["", "0.001"]
+    assert "\\textbf{8} & 0.001 &" in latex(of)
+    assert "8 (3) at δ = 0.001" in markdown(of, {}, "t", "f")
+
+
+def test_rows_and_columns_of_a_latex_table_can_be_chosen(tmp_path):
+    rows(tmp_path)
+    [path] = write_report(tmp_path, ["latex"], like="training", columns=["accuracy", "epsilon"])
+    text = path.read_text()
+    assert text.count("fedavg &") == 1
+    assert "81.0 \\% {\\scriptsize $\\pm$ 1.0} & 8 & 0.001 \\\\" in text
+    assert "Attack AUC" not in text
