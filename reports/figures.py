@@ -18,12 +18,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedaudit.data.plot import bubbles
+from fedaudit.errors import RunError
 from fedaudit.reports.attack_rows import Found, attacks_of
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.rank import pareto
 from fedaudit.reports.runs import Run
 from fedaudit.reports.table import Row, curve
 from fedaudit.runtime.attack_result import MembershipResult
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.folder import MARKER
 from fedaudit.stats import mean_std
 from fedaudit.units import bytes_text
 
@@ -407,10 +410,18 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Each figure as SVG and PNG."""
+    """Each figure as SVG and PNG, in a folder that is ours: nothing of somebody else's is replaced."""
+    figures = figures_of(rows)
+    names = [f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")]
+    links = [path for path in (folder, *(folder / name for name in (*names, MARKER))) if path.is_symlink()]
+    there = [name for name in names if (folder / name).exists()]
+    if links or (there and not (folder / MARKER).is_file()):
+        what = f"{links[0]} is a symbolic link" if links else f"{folder} holds {there[0]}, which no report left there"
+        raise RunError(f"{what} (there is no {MARKER}). Nothing was changed. Choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / MARKER, b"fedaudit figures 1\n")
     written = []
-    for name, figure in figures_of(rows).items():
+    for name, figure in figures.items():
         for suffix in ("svg", "png"):
             path = folder / f"{name}.{suffix}"
             with style(name):

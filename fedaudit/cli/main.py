@@ -411,7 +411,7 @@ def audit(
 
     what = read_suite(suite)
     if dry_run:
-        _forecast(what, out, jobs, engine, measure)
+        _forecast(what, out, jobs, engine, measure, force=force, keep_stale=keep_stale)
         return
     from fedaudit.reports.report import write_report
     from fedaudit.suite.scheduler import audit as audit_suite
@@ -452,11 +452,11 @@ def _where(on: str, ray_address: str | None) -> Any:
     return on
 
 
-def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool) -> None:
+def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool, **how: bool) -> None:
     from fedaudit.suite.forecast import forecast
     from fedaudit.suite.scheduler import make_cells
 
-    forecasts = forecast(make_cells(suite, out, engine), measure)
+    forecasts = forecast(make_cells(suite, out, engine), measure, **how)
     print_forecast(forecasts, jobs)
 
 

@@ -20,7 +20,7 @@ from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
-from fedaudit.training.fit import Fitted, Loss, Opt, check_pure, check_rows
+from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
 
 CHUNK = 64  # rows whose gradients are held at a time
 
@@ -48,7 +48,9 @@ def fit_private(
     optimizer_class = _dp_optimizer()
     n = check_rows(rows)
     check_pure(loss)
+    check_bare(model)
     validate(model)
+    before = traces(loss, given or {})
     if (epochs is None) == (steps is None):
         raise ContractError("fit: say either epochs or steps.")
     q = min(1.0, batch / n)
@@ -78,6 +80,11 @@ def fit_private(
         optimizer.add_noise()
         optimizer.scale_grad()
         optimizer.original_optimizer.step()
+    if traces(loss, given or {}) != before:
+        raise ContractError(
+            "The loss writes into something outside of it while it trains: what it saw of the records would leave the "
+            "training unprotected. A loss computes one value per row, and nothing else."
+        )
     optimizer.zero_grad()
     for p in parameters.values():
         for trace in ("grad_sample", "summed_grad"):

@@ -169,7 +169,7 @@ def _release(value: Any, where: str, declared: Declared, policy: Policy, context
         noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
         entry = Entry.free(where, _kind(declared), "the size only", "pure-noise")
         entry.cosine = _cosine(leaves, noisy)
-        return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+        return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared, context)]
     noisy = [
         # In place on the clipped copy: one pass of noise, one addition.
         _noise(leaf, sigma, policy, (*context.key, where, i)).add_(leaf)
@@ -192,7 +192,7 @@ def _release(value: Any, where: str, declared: Declared, policy: Policy, context
         claim=policy.epsilon,
         cosine=_cosine(leaves, noisy),
     )
-    return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared)]
+    return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared, context)]
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,13 @@ def prepare(value: Any, where: str, declared: Declared, policy: Policy, context:
     return Prepared(bounded, sensitivities, _multiplier(policy, delta, declared, where, context), delta, how)
 
 
-def _structure(value: Any, where: str, declared: Declared) -> list[Entry]:
+def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[Entry]:
     """What noise on the numbers does not hide: the keys under which a client's data put them, and their counts."""
+    if dependence(declared) == "record" and context.provenance is not None:
+        lengths = {len(leaf) for leaf in leaves_of(value, where)} - {context.n}
+        if not all(context.provenance.is_known(length) for length in lengths):
+            condition = "how many records it is of, where that is neither all of them nor a hyper-parameter"
+            return [Entry.unprotected(f"{where} (length)", _kind(declared), condition)]
     by_class = dependence(declared) == "class"
     if not by_class and not (declared.via == "data" and isinstance(value, Mapping) and not isinstance(value, State)):
         return []

@@ -86,8 +86,8 @@ class Provenance:
                 kept[key] = digest
             elif self.looked and self._clean_memory.get(key) != digest:
                 self.tainted = self.dirty = True
-        if self.looked and self._clean_memory.keys() - self._memory.keys():
-            self.tainted = self.dirty = True  # what was forgotten tells something too
+        if self.looked and list(self._clean_memory) != [key for key in self._memory if key in self._clean_memory]:
+            self.tainted = self.dirty = True  # what was forgotten tells something too, and so does the order
         return kept
 
     def traced(self, value: Any) -> bool:
@@ -107,10 +107,11 @@ class Provenance:
         return all(clean.get(name) == digest or digest in self._known for name, digest in _tensors(model).items())
 
     def _is_part(self, state: State) -> bool:
-        """Whether a state is a model that was paid for, whole or some of its top-level parts: names tell too."""
+        """Whether a state is a model that was paid for, whole or some of its top-level parts: names tell too, and so
+        does their order."""
         for model in self._clean.values():
             tops = {name.split(".")[0] for name in state}
-            if state.keys() == {name for name in model if name.split(".")[0] in tops}:
+            if list(state) == [name for name in model if name.split(".")[0] in tops]:
                 return all(model[name] == digest_of(t) for name, t in state.items())
         return False
 

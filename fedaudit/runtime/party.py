@@ -155,6 +155,8 @@ class Client(Party):
         self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
+        self.fitting = False  # within a training on the records: what fails there fails by them
+        self.told: list[str] = []  # steps, rates, ... that trainings were told after a look, and nobody knew
         self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
         self.entries: list[Entry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
@@ -359,7 +361,9 @@ class Client(Party):
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
             return self._fit_private(model, loss, rows, until, separable, options)
         self.brought = self.brought or bool(self.looked and (given or data is not None))
+        self.fitting = data is None
         fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
+        self.fitting = False
         if data is None:
             self.plain_fits += 1
             self.private_fits += 1
@@ -402,6 +406,7 @@ class Client(Party):
         seen = self._provenance
         assert seen is not None  # there is a policy
         seen.before_fit(model)
+        self.fitting = True
         with self._meter.span("fit"):
             fitted, entry = fit_private(
                 model,
@@ -413,8 +418,12 @@ class Client(Party):
                 fits=planned,
                 **options,
             )
+        self.fitting = False
         self.entries.append(entry)
         seen.after_fit(model)
+        how = [options["batch"], options["epochs"], options["steps"], *vars(options["opt"]).values()]
+        if self.looked and not all(seen.is_known(value) for value in how if value is not None):
+            self.told.append(str(how))  # the same for all clients, or it tells of the records
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
             self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1

@@ -43,7 +43,7 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.source import code_of, code_of_setting, differences, harness
 from fedaudit.runtime.start import first_setting, take_over
-from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client
+from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client, unlike
 from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Scores, evaluate, results
 from fedaudit.runtime.world import World, chosen_engine, world_of
@@ -338,6 +338,7 @@ class _Run:
             )  # fmt: skip
             replies: dict[int, Any] = {}
             first_error = ""
+            told: dict[int, list[str]] = {}
             waiting = time.perf_counter()
             for done in self.engine.map(tasks):
                 meter.exclude(time.perf_counter() - waiting, done.spans, self.engine.in_process)
@@ -357,8 +358,11 @@ class _Run:
                 replies[done.k] = done.reply if isinstance(fn, str) else reply
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
+                told |= {done.k: done.told} if done.told else {}
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
                 waiting = time.perf_counter()
+            if len({tuple(of_client) for of_client in told.values()}) > 1:
+                entries.extend((k, [unlike(path)]) for k in sorted(told))
             if len(cohort.ids) < quorum:
                 raise RunError(
                     f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "
@@ -501,7 +505,8 @@ class _Run:
         model = self.method.personal(client)
         if published and self.world.policies:
             entries = [*client.entries]
-            if client.looked or client.plain_fits > self._plain_fits(k):
+            tainted = client.private_training and client.plain_fits > 0  # by an earlier task
+            if client.looked or tainted or client.plain_fits > self._plain_fits(k):
                 condition = "personal() read the records, and what it made of them is published"
                 entries.append(Entry.unprotected("(published model)", "weights", condition))
             if entries:

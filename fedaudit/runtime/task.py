@@ -6,16 +6,18 @@ import copy
 import dataclasses
 import functools
 import platform
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 
-from fedaudit.errors import ContractError, FedauditError, PrivacyError, place_of
+from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import Entry
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter, Span, peak_rss
@@ -78,6 +80,7 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
+    told: list[str] = field(default_factory=list)  # steps, rates, ... told after a look, and nobody knew
     brought: bool = False  # whether training was given what the task read itself: that is billed, and needs no proof
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
@@ -115,12 +118,13 @@ def run_task(task: Task) -> Done:
                 blob = encode(reply)
                 state = encode(state_after(client, kept))
                 released = encode_tree(client.released) if client.released else None
-    except (ContractError, PrivacyError) as e:
-        return Done(task.k, error=str(e), fatal=e)
     except (Exception, SystemExit) as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
-        error = f"{type(e).__name__}{place_of(e)}"
+        where = last_frame(e)
+        if isinstance(e, ContractError | PrivacyError) and where and OURS in Path(where.filename).parents:
+            return Done(task.k, error=str(e), fatal=e)
+        error = f"{_known_name(type(e))}{place_of(e)}"
         detail = "".join(traceback.format_exception(e))
-        entries = [] if client is None or not client.looked or not world.policies else [absence(task.fn)]
+        entries = [absence(task.fn)] if client is not None and world.policies and _may_tell(client) else []
         spans, gpu = meter.close(), meter.peak_gpu()
         return Done(task.k, error=error, detail=detail, entries=entries, spans=spans, rss=peak_rss(), gpu=gpu)
     return Done(
@@ -135,7 +139,22 @@ def run_task(task: Task) -> Done:
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
         brought=client.brought,
+        told=client.told,
     )
+
+
+OURS = Path(__file__).resolve().parents[1]  # an error raised here is about the method; elsewhere, by it
+
+
+def _known_name(cls: type) -> str:
+    """A class's name, where it was there before the run: one that was made by a task may be made of records."""
+    known = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+    return cls.__name__ if known else "an error of a class that was made by the task"
+
+
+def _may_tell(client: Client) -> bool:
+    """Whether what this client did so far may depend on its records, in a way that was not paid for."""
+    return client.looked or client.fitting or client.dirty or client.plain_fits > 0
 
 
 _last: list[tuple[bytes, torch.device, Down]] = []  # the message that was decoded last: a cache, and nothing more
@@ -182,6 +201,12 @@ def absence(fn: str) -> Entry:
     """The ledger's entry for a client that failed after it had looked at its records: that it failed may tell."""
     condition = "that it failed, after it had looked at its records"
     return Entry.unprotected(f"{fn} (absence)", "absence", condition)
+
+
+def unlike(fn: str) -> Entry:
+    """The ledger's entry for trainings that were told other numbers on one client than on another, after a look."""
+    condition = "told other steps, batch or rate than other clients', by a task that had looked at its records"
+    return Entry.unprotected(f"{fn} (training)", "training", condition)
 
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:

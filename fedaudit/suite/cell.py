@@ -71,6 +71,13 @@ def why_stale(cell: Cell, record: RunRecord) -> str | None:
     return "; ".join(changed) or None
 
 
+def why_again(cell: Cell, record: RunRecord, force: bool, keep_stale: bool) -> str | None:
+    """Why a cell that an earlier audit ran is to be run anew; None: what there is counts, or is gone on with."""
+    if force:
+        return "--force"
+    return None if keep_stale and record.status != "running" else why_stale(cell, record)
+
+
 def stale_attacks(cell: Cell, record: RunRecord) -> list[str]:
     """Attacks of the cell that were made by other code than they have now."""
     found = {made(spec)[0]: source_of(type(made(spec)[1])) for spec in cell.attacks}

@@ -20,7 +20,7 @@ from fedaudit.runtime.planned_traffic import make_plan
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
-from fedaudit.suite.cell import Cell, carry_out, look, missing
+from fedaudit.suite.cell import Cell, carry_out, look, missing, stale_attacks, why_again
 from fedaudit.suite.sharing import at_once
 from fedaudit.units import bytes_text
 from fedaudit.wire.message import as_size
@@ -136,12 +136,20 @@ def _together(of: list[Forecast]) -> tuple[str, str, str]:
     return state, size, "?" if None in seconds else duration(sum(s or 0.0 for s in seconds))
 
 
-def forecast(cells: list[Cell], measure: bool = False) -> list[Forecast]:
-    """All cells. With `measure`, one round and the attacks of each kind of cell are tried out in a temporary folder."""
-    pace, records = Pace(), []
+def forecast(cells: list[Cell], measure: bool = False, force: bool = False, keep_stale: bool = False) -> list[Forecast]:
+    """All cells. With `measure`, one round and the attacks of each kind of cell are tried out in a temporary folder.
+    What other code made is to be run again, as an audit would, and the forecast says why."""
+    pace = Pace()
+    records: list[RunRecord | None] = []
     for cell in cells:
-        records.append(look(cell))
-        pace.learn(records[-1])
+        cell.keep_stale = keep_stale
+        record = look(cell)
+        pace.learn(record)
+        if record is not None and (why := why_again(cell, record, force, keep_stale)):
+            cell.status, cell.again, record = "to do", why, None
+        elif record is not None and not keep_stale and (attacks := stale_attacks(cell, record)):
+            cell.again = f"attacks changed: {', '.join(attacks)}"
+        records.append(record)
     return [_forecast(cell, record, pace, measure) for cell, record in zip(cells, records, strict=True)]
 
 
@@ -166,9 +174,11 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     left = cell.setting.rounds - behind
     declared = method.traffic(plans[0])
     sent = None if declared is None else left * sum(as_size(size).payload for size in declared.values())
-    notes = [] if declared is not None else ["its traffic is not declared"]
+    notes = [f"again: {cell.again}"] if cell.again else []
+    notes += [] if declared is not None else ["its traffic is not declared"]
     seconds, note = _seconds(cell, record, left, pace)
-    state = "attacks" if not left else f"{behind} of {cell.setting.rounds} rounds done" if behind else "new"
+    fresh = "again" if cell.again else "new"
+    state = "attacks" if not left else f"{behind} of {cell.setting.rounds} rounds done" if behind else fresh
     return Forecast(cell, state, sent, seconds, "; ".join([*notes, note]))
 
 

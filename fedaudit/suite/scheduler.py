@@ -22,7 +22,7 @@ from fedaudit.runtime.folder import STALE, folder_name, locked
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
-from fedaudit.suite.cell import Cell, carry_out, look, stale_attacks, why_stale
+from fedaudit.suite.cell import Cell, carry_out, look, stale_attacks, why_again
 from fedaudit.suite.forecast import Pace, duration
 from fedaudit.suite.on_ray import carry_out_on_ray
 from fedaudit.suite.sharing import shared_gpu
@@ -117,10 +117,10 @@ def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
     if not (cell.folder / "record.json").exists():
         return
     record = read_record(cell.folder)
-    why = "--force" if force else why_stale(cell, record)
+    why = why_again(cell, record, force, keep_stale)
     if why is None and (attacks := stale_attacks(cell, record)) and not keep_stale:
         cell.again = f"attacks changed: {', '.join(attacks)}"
-    if why is None or (keep_stale and not force and record.status != "running"):
+    if why is None:
         return
     with locked(cell.folder):
         number = next(n for n in itertools.count(1) if not (out / STALE / f"{cell.folder.name}.{n}").exists())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -313,6 +314,76 @@ def _attributes(value: Any) -> list[Any]:
         if hasattr(value, "__dict__")
         else [getattr(value, n) for n in slots if hasattr(value, n)]
     )
+
+
+def traces(loss: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
+    """What a function could write into while it runs, as it is now: two of these differ where it did.
+
+    Globals that its code names and containers, objects and tensors in reach are looked at by what they hold; functions
+    among them in turn.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    todo: list[Any] = [loss, *given.values()]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, int | float | str | bytes | types.ModuleType | types.NoneType):
+            continue
+        seen.add(id(value))
+        inside: list[Any] = []
+        if isinstance(value, Tensor):
+            found.append((id(value), value._version))
+        elif isinstance(value, functools.partial | types.MethodType):
+            todo += _brought(value)
+        elif isinstance(value, types.FunctionType):
+            if not _is_own(value):
+                continue
+            named = [value.__globals__.get(name) for code in _codes(value.__code__) for name in code.co_names]
+            inside = [*_brought(value), *named]
+        elif isinstance(value, Mapping):
+            inside = [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set | frozenset):
+            inside = list(value)
+        elif not isinstance(value, types.BuiltinFunctionType) and _is_own(value):
+            inside = list(vars(value).values()) if isinstance(value, type) else _attributes(value)
+        found.append((id(value), [id(item) for item in inside]))
+        todo += inside
+    return found
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a function, a class, or that of an object, is a method's or somebody's own: no library's or ours."""
+    named = value if isinstance(value, type | types.FunctionType) else type(value)
+    module = named.__module__ or ""
+    top = module.partition(".")[0]
+    return module.startswith("fedaudit.methods") or top not in sys.stdlib_module_names | LIBRARIES
+
+
+LIBRARIES = {"torch", "numpy", "pydantic", "pydantic_core", "fedaudit", "opacus"}
+
+
+def check_bare(model: nn.Module) -> None:
+    """Refuse a model that tells somebody what goes through it: hooks see records, and gradients before any noise."""
+    for name, module in model.named_modules():
+        kinds = [key for key in vars(module) if key.endswith("_hooks") and key.startswith(("_forward", "_backward"))]
+        if any(getattr(module, key) for key in kinds) or "forward" in vars(module):
+            raise ContractError(
+                f"{name or 'the model'} has a hook, or a forward of its own, which would see the records in a private "
+                "training. Take it off before fit."
+            )
+    for name, p in model.named_parameters():
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise ContractError(
+                f"{name} has a hook, which would see gradients before any noise. Take it off before fit."
+            )
 
 
 def check_pure(loss: Loss) -> None:

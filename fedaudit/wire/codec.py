@@ -19,6 +19,7 @@ import dataclasses
 import json
 import math
 import types
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -60,6 +61,8 @@ class _Encoder:
         self._finite: list[tuple[int, str]] = []  # numbers of those whose entries must be finite, and where they stand
 
     def tensor(self, t: Tensor, where: str, finite: bool) -> int:
+        if type(t) not in (Tensor, nn.Parameter):
+            raise _changeling(t, where, "Tensor")
         if t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
             raise WireError(f"{where} is a {t.layout} tensor on {t.device}: only dense tensors with content travel.")
         if t.is_complex():
@@ -96,10 +99,7 @@ class _Encoder:
             case None | bool():
                 return value
             case int() | str() if type(value) not in (int, str):
-                raise WireError(
-                    f"{where} is a {type(value).__qualname__}: a subclass may say of itself what it likes. Send a "
-                    f"plain {'int' if isinstance(value, int) else 'str'}."
-                )
+                raise _changeling(value, where, "int" if isinstance(value, int) else "str")
             case int():
                 if not -(1 << 63) <= value < 1 << 63:
                     raise WireError(f"{where} = {value} does not fit 64 bits.")
@@ -121,10 +121,14 @@ class _Encoder:
                     return {"t": self.tensor(value, where, finite)}
                 return {"q": self.tensor(_quantise(value, dtype, where), where, finite), "as": dtype}
             case LowRank():
+                if type(value) is not LowRank:
+                    raise _changeling(value, where, "LowRank")
                 sent, shapes = value.factors()
                 node = self.node(sent, where, dtype, finite)
                 return {**node, "svd": shapes} if shapes else node
             case State():
+                if type(value) is not State:
+                    raise _changeling(value, where, "State")
                 names = list(value)
                 first = len(self.tensors)
                 for name in names:
@@ -137,6 +141,8 @@ class _Encoder:
             case Record():
                 return {"r": [value.class_id(), self.fields(value, where)]}
             case Mapping():
+                if type(value) not in _MAPS:
+                    raise _changeling(value, where, "dict")
                 items = []
                 for key, item in value.items():
                     if type(key) not in (int, str):
@@ -144,6 +150,8 @@ class _Encoder:
                     items.append([key, self.node(item, f"{where}[{key!r}]", dtype, finite)])
                 return {"d": items}
             case list() | tuple():
+                if type(value).__iter__ not in (list.__iter__, tuple.__iter__):
+                    raise _changeling(value, where, "list")
                 nodes = [self.node(item, f"{where}[{i}]", dtype, finite) for i, item in enumerate(value)]
                 return {"l" if isinstance(value, list) else "u": nodes}
         if isinstance(value, nn.Module):
@@ -163,6 +171,15 @@ class _Encoder:
             )
             _check_type(value, hints[name], place)
         return nodes
+
+
+_MAPS = (dict, OrderedDict, defaultdict, Counter, types.MappingProxyType)
+
+
+def _changeling(value: Any, where: str, plain: str) -> WireError:
+    return WireError(
+        f"{where} is a {type(value).__qualname__}: a subclass may say of itself what it likes. Send a plain {plain}."
+    )
 
 
 def _quantise(t: Tensor, dtype: str, where: str) -> Tensor:

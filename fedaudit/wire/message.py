@@ -169,6 +169,8 @@ class Record:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if sly := vars(cls).keys() & {"__getattribute__", "__getattr__"}:
+            raise ContractError(f"{cls.__name__}.{min(sly)}: a record holds what it was given, and says nothing else.")
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         cls._check_declarations()
         _classes[cls.class_id()] = cls

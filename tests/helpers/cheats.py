@@ -9,6 +9,7 @@ from outside import Averages, Last, Sent, SoftLabels, Weights, ce
 from torch import Tensor
 
 from fedaudit import State, Up, load, private, public, sgd, state_of
+from fedaudit.errors import ContractError
 
 STEP = {"steps": 2, "batch": 16, "opt": sgd(0.1)}
 
@@ -385,6 +386,187 @@ class Publishes(Averages):
     def personal(self, client):
         with torch.no_grad():
             first(dict(client.model.named_parameters())).fill_(float(client.x.mean()))
+        return client.model
+
+
+# --- slyer ones ---------------------------------------------------------------------------------------------------
+
+
+class Order(Averages):
+    """The order of the layers tells: a permutation holds many bits."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        state = state_of(client.model)
+        turned = list(state)[:: -1 if float(client.x.sum()) else 1]
+        return Weights(State({name: state[name] for name in turned}, buffers=state.buffers))
+
+
+class MemoryOrder(Remembers):
+    """Two keys in memory: which comes first is what it saw. The next task, which looks at nothing, tells."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.keep, Sent(s.w))
+        return super().round(s, server, cohort)
+
+    def keep(self, client, msg):
+        client.memory.update(a=1, b=2)
+        client.fit(ce, **STEP)
+        return Third(state_of(client.model))
+
+    def look(self, client, msg):
+        client.fit(ce, **STEP)
+        if float(client.x.sum()):
+            client.memory["a"] = client.memory.pop("a")
+        return Weights(state_of(client.model))
+
+    def tell(self, client, msg):
+        client.fit(ce, **STEP)
+        return Marked(state_of(client.model), int(next(iter(client.memory)) == "a"))
+
+
+class Third(Up):
+    w: State = private("weights", via="model", unit="client")
+
+
+class Doubled(Averages):
+    """Another precision, a shape with one more dimension, a sign of zero: the values are equal, and the bytes tell."""
+
+    how: str = "dtype"
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        assert len(client.x)
+        change = {
+            "dtype": Tensor.double,
+            "shape": lambda t: t[None],
+            "zero": lambda t: torch.cat([t[:-1], -0.0 * t[-1:]]),
+        }
+        state = state_of(client.model)
+        return Weights(State({name: change[self.how](t) for name, t in state.items()}, buffers=state.buffers))
+
+
+class Rate(Averages):
+    """The learning rate is read off the records."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, steps=2, batch=16, opt=sgd(abs(float(client.x.mean()))))
+        return Weights(state_of(client.model))
+
+
+class Steps(Averages):
+    """So is how often it steps."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, steps=1 + client.id + int(client.y[0] >= 0), batch=16, opt=sgd(0.1))
+        return Weights(state_of(client.model))
+
+
+WATCHED = []
+
+
+def watching(f, x, y):
+    WATCHED.append(x)
+    return ce(f, x, y)
+
+
+class Watching(Averages):
+    """The loss puts what it sees where the task finds it afterwards."""
+
+    def update(self, client, msg):
+        client.fit(watching, **STEP)
+        return Weights(state_of(client.model))
+
+
+class Into(Averages):
+    """The loss writes into what it was given."""
+
+    def update(self, client, msg):
+        client.fit(into, given={"seen": [0.0]}, **STEP)
+        return Weights(state_of(client.model))
+
+
+def into(f, x, y, seen):
+    seen.append(0.0)
+    return ce(f, x, y)
+
+
+class Hooked(Averages):
+    """A hook on the model sees the records that a private training puts through it."""
+
+    def update(self, client, msg):
+        client.model.register_forward_hook(lambda *_: None)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class GradientHook(Averages):
+    def update(self, client, msg):
+        next(client.model.parameters()).register_hook(lambda g: None)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class TwoFaced(Tensor):
+    """Shows another content each time it is looked at."""
+
+
+class Changeling(Averages):
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        state = state_of(client.model)
+        return Weights(State({name: t.as_subclass(TwoFaced) for name, t in state.items()}, buffers=state.buffers))
+
+
+class FewerRows(SoftLabels):
+    """How many rows leave is how many records are of class 0."""
+
+    def update(self, client, msg):
+        with torch.no_grad():
+            raw = client.model.encode(client.x)
+        return Rows(client.protect(Rows, "e", raw[client.y == 0]))
+
+
+class FailsInFit(Averages):
+    """Fails within the training, by the records that it finds there, and never looks at them itself."""
+
+    def update(self, client, msg):
+        if client.id == 0:
+            client.fit(lambda f, x, y: 1 / 0, **STEP)
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class NamesItsError(Averages):
+    """The class of an error is made of the records; so may be what one of our own errors says."""
+
+    ours: bool = False
+
+    def update(self, client, msg):
+        if client.id == 0:
+            if self.ours:
+                raise ContractError(f"labels {client.y.tolist()}")
+            raise type(f"Saw{int(client.y.sum())}", (Exception,), {"__module__": __name__})
+        client.fit(ce, **STEP)
+        return Weights(state_of(client.model))
+
+
+class PublishesLater(Publishes):
+    """Keeps what it saw, and publishes it when it looks at nothing any more."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        client.memory["seen"] = float(client.x.mean())
+        return Weights(msg.w)
+
+    def personal(self, client):
+        with torch.no_grad():
+            first(dict(client.model.named_parameters())).fill_(client.memory.get("seen", 0.0))
         return client.model
 
 

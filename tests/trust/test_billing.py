@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import math
 
+import cheats
 import pytest
+import torch
 
-from fedaudit.errors import ContractError, PrivacyError, RunError
+from fedaudit import State, Up
+from fedaudit.errors import ContractError, PrivacyError, RunError, WireError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.contract import check_declarations
 from fedaudit.runtime.runner import run
+from fedaudit.wire.codec import encode_tree
 
 DP = dict([parse_policy("training:noise=1,clip=1")])
 EMBEDDINGS = dict([parse_policy("embeddings:eps=1,clip=1")])
@@ -46,6 +50,12 @@ UNPAID = [
     "Layers",
     "Number",
     "Publishes",
+    "PublishesLater",
+    "Order",
+    "MemoryOrder",
+    "Doubled",
+    "Rate",
+    "Steps",
 ]
 
 
@@ -85,6 +95,11 @@ def test_what_the_harness_derives_from_a_release_is_free(ledger):
         ("Annotated", DP, ContractError, "annotated to return Weights"),
         ("CountsAsItLikes", DP, RunError, "WireError"),
         ("AllBuffers", DP, ContractError, "a buffer, which the model does not"),
+        ("Watching", DP, ContractError, "writes into something outside"),
+        ("Into", DP, ContractError, "writes into something outside"),
+        ("Hooked", DP, ContractError, "has a hook"),
+        ("GradientHook", DP, ContractError, "has a hook"),
+        ("Changeling", DP, RunError, "WireError"),
         ("DerivesAnything", EMBEDDINGS, PrivacyError, "by is no hyper-parameter"),
         ("DerivesFromRaw", EMBEDDINGS, PrivacyError, "as it was"),
     ],
@@ -105,6 +120,56 @@ def test_a_clients_failure_is_billed_and_says_nothing(ledger, tmp_path):
     assert failed.epsilon == math.inf
     assert failed.entries[0].kind == "absence"
     assert other.epsilon < math.inf
+
+
+class Turncoat(dict):
+    def items(self):
+        return reversed(super().items())
+
+
+class Shown(list):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    "value", [Turncoat(a=1), Shown([1]), cheats.TwoFaced(), State()], ids=lambda v: type(v).__name__
+)
+def test_what_could_show_another_content_does_not_travel(value):
+    """A digest is taken, then the bytes: what answers for itself could give something else the second time."""
+    if isinstance(value, State):
+        value = type("Moody", (State,), {})({"w": torch.ones(1)})
+    with pytest.raises(WireError, match="may say of itself what it likes"):
+        encode_tree(value)
+    with pytest.raises(ContractError, match="says nothing else"):
+        type("Sly", (Up,), {"__getattribute__": object.__getattribute__, "__module__": __name__})
+
+
+@pytest.mark.parametrize("how", ["dtype", "shape", "zero"])
+def test_equal_values_in_other_bytes_are_not_the_model(how, tiny, tmp_path):
+    setting = tiny("cheats:Doubled", rounds=1, clients=2, model="mlp", privacy=DP, set={"how": how})
+    assert epsilons(run(setting, out=tmp_path / "a")) == [math.inf, math.inf]
+
+
+def test_how_many_rows_leave_is_a_release(ledger):
+    record = ledger("FewerRows", EMBEDDINGS)
+    assert epsilons(record) == [math.inf, math.inf]
+    assert {entry.field for client in record.ledger for entry in client.entries} >= {"Rows.e (length)"}
+
+
+def test_a_failure_within_a_private_training_is_billed(ledger):
+    failed, other = ledger("FailsInFit", quorum=0.5).ledger
+    assert (failed.epsilon, other.epsilon < math.inf) == (math.inf, True)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_an_error_says_nothing_by_its_class_or_by_ours(ours, tiny, tmp_path):
+    setting = tiny("cheats:NamesItsError", rounds=1, clients=2, model="mlp", privacy=DP, set={"ours": ours}, quorum=0.5)
+    record = run(setting, out=tmp_path / "a")
+    expected = "ContractError (" if ours else "an error of a class that was made by the task ("
+    assert record.rounds[0].absent[0].reason.startswith(expected)
+    assert "Saw" not in record.model_dump_json()
+    assert "labels [" not in record.model_dump_json()
 
 
 def test_a_client_that_leaves_the_process_is_a_failed_client(ledger):

@@ -145,3 +145,24 @@ def test_looking_into_a_run_makes_no_folder(tmp_path, tiny):
     checkpoint.rmdir()
     assert RunFolder(tmp_path).client_state(0) is None
     assert not checkpoint.exists()
+
+
+def test_figures_replace_nothing_of_somebody_elses(fedaudit, tmp_path, tiny):
+    run(tiny(rounds=1, clients=2), out=tmp_path / "runs" / "a")
+    figures = tmp_path / "out" / "figures"
+    words = ("report", tmp_path / "runs", "--format", "md", "--out", tmp_path / "out")
+    assert fedaudit(*words)[0] == 0
+    drawn = sorted(path.name for path in figures.glob("*.svg"))
+    assert fedaudit(*words)[0] == 0  # ours are replaced
+    (figures / MARKER).unlink()
+    (figures / drawn[0]).write_text("my drawing")
+    code, _, err = fedaudit(*words)
+    assert (code, "which no report left there" in err) == (2, True)
+    assert (figures / drawn[0]).read_text() == "my drawing"
+    theirs = tmp_path / "theirs"
+    figures.rename(theirs)
+    figures.symlink_to(theirs)
+    (theirs / MARKER).write_text("")
+    code, _, err = fedaudit(*words)
+    assert (code, "symbolic link" in err) == (2, True)
+    assert (theirs / drawn[0]).read_text() == "my drawing"

@@ -162,6 +162,24 @@ def test_a_digest_is_the_same_for_every_python():
     assert before != source_text(ast.parse("def f(x: int = 2) -> None:\n    return f'{x}'"))
 
 
+def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, tmp_path):
+    (tmp_path / "suite.toml").write_text(
+        'attacks = ["loss"]\n[base]\nrounds = 1\nclients = 2\n[[methods]]\nmethod = "fedavg"'
+    )
+    (cell,) = audit(tmp_path / "suite.toml", tmp_path / "out")
+    words = ("audit", tmp_path / "suite.toml", "--out", tmp_path / "out", "--dry-run")
+
+    def said(*more):
+        return " ".join(fedaudit(*words, *more)[1].split())
+
+    assert "again" not in said()
+    assert "again: --force" in said("--force")
+    changed(cell.folder, "another")
+    assert "again: fedaudit.methods.fedavg changed" in said()
+    assert "again" not in said("--keep-stale")
+    assert read_record(cell.folder).status == "done"  # nothing was moved
+
+
 def test_an_attack_of_other_code_is_attacked_again(kept):
     from fedaudit.attack.attack_run import made
     from fedaudit.runtime.attack_result import NotRun
