@@ -248,7 +248,7 @@ def done_of(frame: Frame, k: int) -> Done:
         entries = [Entry(**entry) for entry in said["entries"]]
         return Done(**plain, protection=protection, entries=entries, spans=spans, fatal=fatal)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
-        return Done(k, error=f"its process sent what makes no sense ({type(e).__name__})")
+        return Done(k, error=f"its process sent what makes no sense ({type(e).__name__})", lost=True)
 
 
 # --- the nursery --------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.source import code_of, code_of_setting, differences, harness
 from fedaudit.runtime.start import first_setting, take_over
-from fedaudit.runtime.task import ClientState, Done, Task, compute, open_client, unlike
+from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client, unlike
 from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Scores, evaluate, results
 from fedaudit.runtime.world import World, chosen_engine, world_of
@@ -351,7 +351,8 @@ class _Run:
                 if reply is None or done.state is None:
                     first_error = first_error or f"client {done.k}: {done.error}"
                     self._log(t, number, done)
-                    entries.append((done.k, done.entries))
+                    lost = [absence(path)] if done.lost and self.world.policies else []
+                    entries.append((done.k, [*done.entries, *lost]))
                     absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
                     cohort.ids.remove(done.k)
                     continue

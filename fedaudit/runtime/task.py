@@ -24,7 +24,7 @@ from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.site import Site, Swap
-from fedaudit.runtime.turns import here
+from fedaudit.runtime.turns import Left, here
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
@@ -85,6 +85,7 @@ class Done:
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
     detail: str = ""  # the whole of it, for the log on the machine that runs this
+    lost: bool = False  # its process is gone: nobody knows what it had looked at
     fatal: FedauditError | None = None  # the method or the policy is wrong, not the client
 
 
@@ -118,7 +119,9 @@ def run_task(task: Task) -> Done:
                 blob = encode(reply)
                 state = encode(state_after(client, kept))
                 released = encode_tree(client.released) if client.released else None
-    except (Exception, SystemExit) as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
+    except (KeyboardInterrupt, Left):
+        raise
+    except BaseException as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
         where = last_frame(e)
         if isinstance(e, ContractError | PrivacyError) and where and OURS in Path(where.filename).parents:
             return Done(task.k, error=str(e), fatal=e)

@@ -88,7 +88,7 @@ class Globals:
         self._state = self._state[0], state, *self._state[2:]
 
 
-class _Left(BaseException):
+class Left(BaseException):
     """Ends the thread of a function that nobody waits for."""
 
 
@@ -122,7 +122,7 @@ class Turn:
         try:
             if not self._left:
                 self.result = self.work()
-        except _Left:
+        except Left:
             pass
         except BaseException as e:  # noqa: BLE001 (raised again, or recorded, where the turns are given)
             self.error = e
@@ -149,7 +149,7 @@ class Turn:
         self._stopped.release()
         self._go.acquire()
         if self._left:
-            raise _Left
+            raise Left
         if events:
             events[1].record()
             self._time.events = events

@@ -45,8 +45,16 @@ class Snoops(Averages):
     def update(self, client, msg, kept=[]):  # noqa: B006
         file, here = Path("left-by-a-client"), os.environ
         found = len(LEFT) + len(self.shared) + len(kept) + file.exists() + ("LEFT" in here) + (SECRET in here)
-        found += 1000 * of_others(client._site.fresh_model.func.__self__, client.id)
-        for place in (LEFT, self.shared, kept):
+        world = client._site.fresh_model.func.__self__
+        found += len(self.__dict__.get("left", ())) + len(getattr(world, "left", ()))
+        found += 1000 * of_others(world, client.id)
+        for place in (
+            LEFT,
+            self.shared,
+            kept,
+            self.__dict__.setdefault("left", []),
+            vars(world).setdefault("left", []),
+        ):
             place.append(client.id)
         file.write_text("x")
         here["LEFT"] = "x"

@@ -21,13 +21,15 @@ EMBEDDINGS = dict([parse_policy("embeddings:eps=1,clip=1")])
 LOGITS = dict([parse_policy("logits:eps=1,clip=1")])
 
 
-@pytest.fixture
-def ledger(tiny, tmp_path):
-    """The ledger of a small run of `cheats:NAME`."""
+@pytest.fixture(params=["serial", pytest.param("ray", marks=pytest.mark.slow)])
+def ledger(request, tiny, tmp_path):
+    """The record of a small run of `cheats:NAME`, on each engine."""
+    engine = request.getfixturevalue("ray_engine") if request.param == "ray" else "serial"
 
     def make(name, privacy=DP, **values):
-        setting = tiny(f"cheats:{name}", rounds=1, clients=2, model="mlp", privacy=privacy, set={}, **values)
-        return run(setting, out=tmp_path / name)
+        values = {"set": {}, **values}
+        setting = tiny(f"cheats:{name}", rounds=1, clients=2, model="mlp", privacy=privacy, **values)
+        return run(setting, out=tmp_path / name, engine=engine)
 
     return make
 
@@ -109,13 +111,14 @@ def test_what_is_refused(name, privacy, error, words, ledger):
         ledger(name, privacy)
 
 
-def test_a_clients_failure_is_billed_and_says_nothing(ledger, tmp_path):
-    record = ledger("Fails", quorum=0.5)
+@pytest.mark.parametrize(("name", "error"), [("Fails", "ValueError"), ("FailsQuietly", "Quiet")])
+def test_a_clients_failure_is_billed_and_says_nothing(name, error, ledger, tmp_path):
+    record = ledger(name, quorum=0.5)
     (absent,) = record.rounds[0].absent
-    assert absent.reason.startswith("ValueError (update, cheats.py:")
-    everything = "".join(path.read_text() for path in (tmp_path / "Fails").rglob("*.json*"))
+    assert absent.reason.startswith(f"{error} (update, cheats.py:")
+    everything = "".join(path.read_text() for path in (tmp_path / name).rglob("*.json*"))
     assert "my labels are" not in everything
-    assert "my labels are" in (tmp_path / "Fails" / "errors.log").read_text()
+    assert "my labels are" in (tmp_path / name / "errors.log").read_text()
     failed, other = record.ledger
     assert failed.epsilon == math.inf
     assert failed.entries[0].kind == "absence"
@@ -146,9 +149,8 @@ def test_what_could_show_another_content_does_not_travel(value):
 
 
 @pytest.mark.parametrize("how", ["dtype", "shape", "zero"])
-def test_equal_values_in_other_bytes_are_not_the_model(how, tiny, tmp_path):
-    setting = tiny("cheats:Doubled", rounds=1, clients=2, model="mlp", privacy=DP, set={"how": how})
-    assert epsilons(run(setting, out=tmp_path / "a")) == [math.inf, math.inf]
+def test_equal_values_in_other_bytes_are_not_the_model(how, ledger):
+    assert epsilons(ledger("Doubled", set={"how": how})) == [math.inf, math.inf]
 
 
 def test_how_many_rows_leave_is_a_release(ledger):
@@ -163,9 +165,8 @@ def test_a_failure_within_a_private_training_is_billed(ledger):
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_an_error_says_nothing_by_its_class_or_by_ours(ours, tiny, tmp_path):
-    setting = tiny("cheats:NamesItsError", rounds=1, clients=2, model="mlp", privacy=DP, set={"ours": ours}, quorum=0.5)
-    record = run(setting, out=tmp_path / "a")
+def test_an_error_says_nothing_by_its_class_or_by_ours(ours, ledger):
+    record = ledger("NamesItsError", set={"ours": ours}, quorum=0.5)
     expected = "ContractError (" if ours else "an error of a class that was made by the task ("
     assert record.rounds[0].absent[0].reason.startswith(expected)
     assert "Saw" not in record.model_dump_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -70,9 +71,10 @@ def test_a_process_holds_nothing_of_anybody_elses_and_leaves_nothing(found, tmp_
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_a_client_that_failed(tiny, tmp_path):
-    record = run(tiny("snoops:Dies", rounds=1, model="mlp", set={}, isolate=True), out=tmp_path / "a")
+    record = run(tiny("snoops:Dies", rounds=1, set={}, isolate=True, **DP), out=tmp_path / "a")
     assert [(a.client, a.reason) for a in record.rounds[0].absent] == [(1, "its process ended before it answered")]
     assert record.status == "done"
+    assert [client.epsilon == math.inf for client in record.ledger] == [False, True, False]  # it may have looked
 
 
 @pytest.mark.slow

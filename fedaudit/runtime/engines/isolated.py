@@ -74,7 +74,7 @@ class IsolatedEngine:
             with self._party(said, [task.message, task.state or b"", _rows(world, task.k)], world) as file:
                 return done_of(receive(file), task.k)
         except (EOFError, OSError):
-            return Done(task.k, error="its process ended before it answered")
+            return Done(task.k, error="its process ended before it answered", lost=True)
 
     @contextlib.contextmanager
     def _party(self, said: Mapping[str, Any], blobs: list[bytes], world: World) -> Iterator[Stream]:

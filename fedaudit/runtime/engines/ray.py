@@ -73,9 +73,9 @@ class RayEngine:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as e:
-            return Done(k, error=f"{type(e.cause).__name__}: {e.cause}")
+            return Done(k, error=f"{type(e.cause).__name__} in its worker", detail=str(e), lost=True)
         except self._ray.exceptions.RayError as e:  # the worker died: memory, a signal, a lost machine
-            return Done(k, error=f"its worker failed: {type(e).__name__}: {e}".splitlines()[0])
+            return Done(k, error=f"its worker failed: {type(e).__name__}", detail=str(e), lost=True)
 
     def close(self) -> None:
         for worker in self._workers:
