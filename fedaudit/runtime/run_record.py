@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -278,18 +279,35 @@ DAMAGE = (
 
 @contextlib.contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Where parts of a record are used whose content it does not fix: what is not as we wrote it is damage."""
+    """Where parts of a record are used whose content it does not fix: what is not as we wrote it is damage. Where it is
+    as its run left it, the fault is ours, and that is said. With FEDAUDIT_TRACEBACK set, errors come as they are."""
     try:
         yield
     except FedauditError:
         raise
     except DAMAGE as e:
+        if os.environ.get("FEDAUDIT_TRACEBACK"):
+            raise
         at = last_frame(e)
-        place = f", in {at.name}" if at else ""
+        found = f"{type(e).__name__} {str(e)[:200]}" + (f", in {at.name}" if at else "")
+        if isinstance(what, Path) and _as_left(what):
+            raise RunError(
+                f"{what} is as its run left it, and fedaudit fails on it ({found}): a bug of fedaudit. Please report "
+                "it with what the same command prints under FEDAUDIT_TRACEBACK=1."
+            ) from e
         raise RunError(
-            f"{what}: a record does not hold what a run leaves ({type(e).__name__} {str(e)[:200]}{place}). "
-            "Run it again in another folder."
+            f"{what}: a record does not hold what a run leaves ({found}). Run it again in another folder."
         ) from e
+
+
+def _as_left(folder: Path) -> bool:
+    """Whether a record is what the last checkpoint of its run says: nobody has changed it since."""
+    try:
+        said = json.loads((folder / "checkpoint" / "HEAD.json").read_text())["record"]
+        now = json.loads((folder / "record.json").read_text())
+        return {k: v for k, v in now.items() if k not in BESIDE} == {k: v for k, v in said.items() if k not in BESIDE}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 def save_attacks(folder: Path, transcript_digest: str, found: list[AnyResult]) -> None:

@@ -124,6 +124,23 @@ def test_wrong_types_beside_a_record_are_one_error(fedaudit, a_run, name, value)
     assert (code, "Traceback" in err) == (2, False)
 
 
+def test_a_bug_of_ours_is_not_called_a_damaged_record(fedaudit, a_run, monkeypatch):
+    def broken(*_):
+        return {}["a key that we forgot"]
+
+    monkeypatch.setattr("fedaudit.cli.main.print_summary", broken)
+    code, _, err = fedaudit("show", a_run)
+    assert (code, "a bug of fedaudit" in err, "a key that we forgot" in err) == (2, True, True)
+    monkeypatch.setenv("FEDAUDIT_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        fedaudit("show", a_run)
+    monkeypatch.delenv("FEDAUDIT_TRACEBACK")
+    record = json.loads((a_run / "record.json").read_text())
+    (a_run / "record.json").write_text(json.dumps({**record, "device": "another"}))
+    code, _, err = fedaudit("show", a_run)
+    assert (code, "does not hold what a run leaves" in err) == (2, True)
+
+
 @pytest.mark.parametrize("text", ["[]", "5", DEEP, '{"method": 5}', '"x"', "9" * 5000])
 def test_a_damaged_setting_is_one_error(fedaudit, a_run, text):
     (a_run / "setting.json").write_text(text)
