@@ -22,7 +22,7 @@ from suite_tools import comparable
 
 from fedaudit.wire.transcript import Transcript
 
-KILLS = 20
+KILLS, PARTS = 20, 4  # in parts, which may run beside each other
 RUN = ["--method", "fedavg", "--set", "E=1", "--model", "mlp", "--clients", "2", "--rounds", "12"]
 SUITE = """
 attacks = ["loss"]
@@ -123,11 +123,11 @@ def _until_locked(process: subprocess.Popen, out: Path) -> None:
         time.sleep(0.002)
 
 
-def kills(start, sign: str, out: Path, seconds: float, same) -> None:
+def kills(start, sign: str, out: Path, seconds: float, part: int, same) -> None:
     """Kill again and again until a folder is through, then begin the next; all of them come out as if undisturbed."""
-    rng = random.Random(sign)
+    rng = random.Random(f"{sign} {part}")
     hits, number = 0, 0
-    while hits < KILLS:
+    while hits < KILLS // PARTS:
         folder = out / str(number)
         if shot(start, folder, sign, rng.uniform(0, seconds / 2), everybody=hits % 2 == 1):
             hits += 1
@@ -155,23 +155,25 @@ def whole_audit(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_20_kills_of_a_run(whole_run, tmp_path):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_20_kills_of_a_run(whole_run, tmp_path, part):
     seconds, expected = whole_run
 
     def same(folder):
         assert bits(folder) == expected
 
-    kills(run_in, "setting.json", tmp_path, seconds, same)
+    kills(run_in, "setting.json", tmp_path, seconds, part, same)
 
 
 @pytest.mark.slow
-def test_20_kills_of_an_audit_with_two_jobs(whole_audit, tmp_path):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_20_kills_of_an_audit_with_two_jobs(whole_audit, tmp_path, part):
     seconds, expected = whole_audit
 
     def same(folder):
         assert all_bits(folder) == expected
 
-    kills(audit_in, ".fedaudit", tmp_path, seconds, same)
+    kills(audit_in, ".fedaudit", tmp_path, seconds, part, same)
 
 
 def children(pid: int) -> list[int]:
