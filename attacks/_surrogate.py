@@ -37,6 +37,11 @@ def shared(scene: Scene, k: int, rounds: int) -> dict[int, tuple[Tensor, Tensor]
             images = inputs_of(scene, entry, len(answers))
             if images is not None:
                 found[entry.round] = images, answers if kind == "logits" else answers.clamp(min=1e-7).log()
+        for passed in scene.relayed(kind, k):  # to a peer: answers on the public set, which everybody holds
+            rows, public = passed.value, scene.public
+            if isinstance(rows, Tensor) and public is not None and rows.shape == (len(public), scene.classes):
+                answers = rows.to(scene.device)
+                found[passed.round] = public, answers if kind == "logits" else answers.clamp(min=1e-7).log()
     return {t: found[t] for t in sorted(found)[-rounds:]}
 
 

@@ -1,7 +1,8 @@
 """The share of each label among a client's records, from the most telling release that the view shows.
 
 In this order, and the result says which: `label_counts`; `labels`, one per record; `weights` (or `gradients`), by what
-training changed in the last layer; `classes`, the mere fact that something was released for a class; `outputs`, the
+training changed in the last layer; `layers`, by a bias with one number per class, which training moves up for classes
+that a client has many records of; `classes`, the mere fact that something was released for a class; `outputs`, the
 mean of shared predictions, which lean towards the classes that a client has many records of (Shi et al., arXiv
 2502.08001).
 
@@ -29,14 +30,15 @@ from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
 from fedaudit.wire.message import State
 
-SOURCES = ("label_counts", "labels", "weights", "classes", "outputs")
+SOURCES = ("label_counts", "labels", "weights", "layers", "classes", "outputs")
+SHARPNESS = 8.0  # of the softmax that makes shares of a bias: a bias moves by tenths where shares differ by a factor
 
 
 @register_attack("label_histogram")
 class LabelHistogram(Attack):
     def cannot(self, scene: Scene) -> str | None:
         if self._best(scene) is None:
-            return f"the {scene.view.threat} sees nothing of client {scene.target} that depends on its labels"
+            return f"the {scene.view.threat} sees nothing of client {scene.target} that this could read labels from"
         return None
 
     def run(self, scene: Scene) -> Histogram:
@@ -78,6 +80,17 @@ class LabelHistogram(Attack):
             return torch.stack([shares * size for shares, size in found]).sum(0) / total
         x, _ = scene.auxiliary
         return in_chunks(before, x).softmax(1).mean(0) if before is not None and len(x) else None
+
+    def _layers(self, scene: Scene) -> Tensor | None:
+        """From single layers: the last one's bias, in the mean over the rounds in which it was uploaded."""
+        found = [
+            tensor.double()
+            for entry, name in scene.released("layers")
+            if isinstance(state := entry[name], State)
+            for of, tensor in state.items()
+            if of.endswith("bias") and tensor.shape == (scene.classes,)
+        ]
+        return (SHARPNESS * torch.stack(found).mean(0)).softmax(0) if found else None
 
     def _classes(self, scene: Scene) -> Tensor | None:
         """Classes for which the client released one vector, or images."""

@@ -100,7 +100,7 @@ class CaughtUp(Up):
 
 class Unified(Down):
     Dec: State
-    E: dict[int, Tensor] = relay("embeddings")  # E~_i of every client, the receiver's own among them
+    E: dict[int, Tensor] = relay("embeddings", by="client")  # E~_i of every client, the receiver's own among them
     seed: int  # by which everybody draws the same B^t
 
 
@@ -111,7 +111,7 @@ class Answered(Up):
 
 
 class Peers(Down):
-    Y: dict[int, dict[int, Tensor]] = relay("logits")  # by peer and round
+    Y: dict[int, dict[int, Tensor]] = relay("logits", by="client")  # by peer and round
 
 
 class DataFree(Record):

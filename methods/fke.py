@@ -101,7 +101,7 @@ class Known(Up):
 
 
 class Others(Down):
-    Y: dict[int, Tensor] = relay("logits")
+    Y: dict[int, Tensor] = relay("logits", by="client")
 
 
 class Exchanged(Up):

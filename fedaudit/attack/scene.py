@@ -6,7 +6,8 @@ auxiliary set that no client holds. It never learns who is a member; it is score
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,15 @@ from fedaudit.setting import Frozen
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import Up, load
 from fedaudit.wire.transcript import Entry, TranscriptView
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a peer got of another client by way of the server."""
+
+    round: int
+    ask: int
+    value: Any
 
 
 class Scene:
@@ -77,6 +87,20 @@ class Scene:
             for name, field in entry.fields.items()
             if field.kind == kind and entry.kept(name)
         ]
+
+    def relayed(self, kind: str, of: int | None = None) -> list[Passed]:
+        """What a peer was passed on of client `of` (the target), of one kind: by the messages that say whose it is."""
+        peer, of = self.view.threat.peer, self.target if of is None else of
+        if peer is None:  # the server has the uploads themselves
+            return []
+        found = []
+        for entry in self.view.entries(direction="down", client=peer):
+            for name, field in entry.fields.items():
+                if field.role == "relay" and field.kind == kind and field.by == "client" and entry.kept(name):
+                    table = entry[name]
+                    if isinstance(table, Mapping) and of in table:
+                        found.append(Passed(entry.round, entry.ask, table[of]))
+        return found
 
     @property
     def pool(self) -> tuple[Tensor, Tensor]:
@@ -146,4 +170,9 @@ class Attack(Frozen):
     def cannot(self, scene: Scene) -> str | None:
         """Why this attack cannot run on this scene; None if it can."""
         missing = [kind for kind in sorted(self.needs) if not scene.released(kind)]
+        if passed := [kind for kind in missing if scene.relayed(kind)]:
+            return (
+                f"not attacked by this: the {scene.view.threat} is passed on {', '.join(passed)} of client "
+                f"{scene.target}, and this attack needs the upload itself"
+            )
         return f"the {scene.view.threat} sees no {', '.join(missing)} of client {scene.target}" if missing else None

@@ -37,6 +37,9 @@ Unit = Literal["record", "client"]
 Depends = Literal["record", "all", "class", "histogram", "range"]
 
 
+By = Literal["client"]
+
+
 class State(dict[str, Tensor]):
     """A model's parameters and buffers by name. It remembers which are buffers: papers count parameters only."""
 
@@ -117,6 +120,7 @@ class Declared:
     depends: Depends | None = None
     dtype: Dtype | None = None
     finite: bool = True
+    by: By | None = None
 
 
 def _kind(kind: str) -> str:
@@ -155,9 +159,15 @@ def public(*, finite: bool = True) -> Any:
     return dataclasses.field(metadata={"declared": Declared("public", finite=finite)})
 
 
-def relay(kind: str, *, dtype: Dtype | None = None, finite: bool = True) -> Any:
-    """In a `Down` message: another client's release, passed on. It costs no more, but more parties see it."""
-    return dataclasses.field(metadata={"declared": Declared("relay", _kind(kind), dtype=dtype, finite=finite)})
+def relay(kind: str, *, dtype: Dtype | None = None, finite: bool = True, by: By | None = None) -> Any:
+    """In a `Down` message: another client's release, passed on. It costs no more, but more parties see it.
+
+    `by="client"`: a table whose keys are the clients that the values came from. Otherwise whose it is does not show.
+    """
+    if by is not None and by not in get_args(By):
+        raise ContractError(unknown(f"by of relay({kind!r})", by, get_args(By)))
+    declared = Declared("relay", _kind(kind), dtype=dtype, finite=finite, by=by)
+    return dataclasses.field(metadata={"declared": declared})
 
 
 _classes: dict[str, type[Record]] = {}

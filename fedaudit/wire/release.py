@@ -40,6 +40,7 @@ class Sent(AsGiven):
     via: str | None = None
     unit: str | None = None
     dtype: str | None = None
+    by: str | None = None  # of a relay: what its table's keys are
     protection: Protection | None = None
 
     @classmethod
@@ -49,7 +50,7 @@ class Sent(AsGiven):
         return cls(**{name: value for name, value in known.items() if value is not None})
 
 
-DECLARED = ("role", "kind", "via", "unit", "dtype")
+DECLARED = ("role", "kind", "via", "unit", "dtype", "by")
 
 
 class Release(Kept):

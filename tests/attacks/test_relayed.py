@@ -1,0 +1,140 @@
+"""Peers on what is passed on to them, and labels from single layers: a planted leak is found, its repaired twin not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedaudit
+from fedaudit import Down, Method, Record, State, Up, ce, private, relay, sgd, state_of
+from fedaudit.attack.attack_run import attack_run
+from fedaudit.attack.scene import Scene
+from fedaudit.errors import ContractError
+from fedaudit.runtime.folder import RunFolder
+
+SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.3, "holdout": 0.45, "clients": 3}
+
+
+class Ask(Down):
+    pass
+
+
+class Shown(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+
+
+class Passed(Down):
+    E: dict[int, Tensor] = relay("embeddings", by="client")
+
+
+class Got(Up):
+    pass
+
+
+class Nothing(Record):
+    pass
+
+
+class Relays(Method):
+    """Everybody's embeddings by one encoder, passed on to everybody: as they are, or under noise."""
+
+    noise: float = 0.0
+
+    def init(self, server):
+        return Nothing()
+
+    def round(self, s, server, cohort):
+        rows = {k: r.e for k, r in cohort.ask(self.show, Ask()).items()}
+        cohort.ask(self.get, Passed(rows))
+        return s
+
+    def show(self, client, msg):
+        with torch.no_grad():
+            e = client.model.eval().encode(client.x)
+        return Shown(e + self.noise * torch.randn(e.shape, generator=client.rng("noise")))
+
+    def get(self, client, msg):
+        return Got()
+
+
+@pytest.fixture(scope="module", params=[0.0, 20.0], ids=["leaks", "repaired"])
+def relays(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("relays") / str(request.param)
+    fedaudit.run(method=f"{__name__}:Relays", rounds=1, set={"noise": request.param}, out=folder, **SMALL)
+    return folder, request.param == 0.0
+
+
+def test_a_peer_finds_members_in_what_is_passed_on_to_it(relays):
+    folder, leaks = relays
+    (found,) = [r for r in attack_run(folder, attacks=["relayed_match"], threat="peer:0") if not r.blind]
+    assert found.clients == [1, 2]
+    assert found.leak is leaks, found.verdict
+    if leaks:
+        assert found.pooled.auc.value > 0.95
+
+
+def test_a_scene_has_what_was_passed_on_and_nothing_else(relays):
+    folder, _ = relays
+    run = RunFolder(folder)
+    view = run.transcript.view("peer:0")
+    x, y = run.world.members(1)
+    scene = Scene(run, view, 1, x, y)
+    (passed,) = scene.relayed("embeddings")
+    (other,) = scene.relayed("embeddings", 2)
+    sent = {e.client: e["e"] for e in run.transcript.entries() if e.direction == "up" and e.message == "Shown"}
+    assert torch.equal(passed.value, sent[1])
+    assert torch.equal(other.value, sent[2])
+    assert scene.relayed("logits") == []
+    assert Scene(run, run.transcript.view("server"), 1, x, y).relayed("embeddings") == []
+
+
+def test_reasons_are_true(relays):
+    folder, _ = relays
+    (found,) = [r for r in attack_run(folder, attacks=["embedding_match"], threat="peer:0") if not r.blind]
+    assert found.reason.startswith("not attacked by this: the peer:0 is passed on embeddings of client 1")
+    (found,) = [r for r in attack_run(folder, attacks=["relayed_match"], threat="server") if not r.blind]
+    assert "has the uploads themselves" in found.reason
+
+
+def test_a_relay_says_by_what_it_is_keyed():
+    with pytest.raises(ContractError, match="by of relay"):
+        relay("embeddings", by="clients")
+
+
+# -- labels from single layers -------------------------------------------------------------------------------------
+
+
+class Layer(Up):
+    L: State = private("layers", via="model", unit="client")
+
+
+class LastLayer(Method):
+    """The last layer alone, with its bias or without."""
+
+    bias: bool = True
+
+    def init(self, server):
+        return Nothing()
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.train, Ask())
+        return s
+
+    def train(self, client, msg):
+        client.fit(ce, epochs=3, batch=32, opt=sgd(0.2))
+        state = state_of(client.model)
+        last = list(state)[-2:]
+        return Layer(State({name: state[name] for name in last if self.bias or name.endswith("weight")}))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_bias_of_a_single_layer_tells_labels(bias, tmp_path):
+    setting = {**SMALL, "partition": "dirichlet:0.2", "clients": 5, "seed": 1}
+    fedaudit.run(method=f"{__name__}:LastLayer", rounds=1, set={"bias": bias}, out=tmp_path / "a", **setting)
+    (found,) = attack_run(tmp_path / "a", attacks=["label_histogram"])[:1]
+    if bias:
+        assert {c.source for c in found.client.values()} == {"layers"}
+        assert found.leak, found.verdict
+    else:
+        assert "could read labels from" in found.reason
