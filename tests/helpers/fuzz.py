@@ -241,6 +241,7 @@ def campaign(
         for kind, of_seed, i in [*(c for c in kept if c[0] in kinds), *new]:
             if (what := fuzz.case(kind, of_seed, i)) is not None:
                 failed.append([kind, of_seed, i, what])
+                print(*failed[-1], flush=True)
     finally:
         shutil.rmtree(scratch)
     return failed
@@ -257,8 +258,6 @@ def main() -> None:
     begun = time.perf_counter()
     mine, parts = map(int, given.part.split("/"))
     failed = campaign(given.number, given.seed, tuple(given.kind or KINDS), given.folders, (mine, parts))
-    for case in failed[:200]:
-        print(*case)
     what = f"{given.number} cases" + (f", part {given.part}" if parts > 1 else "")
     print(f"{what}, seed {given.seed}: {len(failed)} failed, {time.perf_counter() - begun:.0f} s")
     sys.exit(1 if failed else 0)
