@@ -23,6 +23,8 @@ What a shadow is trained on:
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -39,12 +41,15 @@ from fedaudit.wire.transcript import Entry
 # --- the attacked model ----------------------------------------------------------------------------------------------
 
 
-def last_upload(scene: Scene) -> tuple[Entry, str, nn.Module] | None:
-    """The last message in which the target uploaded its whole model, the field, and the model."""
+def whole_uploads(scene: Scene) -> Iterator[tuple[Entry, str, nn.Module]]:
+    """The messages in which the target uploaded its whole model, the field, and the model; the last one first."""
     for entry, name in reversed(scene.released("weights")):
         if entry.state_shapes(name) is not None and (model := model_of(scene, scene.target, entry[name])) is not None:
-            return entry, name, model
-    return None
+            yield entry, name, model
+
+
+def last_upload(scene: Scene) -> tuple[Entry, str, nn.Module] | None:
+    return next(whole_uploads(scene), None)
 
 
 def target_model(scene: Scene) -> nn.Module | None:
@@ -152,6 +157,7 @@ class ShadowAttack(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     shadows: int = Field(16, ge=2)  # shadows of each client; the papers take 64 and more
+    rounds: int = Field(1, ge=1)  # the last so many uploads are attacked together; each has shadows of its own
     together: int = Field(64, ge=1)  # shadows that are trained at the same time
     compile: bool = False  # compile the stacked training: it pays on a GPU, for long trainings
 
@@ -169,13 +175,23 @@ class ShadowAttack(Attack):
         return None
 
     def attacked(self, scene: Scene, online: bool) -> tuple[Tensor, Shadows]:
-        """The target's logits on the pool, and the shadows'."""
-        found = last_upload(scene)
-        assert found is not None  # cannot() has looked
-        entry, field, model = found
+        """The target's logits on the pool, and the shadows', of the last upload."""
+        return self.attacked_rounds(scene, online)[-1]
+
+    def attacked_rounds(self, scene: Scene, online: bool) -> list[tuple[Tensor, Shadows]]:
+        """The same for each of the last uploads, oldest first. A shadow holds the same records in each: what it says in
+        one round and what the target says there belong together. Uploads that cannot be replayed end the row."""
         picks, member, repeated = draw(scene, self.shadows, online)
-        table, notes = scene.shadows(entry, field, picks, together=self.together, compile=self.compile)
-        if repeated:
-            notes += ("there are too few auxiliary records for shadows as large as the target: some are repeated",)
         x, y = scene.pool
-        return logits_of(model, x), Shadows(table.double(), member, y, len(scene.y), notes)
+        found: list[tuple[Tensor, Shadows]] = []
+        for entry, field, model in itertools.islice(whole_uploads(scene), self.rounds):
+            try:
+                table, notes = scene.shadows(entry, field, picks, together=self.together, compile=self.compile)
+            except ThreatError:
+                if not found:
+                    raise
+                break
+            if repeated:
+                notes += ("there are too few auxiliary records for shadows as large as the target: some are repeated",)
+            found.append((logits_of(model, x), Shadows(table.double(), member, y, len(scene.y), notes)))
+        return found[::-1]

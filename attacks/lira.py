@@ -9,6 +9,8 @@ phi = log(p_y / (1 - p_y)); the score is the log-ratio of their densities at the
 - `variance`: with few shadows a variance per candidate is noise, and the paper then takes one for all candidates, which
   helps it below some 64 shadows. "auto" does so below 64. The one for all is pooled: squared distances from each
   candidate's own mean, over the degrees of freedom.
+- `rounds`: the paper attacks one model. A server sees one in every round; the log-ratios of so many of the last uploads
+  are added up, each with shadows of its own that hold the same records.
 - One query per candidate: the paper's augmented queries follow the training's augmentation, and there is none here.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedaudit.attack.claims import Claims
@@ -66,8 +69,10 @@ class LiRA(ShadowAttack):
     variance: Variance = "auto"  # of each candidate's own, or one for all
 
     def run(self, scene: Scene) -> Claims:
-        target, shadows = self.attacked(scene, online=True)
-        phi, of_shadows = confidences(target, shadows.logits, scene.y)
-        member = shadows.member[:, : len(scene.y)]
         each = own_variance(self.variance, self.shadows)
-        return Claims(likelihood_ratio(phi, of_shadows, member, each), shadows.notes)
+        ratios, notes = [], set()
+        for target, shadows in self.attacked_rounds(scene, online=True):
+            phi, of_shadows = confidences(target, shadows.logits, scene.y)
+            ratios.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each))
+            notes.update(shadows.notes)
+        return Claims(torch.stack(ratios).sum(0), tuple(sorted(notes)))

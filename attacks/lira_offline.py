@@ -9,6 +9,7 @@ shadows serves all candidates and, kept in the run folder, the attacks `rmia` an
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedaudit.attack.claims import Claims
@@ -29,6 +30,9 @@ class OfflineLiRA(ShadowAttack):
     variance: Variance = "auto"  # of each candidate's own, or one for all
 
     def run(self, scene: Scene) -> Claims:
-        target, shadows = self.attacked(scene, online=False)
-        phi, of_shadows = confidences(target, shadows.logits, scene.y)
-        return Claims(one_sided(phi, of_shadows, own_variance(self.variance, self.shadows)), shadows.notes)
+        each, above, notes = own_variance(self.variance, self.shadows), [], set()
+        for target, shadows in self.attacked_rounds(scene, online=False):
+            phi, of_shadows = confidences(target, shadows.logits, scene.y)
+            above.append(one_sided(phi, of_shadows, each))
+            notes.update(shadows.notes)
+        return Claims(torch.stack(above).sum(0), tuple(sorted(notes)))

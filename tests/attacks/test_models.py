@@ -21,7 +21,7 @@ from fedaudit.attacks.label_only import LabelOnly
 from fedaudit.attacks.lira import confidences, likelihood_ratio, own_variance
 from fedaudit.attacks.lira_offline import one_sided
 from fedaudit.attacks.modified_entropy import modified_entropy
-from fedaudit.attacks.rmia import RMIA, dominated, finer
+from fedaudit.attacks.rmia import RMIA, dominated, finer, tuned
 from fedaudit.attacks.shadow import ShadowModels
 from fedaudit.errors import SettingError, ThreatError
 from fedaudit.registry import find, names
@@ -147,9 +147,60 @@ def test_rmia_by_hand():
     member[2, 0] = member[2, 2] = True
     two = torch.stack([p, 1 - p], -1).double().log()
     shadows = Shadows(two, member, torch.zeros(6, dtype=torch.int64), candidates=2, notes=())
-    ratio = RMIA(a=0.5).ratios(logits(*((q, 1 - q) for q in p_theta)), shadows)
+    ratio = RMIA().ratios(logits(*((q, 1 - q) for q in p_theta)), shadows, 0.5)
     assert ratio.tolist() == pytest.approx([2, 0.5, 0.25, 0.5, 1, 2], abs=1e-6)
     assert dominated(ratio[:2], ratio[2:], 1.9).tolist() == [0.75, 0.25]
+
+
+def test_rmia_agrees_with_an_independent_implementation():
+    """Every pair (x, z) by itself, on random probabilities: the same share to the last digit, and the same AUC."""
+    rng = np.random.default_rng(0)
+    p, member = rng.uniform(0.05, 1, (6, 40)), rng.random((6, 40)) < 0.5
+    member[:, :15] = False  # candidates: offline shadows hold none of them
+    target, gamma, a = rng.uniform(0.05, 1, 40), 1.5, 0.3
+    shares = np.zeros(15)
+    for x in range(15):
+        for z in range(15, 40):
+            p_x, p_z = (((1 + a) * p[~member[:, i], i].mean() + 1 - a) / 2 for i in (x, z))
+            shares[x] += (target[x] / p_x) / (target[z] / p_z) >= gamma
+    two = torch.from_numpy(np.log(np.stack([p, 1 - p], -1)))
+    shadows = Shadows(two, torch.from_numpy(member), torch.zeros(40, dtype=torch.int64), candidates=15, notes=())
+    ratio = RMIA().ratios(torch.from_numpy(np.log(np.stack([target, 1 - target], -1))), shadows, a)
+    assert dominated(ratio[:15], ratio[15:], gamma).tolist() == pytest.approx((shares / 25).tolist())
+
+
+def test_rmia_is_tuned_to_how_sure_members_are():
+    """Shadows give what they hold 0.3 to 1, and the rest 0 to 0.4: the pair that is chosen tells members of each shadow
+    best, by an AUC of scikit-learn's for each pair and shadow."""
+    rng = torch.Generator().manual_seed(0)
+    member = torch.rand(8, 200, generator=rng) < 0.5
+    member[1], member[3] = ~member[0], ~member[2]  # every record is left out twice at least
+    p = torch.where(member, 0.3 + 0.7 * torch.rand(8, 200, generator=rng), 0.4 * torch.rand(8, 200, generator=rng))
+    gamma, a = tuned(p.double(), member, (1.0, 4.0), (0.0, 1.0))
+    assert (gamma, a) in [(g, m) for g in (1.0, 4.0) for m in (0.0, 1.0)]
+    best = {}
+    for pair in [(g, m) for g in (1.0, 4.0) for m in (0.0, 1.0)]:
+        values = []
+        for i in range(8):
+            rest = [j for j in range(8) if j != i]
+            out = torch.stack([p[rest, r][~member[rest, r]].mean() for r in range(200)]).double()
+            ratio = p[i].double() / (((1 + pair[1]) * out + 1 - pair[1]) / 2)
+            score = finer(dominated(ratio, ratio[~member[i]], pair[0]), ratio, int((~member[i]).sum()))
+            values.append(roc_auc_score(member[i].numpy(), score.numpy()))
+        best[pair] = np.mean(values)
+    assert (gamma, a) == max(best, key=best.get)
+
+
+def test_gradient_norms_by_hand():
+    """One linear layer on x = (1, 2), logits 0: p = (1/2, 1/2), the gradient of the weights is (p - y) x, that of the
+    bias p - y: its norm is sqrt(1/2) sqrt(1 + 4 + 1)."""
+    from fedaudit.attacks.gradient_norm import gradient_norms
+
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2))
+    torch.nn.init.zeros_(model[1].weight)
+    torch.nn.init.zeros_(model[1].bias)
+    found = gradient_norms(model, torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([0]))
+    assert found.tolist() == pytest.approx([math.sqrt(3)])
 
 
 def test_ties_of_rmia_are_ordered_and_no_order_is_changed():
@@ -316,6 +367,16 @@ def test_an_over_trained_fedavg_is_given_away(leaky):
     assert by_name["rmia"].value > by_name["loss"].value
 
 
+def test_white_box_features_and_more_rounds_tell_too(leaky):
+    """Gradient norms tell members. Over all uploads LiRA is no worse than over the last one: an upload before it has
+    shadows of its own."""
+    many = [{"attack": "lira", "shadows": 4, "rounds": 3}, "gradient_norm"]
+    lira, norm = named(attack_run(leaky, attacks=many), "lira", "gradient_norm")
+    assert norm.leak
+    (one,) = named(attack_run(leaky, attacks=[few("lira")]), "lira")
+    assert auc(lira).value > auc(one).value - 0.02
+
+
 def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
     """A shadow without candidates in the target's place: what is in an attack's own draws must not look like a leak."""
     scores, truth = [], []
@@ -463,7 +524,7 @@ def test_every_attack_is_described_in_a_line_of_its_own():
     texts = [rows[name]["what it is"] for name in (*QUERY, *SHADOW)]
     assert len(set(texts)) == 8
     assert all(20 < len(text) < 250 for text in texts)
-    assert "gamma=2.0" in rows["rmia"]["settings"]
+    assert "gamma=None" in rows["rmia"]["settings"]
     assert not [name for name in names("attacks") if name.startswith("_")]
 
 
