@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "fedaudit"
@@ -106,3 +109,61 @@ def test_every_module_lives_in_a_room():
 def test_tests_mirror_the_rooms():
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert set(ROOMS) - {"ground"} <= folders
+
+
+def sources() -> dict[str, str]:
+    found = {str(path.relative_to(ROOT)): path.read_text() for path in modules().values()}
+    for folder in OUTSIDE:
+        found |= {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / folder).glob("*.py"))}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "home"),
+    [
+        (r"^Watch\s*=|Callable\[\[(int|float), (int|float), str\], None\]", "fedaudit/watch.py"),
+        (r"\bflock\(", "fedaudit/runtime/folder.py"),
+        (r"\bextract_tb\(", "fedaudit/errors.py"),
+        (r"ser_json_inf_nan|\"-Infinity\"", "fedaudit/kept.py"),
+        (r"(?<!\w)Plan\(", "fedaudit/runtime/plan.py"),
+        (r"cat\(\[\w+\(part\) for part in", "fedaudit/training/forward.py"),
+        (r"^class Release\b", "fedaudit/wire/release.py"),
+        (r"^class EpsilonAudit\b", "fedaudit/runtime/run_record.py"),
+    ],
+)
+def test_one_copy_of_each(pattern, home):
+    found = {name for name, text in sources().items() if re.search(pattern, text, re.MULTILINE)}
+    assert found == {home}
+
+
+def test_the_codecs_grammar_is_in_one_file():
+    for name, text in sources().items():
+        if name != "fedaudit/wire/codec.py":
+            assert not re.search(r"wire\.codec import[^\n]*\b_\w|\bcodec\._\w", text), f"{name} reaches into the codec"
+
+
+OPEN = {"AttackResult.settings", "Declarations.settings"}  # an attack's own fields; of the runs that tested
+
+
+def test_a_record_is_typed():
+    """No part of a record is a table of anything; the setting is validated by itself."""
+    from fedaudit.runtime.run_record import RunRecord
+    from fedaudit.setting import Setting
+
+    seen, loose = set(), set()
+
+    def visit(kind):
+        for inner in get_args(kind):
+            visit(inner)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Setting and kind not in seen:
+            seen.add(kind)
+            for base in kind.__mro__:
+                for name, said in getattr(base, "__annotations__", {}).items():
+                    if name in kind.model_fields and re.search(r"\bAny\b", str(said)) and "ClassVar" not in str(said):
+                        loose.add(f"{base.__name__}.{name}")
+            for field in kind.model_fields.values():
+                visit(field.annotation)
+
+    visit(RunRecord)
+    assert loose == OPEN
+    assert len(seen) > 30, "it reaches the parts of parts"
