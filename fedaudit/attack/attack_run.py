@@ -20,7 +20,7 @@ from fedaudit.errors import ContractError, DataError, RunError, ThreatError
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.attack_result import AnyResult, MembershipFound, MembershipResult, NotRun, Ran, result_of
-from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.folder import RunFolder, claim_for_attacks
 from fedaudit.runtime.run_record import save_attacks
 from fedaudit.runtime.source import source_of
 from fedaudit.runtime.task import compute
@@ -51,6 +51,7 @@ def attack_run(
     for k in [*(clients or []), *([] if parsed.peer is None else [parsed.peer])]:
         if not 0 <= k < world.setting.clients:
             raise ThreatError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
+    claim_for_attacks(run.folder)
     chosen = [made(spec) for spec in (names("attacks") if attacks is None else attacks)]
     named = {name for name, _ in chosen}
     blind = [made(name) for name in names("attacks") if find(name, "attacks").blind]  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ def rounding(setting: Setting) -> dict[str, Any]:
 STALE = ".stale"  # in the folder of an audit: runs of a code that is no more
 MARKER = ".fedaudit"  # says that a folder is ours
 _RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
-_OF_ATTACKS = ("pictures", "scores")
+_OF_ATTACKS = ("pictures", "scores", "shadows")
 NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
 
 
@@ -85,6 +85,14 @@ def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
         )
     if not (folder / MARKER).exists():
         write_atomic(folder / MARKER, f"fedaudit {purpose} 1\n".encode())
+
+
+def claim_for_attacks(folder: Path) -> None:
+    """As `claim`, for what attacks write into a run's folder: no link lies anywhere on the way."""
+    claim(folder, "run")
+    for name in _OF_ATTACKS:
+        if (folder / name).is_dir() and (links := [p for p in (folder / name).rglob("*") if p.is_symlink()]):
+            raise RunError(f"{links[0]} is a symbolic link, and fedaudit follows none. Take it away first.")
 
 
 def _left_by_first_version(folder: Path, purpose: str) -> bool:

@@ -102,6 +102,18 @@ def test_models_are_not_written_through_a_link(tmp_path, tiny):
     assert not model.is_symlink()
 
 
+@pytest.mark.parametrize("link", ["pictures", "scores/server", "shadows/x.safetensors"])
+def test_an_attack_follows_no_link(fedaudit, tmp_path, tiny, link):
+    run(tiny(rounds=0, clients=2), out=tmp_path / "run")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "run" / link).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / link).symlink_to(theirs)
+    code, _, err = fedaudit("attack", tmp_path / "run", "--attack", "loss")
+    assert (code, "symbolic link" in err) == (2, True)
+    assert not list(theirs.iterdir())
+
+
 def test_a_sweep_removes_only_names_that_we_write(tmp_path):
     store = Store(tmp_path / "checkpoint")
     store.commit(1, b"state", {})
