@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable, Mapping
 
@@ -60,20 +61,30 @@ def table(vectors: ByClass, classes: int, like: Tensor) -> tuple[Tensor, Tensor]
     return rows, held
 
 
-class Nearest(Net):
-    """Predicts the class whose prototype is nearest to the embedding, among those that there are."""
+BEHIND = 20.0  # logits by which a class without a prototype stays behind one that has one
 
-    C: Tensor
-    held: Tensor
 
-    def __init__(self, model: Net, C: Tensor, held: Tensor) -> None:
-        super().__init__(model.encoder, model.classifier, width=model.width, arch=model.arch)
-        self.register_buffer("C", C)
-        self.register_buffer("held", held)
+def nearest(model: Net, C: Tensor, held: Tensor) -> Net:
+    """A model that predicts the class whose prototype is nearest to the embedding, among those that there are.
 
-    def classify(self, e: Tensor) -> Tensor:
-        away = (e[:, None] - self.C).square().sum(2)
-        return torch.where(self.held > 0, -away, torch.finfo(away.dtype).min)
+    -|h - C_c|^2 is 2 C_c h - |C_c|^2 but for |h|^2, which is the same for all classes: a linear layer. So the model is
+    one of its architecture, and can be saved and published as any other. A class without a prototype has the first
+    other one's logit less `BEHIND`, and is never the nearest.
+    """
+    weight, bias, first = 2 * C, -C.square().sum(1), int(held.argmax())
+    weight = torch.where(held[:, None] > 0, weight, weight[first])
+    return with_classifier(model, weight, torch.where(held > 0, bias, bias[first] - BEHIND))
+
+
+def with_classifier(model: Net, weight: Tensor, bias: Tensor) -> Net:
+    """A copy of the model with other numbers in its last layer."""
+    changed = copy.deepcopy(model)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    changed.classifier = layer
+    return changed
 
 
 def bill(plan: Plan, field: str, ids: Iterable[int], entries: int, nobody: bool = False) -> Size:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from fedaudit import Server, adam
 from fedaudit.methods._datafree import Generator
+from fedaudit.methods._prototypes import with_classifier
 from fedaudit.training.models import Net
 
 
@@ -45,20 +45,6 @@ class Both(nn.Module):
         return self.model.classify(e), self.h(e)
 
 
-class Angles(nn.Module):
-    """The classifier with the simplex behind it."""
-
-    v: Tensor
-
-    def __init__(self, classifier: nn.Module, v: Tensor) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.register_buffer("v", v)
-
-    def forward(self, e: Tensor) -> Tensor:
-        return normalize(self.classifier(e)) @ self.v.T
-
-
 def transformer(server: Server, H: int) -> nn.Module:
     """F, from C entries to the generator's H latents."""
     C = server.classes
@@ -72,10 +58,10 @@ def rows(of: dict[int, Tensor], shape: tuple[int, ...], device: torch.device) ->
 
 
 def on_simplex(model: Net, v: Tensor) -> Net:
-    """A copy of a client's model that predicts by angles."""
-    model = copy.deepcopy(model)
-    model.classifier = Angles(model.classifier, v)
-    return model
+    """A model that predicts by the angles to v_c. The largest cosine is the largest product, which is linear in the
+    embedding: the model is one of its architecture, and can be published as any other."""
+    last = cast(nn.Linear, model.classifier)
+    return with_classifier(model, v @ last.weight, v @ last.bias)
 
 
 def scripted(path: str, server: Server) -> nn.Module:

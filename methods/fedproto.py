@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, in_chunks, private, register, relay
 from fedaudit.methods._optimiser import WithOptimiser
-from fedaudit.methods._prototypes import ByClass, Nearest, bill, common_width, mean_by_class, table, width_of
+from fedaudit.methods._prototypes import ByClass, bill, common_width, mean_by_class, nearest, table, width_of
 
 Distance = Literal["mse", "squared", "norm"]
 DFFKE = {"opt": "adam", "eta": 0.001, "B": 100}  # Section 4.1, for all methods
@@ -78,7 +78,7 @@ class FedProto(WithOptimiser):
     lam: float = 1.0  # lambda, weight of the prototypes
     distance: Distance = "mse"
     weights: Literal["equal", "samples", "literal"] = "equal"
-    predict: Literal["classifier", "prototypes"] = "classifier"
+    predict: Literal["classifier", "prototypes"] = "prototypes"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": {**FEDFREE, "lam": 10.0}}
 
@@ -112,8 +112,8 @@ class FedProto(WithOptimiser):
 
     def points(self, client: Client) -> dict[str, nn.Module]:
         C, held = table(client.memory.get("C", {}), client.classes, self.embedding(client))
-        nearest = Nearest(client.model, C, held) if held.any() else client.model
-        return {"classifier": client.model, "prototypes": nearest}
+        by_prototypes = nearest(client.model, C, held) if held.any() else client.model
+        return {"classifier": client.model, "prototypes": by_prototypes}
 
     def personal(self, client: Client) -> nn.Module:
         return self.points(client)[self.predict]

@@ -1,4 +1,4 @@
-"""The runs of baselines_readings.toml and baselines_readings_mixed.toml as Markdown: gain over local training.
+"""The runs of baselines_readings.toml as Markdown: gain over local training.
 
 python docs/results/baselines_readings.py AUDIT... --json FILE     the figures are kept in FILE
 python docs/results/baselines_readings.py FILE                     the tables from what was kept
@@ -17,7 +17,7 @@ from typing import Any
 from fedaudit import RunRecord, read_record
 from fedaudit.stats import Estimate, student_t
 
-COMMON = ("E", "B", "eta", "hidden")  # settings that are no reading; eta is where a row departs from the others
+COMMON = ("E", "B", "eta", "hidden", "S_G")  # settings that are no reading; eta is where a row departs from the others
 ETA = 0.05
 
 

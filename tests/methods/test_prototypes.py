@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from fedaudit import run
+from fedaudit.attack.attack_run import attack_run
 from fedaudit.errors import SettingError
 from fedaudit.methods import _prototypes as prototypes
+from fedaudit.methods import _transfer as transfer
 from fedaudit.methods import feddistill, fedgh, fedproto, fedtgp
 from fedaudit.training.fit import Live
 from fedaudit.training.models import Net
@@ -106,8 +108,27 @@ def test_class_means_over_clients_by_hand():
 
 def test_the_nearest_prototype_among_those_there_are():
     C, held = T([[0.0, 0.0], [2.0, 2.0], [9.0, 9.0]]), T([1.0, 0.0, 1.0])
-    nearest = prototypes.Nearest(Net(nn.Identity(), nn.Identity(), width=2, arch="by hand"), C, held)
-    assert nearest(T([[2.0, 2.0], [8.0, 8.0]])).argmax(1).tolist() == [0, 2]
+    model = Net(nn.Identity(), nn.Linear(2, 3), width=2, arch="by hand")
+    nearest, h = prototypes.nearest(model, C, held), T([[2.0, 2.0], [8.0, 8.0]])
+    assert nearest(h).argmax(1).tolist() == [0, 2]
+    away = nearest(h)[:, [0, 2]] - h.square().sum(1, keepdim=True)
+    assert away.tolist() == [[-8.0, -98.0], [-128.0, -2.0]], "minus the squared distances, but for |h|^2"
+    assert nearest.state_dict().keys() == model.state_dict().keys()
+
+
+def test_the_largest_cosine_is_the_largest_product():
+    v = transfer.simplex(3, 0, torch.device("cpu"))
+    model = Net(nn.Identity(), nn.Linear(4, 3), width=4, arch="by hand")
+    h = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    cosines = nn.functional.normalize(model(h)) @ v.T
+    assert torch.equal(transfer.on_simplex(model, v)(h).argmax(1), cosines.argmax(1))
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedktl"])
+def test_what_clients_deploy_can_be_published_and_attacked(method, tiny, tmp_path):
+    run(tiny(method, public=0.1, rounds=2), out=tmp_path / "a")
+    found = attack_run(tmp_path / "a", attacks=["loss"], threat="outsider")[0]
+    assert found.ran
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
