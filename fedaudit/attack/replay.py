@@ -16,10 +16,8 @@ be done, and under DP-SGD, they are trained one after another, with the same res
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +35,7 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.site import Rows, Site
+from fedaudit.runtime.source import ROOMS, harness, source_of_method
 from fedaudit.runtime.task import open_client, state_after
 from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import World
@@ -215,18 +214,7 @@ def signature(world: World, messages: Sequence[Entry], pool: Rows, picks: Sequen
 
 def _code(world: World) -> list[str]:
     """Versions of what computes: the harness, the method, torch, the kind of device."""
-    method = sys.modules[type(world.method).__module__].__file__
-    house = Path(__file__).parents[1]
-    rooms = [house / room for room in ("wire", "data", "training", "privacy", "runtime", "attack")]
-    folders = [house, *rooms, house / "runtime" / "engines", *([Path(method).parent] if method else [])]
-    return [*(_digest(folder) for folder in folders), torch.__version__, world.device.type]
-
-
-@functools.cache
-def _digest(folder: Path) -> str:
-    """Of the Python files in a folder: a method may lean on its neighbours."""
-    texts = [path.read_bytes() for path in sorted(folder.glob("*.py"))]
-    return xxhash.xxh3_128_hexdigest(b"".join(texts))
+    return [harness((*ROOMS, "attack")), source_of_method(world.method), torch.__version__, world.device.type]
 
 
 def answers(

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from fedaudit.privacy.policy import Policy
-from fedaudit.training.models import Net
+from fedaudit.training.models import Net, Shape
 
 Rows = tuple[Tensor, Tensor]
-Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

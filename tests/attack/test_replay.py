@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 import torch
@@ -199,7 +200,7 @@ def test_where_a_stack_cannot_be_they_are_trained_one_by_one(plain, monkeypatch)
 
     scene, _ = scene_of(plain)
     entry, field, _ = last_upload(scene)
-    module = fedaudit.attack.replay.sys.modules[type(scene._world.method).__module__]
+    module = sys.modules[type(scene._world.method).__module__]
     monkeypatch.setattr(module, "ce", looks)
     picks, notes = [torch.arange(20), torch.arange(20, 40)], set()
     messages = scene.replayable(entry)
