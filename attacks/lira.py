@@ -70,7 +70,8 @@ class LiRA(ShadowAttack):
 
     def run(self, scene: Scene) -> Claims:
         each = own_variance(self.variance, self.shadows)
-        ratios, notes = [], set()
+        ratios = []
+        notes: set[str] = set()
         for target, shadows in self.attacked_rounds(scene, online=True):
             phi, of_shadows = confidences(target, shadows.logits, scene.y)
             ratios.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each))

@@ -30,7 +30,8 @@ class OfflineLiRA(ShadowAttack):
     variance: Variance = "auto"  # of each candidate's own, or one for all
 
     def run(self, scene: Scene) -> Claims:
-        each, above, notes = own_variance(self.variance, self.shadows), [], set()
+        each, above = own_variance(self.variance, self.shadows), []
+        notes: set[str] = set()
         for target, shadows in self.attacked_rounds(scene, online=False):
             phi, of_shadows = confidences(target, shadows.logits, scene.y)
             above.append(one_sided(phi, of_shadows, each))
