@@ -205,6 +205,9 @@ ON_HOSTS: dict[str, dict[str, Any]] = {
 class DataFree(Method):
     """A host, then a distillation of what its clients uploaded into the global model."""
 
+    on_digits: ClassVar[Mapping[str, Any]] = {
+        "I": 5, "B": 32, "width": 32, "host": {"E": 10, "B": 16, "eta": 0.1},
+    }  # fmt: skip
     quick: ClassVar[Mapping[str, Any]] = {"I": 1, "I_g": 1, "I_d": 1, "B": 16, "d": 8, "width": 8}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 

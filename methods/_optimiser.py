@@ -8,7 +8,8 @@ The state of the optimiser starts anew in each fit: nothing of it travels, and n
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -16,6 +17,8 @@ from fedaudit import Method, Opt, adam, sgd
 
 
 class WithOptimiser(Method):
+    on_digits: ClassVar[Mapping[str, Any]] = {"E": 5, "B": 16, "eta": 0.1}
+
     opt: Literal["sgd", "adam"] = "sgd"  # optimiser of local training
     momentum: float = Field(default=0.0, ge=0, lt=1)  # of SGD
     weight_decay: float = Field(default=0.0, ge=0)  # added to the gradient: an l2 penalty of half this weight

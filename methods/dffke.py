@@ -124,6 +124,8 @@ class DataFree(Record):
 @register("dffke", tables="DFFKE")
 class DFFKE(FKE):
     quick: ClassVar = {**FKE.quick, "h": 16, "T_Tran": 2, "T_Dec": 1, "T_FKE": 1, "w_Dec": 4, "R": 2}
+    on_digits: ClassVar = {"E_local": 10, "B": 32, "T_Tran": 20, "h": 64, "w_Dec": 16, "R": 5}
+    needs_public: ClassVar = False
     presets: ClassVar = {
         "cifar10": {"T_Dec": 3, "T_FKE": 2},
         "cifar100": {"T_Dec": 6, "T_FKE": 4},

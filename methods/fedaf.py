@@ -158,6 +158,9 @@ class FedAF(Condensing):
     soft: Literal["released", "records"] = "released"
     T_over: Literal["all", "batch"] = "all"
 
+    on_digits: ClassVar = {
+        "IPC": 10, "steps": 30, "E": 40, "eta_w": 0.02, "lambda_loc": 0.01, "lambda_glob": 1.0,
+    }  # fmt: skip
     quick: ClassVar = {"IPC": 2, "steps": 2, "B": 16, "E": 2, "B_w": 16, "eta_w": 0.05}
     presets: ClassVar = {  # Section 5.1 and Appendix A; `least` as Table 7 has it
         "fashion-mnist": {"eta_S": 0.2, "lambda_loc": 0.001, "lambda_glob": 2.0, "least": 50},

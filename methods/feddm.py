@@ -59,6 +59,7 @@ class FedDM(Condensing):
     rho: float = 5.0  # radius of the perturbation
     logits: bool = True  # match mean logits as well
 
+    on_digits: ClassVar = {"IPC": 10, "steps": 30, "E": 40, "eta_w": 0.02, "clip": 20.0, "rho": 20.0}
     quick: ClassVar = {"IPC": 2, "steps": 2, "B": 16, "E": 2, "B_w": 16, "eta_w": 0.05}
     presets: ClassVar = {  # FedAF, Section 5.1 and Appendix A; `least` as its Table 7 has it
         "fashion-mnist": {"least": 50},

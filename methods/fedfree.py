@@ -123,6 +123,7 @@ def relative_change(before: State, after: State, names: list[str]) -> Tensor:
 
 @register("fedfree", tables="FedFree")
 class FedFree(Method):
+    on_digits: ClassVar = {"E": 5, "B": 16, "eta": 0.1}
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "samples": 32}
     presets: ClassVar = {
         name: {"E": 5, "B": 10, "eta": 0.01, "k": 2, "alpha": 0.01} for name in ("cifar10", "cifar100")

@@ -118,6 +118,8 @@ class FedKTL(WithOptimiser):
     S_G: int = 300  # steps of the decoder
     width: int = 32  # its channels
 
+    on_digits: ClassVar[Mapping[str, Any]] = {"E": 5, "B": 16, "eta": 0.02}
+    needs_public: ClassVar[bool] = True
     quick: ClassVar[Mapping[str, Any]] = {"S": 2, "S_G": 2, "H": 8, "width": 4}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
 

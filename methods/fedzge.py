@@ -157,6 +157,7 @@ class FedZGE(Method):
     gradient: Literal["zeroth", "true"] = "zeroth"
     images: Literal["trained", "frozen", "real"] = "trained"
 
+    on_digits: ClassVar = {"E_k": 5, "B_k": 64, "E": 30, "B": 200, "q": 5, "estimate": "split"}
     quick: ClassVar = {"E_k": 1, "B_k": 32, "E_prime": 1, "E": 2, "B": 16, "q": 2, "d_z": 8}
     presets: ClassVar = {
         **{name: {"B": 500, "q": 10, "E_k": 10, "E_prime": 10} for name in ("cifar10", "cifar100")},

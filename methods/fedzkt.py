@@ -86,6 +86,9 @@ def L_SL(a: Tensor, b: Tensor) -> Tensor:
 
 @register("fedzkt", tables="FedZGE")
 class FedZKT(Method):
+    on_digits: ClassVar[Mapping[str, Any]] = {
+        "E": 5, "B": 16, "eta": 0.1, "I": 20, "I_k": 20, "width": 32, "B_s": 32,
+    }  # fmt: skip
     quick: ClassVar[Mapping[str, Any]] = {"I": 1, "I_d": 1, "I_k": 1, "B_s": 16, "d": 8, "width": 8}
 
     E: int = 1  # local epochs

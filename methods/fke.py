@@ -115,6 +115,8 @@ class Nothing(Record):
 @register("fke", tables="DFFKE")
 class FKE(Method):
     quick: ClassVar = {"tau": "off", "E_local": 1, "B": 32}
+    on_digits: ClassVar = {"E_local": 10, "B": 32}
+    needs_public: ClassVar = True
 
     tau: Annotated[float, Field(gt=0, le=1)] | Literal["off"] = 0.98  # training accuracy at which local training stops
     E_local: int = Field(100, ge=1)  # epochs of local training, at most; with tau = "off" exactly

@@ -76,6 +76,8 @@ class MHAT(Method):
     tau: float = 5.0
     lam: float = 1.0  # weight of the auxiliary set's labels
 
+    on_digits: ClassVar = {"E_k": 5, "B_k": 64}
+    needs_public: ClassVar = True
     quick: ClassVar = {"E_k": 1, "B_k": 32, "E_prime": 1, "E": 2, "B": 32}
     presets: ClassVar = {name: {"B": 500, "E_k": 10, "E_prime": 10, "E": 10} for name in ("cifar10", "cifar100")}
 

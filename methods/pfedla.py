@@ -94,6 +94,7 @@ def agreement(theta: State, delta: State, grouped: Sequence[Sequence[str]]) -> T
 
 @register("pfedla", tables="FedFree")
 class PFedLA(Method):
+    on_digits: ClassVar = {"E": 5, "B": 16, "eta": 0.1}
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "width": 16}
     # As FedFree ran it: Section 4.1 and Table A2.
     presets: ClassVar = {name: {"E": 5, "B": 10, "eta": 0.01, "eta_h": 0.005} for name in ("cifar10", "cifar100")}

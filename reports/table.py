@@ -13,10 +13,9 @@ from fedaudit.reports.tests_over_seeds import LEVEL, holm, over_seeds
 from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
-from fedaudit.suite.measured import OUTER
+from fedaudit.suite.measured import OUTER, near_chance
 
 UNTRAINED = "Under-trained: accuracy is near"
-NEAR_CHANCE = 1.5  # times what guessing gives
 STILL_RISING = 0.02  # gained in the last evaluated round
 
 
@@ -292,7 +291,7 @@ def undertrained(group: Group, cell: Cell) -> list[str]:
     classes = group.runs[0].record.data.classes
     if cell.value is None:
         return []
-    if cell.value < NEAR_CHANCE / classes:
+    if near_chance(cell.value, classes):
         return [
             f"{UNTRAINED} the {100 / classes:.0f} % of guessing. What attacks find in an untrained "
             "model says nothing about a trained one."

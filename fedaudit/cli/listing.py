@@ -131,6 +131,7 @@ def summary(record: RunRecord) -> list[str]:
     for reached, title in both:
         if reached is not None:
             lines += [f"  {title} ({reached.round}):", *_reached_lines(reached)]
+    lines += _near_chance(record)
     if (best := record.result.best_test_round) and best.accuracy is not None:
         lines.append(f"  best test round ({best.round}), as papers report it: {_percent(best.accuracy)}")
     for direction in ("up", "down"):
@@ -156,6 +157,30 @@ def summary(record: RunRecord) -> list[str]:
     seconds = sum(row.wall_s for row in record.rounds)
     lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
     return lines + [f"  note: {note}" for note in record.notes]
+
+
+def _near_chance(record: RunRecord) -> list[str]:
+    """That nothing was learnt, and what to set."""
+    from fedaudit.registry import find
+    from fedaudit.suite.measured import near_chance
+
+    classes = record.data.classes
+    reached = record.result.last.test_score() if record.result.last else None
+    if not near_chance(reached, classes):
+        return []
+    name = record.setting.method
+    own = ":" in name  # somebody's code, which is not imported for that
+    first: dict[str, Any] = {} if own else dict(getattr(find(name), "on_digits", {}))
+    flat = {f"{k}.{j}" if isinstance(v, dict) else k: w for k, v in first.items() for j, w in _parts(v)}
+    advice = " ".join(f"--set {key}={value}" for key, value in flat.items()) or "more epochs and a larger learning rate"
+    return [
+        f"  NEAR CHANCE: guessing gives {100 / (classes or 1):.0f} %. Nothing was learnt, so nothing can be found.",
+        f"    Try {advice}, or more --rounds.",
+    ]
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else [("", value)]
 
 
 def _audit_line(audit: EpsilonAudit) -> str:

@@ -190,6 +190,8 @@ def run(
         from fedaudit.privacy.policy import parse_policy
 
         values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
+    if named_by_user and file is None:
+        values = _first_run(values)
     setting = Setting.make(**values)
     from fedaudit import registry
     from fedaudit.runtime.folder import default_folder
@@ -210,6 +212,25 @@ def run(
     else:
         print_summary(record)
         print(f"Everything is in {folder}")
+
+
+def _first_run(values: dict[str, Any]) -> dict[str, Any]:
+    """On the embedded digits, where nobody said how to train: settings of the method's own with which it learns there.
+    What was chosen is printed, and stands in the record as if it had been typed."""
+    from fedaudit import registry
+
+    name = values.get("method", Setting.model_fields["method"].default)
+    if values.get("dataset", "digits") != "digits" or ":" in name:
+        return values
+    cls: Any = registry.find(name)
+    more: dict[str, Any] = {}
+    if cls.needs_public and not values.get("public") and not values.get("public_dataset"):
+        more["public"] = 0.2
+    if cls.on_digits and not values["set"] and values.get("preset") is None:
+        more["set"] = dict(cls.on_digits)
+    if more:
+        print(f"a first run on digits: {', '.join(f'{k} = {v}' for k, v in more.items())}", file=sys.stderr)
+    return {**values, **more}
 
 
 def _over(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,9 @@ class Method(Frozen):
     tables: ClassVar[tuple[str, ...]] = ()  # the papers in whose tables it stands; said where it is registered
     quick: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a tiny run takes a second
 
+    on_digits: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a first run on the embedded digits learns
+    needs_public: ClassVar[bool] = False  # cannot do without a transfer set that everybody holds
+
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name
 
     def archs(self, model: str, clients: int) -> list[str]:

@@ -31,6 +31,11 @@ class World:
         self.setting = setting
         self.device = resolve_device(setting.device)
         self.method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+        if self.method.needs_public and not self.has_public:
+            raise SettingError(
+                f"{setting.method} needs a public transfer set: set --public, for example 0.2, a share of the data, or "
+                "--public-dataset NAME."
+            )
         self.archs = self.method.archs(setting.model, setting.clients)
         dataset = load(setting.dataset, setting.data_dir, size=setting.image_size)
         self.shape, self.classes = dataset.shape, dataset.classes

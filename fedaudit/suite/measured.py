@@ -11,6 +11,7 @@ from fedaudit.runtime.run_record import RunRecord
 from fedaudit.stats import Estimate
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
+NEAR_CHANCE = 1.5  # times what guessing gives
 FPR = 0.01  # at which the share of members that are named counts
 
 
@@ -22,6 +23,11 @@ def accuracy(record: RunRecord) -> float:
     if reached is None:
         raise SettingError(f"The run of {record.setting.method} evaluated no model: run it with --eval-clients.")
     return reached
+
+
+def near_chance(reached: float | None, classes: int | None) -> bool:
+    """Whether a model knows little more than somebody who guesses."""
+    return bool(reached is not None and classes and reached < NEAR_CHANCE / classes)
 
 
 def peak_memory(record: RunRecord) -> float:

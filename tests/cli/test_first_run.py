@@ -1,0 +1,82 @@
+"""`fedaudit run --method X` and nothing else: it learns on the embedded digits, or says that it did not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import reported
+
+from fedaudit import registry, run
+from fedaudit.errors import SettingError
+from fedaudit.registry import find
+
+METHODS = [name for name in registry.names("methods") if name != "constant"]
+
+
+@pytest.fixture
+def told(fedaudit, monkeypatch):
+    """The setting that a command line comes to; nothing is run."""
+    seen = []
+
+    def no_run(setting, **_):
+        seen.append(setting)
+        raise SettingError("enough")
+
+    def call(*words):
+        monkeypatch.setattr("fedaudit.runtime.runner.run", no_run)
+        _, _, err = fedaudit("run", *words)
+        return seen[-1], err
+
+    return call
+
+
+def test_a_first_run_takes_settings_that_learn_and_says_so(told):
+    setting, err = told("--method", "fke")
+    assert (setting.set, setting.public) == (dict(find("fke").on_digits), 0.2)
+    assert err.startswith("a first run on digits: public = 0.2, set = {'E_local': 10")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--set", "E=1"), ("--preset", "fedaf"), ("--dataset", "mnist"), ("--method", "outside:Fat")],
+)
+def test_whoever_says_how_to_train_is_heeded(told, words):
+    setting, err = told(*words)
+    assert setting.set == ({"E": 1} if "--set" in words else {})
+    assert "a first run" not in err
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_such_settings(name):
+    cls = find(name)
+    assert cls.on_digits
+    assert cls.make(dict(cls.on_digits)), "and takes them"
+
+
+def test_a_method_without_its_transfer_set_fails_before_it_begins(tmp_path):
+    with pytest.raises(SettingError, match="fke needs a public transfer set: set --public"):
+        run(method="fke", rounds=1, out=tmp_path / "a")
+
+
+def test_near_chance_is_said_with_what_to_set(fedaudit, tmp_path):
+    """26 % where guessing among four classes gives 25 %."""
+    reported._save(tmp_path, "a", reported._record("fedavg", 0, 0.26, releases=True), [])
+    _, out, _ = fedaudit("show", tmp_path / "runs" / "a")
+    assert "NEAR CHANCE: guessing gives 25 %." in out
+    assert "Try --set E=5 --set B=16 --set eta=0.1, or more --rounds." in out
+    reported._save(tmp_path, "b", reported._record("fedavg", 0, 0.6, releases=True), [])
+    assert "NEAR CHANCE" not in fedaudit("show", tmp_path / "runs" / "b")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_first_run_of_every_method_learns(fedaudit, tmp_path, name, seed):
+    """Well above chance, which is 10 %; or it is said."""
+    code, out, err = fedaudit("run", "--method", name, "--seed", seed, "--out", tmp_path / "a", "--json")
+    assert code == 0, err
+    last = json.loads(out)["result"]["last"]
+    reached = (last.get("global") or {}).get("test", {}).get("accuracy")
+    reached = last["clients"]["global_test"]["mean"] if reached is None else reached
+    assert reached > 0.3 or "NEAR CHANCE" in fedaudit("show", tmp_path / "a")[1], reached
