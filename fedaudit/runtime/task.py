@@ -26,6 +26,7 @@ from fedaudit.runtime.party import Client
 from fedaudit.runtime.site import Site, Swap
 from fedaudit.runtime.turns import Left, here
 from fedaudit.runtime.world import World, chosen_engine, world_of
+from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
 from fedaudit.wire.message import Down, Record, State, Up, class_ids, load, state_of
@@ -110,8 +111,11 @@ def run_task(task: Task) -> Done:
             if task.replay:
                 client.replay = decode_tree(task.replay, device=world.device)
             fn, known = find_function(world.method, task.fn), class_ids()
+            before = traces(fn, {}) if world.policies else []
             with meter.span("task"):
                 reply = fn(client, message)
+            if world.policies and client.looked and traces(fn, {}) != before:
+                client.entries.append(left_behind(task.fn))
             _check_reply(reply, fn, known, task)
             kept = client.settle()
             reply, protection = client.release(reply)
@@ -204,6 +208,12 @@ def absence(fn: str) -> Entry:
     """The ledger's entry for a client that failed after it had looked at its records: that it failed may tell."""
     condition = "that it failed, after it had looked at its records"
     return Entry.unprotected(f"{fn} (absence)", "absence", condition)
+
+
+def left_behind(fn: str) -> Entry:
+    """The ledger's entry for a task that wrote outside of model, memory and reply, where anybody may find it."""
+    condition = "changed globals, attributes or defaults of its code, in a task that had looked at its records"
+    return Entry.unprotected(f"{fn} (left behind)", "left behind", condition)
 
 
 def unlike(fn: str) -> Entry:

@@ -345,7 +345,8 @@ def traces(loss: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
         elif isinstance(value, list | tuple | set | frozenset):
             inside = list(value)
         elif not isinstance(value, types.BuiltinFunctionType) and _is_own(value):
-            inside = list(vars(value).values()) if isinstance(value, type) else _attributes(value)
+            classes = [cls for cls in type(value).__mro__ if _is_own(cls)]
+            inside = list(vars(value).values()) if isinstance(value, type) else [*_attributes(value), *classes]
         found.append((id(value), [id(item) for item in inside]))
         todo += inside
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 import torch
 from outside import Averages, Last, Sent, SoftLabels, Weights, ce
@@ -344,7 +345,7 @@ class Fails(Averages):
         return Weights(state_of(client.model))
 
 
-class Leaves(Averages):
+class Exits(Averages):
     def update(self, client, msg):
         if client.id == 0:
             raise SystemExit(0)
@@ -476,6 +477,40 @@ class Steps(Averages):
         load(client.model, msg.w)
         client.fit(ce, steps=1 + client.id + int(client.y[0] >= 0), batch=16, opt=sgd(0.1))
         return Weights(state_of(client.model))
+
+
+KEPT = []
+LAST = 0.0
+
+
+class Leaves(Averages):
+    """Leaves what it saw where a later task, or the server, finds it: not in its model, its memory or its reply."""
+
+    shared: ClassVar[list[float]] = []
+    where: str = "global"
+
+    def update(self, client, msg, kept=[]):  # noqa: B006
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        leave(self, kept, float(client.x.mean()))
+        return Weights(state_of(client.model))
+
+
+def leave(method, kept, seen):
+    global LAST
+    match method.where:
+        case "global":
+            KEPT.append(seen)
+        case "rebound":
+            LAST = seen
+        case "class":
+            method.shared.append(seen)
+        case "attribute":
+            Leaves.seen = seen
+        case "default":
+            kept.append(seen)
+        case "self":
+            method.__dict__["seen"] = seen
 
 
 WATCHED = []

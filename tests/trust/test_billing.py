@@ -153,6 +153,13 @@ def test_equal_values_in_other_bytes_are_not_the_model(how, ledger):
     assert epsilons(ledger("Doubled", set={"how": how})) == [math.inf, math.inf]
 
 
+@pytest.mark.parametrize("where", ["global", "rebound", "class", "attribute", "default", "self"])
+def test_what_is_left_behind_is_billed(where, ledger):
+    record = ledger("Leaves", set={"where": where})
+    assert epsilons(record) == [math.inf, math.inf]
+    assert {entry.kind for client in record.ledger for entry in client.entries} >= {"left behind"}
+
+
 def test_how_many_rows_leave_is_a_release(ledger):
     record = ledger("FewerRows", EMBEDDINGS)
     assert epsilons(record) == [math.inf, math.inf]
@@ -174,7 +181,7 @@ def test_an_error_says_nothing_by_its_class_or_by_ours(ours, ledger):
 
 
 def test_a_client_that_leaves_the_process_is_a_failed_client(ledger):
-    record = ledger("Leaves", quorum=0.5)
+    record = ledger("Exits", quorum=0.5)
     assert record.status == "done"
     assert record.rounds[0].absent[0].reason.startswith("SystemExit (")
 
