@@ -3,8 +3,8 @@
 python docs/results/baselines_readings.py AUDIT... --json FILE     the figures are kept in FILE
 python docs/results/baselines_readings.py FILE                     the tables from what was kept
 
-A gain is the accuracy of the clients' models on their own held-out records minus that of `local` on the same split and
-seed, in points; its mean over seeds has a 95 % interval of Student's t. FedProto and FedTGP have two ways to predict.
+A gain is an accuracy minus that of `local` on the same split and seed, in points; its mean over seeds has a 95 % interval
+of Student's t. FedProto and FedTGP have two ways to predict; FML and FedKD a shared model beside the clients' own.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ def figures(record: RunRecord) -> list[dict[str, Any]]:
     shared = {
         "method": record.setting.method,
         "seed": record.setting.seed,
-        "partition": record.setting.partition,
         "set": record.setting.set,
     }
-    points = record.result.last.points or {}
-    ways = {name: of for name, of in points.items() if name != "classifier"}
-    rows = [{**shared, "point": "", "own": last.local_test.mean, "common": last.global_test.mean}]
-    return rows + [
-        {**shared, "point": name, "own": of.local_test.mean, "common": of.global_test.mean}
-        for name, of in sorted(ways.items())
+    ways = {way: of for way, of in record.result.last.points.items() if way in ("prototypes", "classifier")}
+    shared_model = record.result.last.global_
+    return [
+        {
+            **shared,
+            "point": way,
+            "own": of.local_test.mean,
+            "common": of.global_test.mean,
+            "shared": shared_model.local_test.mean if shared_model and shared_model.local_test else None,
+        }
+        for way, of in (ways or {"": last}).items()
     ]
 
 
@@ -50,39 +54,42 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['method']}{': ' if words else ''}{', '.join(words)}"
 
 
-def gains(rows: list[dict[str, Any]], partition: str, measure: str) -> dict[str, Estimate]:
-    """By row's name: the mean gain over seeds with its interval."""
-    of = [row for row in rows if row["partition"] == partition]
-    alone = {row["seed"]: row[measure] for row in of if row["method"] == "local"}
+MEASURES = {  # whose accuracy on what; the shared model is held against the client's own of `local`
+    "own": ("own", "clients' models, own records"),
+    "common": ("common", "clients' models, common test"),
+    "shared": ("own", "shared model, clients' records"),
+}
+
+
+def gains(rows: list[dict[str, Any]], measure: str) -> dict[str, Estimate]:
+    """By row's name: the mean gain over `local` of the same seed, in points, with its interval."""
+    alone = {row["seed"]: row[MEASURES[measure][0]] for row in rows if row["method"] == "local"}
     found: dict[str, Estimate] = {}
-    for name in dict.fromkeys(map(name_of, of)):
-        each = [
-            100 * (row[measure] - alone[row["seed"]]) for row in of if name_of(row) == name and row["seed"] in alone
-        ]
-        found[name] = student_t(each)
+    for name in dict.fromkeys(map(name_of, rows)):
+        of = [row for row in rows if name_of(row) == name and row["seed"] in alone and row[measure] is not None]
+        found[name] = student_t([100 * (row[measure] - alone[row["seed"]]) for row in of])
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line per reading, a column per split; `local` has its accuracy instead of a gain."""
-    partitions = list(dict.fromkeys(row["partition"] for row in rows))
-    lines = [f"| method and reading | {' | '.join(f'{p}, own records' for p in partitions)} |"]
-    lines.append("|---|" + "---:|" * len(partitions))
-    by_split = {p: gains(rows, p, "own") for p in partitions}
+    """A line per reading; `local` has its accuracy instead of a gain."""
+    lines = [f"| method and reading | {' | '.join(words for _, words in MEASURES.values())} |"]
+    lines.append("|---|" + "---:|" * len(MEASURES))
+    by_measure = {measure: gains(rows, measure) for measure in MEASURES}
     for name in dict.fromkeys(map(name_of, rows)):
+        cells = [_shown(by_measure[measure][name], "+") for measure in MEASURES]
         if name == "local":
-            locals_ = [
-                [100 * r["own"] for r in rows if r["method"] == "local" and r["partition"] == p] for p in partitions
+            alone = [
+                [100 * row[m] for row in rows if row["method"] == "local" and row[m] is not None] for m in MEASURES
             ]
-            lines.append(f"| local, % | {' | '.join(_shown(student_t(each), '') for each in locals_)} |")
-        else:
-            lines.append(f"| {name} | {' | '.join(_shown(by_split[p].get(name), '+') for p in partitions)} |")
+            cells = [_shown(student_t(each), "") for each in alone]
+        lines.append(f"| {name}{', %' if name == 'local' else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _shown(found: Estimate | None, sign: str) -> str:
-    if found is None or found.value is None:
-        return "not run"
+def _shown(found: Estimate, sign: str) -> str:
+    if found.value is None:
+        return "none"
     if found.low is None:
         return f"{found.value:{sign}.1f}"
     return f"{found.value:{sign}.1f} [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"

@@ -23,19 +23,25 @@ COLUMNS = {
 }
 
 
-def figures(record: RunRecord) -> dict[str, Any]:
+WAYS = ("prototypes", "classifier")  # in which clients of FedProto and FedTGP may predict: a row for each
+
+
+def figures(record: RunRecord) -> list[dict[str, Any]]:
     """Of the last round of one run: shares, and bytes that a client sends and receives in a round."""
     last = record.result.model_dump()["last"]
     tasks = sum(len(row.participants) for row in record.rounds)
-    return {
+    shared = {
         "method": record.setting.method,
         "seed": record.setting.seed,
         "set": record.setting.set,
         "global": last["global"]["test"]["accuracy"] if last["global"] else None,
-        "common": last["clients"]["global_test"]["mean"],
-        "own": last["clients"]["local_test"]["mean"],
         **{way: record.bytes(way) / tasks for way in ("up", "down")},
     }
+    ways = {f"by {way}": last["points"][way] for way in WAYS if way in last.get("points", {})} or {"": last["clients"]}
+    return [
+        {**shared, "way": way, "common": of["global_test"]["mean"], "own": of["local_test"]["mean"]}
+        for way, of in ways.items()
+    ]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -44,11 +50,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"| method | {' | '.join(f'{name}, %' for name in COLUMNS.values())} | up, kB | down, kB |",
         "|---|" + "---:|" * (len(COLUMNS) + 2),
     ]
-    for method in dict.fromkeys(row["method"] for row in rows):
-        of = [row for row in rows if row["method"] == method]
+    for method, way in dict.fromkeys((row["method"], row.get("way", "")) for row in rows):
+        of = [row for row in rows if (row["method"], row.get("way", "")) == (method, way)]
         cells = [_cell([row[key] for row in of]) for key in COLUMNS]
         traffic = [f"{sum(row[way] for row in of) / len(of) / 1e3:.1f}" for way in ("up", "down")]
-        lines.append(f"| {method} | {' | '.join([*cells, *traffic])} |")
+        lines.append(f"| {' '.join(filter(None, (method, way)))} | {' | '.join([*cells, *traffic])} |")
     return "\n".join(lines)
 
 
@@ -69,9 +75,9 @@ def main(words: list[str]) -> None:
         rows = json.loads(paths[0].read_text())["runs"]
     else:
         found = sorted(file for path in paths for file in path.glob("runs/*/record.json"))
-        rows = [figures(record) for record in map(read_record, found) if record.status == "done"]
+        rows = [row for record in map(read_record, found) if record.status == "done" for row in figures(record)]
         order = [method["method"] for method in tomllib.loads(SUITE.read_text())["methods"]]
-        rows.sort(key=lambda row: (order.index(row["method"]), row["seed"]))
+        rows.sort(key=lambda row: (order.index(row["method"]), row["way"] != "by prototypes", row["seed"]))
     if keep:
         keep.write_text(json.dumps({"suite": "baselines.toml", "runs": rows}, separators=(",", ":")) + "\n")
     print(table(rows))
