@@ -70,7 +70,7 @@ class LiRA(ShadowAttack):
 
     def run(self, scene: Scene) -> Claims:
         each = own_variance(self.variance, self.shadows)
-        ratios = []
+        ratios: list[Tensor] = []
         notes: set[str] = set()
         for target, shadows in self.attacked_rounds(scene, online=True):
             phi, of_shadows = confidences(target, shadows.logits, scene.y)

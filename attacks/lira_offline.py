@@ -30,7 +30,8 @@ class OfflineLiRA(ShadowAttack):
     variance: Variance = "auto"  # of each candidate's own, or one for all
 
     def run(self, scene: Scene) -> Claims:
-        each, above = own_variance(self.variance, self.shadows), []
+        each = own_variance(self.variance, self.shadows)
+        above: list[Tensor] = []
         notes: set[str] = set()
         for target, shadows in self.attacked_rounds(scene, online=False):
             phi, of_shadows = confidences(target, shadows.logits, scene.y)

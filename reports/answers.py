@@ -19,6 +19,7 @@ from fedaudit.reports.words import BY_KEY, interval_text, text
 Tone = Literal["good", "bad", "plain"]
 THREATS = {
     "server": "the server, which follows the protocol and sees every message",
+    "active-server": "a server that sends clients messages of its own",
     "outsider": "an outsider, who sees the published models and the sizes and times of messages",
     "peer": "another client, which sees its own messages",
 }

@@ -27,7 +27,7 @@ from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import World
 from fedaudit.setting import validated
 from fedaudit.watch import Watch, unwatched
-from fedaudit.wire.transcript import Threat, TranscriptView
+from fedaudit.wire.transcript import ACTIVE, Threat, TranscriptView
 
 NOBODY = "has nobody to attack but itself"
 
@@ -141,6 +141,9 @@ def _one(
     for k in targets:
         x, y, member = _candidates(world, k)
         scene = Scene(run, view, k, x, y)
+        if threat.name == ACTIVE and not (attack.active or attack.blind):
+            reasons.append(f"not attacked by this: it sends nothing, and is for the threat server; not for an {ACTIVE}")
+            continue
         if reason := attack.cannot(scene):
             reasons.append(reason)
             continue

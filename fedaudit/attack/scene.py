@@ -21,8 +21,8 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Frozen
 from fedaudit.wire.codec import decode
-from fedaudit.wire.message import Up, load
-from fedaudit.wire.transcript import Entry, TranscriptView
+from fedaudit.wire.message import Down, Up, load
+from fedaudit.wire.transcript import ACTIVE, Entry, TranscriptView
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,14 @@ class Scene:
                         found.append(Passed(entry.round, entry.ask, table[of]))
         return found
 
+    def ask(self, like: Entry, message: Down, purpose: str, number: int) -> Up:
+        """For an active server: what the target answers to a message where `like` was sent. It is kept apart."""
+        from fedaudit.attack.active import ask
+
+        if self.view.threat.name != ACTIVE:
+            raise ThreatError(f"The {self.view.threat} follows the protocol; an {ACTIVE} sends messages of its own.")
+        return ask(self._run, self.target, like, message, purpose, number)
+
     @property
     def pool(self) -> tuple[Tensor, Tensor]:
         """What shadows may be trained on: the candidates, then the auxiliary records."""
@@ -162,6 +170,7 @@ class Attack(Frozen):
 
     registered_name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release; the harness checks that the view has them
+    active: ClassVar[bool] = False  # sends clients messages of its own: for the threat active-server alone
     blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
 
     def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram:
@@ -169,6 +178,8 @@ class Attack(Frozen):
 
     def cannot(self, scene: Scene) -> str | None:
         """Why this attack cannot run on this scene; None if it can."""
+        if self.active and scene.view.threat.name != ACTIVE:
+            return f"not attacked by this: it takes a server that sends messages of its own, the threat {ACTIVE}"
         missing = [kind for kind in sorted(self.needs) if not scene.released(kind)]
         if passed := [kind for kind in missing if scene.relayed(kind)]:
             return (

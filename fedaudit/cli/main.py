@@ -357,7 +357,7 @@ def attack(
     run: RunArgument,
     attack: Annotated[list[str] | None, typer.Option(help="An attack's name; repeatable. Default: all.")] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
-    threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
+    threat: Annotated[str, typer.Option(help="server, active-server, peer:k or outsider.")] = "server",
     client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
     again: Annotated[
         bool, typer.Option("--rescore", help="Attack nothing: score and judge anew what earlier attacks left.")

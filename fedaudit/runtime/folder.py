@@ -55,7 +55,7 @@ def rounding(setting: Setting) -> dict[str, Any]:
 STALE = ".stale"  # in the folder of an audit: runs of a code that is no more
 MARKER = ".fedaudit"  # says that a folder is ours
 _RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
-_OF_ATTACKS = ("pictures", "scores", "shadows")
+_OF_ATTACKS = ("pictures", "scores", "shadows", "active")
 NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
 
 

@@ -37,6 +37,7 @@ from fedaudit.wire.codec import (
 from fedaudit.wire.release import Sent
 
 SERVER = "server"
+ACTIVE = "active-server"
 PACK = re.compile(r"([0-9]{6,})\.(?:weights|content)\.pack")  # the names of packs: no other file is touched
 
 
@@ -353,19 +354,22 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Threat:
-    """Who the attacker is: `server` (honest but curious), `peer:k`, or `outsider`."""
+    """Who the attacker is: `server` (honest but curious), `active-server`, which may send clients messages of its own,
+    `peer:k`, or `outsider`."""
 
     name: str
     peer: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Threat:
-        if text in ("server", "outsider"):
+        if text in ("server", ACTIVE, "outsider"):
             return cls(text)
         kind, _, k = text.partition(":")
         if kind == "peer" and k.isascii() and k.isdigit() and len(k) < 10:
             return cls("peer", int(k))
-        raise ThreatError(f"Unknown threat {text!r}. There is: server, peer:k (k a client's number), outsider.")
+        raise ThreatError(
+            f"Unknown threat {text!r}. There is: server, {ACTIVE}, peer:k (k a client's number), outsider."
+        )
 
     def __str__(self) -> str:
         return self.name if self.peer is None else f"{self.name}:{self.peer}"
