@@ -3,8 +3,8 @@
 python docs/results/baselines_readings.py AUDIT... --json FILE     the figures are kept in FILE
 python docs/results/baselines_readings.py FILE                     the tables from what was kept
 
-A gain is an accuracy minus that of `local` on the same split and seed, in points; its mean over seeds has a 95 % interval
-of Student's t. FedProto and FedTGP have two ways to predict; FML and FedKD a shared model beside the clients' own.
+A gain is an accuracy minus that of `local` on the same split and seed, in points; its mean over seeds has a 95 %
+interval of Student's t. FedProto and FedTGP have two ways to predict; FML and FedKD have a shared model, too.
 """
 
 from __future__ import annotations
