@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fedaudit.attack.membership import auc
-from fedaudit.reports import leaks
+from fedaudit.reports import leaks, story
 from fedaudit.reports.attack_rows import Found
 from fedaudit.stats import Estimate
 
@@ -68,3 +70,21 @@ def test_a_null_is_seldom_a_leak(monkeypatch):
         monkeypatch.setattr(leaks, "attacks_of", lambda _, attacks=attacks: attacks)
         alarms += leaks.pooled_attacks(None)[0].beyond
     assert alarms <= 15
+
+
+@pytest.mark.parametrize(
+    ("attacks", "word"),
+    [
+        ([tried([about(0.62)] * 3)], "Members can be told"),
+        ([tried([about(0.55)] * 5)], "Members can be told"),  # in no single seed
+        ([tried([about(0.586)]), *(tried([about(0.5)], str(i)) for i in range(9))], "Undecided"),
+        ([tried([about(0.51)] * 3)], "shows no leak"),
+    ],
+)
+def test_no_row_says_no_leak_whose_pooled_interval_lies_above_chance(attacks, word, monkeypatch):
+    monkeypatch.setattr(leaks, "attacks_of", lambda _: attacks)
+    monkeypatch.setattr(story, "best_attack", lambda *_: None)
+    row = SimpleNamespace(group=None, cells={"auc": SimpleNamespace(value=0.5, detail="loss, server")})
+    told = story._membership(row)
+    assert word in told
+    assert ("no leak" in told) is not any(leaks.pooled(one).low > 0.5 for one in attacks)

@@ -1,0 +1,69 @@
+"""docs/results/epsilon.md is what its script makes of the kept figures, and they are what the page says of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def table():
+    return script("epsilon_table")
+
+
+def test_the_page_is_made_from_the_kept_figures(table):
+    assert table.PAGE.read_text() == table.page()
+
+
+def test_no_bound_is_wrong_more_often_than_it_may_be(table):
+    rows = [*table.kept("bounds"), *table.kept("one_run")]
+    assert len(rows) == 60, "six bounds, two deltas, the null and four epsilons"
+    assert all(row["of"] == 400 and row["low"] <= 0.05 for row in rows)
+
+
+def test_gaussian_bounds_are_tighter_than_free_ones(table):
+    by = {(r["bound"], r["delta"], r["epsilon"]): r["found_over_true"] for r in table.kept("bounds")}
+    for delta in (1e-5, 1e-2):
+        for epsilon in (1.0, 2.0, 8.0):
+            shift, fixed, free = (
+                by[name, delta, epsilon]
+                for name in ("mu-GDP, mean shift", "mu-GDP, fixed threshold", "Clopper-Pearson, ranks")
+            )
+            assert shift > fixed > free
+
+
+def test_intervals_of_the_tpr_cover(table):
+    rows = table.kept("coverage")
+    assert {row["n"] for row in rows} == {100, 500, 2000}
+    for row in rows:
+        assert row["of"] == 2000
+        assert row["covered"] >= 0.93
+        assert row["covered"] <= (0.97 if row["n"] * row["fpr"] > 1 else 1.0)
+
+
+def test_less_noise_is_never_silent_and_honest_noise_is_not_refuted(table):
+    rows = table.kept("sabotage")
+    if not rows:
+        pytest.skip("the sabotage table was not run")
+    assert not [row for row in rows if row["noise"] < 1 and row["told"] == "not refuted"]
+    assert all(row["told"] == "refuted" for row in rows if row["noise"] == 0)
+    for case in {row["case"] for row in rows}:
+        honest = [row["told"] for row in rows if row["case"] == case and row["noise"] == 1]
+        assert honest.count("refuted") <= 4, "5 % of 20 are one: more than 4 have a probability of 0.3 %"
+
+
+def test_the_scripts_run_in_small(tmp_path):
+    calibration = script("epsilon_calibration")
+    calibration.main([str(tmp_path / "a.json"), "--repetitions", "2", "--table", "bounds", "--table", "one_run"])
+    assert (tmp_path / "a.json").exists()
