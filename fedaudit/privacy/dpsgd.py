@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -51,23 +52,19 @@ def fit_private(
     check_bare(model)
     validate(model)
     before = traces(loss, given or {})
-    if (epochs is None) == (steps is None):
-        raise ContractError("fit: say either epochs or steps.")
-    q = min(1.0, batch / n)
-    count = steps if steps is not None else (epochs or 0) * math.ceil(n / batch)
-    delta, C = policy.delta_for(n), policy.clip or 1.0
-    multiplier = policy.noise_multiplier or multiplier_for(policy.epsilon or 0.0, delta, q, max(count * fits, 1))
+    plan = planned(n, batch, epochs, steps, policy, fits)
+    q, C = plan.q, plan.C
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_class(
         optimizer=opt.build(list(parameters.values())),
-        noise_multiplier=multiplier,
+        noise_multiplier=plan.multiplier,
         max_grad_norm=C,
-        expected_batch_size=max(1, round(q * n)),
+        expected_batch_size=plan.expected,
         generator=noise,
     )
     was_training = model.training
     model.train()
-    for _ in range(count):
+    for _ in range(plan.steps):
         index = (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
         optimizer.zero_grad()
         for p in parameters.values():
@@ -91,22 +88,54 @@ def fit_private(
             if hasattr(p, trace):
                 delattr(p, trace)
     model.train(was_training)
-    entry = Entry(
-        field="training",
-        kind="training",
-        mechanism="dp-sgd",
-        noise_multiplier=multiplier,
-        sample_rate=q,
-        steps=count,
-        sensitivity=C,
-        sigma=multiplier * C,
-        clip=C,
-        relation="add-or-remove",
-        condition="n is public",
-        delta=delta,
-        claim=policy.epsilon,
-    )
-    return Fitted(0 if epochs is None else epochs, count, math.nan), entry
+    return Fitted(0 if epochs is None else epochs, plan.steps, math.nan), plan.entry()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A training under DP-SGD, before it is carried out."""
+
+    n: int
+    q: float  # with which every record is drawn in a step
+    steps: int
+    C: float
+    multiplier: float
+    delta: float
+    claim: float | None
+
+    @property
+    def expected(self) -> int:
+        """Records in a step, by which the noisy sum is divided."""
+        return max(1, round(self.q * self.n))
+
+    def entry(self) -> Entry:
+        """For the ledger."""
+        return Entry(
+            field="training",
+            kind="training",
+            mechanism="dp-sgd",
+            noise_multiplier=self.multiplier,
+            sample_rate=self.q,
+            steps=self.steps,
+            sensitivity=self.C,
+            sigma=self.multiplier * self.C,
+            clip=self.C,
+            relation="add-or-remove",
+            condition="n is public",
+            delta=self.delta,
+            claim=self.claim,
+        )
+
+
+def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: Policy, fits: int) -> Planned:
+    """What a training on n records takes: `fits` like it together meet the policy's epsilon."""
+    if (epochs is None) == (steps is None):
+        raise ContractError("fit: say either epochs or steps.")
+    q = min(1.0, batch / n)
+    count = steps if steps is not None else (epochs or 0) * math.ceil(n / batch)
+    delta, C = policy.delta_for(n), policy.clip or 1.0
+    multiplier = policy.noise_multiplier or multiplier_for(policy.epsilon or 0.0, delta, q, max(count * fits, 1))
+    return Planned(n, q, count, C, multiplier, delta, policy.epsilon)
 
 
 def multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
+from fedaudit.privacy.dpsgd_stack import PrivateJob
 from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.policy import TRAINING
@@ -18,7 +19,7 @@ from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Place, Rows, Site
-from fedaudit.runtime.turns import carry_out, descend, say_alone
+from fedaudit.runtime.turns import carry_out, descend
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried
@@ -380,8 +381,6 @@ class Client(Party):
         separable: bool,
         options: dict[str, Any],
     ) -> Fitted:
-        from fedaudit.privacy.dpsgd import fit_private
-
         if until is not None:
             raise PrivacyError(
                 f"{self._site.method} stops training by looking at its records (until=...), which DP-SGD does "
@@ -401,23 +400,14 @@ class Client(Party):
                 f"privacy.training planned {planned} trainings of client {self.id}, and this is number "
                 f"{self.spent[TRAINING]}. Say how many there will be over the run: privacy.training.releases."
             )
-        say_alone("DP-SGD draws another number of records in each step")
         key = (os.urandom(16).hex(),) if policy.secure else self._context.key
         seen = self._provenance
         assert seen is not None  # there is a policy
         seen.before_fit(model)
+        rng, noise = (generator(*key, f"{what} {self._fits}", device=self.device) for what in ("sample", "dp-sgd"))
         self.fitting = True
         with self._meter.span("fit"):
-            fitted, entry = fit_private(
-                model,
-                loss,
-                rows,
-                rng=generator(*key, f"sample {self._fits}", device=self.device),
-                noise=generator(*key, f"dp-sgd {self._fits}", device=self.device),
-                policy=policy,
-                fits=planned,
-                **options,
-            )
+            fitted, entry = carry_out(PrivateJob(Job(model, loss, tuple(rows), rng, options), noise, policy, planned))
         self.fitting = False
         self.entries.append(entry)
         seen.after_fit(model)

@@ -7,23 +7,25 @@ on, and with it the global generators, of which every function has its own state
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 
+from fedaudit.privacy.dpsgd_stack import PrivateJob, Trained, fit_private_together, private_stacks
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Away
 from fedaudit.training.descent import Descent, Moments, side_by_side
 from fedaudit.training.fit import Fitted
 from fedaudit.training.stack import Job, fit_together, stacks
 
-Found = dict[int, tuple[Fitted, Away]]  # by number of the job: its result, and its share of the time
+Found = dict[int, tuple[Fitted | Trained, Away]]  # by number of the job: its result, and its share of the time
 _here = threading.local()
 
 
@@ -32,7 +34,11 @@ def here() -> Turn | None:
     return getattr(_here, "turn", None)
 
 
-def carry_out(job: Job) -> Fitted:
+@overload
+def carry_out(job: Job) -> Fitted: ...
+@overload
+def carry_out(job: PrivateJob) -> Trained: ...
+def carry_out(job: Job | PrivateJob) -> Fitted | Trained:
     """Train: at once, or, inside a turn, when all others have come to a training as well."""
     turn = here()
     return job.alone() if turn is None else turn.wait(job)
@@ -99,7 +105,7 @@ class Turn:
     work: Callable[[], Any]
     generators: Globals
     away: Callable[[Away], None] = lambda away: None  # told how long it was away, in its own thread
-    job: Job | None = None
+    job: Job | PrivateJob | None = None
     descent: Descent | None = None
     result: Any = None
     error: BaseException | None = None
@@ -108,7 +114,7 @@ class Turn:
     alone: list[str] = field(default_factory=list)  # why trainings were not part of a stack
 
     def __post_init__(self) -> None:
-        self._fitted: Fitted | None = None
+        self._fitted: Fitted | Trained | None = None
         self._moments: Moments | None = None
         self._time = Away()
         self._left = False
@@ -129,7 +135,7 @@ class Turn:
         self.done = True
         self._stopped.release()
 
-    def wait(self, job: Job) -> Fitted:
+    def wait(self, job: Job | PrivateJob) -> Fitted | Trained:
         """Called by the function, in its thread."""
         if self.refuse is not None:
             self.alone.append(self.refuse)
@@ -156,7 +162,9 @@ class Turn:
         self._time.wall_s = time.perf_counter() - begun
         self.away(self._time)
 
-    def go_on(self, fitted: Fitted | None = None, time: Away | None = None, moments: Moments | None = None) -> None:
+    def go_on(
+        self, fitted: Fitted | Trained | None = None, time: Away | None = None, moments: Moments | None = None
+    ) -> None:
         """Let it run until it wants to train, or is through. Without a result it trains by itself."""
         self.job = self.descent = None
         self._fitted, self._moments, self._time = fitted, moments, time or Away()
@@ -190,12 +198,26 @@ def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
 
 def _train(turns: Sequence[Turn], compile: bool) -> None:
     """Carry out the trainings that wait, and let each go on with its own."""
-    jobs = [turn.job for turn in turns if turn.job is not None]
-    groups, alone = stacks(jobs)
+    plain = [turn.job for turn in turns if isinstance(turn.job, Job)]
+    private = [turn.job for turn in turns if isinstance(turn.job, PrivateJob)]
+    _kind(turns, plain, *stacks(plain), functools.partial(fit_together, compile=compile))
+    _kind(turns, private, *private_stacks(private), fit_private_together)
+
+
+def _kind(
+    turns: Sequence[Turn],
+    jobs: Sequence[Job] | Sequence[PrivateJob],
+    groups: Sequence[Sequence[int]],
+    alone: dict[int, str],
+    carry: Callable[[Any], Sequence[Fitted] | Sequence[Trained]],
+) -> None:
+    """The trainings of one kind, grouped into stacks."""
     found: Found = {}
     for group in groups:
-        _stack(jobs, group, compile, found, alone)
-    for i, turn in enumerate(turns):
+        _stack(jobs, group, carry, found, alone)
+    of = {id(turn.job): turn for turn in turns}
+    for i, job in enumerate(jobs):
+        turn = of[id(job)]
         if i in alone:
             turn.alone.append(alone[i])
         turn.go_on(*found.get(i, ()))
@@ -236,30 +258,37 @@ def _descend(turns: Sequence[Turn]) -> None:
         turn.go_on(None, Away(share_s=wall * share, stack=events, share=share), moments)
 
 
-def _stack(jobs: Sequence[Job], group: Sequence[int], compile: bool, found: Found, alone: dict[int, str]) -> None:
+def _stack(
+    jobs: Sequence[Job] | Sequence[PrivateJob],
+    group: Sequence[int],
+    carry: Callable[[Any], Sequence[Fitted] | Sequence[Trained]],
+    found: Found,
+    alone: dict[int, str],
+) -> None:
     """Train a group as one stack; where the memory is not enough, in halves; where it cannot be done, not at all."""
     mine = [jobs[i] for i in group]
-    before = [job.rng.get_state() for job in mine]
+    generators = [generator for job in mine for generator in job.generators]
+    before = [generator.get_state() for generator in generators]
     begun, events = time.perf_counter(), _events(mine[0].rows[0].device)
     try:
-        fitted = fit_together(mine, compile=compile)
+        fitted: Sequence[Any] = carry(mine)
     except Exception as e:  # noqa: BLE001 (nothing was changed yet: alone, the one at fault fails and the others do not)
-        for job, state in zip(mine, before, strict=True):
-            job.rng.set_state(state)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
         reason = f"{type(e).__name__}: {e}".splitlines()[0]
         if isinstance(e, torch.OutOfMemoryError):
             del e
             torch.cuda.empty_cache()
             if len(group) > 3:
                 for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                    _stack(jobs, half, compile, found, alone)
+                    _stack(jobs, half, carry, found, alone)
                 return
         alone |= dict.fromkeys(group, reason)
         return
     wall = time.perf_counter() - begun
     if events:
         events[1].record()
-    rows = [max(1, job.planned * job.batch) for job in mine]
+    rows = [max(1, job.size) for job in mine]
     for i, of_job, n in zip(group, fitted, rows, strict=True):
         share = n / sum(rows)
         found[i] = of_job, Away(share_s=wall * share, stack=events, share=share)

@@ -88,6 +88,15 @@ class Job:
         parts = self.option("turns").sizes if self.option("turns") is not None else (len(self.rows[0]),)
         return int(self.option("epochs") or 0) * sum(-(-n // self.option("batch")) for n in parts)
 
+    @property
+    def size(self) -> int:
+        """Rows that it goes through, for its share of a stack's time."""
+        return self.planned * self.batch
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [self.rng]
+
 
 # --- what can be stacked ---------------------------------------------------------------------------------------------
 
@@ -271,7 +280,7 @@ def _tensors(model: nn.Module) -> Tensors:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _build(jobs: Sequence[Job], how: Stepper) -> Stack:
+def build(jobs: Sequence[Job], how: Stepper) -> Stack:
     states = [_tensors(job.model) for job in jobs]
     trained = [name for name, p in jobs[0].model.named_parameters() if p.requires_grad]
     whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
@@ -337,7 +346,7 @@ class _Fitting:
         self.how, self.fills = how, _fills(first)
         self.norms = first.option("norms", "batch")
         self.device = first.rows[0].device
-        self.stack = _build(self.jobs, how)
+        self.stack = build(self.jobs, how)
         self.slots = list(range(len(self.jobs)))  # which job stands where in the stack
         self.rows = [torch.cat([job.rows[i] for job in self.jobs]) for i in range(len(first.rows))]
         sizes = torch.tensor([0, *(len(job.rows[0]) for job in self.jobs)])
@@ -605,7 +614,7 @@ class _Mapped:
         return not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        f = _F(self._caller, params, rest, self._places)
+        f = Functional(self._caller, params, rest, self._places)
         if torch.compiler.is_compiling() or not _on_gpu(rows):
             value = self._loss(f, *rows, **given)
         else:
@@ -697,7 +706,7 @@ def places(caller: Caller) -> dict[str, str]:
     }
 
 
-class _F:
+class Functional:
     """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`."""
 
     def __init__(self, caller: Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):

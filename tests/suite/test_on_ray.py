@@ -20,7 +20,7 @@ from fedaudit.suite.on_ray import carry_out_on_ray, needs
 from fedaudit.suite.scheduler import _Queue, audit
 from fedaudit.suite.suite_file import Suite
 
-ROUNDS = 30
+ROUNDS = 20
 SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp"}
 
 

@@ -1,0 +1,196 @@
+"""DP-SGD of many clients at once: the loop of `fit_private`, stacked.
+
+Every client draws its own Poisson samples from its own generator, its rows' gradients are clipped to its own norm, and
+its noise comes from its own generator, number for number what it would draw alone. Samples are of unequal size and are
+filled up with rows that count nothing. What comes out is what each client would get alone, to rounding; the entries
+for the ledger are the very same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedaudit.errors import ContractError, PrivacyError
+from fedaudit.privacy import dpsgd
+from fedaudit.privacy.dpsgd import Planned, planned
+from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.persample import validate
+from fedaudit.privacy.policy import Policy
+from fedaudit.training.fit import Fitted, check_bare, traces
+from fedaudit.training.recorded import halves
+from fedaudit.training.stack import Caller, Functional, Job, Stack, build, places, stacks
+from fedaudit.training.steppers import Stepper, Tensors, stepper
+
+ROWS = 512  # of all clients together, whose gradients are held at a time
+Trained = tuple[Fitted, Entry]  # what was done, and the entry for the ledger
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateJob:
+    """One call of `fit_private`, not yet carried out."""
+
+    job: Job
+    noise: torch.Generator
+    policy: Policy
+    fits: int
+
+    @property
+    def rows(self) -> Sequence[Tensor]:
+        return self.job.rows
+
+    @property
+    def size(self) -> int:
+        return self.job.size
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [self.job.rng, self.noise]
+
+    def alone(self) -> Trained:
+        j = self.job
+        return dpsgd.fit_private(
+            j.model, j.loss, j.rows, rng=j.rng, noise=self.noise, policy=self.policy, fits=self.fits,
+            **dict(j.options),
+        )  # fmt: skip
+
+    def planned(self) -> Planned:
+        o = self.job.option
+        return planned(len(self.rows[0]), o("batch"), o("epochs"), o("steps"), self.policy, self.fits)
+
+
+def private_stacks(jobs: Sequence[PrivateJob]) -> tuple[list[list[int]], dict[int, str]]:
+    """Which trainings become one stack, and why each of the others is carried out alone."""
+    groups, alone = stacks([private.job for private in jobs])
+    if halves() is not None:
+        return [], dict.fromkeys(range(len(jobs)), "gradients of single rows are taken in full precision")
+    kept = []
+    for group in groups:
+        how = stepper(jobs[group[0]].job.option("opt"))
+        if isinstance(how, Stepper) and not how.together:
+            kept.append(group)
+        else:
+            alone |= dict.fromkeys(group, "its optimiser counts steps for all of a stack")
+    return kept, alone
+
+
+def fit_private_together(jobs: Sequence[PrivateJob]) -> list[Trained]:
+    """Carry out all as one stack. Nothing is written into the models before all are through."""
+    for private in jobs:
+        check_bare(private.job.model)
+        validate(private.job.model)
+    before = [traces(private.job.loss, private.job.option("given") or {}) for private in jobs]
+    plans = [private.planned() for private in jobs]
+    order = sorted(range(len(jobs)), key=lambda i: -plans[i].steps)  # who is through first stands last
+    training = _Training([jobs[i] for i in order], [plans[i] for i in order])
+    training.go()
+    if before != [traces(private.job.loss, private.job.option("given") or {}) for private in jobs]:
+        raise ContractError("A loss writes into something outside of it while it trains.")  # alone it says more
+    for slot, i in enumerate(order):
+        training.stack.write(slot, jobs[i].job.model)
+    epochs = [private.job.option("epochs") or 0 for private in jobs]
+    return [(Fitted(e, plan.steps, math.nan), plan.entry()) for e, plan in zip(epochs, plans, strict=True)]
+
+
+class _Training:
+    def __init__(self, jobs: Sequence[PrivateJob], plans: Sequence[Planned]):
+        self.jobs, self.plans = jobs, plans
+        first = jobs[0].job
+        how = stepper(first.option("opt"))
+        assert isinstance(how, Stepper), how
+        self.how, self.model = how, first.model
+        self.stack: Stack = build([private.job for private in jobs], how)
+        self.rows = [torch.cat([private.rows[i] for private in jobs]) for i in range(len(first.rows))]
+        sizes = torch.tensor([0, *(plan.n for plan in plans)])
+        self.offsets = sizes.cumsum(0)[:-1].to(self.rows[0].device)
+        self.C = torch.tensor([plan.C for plan in plans], dtype=torch.float64, device=self.offsets.device)
+        self.expected = torch.tensor([plan.expected for plan in plans], device=self.offsets.device)
+        self.gradients = _row_gradients(first, self.stack.given_dims)
+
+    def go(self) -> None:
+        was_training = self.model.training
+        self.model.train()
+        try:
+            for t in range(self.plans[0].steps):
+                self._step(sum(plan.steps > t for plan in self.plans))
+        finally:
+            self.model.train(was_training)
+
+    def _step(self, active: int) -> None:
+        """One step of the first so many."""
+        part = self.stack.take(range(active))
+        drawn = [
+            (torch.rand(plan.n, generator=private.job.rng, device=private.job.rng.device) < plan.q).nonzero()[:, 0]
+            for private, plan in zip(self.jobs[:active], self.plans, strict=False)
+        ]
+        sums = self._clipped(part, drawn)
+        grads: dict[str, Tensor | None] = {}
+        noise = [self._noise(k, sums) for k in range(active)]
+        for name, total in sums.items():
+            noisy = total + torch.stack([of_one[name] for of_one in noise])
+            grads[name] = noisy / _along(self.expected[:active], noisy).to(noisy.dtype)
+        self.how.step(part.params, grads, part.state)
+
+    def _clipped(self, part: Stack, drawn: Sequence[Tensor]) -> Tensors:
+        """For each client the sum of its rows' gradients, each clipped to its norm C."""
+        sums = {name: torch.zeros_like(p) for name, p in part.params.items()}
+        counts = torch.tensor([len(index) for index in drawn], device=self.offsets.device)
+        most = max(len(index) for index in drawn)
+        if most == 0:  # a Poisson sample can be empty
+            return sums
+        filled = torch.stack([_filled(index, most) for index in drawn]) + self.offsets[: len(drawn), None]
+        live = torch.arange(most, device=counts.device) < counts[:, None]
+        for columns in torch.arange(most, device=counts.device).split(max(1, ROWS // len(drawn))):
+            grads = self.gradients(part.params, part.rest, part.given, *(row[filled[:, columns]] for row in self.rows))
+            flat = [g.flatten(2) if g.dim() > 2 else g[..., None] for g in grads.values()]
+            norms = torch.stack([g.norm(2, dim=2) for g in flat], dim=2).norm(2, dim=2)
+            counted = live[:, columns]
+            if not bool((torch.isfinite(norms) | ~counted).all()):
+                raise PrivacyError("a row's gradient is not finite, so clipping cannot bound it")
+            factor = (self.C[: len(drawn), None].to(norms.dtype) / (norms + 1e-6)).clamp(max=1.0)
+            factor = torch.where(counted, factor, 0.0)
+            for name, g in grads.items():
+                seen = torch.where(_along(counted, g), g, 0.0)  # what is not finite would stay so times 0
+                sums[name] += torch.einsum("mi,mi...->m...", factor.to(g.dtype), seen)
+        return sums
+
+    def _noise(self, k: int, sums: Mapping[str, Tensor]) -> Tensors:
+        """In the order of the parameters, as opacus draws it."""
+        std = self.plans[k].multiplier * self.plans[k].C
+        return {
+            name: torch.normal(
+                0.0, std, total.shape[1:], generator=self.jobs[k].noise, device=total.device, dtype=total.dtype
+            )
+            for name, total in sums.items()
+        }
+
+
+def _row_gradients(job: Job, given_dims: Any) -> Any:
+    """The gradient of each row's loss in each client's parameters: (clients, rows, *shape of the parameter)."""
+    caller = Caller(job.model)
+    where = places(caller)
+
+    def value_of_one(params: Any, rest: Any, given: Any, *row: Tensor) -> Tensor:
+        value = job.loss(Functional(caller, params, rest, where), *(r.unsqueeze(0) for r in row), **given)
+        if value.shape != (1,):
+            raise ContractError("Under DP-SGD a loss gives one value per row.")
+        return value.squeeze(0)
+
+    rows = [0] * len(job.rows)
+    return vmap(vmap(grad(value_of_one), (None, None, None, *rows)), (0, 0, given_dims, *rows))
+
+
+def _filled(index: Tensor, most: int) -> Tensor:
+    """With the first one drawn again, or, where none was, with row 0."""
+    first = index[:1] if len(index) else index.new_zeros(1)
+    return torch.cat([index, first.expand(most - len(index))])
+
+
+def _along(t: Tensor, like: Tensor) -> Tensor:
+    return t.view(*t.shape, *[1] * (like.dim() - t.dim()))

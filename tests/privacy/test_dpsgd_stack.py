@@ -1,0 +1,118 @@
+"""DP-SGD of several clients at once is DP-SGD of each alone: samples, clipping, noise, steps and ledger."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedaudit import adam, ce, run, sgd
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together, private_stacks
+from fedaudit.privacy.policy import Policy
+from fedaudit.training import models
+from fedaudit.training.stack import Job
+from fedaudit.wire.transcript import Transcript
+
+pytest.importorskip("opacus", reason="DP-SGD needs opacus")
+
+
+def pulled(f: Any, x: Tensor, y: Tensor, towards: dict[str, Tensor]) -> Tensor:
+    far = sum((p - towards[name]).square().sum() for name, p in f.params.items())
+    return cross_entropy(f(x), y, reduction="none") + 0.1 * far
+
+
+def jobs(counts: list[int], **options: Any) -> list[PrivateJob]:
+    """Clients of unequal size, of which each has a clipping norm and a noise of its own."""
+    made = []
+    for i, n in enumerate(counts):
+        torch.manual_seed(i)
+        model = models.build("cnn@0.25", shape=(1, 8, 8), classes=4).double().eval()
+        rows = torch.randn(n, 1, 8, 8, dtype=torch.float64), torch.randint(4, (n,))
+        policy = Policy(mechanism="dp-sgd", sensitivity=f"clip:{0.1 * (i + 1)}", noise_multiplier=1.0 + i, delta=1e-3)
+        mine: dict[str, Any] = {"opt": sgd(0.5, momentum=0.9), "batch": 6, "epochs": 2, "steps": None, "given": None}
+        mine |= options
+        loss = mine.pop("loss", ce)
+        if loss is pulled:
+            mine["given"] = {"towards": {name: p.detach() + i for name, p in model.named_parameters()}}
+        rng, noise = (torch.Generator().manual_seed(100 * i + j) for j in (1, 2))
+        made.append(PrivateJob(Job(model, loss, rows, rng, mine), noise, policy, 1))
+    return made
+
+
+def distance(these: list[PrivateJob], those: list[PrivateJob]) -> float:
+    return max(
+        float((a - b).abs().max())
+        for p, q in zip(these, those, strict=True)
+        for a, b in zip(p.job.model.state_dict().values(), q.job.model.state_dict().values(), strict=True)
+    )
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "momentum": {},
+    "adam": {"opt": adam(1e-2)},
+    "a loss with parameters and given": {"loss": pulled},
+    "so many steps": {"epochs": None, "steps": 3},
+    "samples that are often empty": {"batch": 1, "epochs": 1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_together_is_each_alone(case: str) -> None:
+    counts = [12, 20, 7]  # of unequal steps, too
+    alone, together = jobs(counts, **CASES[case]), jobs(counts, **CASES[case])
+    start = [copy.deepcopy(private.job.model) for private in alone]
+    assert private_stacks(together)[0] == [[0, 1, 2]]
+    wanted = [private.alone() for private in alone]
+    found = fit_private_together(together)
+    assert distance(alone, together) < 1e-10
+    assert [entry for _, entry in found] == [entry for _, entry in wanted]
+    assert [(f.epochs, f.steps) for f, _ in found] == [(f.epochs, f.steps) for f, _ in wanted]
+    for private, other in zip(alone, together, strict=True):  # the next training draws the same, too
+        for a, b in zip(private.generators, other.generators, strict=True):
+            assert torch.equal(a.get_state(), b.get_state())
+    moved = [
+        max(
+            float((a - b).abs().max())
+            for a, b in zip(was.state_dict().values(), private.job.model.state_dict().values(), strict=True)
+        )
+        for was, private in zip(start, together, strict=True)
+    ]
+    assert min(moved) > 1e-3
+
+
+def test_many_rows_are_clipped_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedaudit.privacy.dpsgd_stack.ROWS", 6)
+    alone, together = jobs([20, 25], batch=15), jobs([20, 25], batch=15)
+    for private in alone:
+        private.alone()
+    fit_private_together(together)
+    assert distance(alone, together) < 1e-10
+
+
+def test_a_gradient_without_bound_leaves_all_models_alone() -> None:
+    broken = jobs([12, 12])
+    broken[1].job.rows[0][:] = float("nan")
+    before = [copy.deepcopy(private.job.model.state_dict()) for private in broken]
+    with pytest.raises(PrivacyError, match="not finite"):
+        fit_private_together(broken)
+    for private, was in zip(broken, before, strict=True):
+        assert all(torch.equal(t, was[name]) for name, t in private.job.model.state_dict().items())
+
+
+def test_a_stacked_run_bills_and_sends_what_a_serial_one_does(tmp_path: Any) -> None:
+    setting = {
+        "method": "fedavg", "dataset": "digits", "clients": 2, "rounds": 1, "model": "mlp", "set": {"E": 1, "B": 32},
+        "partition": "dirichlet:0.5", "aux": 0.8, "privacy": {"training": {"noise_multiplier": 1.0}},
+    }  # fmt: skip
+    one, two = (run(**setting, engine=engine, out=tmp_path / engine) for engine in ("serial", "stacked"))
+    assert not [note for note in two.notes if "not stacked" in note]
+    assert [c.model_dump() for c in one.ledger] == [c.model_dump() for c in two.ledger]
+    a, b = (list(Transcript(tmp_path / engine / "transcript").entries()) for engine in ("serial", "stacked"))
+    for x, y in zip(a, b, strict=True):
+        for name, t in x["w"].items():
+            assert torch.allclose(t, y["w"][name], atol=1e-5)
