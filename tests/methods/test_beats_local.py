@@ -61,7 +61,7 @@ def test_a_client_is_better_off_than_alone(method, own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedtgp", "fedktl", "fml", "fedkd"])
+@pytest.mark.parametrize("method", ["fedgen_lg", "fedgh", "feddistill", "fedproto", "fedtgp", "fedktl", "fml", "fedkd"])
 def test_and_the_gain_is_more_than_the_seeds_differ(method, own):
     gains = [own(method, seed, GAINS[method][1]) - own("local", seed) for seed in SEEDS]
     assert student_t(gains).low > 0, f"gains over local training: {gains}"
