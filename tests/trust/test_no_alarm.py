@@ -1,0 +1,42 @@
+"""No false alarm: what follows the records bills none of the package's own methods."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedaudit import registry
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.contract import setting_for
+from fedaudit.runtime.runner import run
+
+POLICIES = {
+    "releases": ["embeddings:eps=1,clip=1", "logits:eps=1,clip=1", "prototypes:eps=1,clip=1"],
+    "training": ["training:noise=1,clip=1"],
+}
+ALARMS = ("left behind", "(training)", "(length)", "(absence)")
+QUICK = {("fedavg", "training"), ("fedproto", "releases"), ("dffke", "releases")}
+
+
+def cases():
+    for name in registry.names("methods"):
+        for what in POLICIES:
+            marks = [] if (name, what) in QUICK else [pytest.mark.slow]
+            yield pytest.param(name, what, marks=marks, id=f"{name}-{what}")
+
+
+@pytest.mark.parametrize(("name", "what"), list(cases()))
+def test_a_method_of_the_package_raises_no_alarm(name, what, tmp_path):
+    privacy = dict(map(parse_policy, POLICIES[what]))
+    norm = "group" if what == "training" else "keep"
+    setting = setting_for(name, rounds=1, clients=2, privacy=privacy, norm=norm, eval_clients=False)
+    try:
+        record = run(setting, out=tmp_path / "run")
+    except PrivacyError as e:
+        if what != "training":
+            raise
+        pytest.skip(f"no DP-SGD for it: {e}")
+    entries = [entry for client in record.ledger for entry in client.entries]
+    assert entries or name in ("constant", "local")
+    assert not [e.field for e in entries if any(alarm in f"{e.kind} {e.field}" for alarm in ALARMS)]
+    assert not [absence for row in record.rounds for absence in row.absent]
