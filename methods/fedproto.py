@@ -16,7 +16,8 @@ Left open or contradicted, and chosen:
   with each client that has one. `weights = "literal"` is Eq. 6, `"samples"` leaves the second division out; the code
   averages alike (`"equal"`), and nothing but prototypes leaves the client. The other two send the label counts, too.
 - A client predicts the class of the nearest prototype (Section 4.3) or by its own classifier, which L_S trains
-  (`predict`). Both are evaluated in every run.
+  (`predict`). The first gains nine points on local training in docs/results/baselines.md, the second nothing. Both are
+  evaluated in every run.
 - C-^(j) of a class that nobody sent in a round stays as it was.
 - As a rival: lambda = 10 in FedFree (Table A2; its "prototype LR" 0.1 has nothing to set here), which says nothing on
   the distance. DFFKE gives no lambda.
