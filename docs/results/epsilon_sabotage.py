@@ -1,6 +1,6 @@
 """Noise of less than the ledger says, for each kind of release: what each audit says of it.
 
-    python docs/results/epsilon_sabotage.py OUT.json [--case NAME ...] [--seeds 20] [--trials 1000]
+    python docs/results/epsilon_sabotage.py OUT.json [--case NAME ...] [--seeds 20] [--trials 1000] [--scale X ...]
 
 The noise is scaled where it is drawn, in the run and in its audits; the ledger goes on to claim what it claims: epsilon
 = 1 for a release. Digits, three clients, two rounds. A row is refuted, not refuted, or says that it cannot tell; what
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ def told(audits: list[EpsilonAudit]) -> str:
     return "cannot tell" if any(a.verdict == "cannot tell" for a in audits) else "not refuted"
 
 
-def rows(case: str, seeds: int, trials: int) -> Iterator[dict[str, Any]]:
-    for scale in SCALES:
+def rows(case: str, seeds: int, trials: int, scales: Iterable[float] = SCALES) -> Iterator[dict[str, Any]]:
+    for scale in scales:
         for seed in range(seeds if scale == 1.0 else min(seeds, 3)):
             audits = audited(case, scale, seed, trials)
             by_test = {
@@ -102,11 +102,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--case", choices=sorted(CASES), action="append")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--scale", type=float, action="append")
     chosen = parser.parse_args(arguments)
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     for case in chosen.case or CASES:
-        for row in rows(case, chosen.seeds, chosen.trials):
+        for row in rows(case, chosen.seeds, chosen.trials, chosen.scale or SCALES):
             found.append(row)
             chosen.out.write_text(json.dumps({"trials": chosen.trials, "sabotage": found}, indent=1))
 

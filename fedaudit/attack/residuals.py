@@ -206,7 +206,7 @@ def _audit(
         f"{len(repeated)} clients",
         f"strongest of {len(finding.tests)} tests: {strongest.name}, p = {strongest.p:.2g}"
         + (f" ({strongest.worst})" if strongest.worst else ""),
-        f"noise x {finding.finds:.3g} or less would be found with a probability of 95 %",
+        f"noise x {finding.finds:.3g} or less would be found with a probability of 99 %",
     ]
     if not faithful:
         how.append(f"what was sent, or the client's model, does not come out again (relative difference {apart:.2g})")

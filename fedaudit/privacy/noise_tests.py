@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from scipy.special import betainc, chdtr, chdtrc, chdtri, log_ndtr, ndtr, ndtri
@@ -37,7 +38,7 @@ LEAST = 20  # numbers from which on a shape is tested
 PREFIX = 4096  # numbers of a release that are compared with those of another
 MOST = 1000  # releases that are compared with one another: a million pairs
 DRAWS = 1999  # simulations where a release was rounded
-POWER = 0.95
+POWER = 0.99  # with which an audit that says it could find something would find it
 GRID = (0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # scales for which the power is simulated where a release was rounded
 
 
@@ -86,7 +87,7 @@ class Finding:
     p: float  # of all tests together
     p_more: float  # of the scale being no larger than promised
     tests: tuple[Test, ...]
-    finds: float  # noise of so many times what is promised would be found with a probability of 95 %
+    finds: float  # noise of so many times what is promised would be found with a probability of 99 %
 
     @property
     def strongest(self) -> Test:
@@ -176,7 +177,7 @@ def _limits(n: int, squares: float, level: float, each: float) -> tuple[float, f
 
 
 def _finds(n: int, each: float) -> float:
-    """r^2 X < the limit with probability 95 %, X chi-square."""
+    """r^2 X < the limit with probability 99 %, X chi-square."""
     return math.sqrt(float(chdtri(n, 1 - each)) / float(chdtri(n, 1 - POWER)))
 
 
@@ -316,8 +317,9 @@ class _Simulated:
 
     @property
     def scale(self) -> float:
-        return self._profile()[0]
+        return self._profile[0]
 
+    @cached_property
     def _profile(self) -> tuple[float, Floats, Floats]:
         grid = np.geomspace(0.01, 4.0, 200)
         value = np.array([sum(_likelihood(c, r) for c in self._cells) for r in grid])
@@ -325,7 +327,7 @@ class _Simulated:
 
     def limits(self, level: float, each: float) -> tuple[float, float]:
         """From the profile of the likelihood: asymptotic, where the p-value is not."""
-        best, grid, value = self._profile()
+        best, grid, value = self._profile
         drop = value.max() - value
         low = grid[(grid <= best) & (drop <= float(ndtri(level / 2)) ** 2 / 2)]
         high = grid[(grid >= best) & (drop <= float(ndtri(each)) ** 2 / 2)]

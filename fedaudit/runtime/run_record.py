@@ -119,7 +119,7 @@ class EpsilonAudit(Kept):
     method: str
     how: str
     ceiling: float | None = None  # the largest bound that so many trials could give; None: not computed
-    finds: float | None = None  # noise of so many times what is promised would be found with a probability of 95 %
+    finds: float | None = None  # noise of so many times what is promised would be found (see the test's module)
 
 
 class Declarations(Kept):

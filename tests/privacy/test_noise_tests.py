@@ -47,7 +47,7 @@ def test_noise_times_nine_tenths_is_found_in_a_thousand_numbers():
     assert rejected(lambda rng, k: 0.9 * honest(rng, k), 60) >= 57
     finding = examine(releases(honest))
     assert finding.numbers == 1000
-    assert finding.finds == pytest.approx(np.sqrt(stats.chi2.ppf(0.025, 1000) / stats.chi2.ppf(0.95, 1000)))
+    assert finding.finds == pytest.approx(np.sqrt(stats.chi2.ppf(0.025, 1000) / stats.chi2.ppf(0.99, 1000)))
     assert finding.finds > 0.9
 
 
