@@ -140,7 +140,7 @@ class Setting(Frozen):
         return privacy
 
     @classmethod
-    def make(cls, **values: Any) -> Setting:
+    def make(cls, /, **values: Any) -> Setting:
         return validated(cls, values, "setting")
 
     def rounding(self) -> dict[str, Any]:

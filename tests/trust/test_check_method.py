@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedaudit import read_record, run
+from fedaudit import read_record, registry, run
 from fedaudit.runtime import tested
 from fedaudit.runtime.contract import check_method
+from fedaudit.runtime.source import source_of_method
 
 MINE = """
 from outside import Averages, Weights, ce
@@ -113,3 +114,15 @@ def test_the_command_tells_what_is_broken(fedaudit, tmp_path):
     (found,) = json.loads(out)
     assert (code, found["held"], found["fields"]["Weights.w"]) == (1, False, "broken")
     assert not (Path(sys.modules["cheats"].__file__).parent / tested.NAME).exists()
+
+
+@pytest.mark.slow
+def test_every_method_of_the_package_was_tested_as_it_is():
+    """`make tested` tests those that were edited, and keeps the verdicts: once before a release."""
+    wrong = []
+    for name in registry.names("methods"):
+        cls = registry.find(name)
+        entry = tested.read(tested.file_of(cls)).get(tested.key_of(cls))
+        if entry is None or not entry.held or entry.source != source_of_method(cls.make({})):
+            wrong.append(name)
+    assert not wrong, f"not tested as they are: {', '.join(wrong)}. `make tested` does it"

@@ -100,6 +100,14 @@ def test_a_setting_has_bounds_however_it_comes():
     assert out_of_bounds({"E": 5, "eta": [0.1, {"deep": ("x", None)}]}) is None
 
 
+@pytest.mark.parametrize("key", ["cls", "self", "values", "setting"])
+def test_no_key_of_a_file_is_an_argument_of_ours(fedaudit, tmp_path, key):
+    """Found by the fuzzer: `cls = 1` was taken for the class."""
+    (tmp_path / "file.toml").write_text(f"{key} = 1")
+    code, _, err = fedaudit("run", tmp_path / "file.toml", "--out", tmp_path / "out")
+    assert (code, "Unknown setting" in err) == (2, True)
+
+
 def test_a_value_of_usual_length_is_read_as_ever():
     assert parse_value("5") == 5
     assert parse_value("[1, [2]]") == [1, [2]]
