@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training.recorded import capturing, clocked, stacks_networks
+from fedaudit.training.recorded import capturing, clocked, may_choose, stacks_networks
 from fedaudit.training.stack import PRODUCTS_WIN, Caller, picking, places, rowwise, same_hooks, structure
 
 _faster: dict[Any, bool] = {}  # whether convolutions as products were the faster way, by what was measured
@@ -111,7 +111,7 @@ class _Stack:
             out: Tensor = vmap(self._one(method, products), in_dims=(0, over))(tensors, x)
             return out
 
-        if not (self._convolves and _on_gpu(x)):
+        if not (self._convolves and _on_gpu(x) and may_choose()):
             return run(False)
         first = next(iter(tensors.values()))
         key = self._structure, method, len(first), tuple(x.shape), over, torch.backends.cudnn.allow_tf32

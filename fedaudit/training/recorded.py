@@ -136,6 +136,12 @@ def clocked(work: Callable[[], Any], times: int = 5) -> float:
     return time.perf_counter() - begun
 
 
+def may_choose() -> bool:
+    """Whether the faster of two ways may be taken: it may be the other one next time, and with it the last bits. A run
+    that promises the same bits again has one way."""
+    return not torch.are_deterministic_algorithms_enabled()
+
+
 def capturing() -> bool:
     """Whether a step is being recorded, in which nothing can be measured."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

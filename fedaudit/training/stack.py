@@ -44,7 +44,17 @@ from fedaudit.training.fit import (
     train_mode,
 )
 from fedaudit.training.products import instead_of
-from fedaudit.training.recorded import WORTH_IT, Recording, compiles, halves, record, recordable, timed, unrecorded
+from fedaudit.training.recorded import (
+    WORTH_IT,
+    Recording,
+    compiles,
+    halves,
+    may_choose,
+    record,
+    recordable,
+    timed,
+    unrecorded,
+)
 from fedaudit.training.steppers import Stepper, Tensors, stepper
 
 
@@ -463,7 +473,7 @@ class _Fitting:
     def _choose(self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int) -> Recording | None:
         """The recording of a step; where that is not known yet, of the faster of two ways to do convolutions."""
         key = repr((self.jobs[0].structure, len(self.slots), size, torch.backends.cudnn.allow_tf32, halves()))
-        if not self.mapped.convolves:
+        if not (self.mapped.convolves and may_choose()):
             return record(step, state)
         if key in _faster:
             self.mapped.products = _faster[key]

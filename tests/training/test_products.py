@@ -77,3 +77,23 @@ def test_many_networks_by_the_faster_way_say_what_each_says(win: float, monkeypa
     a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (found, wanted))
     assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
     assert list(many._faster.values()) == [win == 0.0]
+
+
+def test_a_run_that_promises_bits_has_one_way(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which way is faster may come out otherwise in the next run."""
+    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr(many, "_on_gpu", lambda x: True)
+    for module in (stack, many):
+        monkeypatch.setattr(module, "PRODUCTS_WIN", 0.0)
+        monkeypatch.setattr(module, "_faster", {})
+    torch.use_deterministic_algorithms(True)
+    try:
+        with recorded.conditions("recorded"):
+            stack.fit_together(make("cnn@0.25", [12, 12]))
+        networks = [models.build("cnn@0.25", shape=(1, 8, 8), classes=4).eval() for _ in range(2)]
+        many.answers(many.Many(networks, stacked=True), torch.randn(2, 1, 8, 8))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not stack._faster
+    assert not many._faster
+    assert len(replays) == 1
