@@ -2,8 +2,8 @@
 
 A stack of models is one convolution with as many groups as there are models, and GPUs are slow at those in float32. As
 products of matrices there is one large product for each model, at which they are fast; the neighbours are copied for
-it, nine times an image's memory for 3 x 3. Which of the two wins is measured (see `stack`); runs that promise their bits
-have the convolution.
+it, nine times an image's memory for 3 x 3. Which of the two wins is measured (see `stack`), but in runs that promise
+their bits.
 """
 
 from __future__ import annotations
