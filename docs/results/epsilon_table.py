@@ -151,12 +151,14 @@ left to see of the scale is how many do not.
 ## Sabotage
 
 Digits, three clients, two rounds; the noise is scaled where it is drawn, and the ledger goes on to claim epsilon = 1
-(DP-SGD: what a noise multiplier of 1 gives). 20 seeds with honest noise, 3 with less. What a report says of a run:
-refuted if some audit of it is, after Holm's correction for all of them; "cannot tell" if none is and one says so.
+(DP-SGD: what a noise multiplier of 1 gives). 20 seeds with honest noise, up to 3 with less. What a report says of a
+run: refuted if some audit of it is, after Holm's correction for all of them; "cannot tell" if none is and one says so.
+Of honest runs 5 % may be refuted. An audit of residuals says that it cannot tell where it would find noise x 0.9 with
+a probability below 99 % (95 % in the rows with honest noise, which were made before).
 
 {sabotage}
 
-Audit by audit, three seeds each:
+Audit by audit, by seed:
 
 {by_test}
 
