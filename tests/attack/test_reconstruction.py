@@ -117,7 +117,7 @@ def test_rows_are_held_against_their_records_and_the_baselines(tmp_path, monkeyp
     assert "in MSE it does not beat mean image, nearest auxiliary;" in r.verdict
     assert (r.window, r.data_range, r.matched_by) == (3, 1.0, ["row"])
     assert (tmp_path / r.picture).is_file()
-    json.dumps(r, allow_nan=False)
+    json.dumps(r.model_dump(mode="json"), allow_nan=False)
 
 
 def test_swapped_rows_are_not_identified(tmp_path, monkeypatch):

@@ -413,7 +413,7 @@ def test_all_of_them_run_on_a_run_and_say_the_same_again(leaky):
 
     def once():
         found = named(attack_run(leaky, attacks=specs, clients=[1]), *QUERY, *SHADOW)
-        return [{key: value for key, value in result.items() if key != "wall_s"} for result in found]
+        return [result.model_copy(update={"wall_s": 0.0}) for result in found]
 
     first = once()
     assert [result.attack for result in first] == [*QUERY, *SHADOW]
@@ -511,7 +511,7 @@ def test_a_method_that_fails_in_a_replay_is_a_reason(leaky, monkeypatch):
     def refuse(self, scene, online):
         raise ThreatError("client 0's train of round 1 cannot be replayed")
 
-    monkeypatch.setattr(find("lira", "attacks"), "attacked", refuse)
+    monkeypatch.setattr(find("lira", "attacks"), "attacked_rounds", refuse)
     (result,) = named(attack_run(leaky, attacks=["lira"]), "lira")
     assert not result.ran
     assert "cannot be replayed" in result.reason

@@ -260,7 +260,7 @@ def test_statistics_can_be_put_under_a_policy(tiny, tmp_path):
     policy = {"statistics": {"epsilon": 1.0, "sensitivity": "clip:1"}}
     record = run(tiny("heterofl", model="cnn_bn", rounds=1, privacy=policy), out=tmp_path / "a")
     protected = [r.protection for r in record.releases if r.field == "Statistics.s"]
-    assert protected[0]["sensitivity"] == 2
+    assert protected[0].sensitivity == 2
     assert (final(tmp_path / "a")["encoder.bn2.running_var"] >= 0).all()
 
 

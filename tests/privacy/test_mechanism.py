@@ -159,7 +159,7 @@ def test_what_depends_on_all_records_moves_across_its_ball_also_under_zero_out()
     quiet = {"noise_multiplier": 1e-12, "sensitivity": "clip:1", "relation": "zero-out"}
     moved = [protect(Many({0: s * torch.tensor([[9.0, 0.0]])}), context(logits=quiet)) for s in (1, -1)]
     distance = float((moved[0][0].z[0] - moved[1][0].z[0]).norm())
-    assert distance == pytest.approx(moved[0][2][0]["sensitivity"])
+    assert distance == pytest.approx(moved[0][2][0].sensitivity)
 
 
 def test_neighbours_differ_by_no_more_than_the_sensitivity():
@@ -186,7 +186,7 @@ def test_class_means_need_clipped_records(tmp_path):
     made = context(prototypes={"epsilon": 1.0, "sensitivity": "clip:2"})
     mean = torch.ones(3)
     made.means[digest_of(mean)] = (2.0, 11)
-    assert protect(Means({0: mean}), made)[2][0]["sensitivity"] == pytest.approx(math.sqrt(2) * 2 * 2 / 10)
+    assert protect(Means({0: mean}), made)[2][0].sensitivity == pytest.approx(math.sqrt(2) * 2 * 2 / 10)
     made.means[digest_of(mean)] = (1.0, 11)
     with pytest.raises(PrivacyError, match=r"clipped to 1\.0, the policy says 2\.0"):
         protect(Means({0: mean}), made)
@@ -345,8 +345,8 @@ class Number(Up):
 
 
 def test_only_the_number_of_records_is_free():
-    assert protect(Number(100), context(n=100))[2][0]["noise_multiplier"] == math.inf
-    assert protect(Number(7), context(n=100))[2][0]["noise_multiplier"] == 0.0
+    assert protect(Number(100), context(n=100))[2][0].noise_multiplier == math.inf
+    assert protect(Number(7), context(n=100))[2][0].noise_multiplier == 0.0
 
 
 class Picture(Up):
