@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedaudit.errors import SettingError, unknown
 
-METHOD = '''"""A method of your own: FedAvg to begin with. Run it: fedaudit run --method {module}:Mine --rounds 5"""
+METHOD = '''"""A method of your own: FedAvg to begin with. Run it: fedaudit run --method STEM:Mine --rounds 5"""
 
 from fedaudit import NUMBER, Down, Method, Record, State, Up, ce, load, private, sgd, state_of, weighted_mean
 
@@ -34,7 +34,7 @@ class Mine(Method):
 
     def round(self, s, server, cohort):  # on the server
         replies = cohort.ask(self.client_update, Global(s.w))  # the only road to a client
-        w, n = ({{k: getattr(r, name) for k, r in replies.items()}} for name in ("w", "n"))
+        w, n = ({k: getattr(r, name) for k, r in replies.items()} for name in ("w", "n"))
         return Averaged(weighted_mean(w, n))
 
     def client_update(self, client, msg):  # on client k
@@ -46,14 +46,14 @@ class Mine(Method):
         return load(server.model(), s.w)
 
     def traffic(self, plan):  # what a round costs, as a paper says it; every run is held against it
-        return {{
+        return {
             ("down", "Global.w"): plan.state() * len(plan.asked(0)),
             ("up", "Local.w"): plan.state() * len(plan.replied(0)),
             ("up", "Local.n"): NUMBER * len(plan.replied(0)),
-        }}
+        }
 '''
 
-ATTACK = '''"""An attack of your own. Run it: fedaudit attack RUN --attack {module}:Margin"""
+ATTACK = '''"""An attack of your own. Run it: fedaudit attack RUN --attack STEM:Margin"""
 
 import torch
 
@@ -61,7 +61,7 @@ from fedaudit import Attack, Claims
 
 
 class Margin(Attack):
-    needs = frozenset({{"weights"}})  # kinds of release; where the threat sees none, the record says so
+    needs = frozenset({"weights"})  # kinds of release; where the threat sees none, the record says so
 
     def run(self, scene):  # the threat's view, candidates x and y, auxiliary data; no truth
         message, field = scene.released("weights")[-1]
@@ -70,22 +70,7 @@ class Margin(Attack):
             return Claims(model(scene.x).softmax(1).gather(1, scene.y[:, None])[:, 0])  # one score per candidate
 '''
 
-SUITE = """# Run it: fedaudit audit {name} --out {module}. Then: {module}/report.html, fedaudit show {module}
-attacks = ["loss"]                   # leave out: all there are
-threats = ["server", "outsider"]     # each attack by each of them
-
-[base]                               # what all cells share: any option of `fedaudit run`
-dataset = "digits"
-rounds = 5
-
-[grid]                               # every combination is a cell; with fewer than three seeds no difference counts
-seed = [0, 1, 2]
-privacy = [{{}}, {{ training = {{ epsilon = 8.0, sensitivity = "clip:1", delta = 1e-3 }} }}]
-
-[[methods]]                          # once per method; its keys win over the grid, the grid's over the base
-method = "fedavg"
-set = {{ E = 5, B = 32, eta = 0.3 }}
-"""
+SUITE = (Path(__file__).parents[1] / "suites" / "starter.toml").read_text()  # a file of its own: it names a method
 
 CI = """# What a method sends and reaches, held against budgets.toml on every pull request.
 name: federated
@@ -96,7 +81,7 @@ jobs:
     steps:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
-        with: {{ python-version: "3.12" }}
+        with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
       - run: pip install "fedaudit[dp] @ git+https://github.com/fedaudit/fedaudit"
       - run: fedaudit run --method fedavg --rounds 5 --set E=5 --set B=16 --set eta=0.1 --out run
@@ -132,5 +117,5 @@ def begin(what: str, path: Path | None) -> list[Path]:
             raise SettingError(f"{file} is there already, and is left as it is. Name another file.")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.format(module=file.stem, name=file.name))
+        file.write_text(text.replace("NAME", file.name).replace("STEM", file.stem))
     return list(files)

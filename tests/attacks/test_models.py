@@ -508,7 +508,7 @@ def test_parts_of_a_model_have_no_shadows(tiny, tmp_path):
 
 
 def test_a_method_that_fails_in_a_replay_is_a_reason(leaky, monkeypatch):
-    def refuse(self, scene, online):
+    def refuse(self, scene, online, **_):
         raise ThreatError("client 0's train of round 1 cannot be replayed")
 
     monkeypatch.setattr(find("lira", "attacks"), "attacked_rounds", refuse)
