@@ -102,6 +102,7 @@ def test_resumed_equals_uninterrupted(method, whole, tiny, tmp_path, after):
     assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", resume=True), tmp_path / "a")
 
 
+@core  # every method has a drop-out in its fingerprint
 def test_partial_participation_and_drop_outs(method, tiny, tmp_path):
     record = run(tiny(method, rounds=4, clients=5, participation=0.8, dropout=0.15, quorum=0.25), out=tmp_path / "a")
     assert all(len(row.participants) == 4 for row in record.rounds)

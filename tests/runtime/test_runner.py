@@ -31,6 +31,7 @@ def test_the_folder_holds_record_transcript_and_models(tiny, tmp_path):
     assert (tmp_path / "a" / "transcript" / "index.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_python_and_command_line_write_the_same_record(tiny, tmp_path):
     python = run(method="fedavg", rounds=2, clients=3, out=tmp_path / "a")
     command = [sys.executable, "-m", "fedaudit", "run", "--method", "fedavg", "--rounds", "2", "--clients", "3"]
@@ -119,9 +120,8 @@ def test_only_one_process_at_a_time(tiny, tmp_path):
         run(tiny("local"), out=tmp_path / "a")
 
 
-@pytest.mark.parametrize(
-    "delay", [pytest.param(0.05, marks=pytest.mark.slow), 0.35, pytest.param(0.8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("delay", [0.05, 0.35, 0.8])
+@pytest.mark.slow  # tests/suite/test_kill.py kills runs within an audit in the quick suite
 def test_sigkill_and_resume(tmp_path, delay):
     """A real kill, at an instant that nobody chose: the resumed run equals one that was never disturbed."""
     setting = {"method": "fedavg", "rounds": 6, "clients": 3, "set": {"E": 2}}

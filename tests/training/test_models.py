@@ -139,7 +139,7 @@ def test_googlenet_gives_up_only_the_pooling_that_does_not_fit(side: int, kept: 
 # --- forward, backward, split ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 8, 8), pytest.param((3, 32, 32), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("arch", ALL)
 def test_forward_backward_and_split(arch: str, shape: tuple[int, int, int]) -> None:
     net = seeded(arch, shape)

@@ -32,7 +32,7 @@ def bits(record, folder):
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[] if i < 2 else pytest.mark.slow) for i, m in enumerate(CASES)]
+    "method", [pytest.param(m, marks=[] if i < 1 else pytest.mark.slow) for i, m in enumerate(CASES)]
 )
 def test_the_bits_are_those_of_the_serial_engine(method, tiny, tmp_path):
     setting = tiny(method, rounds=2, **CASES[method])
