@@ -153,8 +153,14 @@ left to see of the scale is how many do not.
 Digits, three clients, two rounds; the noise is scaled where it is drawn, and the ledger goes on to claim epsilon = 1
 (DP-SGD: what a noise multiplier of 1 gives). 20 seeds with honest noise, up to 3 with less. What a report says of a
 run: refuted if some audit of it is, after Holm's correction for all of them; "cannot tell" if none is and one says so.
-Of honest runs 5 % may be refuted. An audit of residuals says that it cannot tell where it would find noise x 0.9 with
-a probability below 99 % (95 % in the rows with honest noise, which were made before).
+Of honest runs 5 % may be refuted.
+
+The rule for "cannot tell" was changed after this table had been looked at. At first an audit of residuals said so where
+it would find noise x 0.9 with a probability below 95 %; under that rule one run of the 20 with noise x 0.9 was silent
+(FedAF, class means, seed 0: not refuted, p = 0.098). The rule has been 99 % since, and the three runs of FedAF's class
+means at x 0.9 were made again under it: the same p-values, and seed 0 says "cannot tell". FedAF's images at x 0.5 and
+x 0 were made under it too; all other rows are as they were made, under 95 %. That nothing is silent here is therefore
+no independent evidence for the rule.
 
 {sabotage}
 
