@@ -76,6 +76,8 @@ def table(folder: Path) -> list[str]:
             alike = [[c[kind] for c in kept if kind in c] for kind in ("embeddings", "logits")]
             cells = [f"{statistics.fmean(values):.3f}" if values else "1" for values in alike] + cells
         shown = "none" if noisy and not records[0]["setting"]["privacy"] else name
+        models = [100 * r["rounds"][-1]["global"]["accuracy"] for r in records if "global" in r["rounds"][-1]]
+        shown += f" (global model: {mean_std(models)})" if models else ""
         lines.append(f"| {shown} | {len(records)} | {' | '.join(cells)} |")
     return lines
 

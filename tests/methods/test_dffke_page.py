@@ -92,6 +92,13 @@ def test_the_page_says_what_the_kept_rounds_are():
         assert said == [f"{100 * fmean(values):.1f} ± {100 * pstdev(values):.1f}" for values in each]
 
 
+@pytest.mark.parametrize("study", ["dffke_digits"])
+def test_the_page_says_what_the_kept_records_are(study):
+    lines = script("dffke_kept").table(RESULTS / "records" / study)
+    assert len(lines) > 2
+    assert "\n".join(lines) in (RESULTS / "dffke.md").read_text()
+
+
 SUITES = sorted(RESULTS.glob("dffke*.toml"))
 
 
