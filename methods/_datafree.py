@@ -359,13 +359,14 @@ HOSTS: dict[str, type[Method]] = {
 RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 
 
-def register_on_hosts(distillation: type[DataFree]) -> None:
+def register_on_hosts(distillation: type[DataFree], **more: Any) -> None:
     """`fedrolex+dfrd` and the like: the distillation with another default host, whose average it must not spoil: it
-    keeps its statistics, and takes steps a tenth as long as from scratch."""
+    keeps its statistics, and takes steps a tenth as long as from scratch. `more`: other defaults on a host."""
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
         kept: Any = (distillation.model_fields["statistics"].annotation, "host")
         fields: dict[str, Any] = {"host": (host, host()), "statistics": kept, "eta_d": (float, 0.001)}
+        fields |= {name: (distillation.model_fields[name].annotation, value) for name, value in more.items()}
         cls = create_model(title, __base__=distillation, __module__=distillation.__module__, **fields)
         cls.presets = {**distillation.presets, **ON_HOSTS}
         if "rho" in host.model_fields:

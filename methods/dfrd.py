@@ -25,8 +25,11 @@ Left open or contradictory (the appendices are not in our copy), and chosen:
   (Adam for G, SGD with momentum for f), rates, d and the batch size are ours: see `presets`.
 - ncat concatenates "y" itself: as one-hot.
 - n_{i,t}^y counts a client's records, all of which train in each round; they are uploaded in each: a release of kind
-  `label_counts`. Classes that nobody holds are never drawn. tau_{i,y} tells the ensemble the label: the record has
-  fidelity under it and under the plain mean of logits.
+  `label_counts`. Classes that nobody holds are never drawn.
+- tau_{i,y} tells the ensemble the label: the holders of y are asked about an image for y, and lean to y whatever it
+  shows. The record has fidelity under tau and under the plain mean of logits. On a host f is good already, and labels
+  that images do not show make it worse (docs/results/dfrd.md): there all teachers are alike. `weighting = "dynamic"` is
+  the paper's; it is the default from scratch.
 - L.acc gives each client a random equal share of the test set. The record's `clients.global_test` gives it the whole
   test set: the same in expectation, with less noise. G.acc is `global.test`.
 """
@@ -165,4 +168,4 @@ class DFRD(DataFree):
         return dataclasses.replace(after, average=ema(nets.average, after.G, self.lam)), seen
 
 
-register_on_hosts(DFRD)
+register_on_hosts(DFRD, weighting="uniform")

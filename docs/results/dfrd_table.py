@@ -150,8 +150,8 @@ def gains(kept: Sequence[dict[str, Any]]) -> list[str]:
     for said, by_seed in sorted(found.items(), key=lambda row: -statistics.fmean(row[1].values())):
         each = " | ".join(f"{by_seed[seed]:+.1f}" if seed in by_seed else "-" for seed in sorted(host))
         mean = student_t(list(by_seed.values()))
-        interval = "" if mean["low"] is None else f" [{mean['low']:+.1f}, {mean['high']:+.1f}]"
-        lines.append(f"| {said} | {each} | {mean['value']:+.1f}{interval} |")
+        interval = "" if mean.low is None else f" [{mean.low:+.1f}, {mean.high:+.1f}]"
+        lines.append(f"| {said} | {each} | {mean.value:+.1f}{interval} |")
     return lines
 
 
@@ -165,7 +165,7 @@ def page(kept: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     several = len({run["seed"] for run in kept}) > 1
     for run in sorted(kept, key=lambda run: (run["method"], json.dumps(run["set"]), run["seed"])):
-        said = told(run) + (f"; seed {run['seed']}" if several else "")
+        said = "; ".join(filter(None, [told(run), f"seed {run['seed']}" if several else ""]))
         rounds = run["rounds"]
         test, before = rounds[-1]["test"], rounds[-1]["before"]
         curve = ", ".join(percent(at["test"]["accuracy"]) for at in rounds)

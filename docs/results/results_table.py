@@ -34,7 +34,7 @@ Made by `python docs/results/results_table.py --write` from `published.toml` and
 makes it again. What the verdicts mean is in the script. The records are made from run folders by `keep_records.py`.
 `fedaudit reproduce PAPER TABLE` runs a table, as far as `--budget MINUTES` goes, and prints ours beside it.
 
-**What these runs can show.** All are one seed, with fewer rounds than the papers or with numbers of rounds that our
+**What these runs can show.** Most are one seed, with fewer rounds than the papers or with numbers of rounds that our
 copies of the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is
 "reproduced" in the sense of the papers' tables. An interval is Wilson's of one model on 10,000 test records (95 %): it
 knows nothing of other seeds. Where a default was chosen among such runs, it was chosen by test accuracy. Minutes are of
@@ -51,6 +51,8 @@ def checked(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     """The record, which must be of the run that the cell means."""
     record = read(name)
     setting = {**record["setting"], "set": {k: v for k, v in record["setting"]["set"].items() if k != "host"}}
+    had = record.get("hyper_parameters", {})
+    setting["values"] = {key: had.get(key) for key in asked.get("values", {})}
     wrong = {key: setting[key] for key, value in asked.items() if setting[key] != value}
     if wrong:
         sys.exit(

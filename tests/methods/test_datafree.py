@@ -87,11 +87,13 @@ def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
     for distillation in ("dfrd", "fedftg", "dense"):
         made = registry.find(distillation).make({})
         assert (made.statistics, made.eta_d) == ("synthetic", 0.01)
+        assert getattr(made, "weighting", "dynamic") == "dynamic", "as the paper defines it"
         for preset in (None, "digits", "fashion-mnist"):
             assert budget(distillation, preset) == budget("dfrd", preset)
         for host in ("fedavg", "heterofl", "feddropout", "fedrolex"):
             made = registry.find(f"{host}+{distillation}").make({})
             assert (made.statistics, made.eta_d) == ("host", 0.001)
+            assert getattr(made, "weighting", "uniform") == "uniform", "tau spoils a host"
             for preset in (None, "digits", "fashion-mnist"):
                 assert budget(f"{host}+{distillation}", preset) == budget("fedavg+dfrd", preset)
 

@@ -109,6 +109,10 @@ def test_a_cell_does_not_get_another_run() -> None:
     assert TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", asked) == kept
     with pytest.raises(SystemExit, match="Name another record"):
         TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", {**asked, "set": {}})
+    by_value = {"method": "fedavg+dfrd", "values": {"weighting": "uniform", "eta_d": 0.001}}
+    assert TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", by_value) == kept
+    with pytest.raises(SystemExit, match=r"'eta_d': 0\.001"):
+        TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", {**by_value, "values": {"eta_d": 0.01}})
 
 
 def test_the_gate_on_the_page() -> None:
