@@ -91,7 +91,7 @@ def _shown(found: Estimate, sign: str) -> str:
     if found.value is None:
         return "none"
     if found.low is None:
-        return f"{found.value:{sign}.1f}"
+        return f"{found.value:{sign}.1f} (one seed: no interval)"
     return f"{found.value:{sign}.1f} [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
 
 

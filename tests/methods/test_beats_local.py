@@ -3,7 +3,8 @@
 Digits, 20 clients, Dirichlet 0.5 (about 45 records for each), a small MLP, SGD 0.05 in batches of 10, two epochs a
 round, 20 rounds. The rivals' papers compare models on the clients' own records, and so does this: what a client
 deploys, and of FedKD and FML the shared network, which travels (FedKD's paper reports its mentee; FML's both networks,
-of which the own one does not gain here). docs/results/baselines.md has all readings. Minutes on a CPU.
+of which the own one does not gain here). FedTGP and FedKTL are left out: one seed of each was run, which gained.
+docs/results/baselines.md has the figures. Minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ GAINS: dict[str, tuple[dict[str, object], str]] = {  # method: its settings, and
     "fedgh": ({}, "client"),
     "feddistill": ({}, "client"),
     "fedproto": ({}, "client"),
-    "fedtgp": ({"hidden": 64, "S": 50}, "client"),
-    "fedktl": ({"eta": 0.02, "S": 50}, "client"),
     "fml": ({}, "shared"),
     "fedkd": ({}, "shared"),
 }
@@ -61,7 +60,7 @@ def test_a_client_is_better_off_than_alone(method, own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedgen_lg", "fedgh", "feddistill", "fedproto", "fedtgp", "fedktl", "fml", "fedkd"])
+@pytest.mark.parametrize("method", ["fedgen_lg", "fedgh", "feddistill", "fedproto", "fml", "fedkd"])
 def test_and_the_gain_is_more_than_the_seeds_differ(method, own):
     gains = [own(method, seed, GAINS[method][1]) - own("local", seed) for seed in SEEDS]
     assert student_t(gains).low > 0, f"gains over local training: {gains}"

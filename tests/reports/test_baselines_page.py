@@ -22,11 +22,19 @@ def script(name="baselines_table"):
     return module
 
 
-def test_the_table_is_the_records():
-    kept = json.loads((FOLDER / "records" / "baselines.json").read_text())["runs"]
-    assert script().table(kept) in PAGE
+@pytest.mark.parametrize(
+    ("made_by", "records"),
+    [
+        ("baselines_table", "baselines"),
+        ("baselines_readings", "baselines_readings"),
+        ("baselines_attacks", "baselines_privacy"),
+    ],
+)
+def test_the_table_is_the_records(made_by, records):
+    kept = json.loads((FOLDER / "records" / f"{records}.json").read_text())["runs"]
+    assert script(made_by).table(kept) in PAGE
     kept[0]["own"] += 0.05
-    assert script().table(kept) not in PAGE
+    assert script(made_by).table(kept) not in PAGE
 
 
 @pytest.mark.parametrize(
