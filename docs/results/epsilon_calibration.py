@@ -93,8 +93,8 @@ def _phi(x: float) -> float:
 def noise(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
     """1,000 numbers of ten clients: how often noise of so many times what is promised is refuted."""
     for what, sigma, levels in (("float", 2.0, None), ("uint8", 0.5, LEVELS), ("uint8", 20.0, LEVELS)):
-        # Rounded releases are simulated, a hundred times as long.
-        n = repetitions if levels is None else max(repetitions // 4, 1)
+        # Rounded releases are simulated, which takes a hundred times as long: fewer of them, and the row says how many.
+        n = repetitions if levels is None else max(repetitions // 20, 1)
         for scale in SCALES:
             rng = np.random.default_rng([seed, 2, int(10 * sigma), int(100 * scale)])
             findings = [examine(_releases(rng, scale, sigma, levels)) for _ in range(n)]
