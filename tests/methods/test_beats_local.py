@@ -3,7 +3,7 @@
 Digits, 20 clients, Dirichlet 0.5 (about 45 records for each), a small MLP, SGD 0.05 in batches of 10, two epochs a
 round, 20 rounds. The rivals' papers compare models on the clients' own records, and so does this: what a client
 deploys, and of FedKD and FML the shared network, which travels (FedKD's paper reports its mentee; FML's both networks,
-of which the own one does not gain here). FedTGP and FedKTL are left out: one seed of each was run, which gained.
+of which the own one does not gain here). FedTGP and FedKTL are left out: fewer seeds of them were run, which gained.
 docs/results/baselines.md has the figures. Minutes on a CPU.
 """
 
