@@ -7,7 +7,7 @@ OUT ?= audit
 THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format clean
+.PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format docs clean
 
 audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -45,6 +45,9 @@ bench-quick: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link or reference fails
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]" && $(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

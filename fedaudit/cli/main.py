@@ -300,7 +300,7 @@ def show(
     from fedaudit.runtime.folder import check_transcript
     from fedaudit.runtime.run_record import read_record, reading
 
-    if not (run / "record.json").exists() and next(run.glob("**/record.json"), None) is not None:
+    if (run / "audit.json").is_file() or (run / "runs").is_dir():
         _show_audit(run, as_json)
         return
     record = read_record(run)

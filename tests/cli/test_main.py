@@ -86,7 +86,7 @@ def test_command_line_over_file_over_defaults(fedaudit, tmp_path):
 
 def test_a_run_leaves_record_transcript_and_models(fedaudit, tmp_path):
     words = ["run", "--method", "fedavg", "--dataset", "digits", "--clients", 5, "--partition", "dirichlet:0.1"]
-    words += ["--rounds", 3, "--seed", 0, "--out"]
+    words += ["--rounds", 3, "--seed", 0, "--set", "E=1", "--out"]
     code, out, _ = fedaudit(*words, tmp_path / "a")
     assert code == 0
     assert "global model, common test set" in out
@@ -96,7 +96,7 @@ def test_a_run_leaves_record_transcript_and_models(fedaudit, tmp_path):
 
 
 def test_resume_needs_no_other_option(fedaudit, tmp_path):
-    assert fedaudit("run", "--clients", 3, "--rounds", 1, "--out", tmp_path / "a")[0] == 0
+    assert fedaudit("run", "--clients", 3, "--rounds", 1, "--set", "E=1", "--out", tmp_path / "a")[0] == 0
     code, out, err = fedaudit("run", "--out", tmp_path / "a", "--resume", "--rounds", 2, "--json")
     assert code == 0, err
     assert len(json.loads(out)["rounds"]) == 2
@@ -232,8 +232,18 @@ def test_the_quickstart_suite_is_well_formed():
     from fedaudit.suite.suite_file import read_suite
 
     cells = read_suite(None).cells()
-    assert {cell.method for cell in cells} >= {"local", "fedavg"}
-    assert len({cell.seed for cell in cells}) >= 2
+    curves: dict[str, set[float | None]] = {}
+    for cell in cells:
+        curves.setdefault(cell.method, set()).add(cell.privacy.get("training", {}).get("epsilon"))
+    assert [method for method, of in curves.items() if of == {None, 32.0, 8.0, 2.0}] == [
+        "fedavg",
+        "fedzge",
+        "fedavg+dfrd",
+    ]
+    assert curves.keys() >= {"dffke", "fedaf", "fedfree"}
+    deltas = {cell.privacy["training"]["delta"] for cell in cells if "training" in cell.privacy}
+    assert max(deltas) < 1 / 300**1.1, "a client has at most 300 records"
+    assert sum("random-pixel" in str(cell.privacy) for cell in cells) == len({cell.seed for cell in cells}) == 3
 
 
 def test_report_of_an_empty_folder(fedaudit, tmp_path):

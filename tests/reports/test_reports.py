@@ -550,47 +550,6 @@ def test_a_changed_setting_is_paired_and_named(tmp_path):
     assert json.loads(as_json(result))["settings"] == {"fedavg": {"E": [1, 5]}}
 
 
-# --- the README's walk -------------------------------------------------------------------------------------------
-
-
-def _walk() -> str:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    return text[text.index("## A walk") : text.index("\n## ", text.index("## A walk") + 5)]
-
-
-def test_the_walks_method_runs_and_is_reported(tmp_path, monkeypatch):
-    """The method of step 3 as the README prints it, and its suite, cut to one seed and round."""
-    from fedaudit import run
-    from fedaudit.suite.suite_file import read_suite
-
-    [code] = re.findall(r"```python\n(.*?)```", _walk(), re.DOTALL)
-    [suite] = re.findall(r"```toml\n(.*?)```", _walk(), re.DOTALL)
-    (tmp_path / "my_method.py").write_text(code)
-    (tmp_path / "mine.toml").write_text(suite)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    cells = read_suite(tmp_path / "mine.toml").cells()
-    assert len(cells) == 6
-    for cell in cells[::3]:
-        setting = Setting.make(**{**cell.model_dump(), "rounds": 1, "clients": 2, "set": {"E": 1}})
-        run(setting, out=tmp_path / "mine" / cell.method.replace(":", "_"))
-    page = write_report(tmp_path / "mine")[0].read_text()
-    assert "<b>my_method:Calm</b>" in page
-    assert "all weights of the client&#39;s trained model" in page
-
-
-def test_the_walks_commands_exist():
-    """Each `fedaudit` line: the command is there and knows every option."""
-    import typer
-
-    commands = typer.main.get_command(app).commands
-    lines = [line.split("#")[0] for line in re.findall(r"^fedaudit .*", _walk(), re.MULTILINE)]
-    assert len(lines) >= 6
-    for line in lines:
-        _, name, *words = shlex.split(line)
-        known = {option for parameter in commands[name].params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known, line
-
-
 # --- the command line --------------------------------------------------------------------------------------------
 
 

@@ -227,26 +227,26 @@ def test_decimal_and_binary_units_are_told_apart():
     assert bytes_text(5e15) == "5000.00 TB"
 
 
-# --- the README's workflow ------------------------------------------------------------------------------------------
+# --- the documents' workflow ---------------------------------------------------------------------------------------
 
 
 def block(language: str, containing: str) -> str:
-    """The code block of the README's section on gating that holds a word."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    """The code block of the how-to's section on gating that holds a word."""
+    text = (Path(__file__).parents[2] / "docs" / "howto.md").read_text()
     section = text[text.index("### Gate communication in your CI") :].split("\n## ")[0]
     (found,) = [b for b in re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL) if containing in b]
     return found
 
 
 def readme_method() -> str:
-    """The README's own method, whole."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    """The tutorial's own method, whole."""
+    text = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
     section = text[text.index("## How to add a method") :].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
 
 
 def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch):
-    """Its commands, in its order, on a package that holds the README's method; only the floor on accuracy is another,
+    """Its commands, in its order, on a package that holds the tutorial's method; only the floor on accuracy is another,
     because three rounds of that method's default settings reach next to nothing."""
     yaml = pytest.importorskip("yaml", reason="to read the workflow")
     workflow = yaml.safe_load(block("yaml", "jobs:"))
@@ -265,7 +265,7 @@ def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch)
     code, _, err = fedaudit(*commands[1])
     assert code == 2
     assert "main.json is missing. Save one: copy a run's record.json there" in err
-    shutil.copy("run/record.json", "main.json")  # as the README says
+    shutil.copy("run/record.json", "main.json")  # as the how-to says
     code, out, err = fedaudit(*commands[1])
     assert (code, out.strip()) == (0, ""), err
 

@@ -1,0 +1,91 @@
+"""The README as a newcomer copies it: every block, in order, in an empty folder. And the examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from suite_tools import nursery_at, quick  # noqa: F401 (fixtures: workers that need no import)
+
+from fedaudit.cli.starters import BUDGETS, CI
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_it_is_short_and_every_block_says_what_it_is():
+    assert len(README.splitlines()) < 200
+    blocks = BLOCK.findall(README)
+    assert len(blocks) == README.count("```") // 2
+    assert {kind.split("=")[0] for _, kind, _ in blocks} == {"install", "run", "file", "out"}
+
+
+def test_every_block_runs_in_order(fedaudit, quick, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    printed = ""
+    for language, kind, text in BLOCK.findall(README):
+        if kind.startswith("file="):
+            Path(kind.removeprefix("file=")).write_text(text)
+        elif kind == "out":
+            for line in text.splitlines():
+                assert re.search(rf"^{re.escape(line)}", printed, re.MULTILINE), line
+        elif kind == "run" and language == "python":
+            exec(compile(text, "README.md", "exec"), {})
+        elif kind == "run":
+            printed = ""
+            for line in text.splitlines():
+                words = shlex.split(line, comments=True)
+                assert words[0] == "fedaudit", line
+                code, out, err = fedaudit(*words[1:])
+                assert code == 0, f"{line}\n{out}\n{err}"
+                printed += out
+    assert Path("mine/report.html").is_file()
+    assert Path("paper/report.tex").is_file()
+
+
+def test_the_first_block_is_what_make_does():
+    [(_, _, text)] = [block for block in BLOCK.findall(README) if block[1] == "install"]
+    assert "make audit" in text
+    said = subprocess.run(["make", "-n", "audit"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "fedaudit audit --out audit --jobs 2" in said
+
+
+def test_its_links_lead_somewhere():
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+# --- examples ----------------------------------------------------------------------------------------------------
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for cell in json.loads((ROOT / "examples" / "first_audit.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "first_audit.ipynb", "exec"), names)
+    out = capsys.readouterr().out
+    assert "loss server 0." in out
+    assert "['report.html', 'report.md']" in out
+
+
+@pytest.mark.parametrize(("name", "text"), [("federated.yml", CI), ("budgets.toml", BUDGETS)])
+def test_the_workflow_is_what_init_writes(name, text):
+    assert (ROOT / "examples" / "ci" / name).read_text() == text.format(module="", name="", method="fedavg")
+
+
+def test_the_own_method_is_a_method_and_its_test_passes(pytester, monkeypatch):
+    folder = ROOT / "examples" / "own_method"
+    monkeypatch.syspath_prepend(str(folder))
+    pytester.makepyfile((folder / "tests" / "test_calm.py").read_text())
+    pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+pytest_plugins = ["pytester"]
