@@ -46,7 +46,7 @@ def test_every_block_runs_in_order(fedaudit, quick, tmp_path, monkeypatch):  # n
                 assert code == 0, f"{line}\n{out}\n{err}"
                 printed += out
     assert Path("mine/report.html").is_file()
-    assert Path("paper/report.tex").is_file()
+    assert Path("mine/report.tex").is_file()
 
 
 def test_the_first_block_is_what_make_does():
