@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # `outside:Class` is found as a user's own module would be
+
+settings.register_profile("fedaudit", deadline=None)  # a busy machine is no failure
+settings.load_profile("fedaudit")
 
 
 @pytest.fixture(autouse=True)
