@@ -150,12 +150,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     assert "Traceback" not in err
 
 
-def test_ctrl_c_elsewhere_is_told_too(fedaudit, monkeypatch):
+def test_ctrl_c_elsewhere_is_told_too(fedaudit, monkeypatch, tmp_path):
     def stopped(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedaudit.runtime.run_record.read_record", stopped)
-    code, _, err = fedaudit("show", ".")
+    code, _, err = fedaudit("show", tmp_path)
     assert (code, err.startswith("stopped")) == (130, True)
 
 
