@@ -28,7 +28,7 @@ record = fedaudit.run(out=sys.argv[2], **json.loads(sys.argv[1]))
 asked = {k for row in record.rounds for k in row.participants}
 with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
-print(json.dumps({"peak": peak, "asked": len(asked), "parameters": record.models["mlp"]["parameters"]}))
+print(json.dumps({"peak": peak, "asked": len(asked), "parameters": record.models["mlp"].parameters}))
 """
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
