@@ -140,6 +140,8 @@ def command(setting: Setting, out: str | None = None) -> str:
                 if isinstance(value, bool)
                 else [f"--{name}", _toml(value) if isinstance(value, dict) else str(value)]
             )
+    if setting.dataset == "digits" and not setting.set and setting.preset is None:
+        words.append("--as-is")  # else a first run on digits takes settings of its own
     for key, value in setting.set.items():
         words += ["--set", f"{key}={_toml(value)}"]
     for kind, values in setting.privacy.items():

@@ -52,6 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AS_IS = "On digits too the method's own defaults, where nothing is said of how to train."
 Trust = Annotated[bool, typer.Option("--trust", help="Import code outside fedaudit that the run names.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
@@ -157,6 +158,7 @@ def run(
     file: Path | None,
     out: Path | None,
     resume: bool,
+    as_is: bool,
     trust: bool,
     as_json: bool,
     set_: list[str],
@@ -190,7 +192,7 @@ def run(
         from fedaudit.privacy.policy import parse_policy
 
         values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
-    if named_by_user and file is None:
+    if named_by_user and file is None and not as_is:
         values = _first_run(values)
     setting = Setting.make(**values)
     from fedaudit import registry
@@ -259,6 +261,7 @@ def _run_signature() -> inspect.Signature:
             "out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None
         ),
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
+        keyword("as_is", Annotated[bool, typer.Option("--as-is", help=AS_IS)], False),
         keyword("trust", Trust, False),
         keyword("as_json", Json, False),
         keyword("set_", Annotated[list[str], set_option], []),

@@ -562,7 +562,7 @@ def test_the_command_line_writes_what_is_asked_for(tmp_path):
     done = _invoke("report", tmp_path, "--format", "csv,json", "--out", tmp_path / "o")
     assert done.exit_code == 0, done.output
     assert {path.name for path in (tmp_path / "o").iterdir()} == {"report.csv", "report.json", "figures"}
-    kinds = {path.suffix for path in (tmp_path / "o" / "figures").iterdir()}
+    kinds = {path.suffix for path in (tmp_path / "o" / "figures").iterdir() if not path.name.startswith(".")}
     assert kinds == {".svg", ".png"}
     assert (tmp_path / "o" / "figures" / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -143,8 +144,13 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     until = time.monotonic() + 120
     while not (out / "record.json").exists() and time.monotonic() < until:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    err = None
+    for _ in range(6):  # an interrupt that falls into a destructor is lost: one presses again
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, err = process.communicate(timeout=20)
+            break
+    assert err is not None, "it goes on"
     assert process.returncode == 130
     assert f"fedaudit run --out '{out}' --resume" in err
     assert "Traceback" not in err
