@@ -19,6 +19,8 @@ from fedaudit.wire.transcript import Transcript
 
 CORE = {"fedavg", "dffke", "fedaf", "fedzge", "dfrd", "fedfree", "outside:Exchange"}  # each way of exchanging once
 
+ON_RAY = {"fedavg", "outside:Exchange"}  # in the quick suite
+
 
 def named(core=False):
     """Every registered method. Of the compositions (`host+method`), all but the first run with the slow tests; with
@@ -89,7 +91,9 @@ def test_another_seed_is_another_run(method, whole, tiny, tmp_path):
     assert facts(whole[0])[0][0] != facts(other)[0][0]
 
 
-@core
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[] if m in ON_RAY else pytest.mark.slow) for m in sorted(CORE)], indirect=True
+)
 def test_serial_equals_ray(method, whole, tiny, tmp_path, ray_engine):
     assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
 
@@ -124,6 +128,7 @@ def test_traffic_is_declared_and_right(whole):
     )
 
 
+@core  # the others with the slow tests, and by `fedaudit check-method`, whose verdicts are kept with their source
 def test_declarations_hold(method, tiny):
     """Privacy rule 8: other records after training change nothing that was declared public or via="model". Every such
     field must have been compared."""
