@@ -163,7 +163,7 @@ def test_the_command_runs_what_fits_and_goes_on(mine, tmp_path):
     out = tmp_path / "out"
     done = called("mine", 7, "--scale", "cpu", "--out", out, "--json")
     assert done.exit_code == 0, done.output
-    fedavg, constant = json.loads(done.output)
+    fedavg, constant = json.loads(done.stdout)
     figures = [json.loads(path.read_text()) for path in sorted(out.glob("runs/fedavg*/record.json"))]
     best = [100 * record["result"]["best_test_round"]["accuracy"] for record in figures]
     assert len(best) == 2
@@ -173,7 +173,7 @@ def test_the_command_runs_what_fits_and_goes_on(mine, tmp_path):
     again = called("mine", 7, "--scale", "gpu", "--out", out, "--column", "even", "--method", "constant", "--dry-run")
     assert "2 done" in again.output
     missing = called("mine", 7, "--scale", "gpu", "--out", tmp_path / "gpu", "--column", "skewed", "--json")
-    assert json.loads(missing.output)[0]["verdict"].startswith("not run: the data set cifar10 is not here")
+    assert json.loads(missing.stdout)[0]["verdict"].startswith("not run: the data set cifar10 is not here")
 
 
 def test_a_budget_takes_first_seeds_first_and_adds_up(mine, tmp_path, monkeypatch):
