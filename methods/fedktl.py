@@ -123,6 +123,9 @@ class FedKTL(WithOptimiser):
     quick: ClassVar[Mapping[str, Any]] = {"S": 2, "S_G": 2, "H": 8, "width": 4}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
 
+    def wants_public(self) -> bool:
+        return not self.generator
+
     def init(self, server: Server) -> Transferred:
         seed = int(torch.randint(1 << 62, (), generator=server.rng("simplex"), device=server.device))
         G = State() if self.generator else state_of(trained_decoder(server, self.H, self.width, self.S_G))

@@ -42,6 +42,10 @@ class Method(Frozen):
         """The server's own architecture; None: the clients' common one, or the setting's `server_model`."""
         return None
 
+    def wants_public(self) -> bool:
+        """Whether a run with these hyper-parameters cannot do without a transfer set."""
+        return self.needs_public
+
     def init(self, server: Server) -> Record:
         """The state before round 1."""
         raise ContractError(f"{type(self).__name__}.init is missing: it returns the state before round 1, a Record.")

@@ -31,7 +31,7 @@ class World:
         self.setting = setting
         self.device = resolve_device(setting.device)
         self.method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
-        if self.method.needs_public and not self.has_public:
+        if self.method.wants_public() and not self.has_public:
             raise SettingError(
                 f"{setting.method} needs a public transfer set: set --public, for example 0.2, a share of the data, or "
                 "--public-dataset NAME."
