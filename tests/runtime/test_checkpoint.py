@@ -83,6 +83,7 @@ def test_a_kill_leaves_the_last_whole_round(tmp_path: Path) -> None:
     store.put_client(0, 1, 0, state({"a": large(1)}))
     store.commit(1, b"", {})
     store.put_client(0, 2, 0, state({"a": large(3)}))
+    store.settle()  # written, and never committed
     again = Store(tmp_path)
     assert again.head() is not None
     assert again.client(0) == state({"a": large(1)})
