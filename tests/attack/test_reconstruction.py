@@ -407,6 +407,7 @@ def test_results_and_pictures_are_in_the_record(embeds):
     assert saved["label"].tolist() == list(range(10)), "one of each class"
 
 
+@pytest.mark.slow
 def test_the_grid_sets_runs_side_by_side(embeds, tmp_path):
     """Under the same data setting the columns show the same records; other records are refused."""
     path = Path(__file__).parents[2] / "docs" / "results" / "inversion_grid.py"

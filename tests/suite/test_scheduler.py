@@ -275,6 +275,7 @@ def test_privacy_that_applies_in_part_runs_and_is_marked_so(tmp_path):
     assert record.privacy_applies is True
 
 
+@pytest.mark.slow
 def test_a_privacy_error_that_the_user_can_mend_is_a_failure(tmp_path):
     """Calibrated for one training in all, and there is one per round: that is a wrong setting, not a hopeless one."""
     privacy = {"training": {"epsilon": 8.0, "sensitivity": "clip:1", "releases": 1}}

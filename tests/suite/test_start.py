@@ -124,7 +124,7 @@ def test_cells_share_one_first_cell_for_each_seed(tmp_path):
     assert [cell.attacks for cell in cells if cell.setting.method == "local"] == [[], []]
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_suite_runs_first_cells_first(jobs, tmp_path):
     """With three processes at hand two have to wait for the first, and must not carry it out themselves."""
     few = suite().model_copy(update={"attacks": []})

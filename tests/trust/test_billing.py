@@ -199,7 +199,7 @@ def test_reads_beside_the_training_are_found(name, tiny):
         check_declarations(tiny(f"cheats:{name}", rounds=1, clients=2, model="mlp", set={}))
 
 
-@pytest.mark.parametrize("engine", ["serial", "ray"])
+@pytest.mark.parametrize("engine", ["serial", pytest.param("ray", marks=pytest.mark.slow)])
 def test_on_every_engine(engine, tiny, tmp_path, request):
     given = request.getfixturevalue("ray_engine") if engine == "ray" else engine
     setting = tiny("cheats:OwnLoopAndFit", rounds=1, clients=2, model="mlp", privacy=DP, set={})

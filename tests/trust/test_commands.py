@@ -137,6 +137,7 @@ def test_a_budget_of_0_is_one():
     assert parse_budgets([{"max": 0.0}], "budgets.toml")[0].limit() == 0
 
 
+@pytest.mark.slow  # a process of its own; what follows an interrupt is tried here below
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     out = tmp_path / "my run"
     words = [sys.executable, "-m", "fedaudit", "run", "--rounds", "10000", "--clients", "2", "--out", str(out)]
