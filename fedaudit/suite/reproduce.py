@@ -116,9 +116,11 @@ def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
     """One row per cell. In small only orders are judged: a figure of digits is not the published one."""
     cells: dict[tuple[str, str], Ours] = {}
     kinds: dict[tuple[str, str], Wanted] = {}
+    by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for one in planned:
         key = (one.cell.column.name, one.cell.method)
         kinds[key], old = one.cell, cells.get(key, Ours())
+        seeds = by_seed.setdefault(key, {})
         record = _record(one)
         value = None if record is None else figure(table, one.cell, record)
         if record is None or value is None:
@@ -126,12 +128,15 @@ def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
         else:
             rounds = min(old.rounds, len(record.rounds)) if old.values else len(record.rounds)
             cells[key] = Ours((*old.values, value), rounds, old.why_not)
+            seeds[one.run.setting.seed] = value
     rows = []
     for (column, method), ours in cells.items():
         cell = kinds[column, method]
         rival, compared = table.rival(method), ""
         if method != rival and rival in cell.column.figures:
-            found = order(cells.get((column, rival), Ours()).values, ours.values)
+            first, second = by_seed.get((column, rival), {}), by_seed[column, method]
+            common = sorted(first.keys() & second.keys())  # a seed that failed on one side is no pair
+            found = order([first[seed] for seed in common], [second[seed] for seed in common])
             compared = f"{rival} {order_verdict(cell.column.figures[rival][0], cell.published[0], found)}"
         said = (
             verdict(cell.published, ours, table.rounds, table.seeds, table.differs)

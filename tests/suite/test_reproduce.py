@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -184,6 +185,22 @@ def test_a_budget_takes_first_seeds_first_and_adds_up(mine, tmp_path, monkeypatc
     assert planned[2].why_not == "about 40 s, over the budget of 1.5 min"
     assert sum(p.fits for p in reproduce.plan(table, "cpu", tmp_path / "out", budget=1.5, jobs=2)) == 4
     assert all(p.fits for p in reproduce.plan(table, "cpu", tmp_path / "out"))
+
+
+def test_a_seed_that_failed_on_one_side_is_no_pair(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [Forecast(c, "new", 1, 1.0) for c in cells])
+    monkeypatch.setattr(reproduce, "_record", lambda one: SimpleNamespace(rounds=[1, 2], seed=one.run.setting.seed))
+    values = {
+        ("fedavg", 0): 10.0,
+        ("fedavg", 1): 50.0,
+        ("fedavg", 2): 90.0,
+        ("constant", 1): 48.0,
+        ("constant", 2): 88.0,
+    }
+    monkeypatch.setattr(reproduce, "figure", lambda table, cell, record: values.get((cell.method, record.seed)))
+    table = find_table("mine", "7")
+    _, constant = reproduce.results(table, "cpu", reproduce.plan(table, "cpu", tmp_path / "out", seeds=3))
+    assert "above, +2.0 [+2.0, +2.0]" in constant.order
 
 
 def test_unknown_names_are_said_clearly(mine):
