@@ -42,7 +42,8 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.attack.closed import closed_run
+from fedaudit.errors import SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.lower_bounds import Bound, ceiling, from_scores, gdp_mean_shift
 from fedaudit.privacy.mechanism import (
@@ -186,18 +187,8 @@ def audit_releases(
     """
     if trials < 2:
         raise SettingError(f"--trials {trials}: a bound needs at least 2 releases of each neighbour; try 1000.")
-    run = RunFolder(folder)
-    if run.record.status != "done":
-        raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    run = closed_run(folder, kinds, clients, "there is no claim to try.")
     world = run.world
-    if not world.policies:
-        raise SettingError(f"Nothing that left clients in {folder} was protected: there is no claim to try.")
-    for kind in kinds or ():
-        if kind not in world.policies:
-            raise SettingError(unknown("protected kind of this run", kind, world.policies))
-    for k in clients or ():
-        if not 0 <= k < world.setting.clients:
-            raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
     audits: list[EpsilonAudit] = []
     with compute(world):
         for kind in kinds or sorted(world.policies):

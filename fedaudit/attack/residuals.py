@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from fedaudit.attack.closed import closed_run
 from fedaudit.attack.witness import Repeated, Seen, Stepped, repeat
-from fedaudit.errors import FedauditError, RunError, SettingError, unknown
+from fedaudit.errors import FedauditError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.noise_tests import Finding, Residual, examine, residual
@@ -48,18 +49,8 @@ def audit_residuals(
 ) -> list[EpsilonAudit]:
     """Examine the noise of each protected field, and of private training. The results are kept in the run folder."""
     check_confidence(confidence)
-    run = RunFolder(folder)
-    if run.record.status != "done":
-        raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    run = closed_run(folder, kinds, clients, "there is no noise to examine.")
     world = run.world
-    if not world.policies:
-        raise SettingError(f"Nothing that left clients in {folder} was protected: there is no noise to examine.")
-    for kind in kinds or ():
-        if kind not in world.policies:
-            raise SettingError(unknown("protected kind of this run", kind, world.policies))
-    for k in clients or ():
-        if not 0 <= k < world.setting.clients:
-            raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
     wanted = set(kinds or world.policies)
     took_part = [row.client for row in run.record.ledger if clients is None or row.client in clients]
     repeated: list[Repeated] = []

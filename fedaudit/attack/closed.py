@@ -1,0 +1,26 @@
+"""A finished run whose claims are to be held against something: opened once for all audits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.runtime.folder import RunFolder
+
+
+def closed_run(folder: Path | str, kinds: Sequence[str] | None, clients: Sequence[int] | None, lacks: str) -> RunFolder:
+    """The run, if it is done and protected; `lacks` says what cannot be examined where nothing was."""
+    run = RunFolder(folder)
+    if run.record.status != "done":
+        raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    world = run.world
+    if not world.policies:
+        raise SettingError(f"Nothing that left clients in {folder} was protected: {lacks}")
+    for kind in kinds or ():
+        if kind not in world.policies:
+            raise SettingError(unknown("protected kind of this run", kind, world.policies))
+    for k in clients or ():
+        if not 0 <= k < world.setting.clients:
+            raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
+    return run
