@@ -55,7 +55,7 @@ format: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp,ray,test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp,ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
 	touch $(STAMP)
 
 clean:
