@@ -2,6 +2,7 @@
 
 python docs/results/baselines_table.py AUDIT... --json FILE     the figures are kept in FILE
 python docs/results/baselines_table.py FILE                     the table from what was kept
+python docs/results/baselines_table.py FILE AUDIT --json FILE   what was kept, and more runs
 """
 
 from __future__ import annotations
@@ -68,16 +69,26 @@ def _cell(values: list[float | None]) -> str:
     return f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
+def kept(paths: list[Path]) -> list[dict[str, Any]]:
+    """Every run once, in the order of the suite: of the same one the last that is given."""
+    runs: dict[tuple[str, ...], dict[str, Any]] = {}
+    for path in paths:
+        if path.is_file():
+            rows = json.loads(path.read_text())["runs"]
+        else:
+            found = map(read_record, sorted(path.glob("runs/*/record.json")))
+            rows = [row for record in found if record.status == "done" for row in figures(record)]
+        runs |= {(row["method"], row["way"], row["seed"]): row for row in rows}
+    order = [method["method"] for method in tomllib.loads(SUITE.read_text())["methods"]]
+    return sorted(
+        runs.values(), key=lambda row: (order.index(row["method"]), row["way"] != "by prototypes", row["seed"])
+    )
+
+
 def main(words: list[str]) -> None:
     keep = Path(words.pop(words.index("--json") + 1)) if "--json" in words else None
     paths = [Path(word) for word in words if word != "--json"]
-    if len(paths) == 1 and paths[0].is_file():
-        rows = json.loads(paths[0].read_text())["runs"]
-    else:
-        found = sorted(file for path in paths for file in path.glob("runs/*/record.json"))
-        rows = [row for record in map(read_record, found) if record.status == "done" for row in figures(record)]
-        order = [method["method"] for method in tomllib.loads(SUITE.read_text())["methods"]]
-        rows.sort(key=lambda row: (order.index(row["method"]), row["way"] != "by prototypes", row["seed"]))
+    rows = kept(paths)
     if keep:
         keep.write_text(json.dumps({"suite": "baselines.toml", "runs": rows}, separators=(",", ":")) + "\n")
     print(table(rows))
