@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -58,7 +59,7 @@ def test_a_refuted_claim_stops_a_build_where_that_is_asked_for(fedaudit):
     ("options", "words"),
     [
         (("--canaries", 10, "--correct", 11), "11 correct of 10 guesses on 10 canaries is impossible"),
-        (("--canaries", -1, "--correct", 0), "greater than or equal to 1"),
+        (("--canaries", -1, "--correct", 0), r"greater than or equal to 1\b|1<=x"),  # as typer 0.29 says it, and 0.20
         (("--canaries", 10, "--correct", 5, "--delta", 2), "delta = 2"),
         (("--canaries", 10, "--correct", 5, "--delta", "nan"), "delta = nan"),
         (("--canaries", 10, "--correct", 5, "--confidence", 1), "confidence = 1"),
@@ -70,7 +71,7 @@ def test_a_refuted_claim_stops_a_build_where_that_is_asked_for(fedaudit):
 def test_bad_numbers(fedaudit, options, words):
     code, out, err = fedaudit("epsilon", "one-run", *options)
     assert (code, out) == (2, "")
-    assert words in err
+    assert re.search(words, err)
 
 
 def scores_file(path, shift, n=1000, seed=0, order=None):
@@ -130,7 +131,7 @@ def test_bad_files(fedaudit, tmp_path, content, words):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, out, err = fedaudit("epsilon", "from-scores", path)
     assert (code, out) == (2, "")
-    assert words in err
+    assert re.search(words, err)
     assert "Traceback" not in err
 
 
