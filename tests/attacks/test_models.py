@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
@@ -27,6 +28,7 @@ from fedaudit.errors import SettingError, ThreatError
 from fedaudit.registry import find, names
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import World
+from fedaudit.training.models import build
 
 QUERY = ("loss", "entropy", "modified_entropy", "label_only")
 SHADOW = ("lira", "lira_offline", "rmia", "shadow")
@@ -426,6 +428,77 @@ def test_the_attacks_share_one_set_of_offline_shadows(leaky):
     shutil.rmtree(leaky / "shadows", ignore_errors=True)
     attack_run(leaky, attacks=[{"attack": name, **QUICK[name]} for name in SHADOW[1:]], clients=[0])
     assert len(list((leaky / "shadows").iterdir())) == 1
+
+
+def by_scipy(target, shadows, inside, y):
+    """LiRA's Algorithm 1 in NumPy and SciPy, a candidate at a time, with one deviation for all: (candidates,)."""
+    phi = [np.log(p) - np.log1p(-p) for p in (scipy.special.softmax(z, -1) for z in (target, shadows))]
+    at, of_shadows = (of.take(range(len(y)), -2)[..., np.arange(len(y)), y] for of in phi)
+    centred = {True: [], False: []}
+    for j in range(len(y)):
+        for side in (True, False):
+            some = of_shadows[inside[:, j] == side, j]
+            centred[side].append((some.mean(), some - some.mean()))
+    deviation = {
+        side: np.sqrt(sum((rest**2).sum() for _, rest in of) / sum(len(rest) - 1 for _, rest in of))
+        for side, of in centred.items()
+    }
+    density = {
+        side: [scipy.stats.norm(mean, deviation[side]).logpdf(at[j]) for j, (mean, _) in enumerate(of)]
+        for side, of in centred.items()
+    }
+    return np.array(density[True]) - np.array(density[False])
+
+
+def plainly_trained(w, arch, x, y, *, E, B, eta):
+    """The client's update in plain PyTorch, from the weights that it was sent."""
+    model = build(arch, shape=tuple(x.shape[1:]), classes=10)
+    model.load_state_dict(w)
+    opt = torch.optim.SGD(model.parameters(), lr=eta)
+    for _ in range(E):
+        for rows in torch.randperm(len(y)).split(B):
+            opt.zero_grad()
+            nn.functional.cross_entropy(model.train()(x[rows]), y[rows]).backward()
+            opt.step()
+    return model.eval()
+
+
+def lira_of(folder, k, shadows):
+    """Client k's candidates: LiRA's scores, the target's logits, the shadows, the scene and the truth."""
+    scene, member = scene_of(folder, k)
+    target, made = find("lira", "attacks")(shadows=shadows, variance="global").attacked(scene, online=True)
+    phi, of_shadows = confidences(target, made.logits, scene.y)
+    scores = likelihood_ratio(phi, of_shadows, made.member[:, : len(scene.y)], each=False)
+    return scores.numpy(), target.numpy(), made, scene, member.numpy()
+
+
+def test_lira_agrees_with_an_independent_implementation(leaky):
+    for k in range(2):
+        ours, target, made, scene, _ = lira_of(leaky, k, shadows=4)
+        inside = made.member[:, : len(scene.y)].numpy()
+        theirs = by_scipy(target, made.logits.numpy(), inside, scene.y.numpy())
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_shadows_in_plain_pytorch_give_the_same_auc(leaky):
+    """64 shadows that hold the same records as ours, trained by another loop in another order: to 0.01."""
+    ours, theirs, truth = [], [], []
+    for k in range(2):
+        scores, target, made, scene, member = lira_of(leaky, k, shadows=64)
+        (sent,) = scene.view.entries(direction="down", client=k, t=1)
+        x, y = scene.pool
+        with torch.random.fork_rng():
+            torch.manual_seed(k)
+            models = [plainly_trained(sent["w"], "mlp", x[held], y[held], **SETTING["set"]) for held in made.member]
+        with torch.no_grad():
+            answers = torch.stack([model(scene.x).double() for model in models]).numpy()
+        ours.append(scores)
+        theirs.append(by_scipy(target, answers, made.member[:, : len(scene.y)].numpy(), scene.y.numpy()))
+        truth.append(member)
+    mine, plain = (roc_auc_score(np.concatenate(truth), np.concatenate(scores)) for scores in (ours, theirs))
+    assert mine > 0.7
+    assert mine == pytest.approx(plain, abs=0.01)
 
 
 def test_the_auc_is_scikit_learns(leaky):

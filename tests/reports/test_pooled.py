@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedaudit.attack.membership import auc
-from fedaudit.reports import leaks, story
+from fedaudit.reports import attack_rows, leaks, story
 from fedaudit.reports.attack_rows import Found
 from fedaudit.stats import Estimate
 
@@ -88,3 +92,39 @@ def test_no_row_says_no_leak_whose_pooled_interval_lies_above_chance(attacks, wo
     told = story._membership(row)
     assert word in told
     assert ("no leak" in told) is not any(leaks.pooled(one).low > 0.5 for one in attacks)
+
+
+AUCS = st.tuples(st.floats(0.3, 0.9), st.floats(0.005, 0.3)).map(lambda pair: about(*pair))
+ROWS = st.lists(st.lists(AUCS, min_size=1, max_size=5), min_size=1, max_size=8)
+
+
+@given(ROWS)
+@settings(max_examples=200, deadline=None)
+def test_in_no_report_is_an_attack_above_chance_called_no_leak(rows):
+    """Any attacks over any seeds: the sentence, the column and the pooled intervals never contradict each other."""
+    attacks = [tried(aucs, f"attack {i}") for i, aucs in enumerate(rows)]
+    with ExitStack() as patched:
+        for module in (leaks, attack_rows):
+            patched.enter_context(mock.patch.object(module, "attacks_of", return_value=attacks))
+        patched.enter_context(
+            mock.patch.object(leaks, "leak_of", return_value=None)
+        )  # seeds are judged by their interval
+        row = SimpleNamespace(group=None, cells={"auc": SimpleNamespace(value=0.5, detail="loss, server")})
+        told, shown = story._membership(row), leaks.leak(row)
+    above = [by_hand(aucs)[0] - 1.96 * by_hand(aucs)[1] > 0.5 + 1e-6 for aucs in rows]
+    if any(above):
+        assert shown is not False
+        assert "no leak" not in told
+    if shown is True:
+        assert any(by_hand(aucs)[0] - 1.959 * by_hand(aucs)[1] > 0.5 for aucs in rows)
+        assert "Members can be told" in told
+    if shown is False:
+        assert "no leak" in told
+        best = max(rows, key=lambda aucs: by_hand(aucs)[0])
+        assert not any(estimate.low > 0.5 for estimate in best)
+
+
+def by_hand(aucs):
+    """The mean AUC of the seeds and its deviation: (sum of half widths / 1.96, squared) ^ 1/2 / n."""
+    variance = sum(((e.high - e.low) / 2 / 1.959964) ** 2 for e in aucs)
+    return sum(e.value for e in aucs) / len(aucs), variance**0.5 / len(aucs)
