@@ -157,7 +157,7 @@ class Client(Party):
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
         self.fitting = False  # within a training on the records: what fails there fails by them
-        self.told: list[str] = []  # steps, rates, ... that trainings were told after a look, and nobody knew
+        self.told: list[str] = []  # by training after a look: steps, rates, ... that nobody knew
         self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
         self.entries: list[Entry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
@@ -412,8 +412,9 @@ class Client(Party):
         self.entries.append(entry)
         seen.after_fit(model)
         how = [options["batch"], options["epochs"], options["steps"], *vars(options["opt"]).values()]
-        if self.looked and not all(seen.is_known(value) for value in how if value is not None):
-            self.told.append(str(how))  # the same for all clients, or it tells of the records
+        if self.looked:  # as often, and the same, for all clients, or it tells of the records
+            known = all(seen.is_known(value) for value in how if value is not None)
+            self.told.append("" if known else str(how))
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
             self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1

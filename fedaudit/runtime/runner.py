@@ -19,6 +19,7 @@ from torch import nn
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Entry, Ledger
 from fedaudit.rng import generator, seed_of, seeded
+from fedaudit.runtime.alike import Alike
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
@@ -43,7 +44,7 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.source import code_of, code_of_setting, differences, harness
 from fedaudit.runtime.start import first_setting, take_over
-from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client, unlike
+from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client
 from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Scores, evaluate, results
 from fedaudit.runtime.world import World, chosen_engine, world_of
@@ -53,7 +54,7 @@ from fedaudit.units import bytes_text
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Down, Record, Size, as_size
+from fedaudit.wire.message import Down, Record, Size, Up, as_size
 from fedaudit.wire.release import Release
 from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
@@ -123,6 +124,7 @@ class _Run:
         self.method = self.world.method
         self.store = Store(folder / "checkpoint")
         self.timings = Timings()
+        self.answers: dict[str, type[Up]] = {}  # the message class of each function
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
         self.ledger = Ledger()
@@ -234,12 +236,13 @@ class _Run:
         begun = time.perf_counter()
         self.watch(t - 1, self.setting.rounds, f"round {t}")
         participants = self._participants(t)
-        wire = Wire(self.transcript, t)
+        wire = Wire(self.transcript, t, self.answers)
         absent: list[Absence] = []
         entries: Entries = []
         self.transcript.begin_round(t)
         meter = Meter("server", t, self.world.device, self.setting.flops)
-        ask = self._asker(t, wire, meter, absent, entries, self._quorum(participants))
+        alike = Alike()
+        ask = self._asker(t, wire, meter, absent, entries, alike, self._quorum(participants))
         cohort = Cohort(participants, ask)
         with self.store.writing():
             if self.apart is not None:
@@ -254,7 +257,7 @@ class _Run:
         offset = self.transcript.end_round(t)
         utility = self._evaluate(t, after)
         self._count(wire)
-        self._enter(t, entries, wire)
+        self._enter(t, [*entries, *alike.entries()], wire)
         up, down = wire.traffic.total("up"), wire.traffic.total("down")
         self.record.rounds.append(
             RoundRecord(
@@ -318,7 +321,9 @@ class _Run:
 
     # --- asking clients ---
 
-    def _asker(self, t: int, wire: Wire, meter: Meter, absent: list[Absence], entries: Entries, quorum: int) -> Asker:
+    def _asker(
+        self, t: int, wire: Wire, meter: Meter, absent: list[Absence], entries: Entries, alike: Alike, quorum: int
+    ) -> Asker:
         def ask(cohort: Cohort, fn: Callable[..., Any] | str, message: Down | Mapping[int, Any]) -> dict[int, Any]:
             """By a method, with its own function and messages; by a server elsewhere, with a name and bytes."""
             path = fn if isinstance(fn, str) else function_path(self.method, fn)
@@ -338,7 +343,6 @@ class _Run:
             )  # fmt: skip
             replies: dict[int, Any] = {}
             first_error = ""
-            told: dict[int, list[str]] = {}
             waiting = time.perf_counter()
             for done in self.engine.map(tasks):
                 meter.exclude(time.perf_counter() - waiting, done.spans, self.engine.in_process)
@@ -359,11 +363,9 @@ class _Run:
                 replies[done.k] = done.reply if isinstance(fn, str) else reply
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
-                told |= {done.k: done.told} if done.told else {}
+                alike.add(path, done.k, done.told, done.chose)
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
                 waiting = time.perf_counter()
-            if len({tuple(of_client) for of_client in told.values()}) > 1:
-                entries.extend((k, [unlike(path)]) for k in sorted(told))
             if len(cohort.ids) < quorum:
                 raise RunError(
                     f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "

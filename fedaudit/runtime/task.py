@@ -81,7 +81,8 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
-    told: list[str] = field(default_factory=list)  # steps, rates, ... told after a look, and nobody knew
+    told: list[str] = field(default_factory=list)  # by training after a look: steps, rates, ... that nobody knew
+    chose: bool = False  # whether this message, after a look, is one of several that its function may give
     brought: bool = False  # whether training was given what the task read itself: that is billed, and needs no proof
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
@@ -147,6 +148,7 @@ def run_task(task: Task) -> Done:
         private_fits=client.private_fits,
         brought=client.brought,
         told=client.told,
+        chose=bool(world.policies) and client.looked and len(_promised(getattr(fn, "__func__", fn))) != 1,
     )
 
 
@@ -214,12 +216,6 @@ def left_behind(fn: str) -> Entry:
     """The ledger's entry for a task that wrote outside of model, memory and reply, where anybody may find it."""
     condition = "changed globals, attributes or defaults of its code, in a task that had looked at its records"
     return Entry.unprotected(f"{fn} (left behind)", "left behind", condition)
-
-
-def unlike(fn: str) -> Entry:
-    """The ledger's entry for trainings that were told other numbers on one client than on another, after a look."""
-    condition = "told other steps, batch or rate than other clients', by a task that had looked at its records"
-    return Entry.unprotected(f"{fn} (training)", "training", condition)
 
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:

@@ -60,10 +60,10 @@ class Answer(Protocol):
 class Wire:
     """One round's traffic through one transcript."""
 
-    def __init__(self, transcript: TranscriptWriter, t: int):
+    def __init__(self, transcript: TranscriptWriter, t: int, answers: dict[str, type[Up]] | None = None):
         self.transcript, self.t = transcript, t
         self.traffic = RoundTraffic()
-        self._answered: dict[int, type[Up]] = {}  # the one message class of each ask
+        self._answers = {} if answers is None else answers  # the one message class of each function, over the run
         self._sent: dict[int, tuple[bytes, Header, float]] = {}  # on its way: bounded by what an engine has in hand
 
     def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, bytes]]:
@@ -97,11 +97,11 @@ class Wire:
             self.transcript.event(event="absent", round=self.t, ask=ask, fn=fn, client=k, reason=done.error)
             return None
         reply = decode(done.reply, Up, device=device)
-        self._answered.setdefault(ask, type(reply))
-        if self._answered[ask] is not type(reply):
+        first = self._answers.setdefault(fn, type(reply))
+        if first is not type(reply):
             raise ContractError(
-                f"{fn}: client {k} answered with a {type(reply).__name__}, another one with a "
-                f"{self._answered[ask].__name__}. Which message comes says something of the records: return one class."
+                f"{fn}: client {k} answered with a {type(reply).__name__}, another one, or in another round, with a "
+                f"{first.__name__}. Which message comes says something of the records: return one class."
             )
         self._record(done.reply, read_header(done.reply), "up", k, ask, fn, done.protection, at=self.transcript.clock())
         self.traffic.asks[-1][1].append(k)

@@ -479,6 +479,70 @@ class Steps(Averages):
         return Weights(state_of(client.model))
 
 
+class OneByOne(Steps):
+    """The same, asked of one client after another: within an ask there is nothing to compare with."""
+
+    def round(self, s, server, cohort):
+        for k in list(cohort.ids):
+            cohort.ask(self.update, {k: Sent(s.w)})
+        return Last(s.w, server.t)
+
+
+class Again(Averages):
+    """How often it trains is read off the records, each time with hyper-parameters only."""
+
+    B: int = 16
+    S: int = 1
+    eta: float = 0.1
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        for _ in range(1 + client.id + int(client.y[0] < 0)):
+            client.fit(ce, steps=self.S, batch=self.B, opt=sgd(self.eta))
+        return Weights(state_of(client.model))
+
+
+class First(Averages):
+    """Asks one client alone, which chooses by its records how it answers."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.update, {0: Sent(s.w)})
+        return Last(s.w, server.t)
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        return (Weights if client.y[0] >= 0 else Other)(state_of(client.model))
+
+
+class FirstRate(First):
+    """Asks one client alone, and that one reads its rate off its records."""
+
+    def update(self, client, msg) -> Weights:
+        load(client.model, msg.w)
+        client.fit(ce, steps=2, batch=16, opt=sgd(abs(float(client.x.mean()))))
+        return Weights(state_of(client.model))
+
+
+class FirstPlain(First):
+    """Asks one client alone, which has one answer only, and looks after its training."""
+
+    def update(self, client, msg) -> Weights:
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        assert len(client.y)
+        return Weights(state_of(client.model))
+
+
+class Later(Averages):
+    """All answer alike, but otherwise in another round."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, **STEP)
+        return (Weights if client.t == 1 else Other)(state_of(client.model))
+
+
 KEPT = []
 LAST = 0.0
 

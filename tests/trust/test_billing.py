@@ -27,8 +27,8 @@ def ledger(request, tiny, tmp_path):
     engine = request.getfixturevalue("ray_engine") if request.param == "ray" else "serial"
 
     def make(name, privacy=DP, **values):
-        values = {"set": {}, **values}
-        setting = tiny(f"cheats:{name}", rounds=1, clients=2, model="mlp", privacy=privacy, **values)
+        values = {"set": {}, "rounds": 1, **values}
+        setting = tiny(f"cheats:{name}", clients=2, model="mlp", privacy=privacy, **values)
         return run(setting, out=tmp_path / name, engine=engine)
 
     return make
@@ -58,6 +58,8 @@ UNPAID = [
     "Doubled",
     "Rate",
     "Steps",
+    "OneByOne",
+    "Again",
 ]
 
 
@@ -69,6 +71,23 @@ def test_what_leaves_unpaid_costs_infinity(name, ledger):
 @pytest.mark.parametrize("name", ["Plain", "Counts", "Books", "Twice", "Weighs"])
 def test_careful_methods_cost_what_their_training_costs(name, ledger):
     assert all(0 < epsilon < math.inf for epsilon in epsilons(ledger(name)))
+
+
+@pytest.mark.parametrize(("name", "what"), [("First", "message class"), ("FirstRate", "training")])
+def test_what_one_client_alone_does_by_its_records_is_billed(name, what, ledger):
+    """Nobody did the same beside it, so that nothing says that the code, and not the records, decided."""
+    (asked,) = ledger(name).ledger
+    assert asked.epsilon == math.inf
+    assert [e.field for e in asked.entries if e.condition and "alone" in e.condition] == [f"update ({what})"]
+
+
+def test_one_client_alone_with_one_answer_costs_its_training(ledger):
+    assert 0 < ledger("FirstPlain").ledger[0].epsilon < math.inf
+
+
+def test_a_function_has_one_message_class_over_the_run(ledger):
+    with pytest.raises(ContractError, match="in another round"):
+        ledger("Later", rounds=2)
 
 
 @pytest.mark.parametrize("name", ["FalseFollows", "LaterFollows"])
