@@ -53,6 +53,7 @@ UNPAID = [
     "Number",
     "Publishes",
     "PublishesLater",
+    "PublishesQuietly",
     "Order",
     "MemoryOrder",
     "Doubled",
