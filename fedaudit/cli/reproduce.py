@@ -37,6 +37,7 @@ def reproduce(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it takes.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Run a table of one of the papers, and print published beside measured, with a verdict.
@@ -55,7 +56,7 @@ def reproduce(
 
     found, size = find_table(paper, table), _scale(scale)
     folder = out or Path("reproduced") / f"{found.paper}-{found.table}-{size}"
-    planned = plan(found, size, folder, budget, jobs, column, method, seeds)
+    planned = plan(found, size, folder, budget, jobs, column, method, seeds, measure and dry_run)
     fits = [one for one in planned if one.fits]
     left_out = [one for one in planned if not one.fits]
     if not as_json:

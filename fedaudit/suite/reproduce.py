@@ -48,10 +48,11 @@ def plan(
     columns: Sequence[str] = (),
     methods: Sequence[str] = (),
     seeds: int | None = None,
+    measure: bool = False,
 ) -> list[Planned]:
     """All runs of a table, first seeds first, with what fits into `budget` minutes.
 
-    Under a budget a round of each kind is tried out where nothing like it was measured; without one nothing is.
+    Under a budget, or to `measure`, a round of each kind is tried out where nothing like it was measured.
     """
     cells = wanted(table, scale, columns, methods, seeds)
     if not cells:
@@ -64,7 +65,7 @@ def plan(
                 made = make_cells(_suite([setting.model_dump()]), out)[-1]
                 runs.append((cell, made, available(setting.dataset, setting.data_dir)))
     there = [run for _, run, has_data in runs if has_data]
-    forecasts = {id(run): found for run, found in zip(there, forecast(there, budget is not None), strict=True)}
+    forecasts = {id(run): found for run, found in zip(there, forecast(there, measure or budget is not None), strict=True)}
     planned, spent = [], 0.0
     for cell, run, has_data in runs:
         if not has_data:

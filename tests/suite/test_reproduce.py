@@ -187,6 +187,14 @@ def test_a_budget_takes_first_seeds_first_and_adds_up(mine, tmp_path, monkeypatc
     assert all(p.fits for p in reproduce.plan(table, "cpu", tmp_path / "out"))
 
 
+def test_a_forecast_is_measured_where_that_is_asked_for(mine, tmp_path):
+    asked = ("mine", 7, "--scale", "cpu", "--out", tmp_path / "out", "--method", "constant", "--dry-run")
+    assert "Time: not known" in called(*asked).output
+    measured = called(*asked, "--measure")
+    assert "Time: about" in measured.output, measured.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_seed_that_failed_on_one_side_is_no_pair(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [Forecast(c, "new", 1, 1.0) for c in cells])
     monkeypatch.setattr(reproduce, "_record", lambda one: SimpleNamespace(rounds=[1, 2], seed=one.run.setting.seed))
