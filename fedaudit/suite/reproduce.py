@@ -65,7 +65,8 @@ def plan(
                 made = make_cells(_suite([setting.model_dump()]), out)[-1]
                 runs.append((cell, made, available(setting.dataset, setting.data_dir)))
     there = [run for _, run, has_data in runs if has_data]
-    forecasts = {id(run): found for run, found in zip(there, forecast(there, measure or budget is not None), strict=True)}
+    found_for = forecast(there, measure or budget is not None)
+    forecasts = {id(run): found for run, found in zip(there, found_for, strict=True)}
     planned, spent = [], 0.0
     for cell, run, has_data in runs:
         if not has_data:
