@@ -88,18 +88,25 @@ class World:
         """Client k's model before any training. Common: it follows from the seed and its architecture, and is the first
         model that `Method.init` builds on the server where that has the same one. Own: from the seed and k."""
         arch = self.archs[k]
-        if self.setting.init == "own":
-            start: tuple[object, ...] = (f"client {k}", "model")
-        else:
-            start = ("server", 0) if arch == self._arch_on_server else ("model", arch)
-        with seeded(self.setting.seed if seed is None else seed, *start):
+        if self.setting.init == "common" and seed is None:
+            return self.blank_model(k)
+        with seeded(self.setting.seed if seed is None else seed, *self._start(k)):
             return self.build(arch)
 
+    def _start(self, k: int) -> tuple[object, ...]:
+        """What client k's first model is drawn by, beside the seed."""
+        if self.setting.init == "own":
+            return f"client {k}", "model"
+        arch = self.archs[k]
+        return ("server", 0) if arch == self._arch_on_server else ("model", arch)
+
     def blank_model(self, k: int) -> models.Net:
-        """A model of client k's architecture whose weights are about to be replaced."""
+        """A model of client k's architecture whose weights are about to be replaced. Built once, and copied: where all
+        clients begin alike, it is what they begin with."""
         arch = self.archs[k]
         if arch not in self._templates:
-            self._templates[arch] = self.fresh_model(k)
+            with seeded(self.setting.seed, *self._start(k)):
+                self._templates[arch] = self.build(arch)
         return copy.deepcopy(self._templates[arch])
 
     def count(self, k: int) -> int:

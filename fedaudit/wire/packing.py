@@ -22,6 +22,7 @@ NAMES = {
     torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+PINNED = 1 << 28  # bytes of a message that pinned memory is kept for
 _PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
 Spans = dict[int, tuple[str, tuple[int, ...], int, int]]  # by number of the tensor: type, shape, begin, end
 
@@ -41,11 +42,21 @@ def at_home(tensors: Sequence[Tensor]) -> list[Tensor]:
         else:
             groups.setdefault((t.device, t.dtype), []).append(i)
     for group in groups.values():
-        flat = torch.cat([found[i].reshape(-1) for i in group]).cpu()
+        flat = _brought(torch.cat([found[i].reshape(-1) for i in group]))
         parts = flat.split([found[i].numel() for i in group])
         for i, part in zip(group, parts, strict=True):
             found[i] = part.view(found[i].shape)
     return found
+
+
+def _brought(flat: Tensor) -> Tensor:
+    """In main memory. Pinned memory takes it at the full rate, and is used again for the next message."""
+    if flat.device.type != "cuda" or flat.numel() * flat.element_size() > PINNED:
+        return flat.cpu()
+    here = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    here.copy_(flat, non_blocking=True)
+    torch.cuda.current_stream(flat.device).synchronize()
+    return here
 
 
 def packed(tensors: Sequence[Tensor], head: str) -> bytes:

@@ -2,17 +2,21 @@
 
 On disk: `index.jsonl`, one row per message or event, each behind its own checksum, append-only, flushed per row
 and synced per round; and two packs of tensors per round, model states apart from the rest so that old ones can be
-dropped. A pack is written before the row that refers to it, so a kill at any instant loses at most the message
-being written. Within a round a tensor is stored once however often it is sent.
+dropped. A pack is written before the row that refers to it, so a kill at any instant loses at most the messages
+being written. Within a round a tensor is stored once however often it is sent. Large messages are written behind, in
+their order, while the run goes on; nothing is on its way any more when a round ends.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +42,8 @@ from fedaudit.wire.release import Sent
 
 SERVER = "server"
 ACTIVE = "active-server"
+LARGE = 1 << 18  # bytes from which a message is written behind: below, handing it over takes as long as writing it
+BEHIND = 4  # messages that may be on their way to the disk at a time
 PACK = re.compile(r"([0-9]{6,})\.(?:weights|content)\.pack")  # the names of packs: no other file is touched
 
 
@@ -76,6 +82,8 @@ class TranscriptWriter:
         self._packs: dict[str, Any] = {}
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
         self._broadcast: tuple[bytes, list[Any]] | None = None  # the message that went down last, and its tensors
+        self._behind = ThreadPoolExecutor(1, "transcript")
+        self._pending: deque[Future[None]] = deque()
 
     def clock(self) -> float:
         """Seconds since the run began, resumptions joined: what an outsider can time."""
@@ -84,8 +92,32 @@ class TranscriptWriter:
     def begin_round(self, t: int) -> None:
         self._t = t
 
-    def message(self, blob: bytes, head: Header, **facts: Any) -> dict[str, Any]:
-        """Record one message; returns its row. `facts`: round, ask, fn, from, to, direction, fields, ..."""
+    def message(self, blob: bytes, head: Header, **facts: Any) -> None:
+        """Record one message. `facts`: round, ask, fn, from, to, direction, fields, ..."""
+        self._in_order(functools.partial(self._message, blob, head, {**self._next(), **facts}), len(blob))
+
+    def event(self, **facts: Any) -> None:
+        self._in_order(functools.partial(self._append, {**self._next(), "type": "event", **facts}), 0)
+
+    def _next(self) -> dict[str, Any]:
+        self.seq += 1
+        return {"seq": self.seq - 1, "at": self.clock()}
+
+    def _in_order(self, write: Callable[[], None], size: int) -> None:
+        """Write now, or after what is being written; a write that failed says so at the next one."""
+        while self._pending and (self._pending[0].done() or len(self._pending) >= BEHIND):
+            self._pending.popleft().result()
+        if size < LARGE and not self._pending:
+            write()
+        else:
+            self._pending.append(self._behind.submit(write))
+
+    def settle(self) -> None:
+        """Wait until everything is written that was recorded."""
+        while self._pending:
+            self._pending.popleft().result()
+
+    def _message(self, blob: bytes, head: Header, facts: dict[str, Any]) -> None:
         weights = state_tensors(head.tree)
         if self._broadcast is not None and self._broadcast[0] is blob:
             tensors = self._broadcast[1]  # the very bytes that went to another client of this ask
@@ -98,16 +130,12 @@ class TranscriptWriter:
                 tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
         if facts.get("direction") == "down":
             self._broadcast = blob, tensors
-        row = {"type": "message", **facts, "tree": head.tree, "tensors": tensors, "digest": head.digest}
-        self._append(row)
-        return row
-
-    def event(self, **facts: Any) -> None:
-        self._append({"type": "event", **facts})
+        self._append({"type": "message", **facts, "tree": head.tree, "tensors": tensors, "digest": head.digest})
 
     def end_round(self, t: int) -> int:
         """Sync, drop what is not kept, and return the index's length: the point to resume from."""
         self.event(event="round", round=t)
+        self.settle()
         for file in (*self._packs.values(), self._index):
             file.flush()
             os.fsync(file.fileno())
@@ -121,6 +149,7 @@ class TranscriptWriter:
         return self._index.tell()
 
     def close(self) -> None:
+        self._behind.shutdown()  # waits for what is being written
         for file in (*self._packs.values(), self._index):
             file.close()
         self._packs.clear()
@@ -142,11 +171,9 @@ class TranscriptWriter:
     def _append(self, row: dict[str, Any]) -> None:
         for file in self._packs.values():
             file.flush()
-        row = {"seq": self.seq, "at": self.clock(), **row}
         text = json.dumps(row, separators=(",", ":"), sort_keys=True).encode()
         self._index.write(xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n")
         self._index.flush()
-        self.seq += 1
 
 
 # --- reading ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,333 @@
+"""Where a round's time goes on a GPU: by phase, by kernel, and what ways there are to run a step of many networks.
+
+    python benchmarks/gpu_profile.py --out runs/profile                      # about two minutes on an H200
+    python benchmarks/gpu_profile.py --out runs/profile --only fedavg,ways --seconds 60
+    python benchmarks/gpu_profile.py --out runs/profile-tiny --tiny --device cpu   # that it runs
+
+By phase: functions of the harness are timed, the device waited for before and after each, so a phase's own time (without
+that of the phases inside it) adds up to the round's. By kernel: torch's profiler over one round, the ten longest. The
+lines are those of `gpu_speed.py`; the second round counts where there are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import torch  # noqa: E402
+from gpu_speed import COMPILED, LINES, SERIAL, STACKED, Bench  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.func import functional_call, vmap  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+PHASES = """
+fedaudit.runtime.runner:_Run._round _Run._evaluate _Run._commit _Run._check_traffic
+fedaudit.runtime.task:run_task received open_client encode
+fedaudit.runtime.world:World.blank_model World.fresh_model World.members World.site
+fedaudit.runtime.checkpoint:Store.client Store.put_client Store.settle Store._write
+fedaudit.runtime.party:Client.release Client.settle Client.fit Server.fit Party.optimise
+fedaudit.runtime.turns:Turn.go_on Turn._away Turn.__post_init__ Globals.put Globals.keep stacks
+fedaudit.runtime.meter:Meter.close Meter.__init__
+fedaudit.wire.channel:Wire.back Wire._record encode decode
+fedaudit.wire.transcript:TranscriptWriter.message TranscriptWriter.end_round
+fedaudit.wire.packing:at_home packed unpacked
+fedaudit.wire.codec:_digest _digest_there at_home packed unpacked
+fedaudit.training.fit:fit
+fedaudit.training.recorded:_capture
+fedaudit.training.stack:_Fitting.__init__ _Fitting._record _Fitting._step _Fitting.go _Fitting.result _mapped
+fedaudit.training.descent:_UnderWay.begin Descent.alone
+"""
+
+
+class Clock:
+    """Own and whole seconds of each wrapped function, and how often it was called; per thread, one at a time."""
+
+    def __init__(self, device: str):
+        self.device, self.rows = device, dict[str, list[float]]()
+        self._local = threading.local()
+
+    def sync(self) -> None:
+        if self.device.startswith("cuda") and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+
+    def wrap(self, name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            inside: list[float] = self._local.__dict__.setdefault("inside", [])
+            self.sync()
+            begun = time.perf_counter()
+            inside.append(0.0)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self.sync()
+                whole = time.perf_counter() - begun
+                row = self.rows.setdefault(name, [0.0, 0.0, 0])
+                row[0] += whole - inside.pop()
+                row[1] += whole
+                row[2] += 1
+                if inside:
+                    inside[-1] += whole
+
+        return timed
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """All phases wrapped. A name that is not there any more is left out."""
+        put_back = []
+        for line in PHASES.split("\n"):
+            module_name, _, names = line.partition(":")
+            if not names:
+                continue
+            module = importlib.import_module(module_name)
+            for path in names.split():
+                holder: Any = module
+                *above, last = path.split(".")
+                for part in above:
+                    holder = getattr(holder, part, None)
+                if (fn := vars(holder).get(last) if holder is not None else None) is None:
+                    continue
+                put_back.append((holder, last, fn))
+                setattr(holder, last, self.wrap(f"{module_name.rpartition('.')[2]}.{path}", fn))
+        try:
+            yield
+        finally:
+            for holder, last, fn in put_back:
+                setattr(holder, last, fn)
+
+
+class Profile(Bench):
+    """A bench whose variants are looked into instead of compared."""
+
+    ways: dict[str, list[dict[str, Any]]] = {
+        "fedavg": [SERIAL, COMPILED | {"precision": "tf32"}, STACKED | {"precision": "tf32"}, STACKED],
+        "fedfree_cnn": [SERIAL, STACKED],
+        "dfrd": [SERIAL, STACKED | {"precision": "tf32"}, COMPILED | {"precision": "tf32"}],
+        "dffke": [SERIAL, STACKED | {"precision": "tf32"}],
+    }
+    smaller: dict[str, Any] = {}
+
+    def variants(self, names: dict[str, dict[str, Any]], rounds: int = 2, **setting: Any) -> None:
+        rounds = min(rounds, 2)
+        setting |= self.smaller
+        for how in self.ways[self.name]:
+            key = "_".join(str(value) for value in how.values())
+            for kernels in (False, True):
+                if self.left() < 5 or (kernels and how["engine"] == "serial"):
+                    continue
+                try:
+                    found = (self.kernels if kernels else self.phases)(rounds, {**setting, **how})
+                except Exception as e:  # noqa: BLE001 (one way that fails must not cost the others)
+                    traceback.print_exc()
+                    found = {"failed": f"{type(e).__name__}: {e}".splitlines()[0]}
+                self.save(**{key + ("_kernels" if kernels else ""): found})
+
+    def phases(self, rounds: int, setting: dict[str, Any]) -> dict[str, Any]:
+        clock = Clock(self.device)
+        with clock.watching():
+            record, _, took = self.run(**setting, rounds=rounds, eval_every=1)
+        table = sorted(clock.rows.items(), key=lambda item: -item[1][0])
+        rows = {name: [round(own, 4), round(whole, 4), int(n)] for name, (own, whole, n) in table if whole > 0.003}
+        each = [round(r.wall_s, 3) for r in record.rounds]
+        return {"rounds_s": each, "run_s": round(took, 2), "own_whole_calls": rows, "notes": record.notes}
+
+    def kernels(self, rounds: int, setting: dict[str, Any]) -> dict[str, Any]:
+        activities = [torch.profiler.ProfilerActivity.CUDA if self.device != "cpu" else torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities) as seen:
+            record, _, _ = self.run(**setting, rounds=rounds, eval_every=rounds)
+        of = "self_device_time_total" if self.device != "cpu" else "self_cpu_time_total"
+        table = sorted(seen.key_averages(), key=lambda row: -getattr(row, of))
+        total = sum(getattr(row, of) for row in table)
+        top = [[row.key[:90], round(getattr(row, of) / 1e6, 4), row.count] for row in table[:14]]
+        return {"rounds_s": [round(r.wall_s, 3) for r in record.rounds], "kernels_s": round(total / 1e6, 3), "top": top}
+
+
+# --- ways to run a step of many networks -----------------------------------------------------------------------------
+
+
+def convnet(width: int = 128) -> nn.Module:
+    from fedaudit.training.models import build
+
+    return build("convnet" if width == 128 else f"convnet@{width / 128}", shape=(1, 28, 28), classes=10)
+
+
+def ways(bench: Profile) -> None:
+    """Milliseconds of one step of ten networks, recorded where there is a GPU."""
+    from fedaudit.training.models import build
+    from fedaudit.training.products import conv2d
+
+    device, cuda = torch.device(bench.device), bench.device.startswith("cuda")
+    M, B = (2, 4) if bench.tiny else (10, 64)
+
+    def clocked(step: Callable[[], Any], times: int = 20) -> float:
+        run = step
+        if cuda:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    step()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    step()
+            run = graph.replay
+        run()
+        bench.sync()
+        begun = time.perf_counter()
+        for _ in range(times):
+            run()
+        bench.sync()
+        return round((time.perf_counter() - begun) / times * 1000, 3)
+
+    def several(name: str, makes: dict[str, Callable[[], Callable[[], Any]]]) -> None:
+        found: dict[str, Any] = {}
+        for way, make in makes.items():
+            if bench.left() < 5:
+                break
+            try:
+                found[way] = clocked(make())
+            except Exception as e:  # noqa: BLE001
+                found[way] = f"{type(e).__name__}: {e}".splitlines()[0][:120]
+        bench.save(**{name: found})
+
+    def streams(step: Callable[[int], None]) -> Callable[[], None]:
+        if not cuda:
+            return lambda: [step(m) for m in range(M)][0]
+        lanes = [torch.cuda.Stream() for _ in range(M)]
+
+        def all_of_them() -> None:
+            here = torch.cuda.current_stream()
+            for m, lane in enumerate(lanes):
+                lane.wait_stream(here)
+                with torch.cuda.stream(lane):
+                    step(m)
+            for lane in lanes:
+                here.wait_stream(lane)
+
+        return all_of_them
+
+    def layer(last: bool, backward: bool) -> dict[str, Callable[[], Callable[[], Any]]]:
+        """A convolution 128 -> 128 on 14 x 14 of ten networks, forward and with the gradient of input and weight."""
+        form = torch.channels_last if last else torch.contiguous_format
+
+        def grouped() -> Callable[[], Any]:
+            x = torch.randn(B, M * 128, 14, 14, device=device).to(memory_format=form).requires_grad_()
+            w = torch.randn(M * 128, 128, 3, 3, device=device).to(memory_format=form).requires_grad_()
+            return lambda: torch.autograd.grad(F.conv2d(x, w, padding=1, groups=M).sum(), [x, w] if backward else [x])
+
+        def one_by_one(side: bool) -> Callable[[], Callable[[], Any]]:
+            def make() -> Callable[[], Any]:
+                x = [torch.randn(B, 128, 14, 14, device=device).to(memory_format=form).requires_grad_() for _ in range(M)]
+                w = [torch.randn(128, 128, 3, 3, device=device).to(memory_format=form).requires_grad_() for _ in range(M)]
+
+                def step(m: int) -> None:
+                    torch.autograd.grad(F.conv2d(x[m], w[m], padding=1).sum(), [x[m], w[m]] if backward else [x[m]])
+
+                return streams(step) if side else lambda: [step(m) for m in range(M)][0]
+
+            return make
+
+        def product() -> Callable[[], Any]:
+            x = torch.randn(M, B, 128, 14, 14, device=device, requires_grad=True)
+            w = torch.randn(M, 128, 128, 3, 3, device=device, requires_grad=True)
+            run = vmap(lambda x, w: conv2d(x, w, None, (1, 1)))
+            return lambda: torch.autograd.grad(run(x, w).sum(), [x, w] if backward else [x])
+
+        return {"grouped": grouped, "one by one": one_by_one(False), "streams": one_by_one(True), "products": product}
+
+    def whole(arch: str, batch: int, last: bool) -> dict[str, Callable[[], Callable[[], Any]]]:
+        """A training step of ten networks: gradients of all parameters."""
+        form = torch.channels_last if last else torch.contiguous_format
+
+        def nets() -> list[nn.Module]:
+            return [build(arch, shape=(1, 28, 28), classes=10).to(device, memory_format=form).train() for _ in range(M)]
+
+        def rows() -> tuple[Tensor, Tensor]:
+            x = torch.randn(M, batch, 1, 28, 28, device=device)
+            return x, torch.randint(10, (M, batch), device=device)
+
+        def apart() -> Callable[[], Any]:
+            models, (x, y) = nets(), rows()
+
+            def step(m: int) -> None:
+                loss = F.cross_entropy(models[m](x[m]), y[m])
+                torch.autograd.grad(loss, list(models[m].parameters()))
+
+            return streams(step)
+
+        def stacked(compile: bool) -> Callable[[], Callable[[], Any]]:
+            def make() -> Callable[[], Any]:
+                models, (x, y) = nets(), rows()
+                names = [name for name, _ in models[0].named_parameters()]
+                params = {n: torch.stack([dict(f.named_parameters())[n].detach() for f in models]) for n in names}
+                rest = {n: torch.stack([dict(f.named_buffers())[n] for f in models]) for n, _ in models[0].named_buffers()}
+                picks = F.one_hot(y, 10).float()
+
+                def one(p: Any, r: Any, x: Tensor, picked: Tensor) -> Tensor:
+                    return -(F.log_softmax(functional_call(models[0], {**p, **r}, (x,)), 1) * picked).sum(1).mean()
+
+                run: Any = vmap(one)
+                run = torch.compile(run, dynamic=False) if compile else run
+
+                def step() -> None:
+                    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+                    torch.autograd.grad(run(leaves, rest, x, picks).sum(), list(leaves.values()))
+
+                return step
+
+            return make
+
+        found = {"streams": apart, "stacked": stacked(False)}
+        return found | ({"stacked compiled": stacked(True)} if cuda and not last else {})
+
+    for precision in ("float32", "tf32"):
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        for deterministic in (True, False):
+            torch.use_deterministic_algorithms(deterministic)
+            torch.backends.cudnn.benchmark = not deterministic
+            said = f"{precision} {'deterministic' if deterministic else 'free'}"
+            for last in (False, True):
+                at = f"{said}{' channels_last' if last else ''}"
+                several(f"layer {at}", layer(last, True))
+                several(f"convnet {at}", whole("convnet", B, last))
+            several(f"layer to its input {said}", layer(False, False))
+            several(f"fedfree_cnn {said}", whole("fedfree_cnn", 10, False))
+    torch.use_deterministic_algorithms(False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="fedfree_cnn,fedavg,dfrd,ways,dffke")
+    parser.add_argument("--seconds", type=float, default=150.0, help="nothing further begins after these")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    chosen = parser.parse_args()
+    bench = Profile(chosen.out, chosen.device, chosen.tiny, chosen.seconds)
+    for name in chosen.only.split(","):
+        bench.name, bench.figures = name, {}
+        bench.save(torch=torch.__version__, seconds_left=round(bench.left(), 1))
+        try:
+            (ways if name == "ways" else LINES[name])(bench)
+        except Exception as e:  # noqa: BLE001 (a line that fails must not cost the others)
+            traceback.print_exc()
+            bench.save(failed=f"{type(e).__name__}: {e}".splitlines()[0])
+        print(json.dumps({name: round(bench.left(), 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
