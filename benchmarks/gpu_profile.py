@@ -4,9 +4,9 @@
     python benchmarks/gpu_profile.py --out runs/profile --only fedavg,ways --seconds 60
     python benchmarks/gpu_profile.py --out runs/profile-tiny --tiny --device cpu   # that it runs
 
-By phase: functions of the harness are timed, the device waited for before and after each, so a phase's own time (without
-that of the phases inside it) adds up to the round's. By kernel: torch's profiler over one round, the ten longest. The
-lines are those of `gpu_speed.py`; the second round counts where there are two.
+By phase: functions of the harness are timed, the device waited for before and after each, so a phase's own time
+(without that of the phases inside it) adds up to the round's. By kernel: torch's profiler over the run, the longest
+ones. The lines are those of `gpu_speed.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -112,17 +112,15 @@ class Clock:
 class Profile(Bench):
     """A bench whose variants are looked into instead of compared."""
 
-    ways: dict[str, list[dict[str, Any]]] = {
+    ways: ClassVar[dict[str, list[dict[str, Any]]]] = {
         "fedavg": [SERIAL, COMPILED | {"precision": "tf32"}, STACKED | {"precision": "tf32"}, STACKED],
         "fedfree_cnn": [SERIAL, STACKED],
         "dfrd": [SERIAL, STACKED | {"precision": "tf32"}, COMPILED | {"precision": "tf32"}],
         "dffke": [SERIAL, STACKED | {"precision": "tf32"}],
     }
-    smaller: dict[str, Any] = {}
 
     def variants(self, names: dict[str, dict[str, Any]], rounds: int = 2, **setting: Any) -> None:
         rounds = min(rounds, 2)
-        setting |= self.smaller
         for how in self.ways[self.name]:
             key = "_".join(str(value) for value in how.values())
             for kernels in (False, True):
@@ -145,7 +143,9 @@ class Profile(Bench):
         return {"rounds_s": each, "run_s": round(took, 2), "own_whole_calls": rows, "notes": record.notes}
 
     def kernels(self, rounds: int, setting: dict[str, Any]) -> dict[str, Any]:
-        activities = [torch.profiler.ProfilerActivity.CUDA if self.device != "cpu" else torch.profiler.ProfilerActivity.CPU]
+        activities = [
+            torch.profiler.ProfilerActivity.CUDA if self.device != "cpu" else torch.profiler.ProfilerActivity.CPU
+        ]
         with torch.profiler.profile(activities=activities) as seen:
             record, _, _ = self.run(**setting, rounds=rounds, eval_every=rounds)
         of = "self_device_time_total" if self.device != "cpu" else "self_cpu_time_total"
@@ -156,12 +156,6 @@ class Profile(Bench):
 
 
 # --- ways to run a step of many networks -----------------------------------------------------------------------------
-
-
-def convnet(width: int = 128) -> nn.Module:
-    from fedaudit.training.models import build
-
-    return build("convnet" if width == 128 else f"convnet@{width / 128}", shape=(1, 28, 28), classes=10)
 
 
 def ways(bench: Profile) -> None:
@@ -204,9 +198,13 @@ def ways(bench: Profile) -> None:
                 found[way] = f"{type(e).__name__}: {e}".splitlines()[0][:120]
         bench.save(**{name: found})
 
+    def one_after_another(step: Callable[[int], None]) -> None:
+        for m in range(M):
+            step(m)
+
     def streams(step: Callable[[int], None]) -> Callable[[], None]:
         if not cuda:
-            return lambda: [step(m) for m in range(M)][0]
+            return lambda: one_after_another(step)
         lanes = [torch.cuda.Stream() for _ in range(M)]
 
         def all_of_them() -> None:
@@ -231,13 +229,17 @@ def ways(bench: Profile) -> None:
 
         def one_by_one(side: bool) -> Callable[[], Callable[[], Any]]:
             def make() -> Callable[[], Any]:
-                x = [torch.randn(B, 128, 14, 14, device=device).to(memory_format=form).requires_grad_() for _ in range(M)]
-                w = [torch.randn(128, 128, 3, 3, device=device).to(memory_format=form).requires_grad_() for _ in range(M)]
+                x = [
+                    torch.randn(B, 128, 14, 14, device=device).to(memory_format=form).requires_grad_() for _ in range(M)
+                ]
+                w = [
+                    torch.randn(128, 128, 3, 3, device=device).to(memory_format=form).requires_grad_() for _ in range(M)
+                ]
 
                 def step(m: int) -> None:
                     torch.autograd.grad(F.conv2d(x[m], w[m], padding=1).sum(), [x[m], w[m]] if backward else [x[m]])
 
-                return streams(step) if side else lambda: [step(m) for m in range(M)][0]
+                return streams(step) if side else lambda: one_after_another(step)
 
             return make
 
@@ -274,7 +276,9 @@ def ways(bench: Profile) -> None:
                 models, (x, y) = nets(), rows()
                 names = [name for name, _ in models[0].named_parameters()]
                 params = {n: torch.stack([dict(f.named_parameters())[n].detach() for f in models]) for n in names}
-                rest = {n: torch.stack([dict(f.named_buffers())[n] for f in models]) for n, _ in models[0].named_buffers()}
+                rest = {
+                    n: torch.stack([dict(f.named_buffers())[n] for f in models]) for n, _ in models[0].named_buffers()
+                }
                 picks = F.one_hot(y, 10).float()
 
                 def one(p: Any, r: Any, x: Tensor, picked: Tensor) -> Tensor:

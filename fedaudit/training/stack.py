@@ -6,8 +6,8 @@ that it would get alone. Every model has its own rows and its own generator, and
 What comes out is what M calls of `fit` give, to rounding.
 
 The models need not have equally many records, nor take equally many steps. Batches of unequal size are filled up with
-rows that are masked out where a row's loss depends on that row alone, and are otherwise (batch norm, a loss that does
-not separate) trained in groups of one size. A model that is through leaves the stack.
+rows that are masked out, also of the statistics of batch norms (see `norms`); where a loss does not separate over rows,
+they are trained in groups of one size. A model that is through leaves the stack.
 
 Not everything can be stacked: `stacks` says which jobs can, and why the others cannot.
 """
@@ -43,6 +43,7 @@ from fedaudit.training.fit import (
     fit,
     train_mode,
 )
+from fedaudit.training.norms import MaskedNorms, Unmaskable, maskable
 from fedaudit.training.products import instead_of
 from fedaudit.training.recorded import (
     WORTH_IT,
@@ -174,8 +175,8 @@ def unlike(a: Job, b: Job) -> str | None:
     if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
         return "their optimisers or options differ"
     together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is no reason: `_never` came before
-    if not _fills(a) and a.batch != b.batch:
-        return "their batches differ in size, and the loss or batch norm looks at a whole batch"
+    if not (_fills(a) or _masks_norms(a)) and a.batch != b.batch:
+        return "their batches differ in size, and the loss or a layer looks at a whole batch"
     if together and (a.planned, a.option("until")) != (b.planned, None):
         return f"{a.option('opt').make.__name__} counts steps for all of a stack, and these take different numbers"
     try:
@@ -189,6 +190,12 @@ def _fills(job: Job) -> bool:
     """Whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
     frozen = job.option("norms", "batch") == "running"
     return job.option("separable", True) and all(rowwise(layer, frozen) for layer in job.model.modules())
+
+
+def _masks_norms(job: Job) -> bool:
+    """Whether a batch may be filled up if its batch norms leave out what fills it: nothing else mixes rows."""
+    layers = list(job.model.modules())
+    return job.option("separable", True) and all(maskable(layer) or rowwise(layer, False) for layer in layers)
 
 
 def rowwise(layer: nn.Module, frozen: bool) -> bool:
@@ -338,7 +345,16 @@ def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
 
     `compile` counts on a GPU only: there a step is many small kernels, and compiling takes seconds, on a CPU minutes.
     """
-    fitting = _Fitting(jobs, compile)
+    drawn = [job.rng.get_state() for job in jobs]
+    try:
+        return _fitted(_Fitting(jobs, compile))
+    except Unmaskable:  # batch norms inside that see other rows than the batch's: groups of one size
+        for job, state in zip(jobs, drawn, strict=True):
+            job.rng.set_state(state)
+        return _fitted(_Fitting(jobs, compile, by_size=True))
+
+
+def _fitted(fitting: _Fitting) -> list[Fitted]:
     try:
         fitting.go()
     finally:
@@ -346,14 +362,18 @@ def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
     return fitting.result()
 
 
+_Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
+
+
 class _Fitting:
-    def __init__(self, jobs: Sequence[Job], compile: bool):
+    def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False):
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # who is through first stands last
         self.order, self.jobs = order, [jobs[i] for i in order]
         first = self.jobs[0]
         how = stepper(first.option("opt"))
         assert isinstance(how, Stepper), how
         self.how, self.fills = how, _fills(first)
+        self.masks_norms = not self.fills and not by_size and _masks_norms(first)
         self.norms = first.option("norms", "batch")
         self.device = first.rows[0].device
         self.stack = build(self.jobs, how)
@@ -368,8 +388,8 @@ class _Fitting:
         self.mapped = _mapped(first, self.stack.given_dims, compile)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
-        self.recordings: dict[int, tuple[Recording, list[Tensor], Tensor | None]] = {}  # by rows in a batch
-        self.came: dict[int, int] = {}  # how often all had batches of that size
+        self.recordings: dict[_Form, tuple[Recording, list[Tensor], Tensor | None]] = {}
+        self.came: dict[_Form, int] = {}  # how often all had batches of that form
         self.idle: set[int] = set()  # through, but still in the stack, so that the shapes stay
         self.masks: dict[tuple[int, ...], Tensor] = {}
         self.mask_all = self.fills and (self.records or compile)  # one shape for all
@@ -402,6 +422,11 @@ class _Fitting:
         if self.fills:
             sizes = {i: len(self._index(i)) for i in self.active}
             return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
+        if self.masks_norms:
+            sizes = {i: len(self._index(i)) for i in self.active}
+            lone = [i for i, size in sizes.items() if size == 1]  # a batch norm may refuse it, and says so itself
+            if not lone and len(set(sizes.values())) > 1:
+                return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
         by_size: dict[int, list[int]] = {}
         for i in self.active:
             by_size.setdefault(len(self._index(i)), []).append(i)
@@ -436,12 +461,14 @@ class _Fitting:
         if not self.records or list(group) != self.active:
             return False
         sizes = {len(self._index(i)) for i in group}
-        size = self.usual if self.fills else max(sizes)
-        if max(sizes) > size or (not self.fills and len(sizes) > 1):
+        ragged = len(sizes) > 1
+        size = self.usual if self.fills or ragged else max(sizes)
+        if max(sizes) > size or (ragged and not (self.fills or self.masks_norms)):
             return False
-        if size not in self.recordings and not self._record(size, group):
+        form = size, ragged and not self.fills
+        if form not in self.recordings and not self._record(form, group):
             return False
-        recording, static, static_mask = self.recordings[size]
+        recording, static, static_mask = self.recordings[form]
         rows, mask = self._batch(self.slots, size)
         for mine, row in zip(static, rows, strict=True):
             mine.copy_(row)
@@ -450,24 +477,25 @@ class _Fitting:
         recording()
         return True
 
-    def _record(self, size: int, group: Sequence[int]) -> bool:
-        """The step of the whole stack with batches of this size, where enough of them are to come."""
-        self.came[size] = self.came.get(size, 0) + 1
-        often = size == self.usual or self.came[size] >= OFTEN
+    def _record(self, form: _Form, group: Sequence[int]) -> bool:
+        """The step of the whole stack with batches of this form, where enough of them are to come."""
+        size, usual = form[0], form == (self.usual, False)
+        self.came[form] = self.came.get(form, 0) + 1
+        often = usual or self.came[form] >= OFTEN
         if not often or max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
             return False
         static, mask = self._batch(self.slots, size)
         static_mask = None if mask is None else mask.clone()
         stack = self.stack
         made = self._choose(lambda: self._core(stack, static, static_mask), stack.tensors(), size)
-        if made is None and size != self.usual:
-            self.came[size] = -self.jobs[0].planned  # not again
+        if made is None and not usual:
+            self.came[form] = -self.jobs[0].planned  # not again
             return False
         if made is None:
             self.records = False
             self._shrink()
             return False
-        self.recordings[size] = made, static, static_mask
+        self.recordings[form] = made, static, static_mask
         return True
 
     def _choose(self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int) -> Recording | None:
@@ -607,11 +635,12 @@ class _Mapped:
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
         self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
         self._compile = compile
+        self._masks_norms = not _fills(job)
         self.products = False  # convolutions as products of matrices
 
     def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
         run = self._plain if mask is None else self._masked
-        if self._compile:
+        if self._compile and not (self._masks_norms and mask is not None):
             if (mask is None) not in self._compiled:
                 self._compiled[mask is None] = torch.compile(run, dynamic=False), rows[0].shape
             compiled, shape = self._compiled[mask is None]
@@ -625,7 +654,10 @@ class _Mapped:
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         f = Functional(self._caller, params, rest, self._places)
-        if torch.compiler.is_compiling() or not _on_gpu(rows):
+        if self._masks_norms and mask is not None:
+            with MaskedNorms(mask), _PICKS[self.products] if _on_gpu(rows) else nullcontext():
+                value = self._loss(f, *rows, **given)
+        elif torch.compiler.is_compiling() or not _on_gpu(rows):
             value = self._loss(f, *rows, **given)
         else:
             with _PICKS[self.products]:

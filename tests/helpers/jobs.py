@@ -22,6 +22,12 @@ def pulled(f: Any, x: Tensor, y: Tensor, towards: dict[str, Tensor]) -> Tensor:
     return cross_entropy(f(x), y, reduction="none") + 0.1 * far
 
 
+def mirrored(f: Any, x: Tensor, y: Tensor) -> Tensor:
+    """One value per row, through a pass of twice as many."""
+    straight, turned = f(torch.cat([x, x.flip(-1)])).chunk(2)
+    return cross_entropy(straight + turned, y, reduction="none")
+
+
 def until_fits(f: Any, x: Tensor, y: Tensor) -> bool:
     return float(cross_entropy(f(x), y)) < 0.5
 
@@ -56,6 +62,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "adam keeps each model's own count": {"arch": "cnn@0.25", "opt": adam(1e-2, weight_decay=1e-2)},
     "batch norm": {"arch": "cnn_bn@0.25", "opt": sgd(0.1, momentum=0.9)},
+    "batch norm, own batch sizes": {
+        "arch": "cnn_bn@0.25",
+        "opt": sgd(0.1, momentum=0.9),
+        "each": lambda i, m: {"batch": (3, 8, 64, 5)[i], "epochs": 3},
+    },
+    "batch norm that sees other rows": {"arch": "cnn_bn@0.25", "loss": mirrored},
     "batch norm left alone": {"arch": "cnn_bn@0.25", "norms": "running"},
     "until": {"arch": "mlp", "epochs": 15, "until": until_fits},
     "until with batch norm": {"arch": "cnn_bn@0.25", "epochs": 15, "until": until_fits},

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from jobs import CASES, COUNTS, distance, make
+from jobs import CASES, COUNTS, distance, held_out, make, mirrored
 from torch import Tensor, nn
 
 from fedaudit import adam
 from fedaudit.training.fit import Opt, Turns
-from fedaudit.training.stack import Job, _filled, _Picks, fit_together, stacks, why_not
+from fedaudit.training.norms import MaskedNorms
+from fedaudit.training.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -33,6 +35,46 @@ def test_until_ends_the_models_at_different_times() -> None:
     """Else the cases above would not show that a model leaves the stack alone."""
     for case in ("until", "until with batch norm"):
         assert len({job.alone().epochs for job in make(counts=COUNTS, **CASES[case])}) > 1
+
+
+def test_unequal_models_with_batch_norm_take_their_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their batches are filled up: no step is taken for one of them alone."""
+    taken: list[int] = []
+    step = _Fitting._step
+
+    def counted(self: _Fitting, group: Any) -> None:
+        taken.append(len(group))
+        step(self, group)
+
+    monkeypatch.setattr(_Fitting, "_step", counted)
+    jobs = make("cnn_bn@0.25", COUNTS)
+    fit_together(jobs)
+    assert len(taken) == 16, "as many as the longest takes: 30 rows in batches of 4, twice"
+    taken.clear()
+    fit_together(make("cnn_bn@0.25", COUNTS, loss=mirrored))
+    assert len(taken) > 16, "where batch norms see other rows there are groups of one size"
+
+
+def test_a_batch_norm_without_its_filling_is_that_of_the_rows() -> None:
+    """Output, gradients and running statistics, for rows, signals and images."""
+    counts, n = torch.arange(8) < 5, 5
+    for make_norm, shape in ((nn.BatchNorm1d, (3,)), (nn.BatchNorm1d, (3, 4)), (nn.BatchNorm2d, (3, 4, 2))):
+        norms = [make_norm(3, momentum=0.3, dtype=torch.float64) for _ in range(2)]
+        x, weights = 3 + torch.randn(8, *shape, dtype=torch.float64), torch.randn(n, *shape, dtype=torch.float64)
+        found = []
+        for norm, masked in zip(norms, (False, True), strict=True):
+            with torch.no_grad():
+                norm.weight.copy_(torch.tensor([0.5, 2.0, -1.0]))
+                norm.bias.copy_(torch.tensor([0.1, 0.0, 3.0]))
+            mine = x.clone().requires_grad_()
+            with MaskedNorms(counts) if masked else nullcontext():
+                out = norm(mine if masked else mine[:n])[:n]
+            gradients = torch.autograd.grad((out * weights).sum(), [mine, norm.weight, norm.bias])
+            found.append([out, *norm.buffers(), *gradients])
+            with MaskedNorms(counts) if masked else nullcontext():
+                found[-1].append(norm.eval()(x))  # by the running statistics: nothing to leave out
+        for wanted, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-11, rtol=0)
 
 
 def test_parts_that_take_turns() -> None:
@@ -75,13 +117,14 @@ def test_groups_are_by_what_must_be_equal() -> None:
         *make("mlp", [12], opt=adam()),
         *map(drop, make("mlp", [12])),
         *make("cnn_bn@0.25", [12, 3]),
+        *make("mlp", [12, 3], loss=held_out, separable=False, given={"held": torch.ones(4)}),
     ]
     groups, alone = stacks(jobs)
-    assert groups == [[0, 1, 4], [3, 5]]
-    assert alone.keys() == {2, 6, 7, 8}
+    assert groups == [[0, 1, 4], [3, 5], [7, 8]]
+    assert alone.keys() == {2, 6, 9, 10}
     assert alone[2] == "the models differ"
     assert "dropout" in alone[6]
-    assert "whole batch" in alone[8]
+    assert "whole batch" in alone[10]
 
 
 def test_hooks_with_other_numbers_are_other_models() -> None:

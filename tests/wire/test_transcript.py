@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedaudit.errors import ThreatError, TranscriptError
 from fedaudit.runtime.task import Done
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import encode, read_header
-from fedaudit.wire.transcript import Transcript, TranscriptWriter
+from fedaudit.wire.transcript import BEHIND, LARGE, Transcript, TranscriptWriter
 
 
 def shared(k, t=1):
@@ -148,6 +149,50 @@ def test_readable_while_being_written(tmp_path):
         wire.back(Done(k, b"", encode(shared(k))), "share", "cpu")
     *_, last = Transcript(tmp_path).entries()
     assert torch.equal(last["e"], shared(0).e)
+    writer.close()
+
+
+def test_large_messages_are_written_behind_and_in_order(tmp_path, monkeypatch):
+    """The disk is slow here: small messages wait for the large ones before them, and a round for all."""
+    store = TranscriptWriter._store
+
+    def slow(self, data, pack):
+        time.sleep(0.02 if len(data) >= LARGE else 0.0)
+        return store(self, data, pack)
+
+    monkeypatch.setattr(TranscriptWriter, "_store", slow)
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    writer.begin_round(1)
+    wire = Wire(writer, 1)
+    large = {k: Sent(State({"w": torch.full((LARGE,), float(k))})) for k in range(6)}
+    for k, _ in wire.down(large):
+        wire.back(Done(k, b"", encode(shared(k))), "update", "cpu")
+        assert len(writer._pending) <= BEHIND
+    assert writer._pending, "nothing was written behind, so nothing was shown"
+    offset = writer.end_round(1)
+    assert offset == (tmp_path / "index.jsonl").stat().st_size
+    entries = list(Transcript(tmp_path).entries())
+    assert [(e.seq, e.direction, e.client) for e in entries] == [
+        (2 * k + up, d, k) for k in range(6) for up, d in enumerate(("down", "up"))
+    ]
+    for k in range(6):
+        assert torch.equal(entries[2 * k]["w"]["w"], torch.full((LARGE,), float(k)))
+        assert torch.equal(entries[2 * k + 1]["e"], shared(k).e)
+    writer.close()
+
+
+def test_a_write_behind_that_fails_is_said(tmp_path, monkeypatch):
+    def full(self, data, pack):
+        raise OSError("no space left on device")
+
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    writer.begin_round(1)
+    wire = Wire(writer, 1)
+    monkeypatch.setattr(TranscriptWriter, "_store", full)
+    blob = encode(Sent(State({"w": torch.zeros(LARGE)})))
+    wire._record(blob, read_header(blob), "down", 0, 0, "update", {}, at=0.0)
+    with pytest.raises(OSError, match="no space left"):
+        writer.end_round(1)
     writer.close()
 
 

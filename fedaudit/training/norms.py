@@ -1,0 +1,71 @@
+"""Batch norms that leave out the rows that fill a batch up.
+
+In a stack of models batches of unequal size are filled up to one size. A batch norm in training would take the filling
+into its statistics; here mean and variance are those of the rows that count, and so are the running ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class Unmaskable(RuntimeError):
+    """A batch norm saw other rows than those of the batch: which of them count is not known."""
+
+
+def maskable(layer: nn.Module) -> bool:
+    """Whether a layer is a batch norm whose statistics can leave rows out: torch's own kinds, another's may differ."""
+    return type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and cast(Any, layer).momentum is not None
+
+
+class MaskedNorms(TorchFunctionMode):
+    """While it is entered, batch norms in training take the statistics of the rows in `mask` (True: it counts)."""
+
+    def __init__(self, mask: Tensor):
+        super().__init__()
+        self._mask = mask
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {**dict(zip(_NAMES, args, strict=False)), **(kwargs or {})} if func is F.batch_norm else {}
+        if given.get("training"):
+            return batch_norm(self._mask, **given)
+        return func(*args, **(kwargs or {}))
+
+
+_NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def batch_norm(
+    mask: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """What torch's gives in training for the rows in `mask` alone; the other rows come out normalised likewise."""
+    if len(input) != len(mask):
+        raise Unmaskable(f"a batch norm saw {len(input)} rows of a batch of {len(mask)}")
+    over = [0, *range(2, input.dim())]
+    counts = mask.view(-1, *[1] * (input.dim() - 1))
+    n = mask.sum().to(input.dtype) * input[0, 0].numel()
+    mean = torch.where(counts, input, 0.0).sum(over, keepdim=True) / n
+    apart = input - mean
+    var = torch.where(counts, apart, 0.0).square().sum(over, keepdim=True) / n
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            running_mean.mul_(1 - momentum).add_(momentum * mean.detach().flatten())
+            running_var.mul_(1 - momentum).add_(momentum * (var.detach().flatten() * (n / (n - 1))))
+    out = apart * (var + eps).rsqrt()
+    shape = (-1, *[1] * (input.dim() - 2))
+    if weight is not None:
+        out = out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
