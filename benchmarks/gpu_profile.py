@@ -52,6 +52,9 @@ fedaudit.training.descent:_UnderWay.begin Descent.alone
 """
 
 
+TF32 = {"precision": "tf32"}
+
+
 class Clock:
     """Own and whole seconds of each wrapped function, and how often it was called; per thread, one at a time."""
 
@@ -112,19 +115,19 @@ class Clock:
 class Profile(Bench):
     """A bench whose variants are looked into instead of compared."""
 
-    ways: ClassVar[dict[str, list[dict[str, Any]]]] = {
-        "fedavg": [SERIAL, COMPILED | {"precision": "tf32"}, STACKED | {"precision": "tf32"}, STACKED],
-        "fedfree_cnn": [SERIAL, STACKED],
-        "dfrd": [SERIAL, STACKED | {"precision": "tf32"}, COMPILED | {"precision": "tf32"}],
-        "dffke": [SERIAL, STACKED | {"precision": "tf32"}],
+    ways: ClassVar[dict[str, list[tuple[dict[str, Any], bool]]]] = {  # how, and whether its kernels are looked at
+        "fedavg": [(COMPILED | TF32, True), (STACKED | TF32, True), (SERIAL, False)],
+        "fedfree_cnn": [(STACKED, True), (SERIAL, False)],
+        "dfrd": [(STACKED | TF32, True), (SERIAL, False), (COMPILED | TF32, False)],
+        "dffke": [(STACKED | TF32, True), (SERIAL, False)],
     }
 
     def variants(self, names: dict[str, dict[str, Any]], rounds: int = 2, **setting: Any) -> None:
         rounds = min(rounds, 2)
-        for how in self.ways[self.name]:
+        for how, looked_at in self.ways[self.name]:
             key = "_".join(str(value) for value in how.values())
-            for kernels in (False, True):
-                if self.left() < 5 or (kernels and how["engine"] == "serial"):
+            for kernels in (False, True) if looked_at else (False,):
+                if self.left() < 8:
                     continue
                 try:
                     found = (self.kernels if kernels else self.phases)(rounds, {**setting, **how})
@@ -296,27 +299,27 @@ def ways(bench: Profile) -> None:
             return make
 
         found = {"streams": apart, "stacked": stacked(False)}
-        return found | ({"stacked compiled": stacked(True)} if cuda and not last else {})
+        compiled = cuda and not last and arch == "convnet" and torch.backends.cudnn.allow_tf32
+        return found | ({"stacked compiled": stacked(True)} if compiled else {})
 
-    for precision in ("float32", "tf32"):
+    for precision, deterministic in (("tf32", True), ("float32", True), ("tf32", False)):
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        for deterministic in (True, False):
-            torch.use_deterministic_algorithms(deterministic)
-            torch.backends.cudnn.benchmark = not deterministic
-            said = f"{precision} {'deterministic' if deterministic else 'free'}"
-            for last in (False, True):
-                at = f"{said}{' channels_last' if last else ''}"
-                several(f"layer {at}", layer(last, True))
-                several(f"convnet {at}", whole("convnet", B, last))
-            several(f"layer to its input {said}", layer(False, False))
-            several(f"fedfree_cnn {said}", whole("fedfree_cnn", 10, False))
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.benchmark = not deterministic
+        said = f"{precision} {'deterministic' if deterministic else 'free'}"
+        for last in (False, True):
+            at = f"{said}{' channels_last' if last else ''}"
+            several(f"layer {at}", layer(last, True))
+            several(f"layer to its input {at}", layer(last, False))
+            several(f"convnet {at}", whole("convnet", B, last))
+        several(f"fedfree_cnn {said}", whole("fedfree_cnn", 10, False))
     torch.use_deterministic_algorithms(False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="fedfree_cnn,fedavg,dfrd,ways,dffke")
+    parser.add_argument("--only", default="fedfree_cnn,fedavg,ways,dfrd,dffke")
     parser.add_argument("--seconds", type=float, default=150.0, help="nothing further begins after these")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import THREADS
 
+THREADS = 1
 # VmHWM and not ru_maxrss: a process inherits the latter from the one that started it, here pytest with all of torch.
 RUN = """
 import json, sys, torch
