@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import ACTIVE, Threat, TranscriptView
 
 NOBODY = "has nobody to attack but itself"
+A_WHILE = 1.0  # seconds of attacking that nobody wants to lose
 
 
 def attack_run(
@@ -39,11 +40,13 @@ def attack_run(
     threat: str = "server",
     clients: list[int] | None = None,
     watch: Watch | None = None,
+    failed: Callable[[str, Exception], None] | None = None,
 ) -> list[AnyResult]:
     """Run attacks on a run folder, score them, and add the results to its record.
 
-    An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, and every
-    membership result is held against them.
+    An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, first of
+    all: every membership result is held against them. What took a while is kept as soon as it is there. Who gives
+    `failed` is told there of an attack that goes wrong, and the others run; else it is raised.
     """
     run = RunFolder(folder)
     world = run.world
@@ -56,17 +59,38 @@ def attack_run(
     named = {name for name, _ in chosen}
     blind = [made(name) for name in names("attacks") if find(name, "attacks").blind]  # type: ignore[attr-defined]
     chosen += [(name, attack) for name, attack in blind if name not in named]
-    found = []
-    with compute(world):
-        for number, (name, attack) in enumerate(chosen):
-            (watch or unwatched)(number, len(chosen), name)
-            found.append(_one(attack, name, run, world, parsed, clients))
-    _judge(found)
     before = {(r.attack, r.threat): r for r in run.record.attacks}
-    results = [result for result, _ in found if result.attack in named or _is_news(result, before)]
-    known = before | {(r.attack, r.threat): r for r in results}
-    save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
-    return results
+    found: dict[str, AnyResult] = {}
+    baselines: list[tuple[AnyResult, list[Attacked]]] = []
+
+    def save() -> list[AnyResult]:
+        there = [found[name] for name, _ in chosen if name in found]
+        results = [result for result in there if result.attack in named or _is_news(result, before)]
+        known = before | {(r.attack, r.threat): r for r in results}
+        save_attacks(run.folder, run.record.transcript_digest, [known[key] for key in sorted(known)])
+        return results
+
+    saved = time.perf_counter()
+    with compute(world):
+        for number, (name, attack) in enumerate(sorted(chosen, key=lambda item: not item[1].blind)):
+            (watch or unwatched)(number, len(chosen), name)
+            try:
+                one = _one(attack, name, run, world, parsed, clients)
+            except Exception as e:
+                if failed is None:
+                    raise
+                failed(name, e)
+                continue
+            found[name] = one[0]
+            if attack.blind:
+                baselines.append(one)
+                continue
+            _judge([*baselines, one])
+            if time.perf_counter() > saved + A_WHILE:
+                save()
+                saved = time.perf_counter()
+    _judge(baselines)
+    return save()
 
 
 def rescore(folder: Path | str) -> list[AnyResult]:

@@ -183,6 +183,8 @@ def _tpr_interval(inside: Floats, outside: Floats, fpr: float, confidence: float
     Beta(c + 1/2, m - c + 1/2). The limits are quantiles of this mixture. With the threshold taken as known, an interval
     covers far less than it promises: half of the uncertainty is the threshold's.
     """
+    from scipy.optimize import brentq  # slow to import, and not every command scores
+
     n1, n0 = len(inside), len(outside)
     spread = 6 * math.sqrt(n0 * fpr * (1 - fpr)) + 6
     j = np.arange(max(0, math.floor(n0 * fpr - spread)), min(n0, math.ceil(n0 * fpr + spread)) + 1)
@@ -195,12 +197,7 @@ def _tpr_interval(inside: Floats, outside: Floats, fpr: float, confidence: float
     c = np.clip(level + slope * (j - centre), 0, n1)
 
     def quantile(p: float) -> float:
-        low, high = 0.0, 1.0
-        for _ in range(40):
-            middle = (low + high) / 2
-            below = float(weight @ betainc(c + 0.5, n1 - c + 0.5, middle))
-            low, high = (middle, high) if below < p else (low, middle)
-        return (low + high) / 2
+        return float(brentq(lambda rate: float(weight @ betainc(c + 0.5, n1 - c + 0.5, rate)) - p, 0, 1))
 
     tail = (1 - confidence) / 2
     return quantile(tail), quantile(1 - tail)

@@ -27,7 +27,7 @@ from fedaudit.setting import Setting
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
 VERSIONS = ("fedaudit", "torch", "opacus")  # that matter: results of others are not the same result
 ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
-_parsed: dict[tuple[str, int, int], tuple[str, ast.Module]] = {}
+_parsed: dict[tuple[str, str, int, int], tuple[str, list[str]]] = {}
 
 
 def sources(classes: Iterable[type]) -> dict[str, str]:
@@ -39,8 +39,8 @@ def sources(classes: Iterable[type]) -> dict[str, str]:
         path = _file(name)
         if name in found or path is None:
             continue
-        found[name], tree = _read(path)
-        waiting += [other for other in _imported(name, tree) if _beside(other, name)]
+        found[name], imports = _read(name, path)
+        waiting += [other for other in imports if _beside(other, name)]
     return dict(sorted(found.items()))
 
 
@@ -123,8 +123,7 @@ def _beside(other: str, name: str) -> bool:
     return mine is not None and theirs is not None and mine.parent == theirs.parent and not _is_library(theirs)
 
 
-def _imported(name: str, tree: ast.Module) -> Iterator[str]:
-    is_package = (path := _file(name)) is not None and path.name == "__init__.py"
+def _imported(name: str, tree: ast.Module, is_package: bool) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -151,12 +150,13 @@ def _file(name: str) -> Path | None:
     return Path(origin) if origin and origin.endswith(".py") and Path(origin).is_file() else None
 
 
-def _read(path: Path) -> tuple[str, ast.Module]:
+def _read(name: str, path: Path) -> tuple[str, list[str]]:
+    """The digest of a module, and what it imports."""
     stat = path.stat()
-    key = (str(path), stat.st_mtime_ns, stat.st_size)
+    key = (name, str(path), stat.st_mtime_ns, stat.st_size)
     if key not in _parsed:
         tree = ast.parse(path.read_bytes())
-        _parsed[key] = _digest(_text(tree)), tree
+        _parsed[key] = _digest(_text(tree)), list(_imported(name, tree, path.name == "__init__.py"))
     return _parsed[key]
 
 

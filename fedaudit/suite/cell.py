@@ -131,19 +131,24 @@ def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = No
 
 
 def _attack(cell: Cell, watch: Watch | None) -> list[str]:
-    """The attacks one by one: each is kept when it is through, and one that fails does not stop the others."""
-    errors = []
-    # Blind baselines come last: each of the others brings them along.
-    for spec, threat in sorted(missing(cell, read_record(cell.folder)), key=lambda item: made(item[0])[1].blind):
-        if (spec, threat) not in missing(cell, read_record(cell.folder)):
-            continue
-        name = spec if isinstance(spec, str) else spec["attack"]
-        if watch:
-            watch(cell.setting.rounds, cell.setting.rounds, f"attack {name} by {threat}")
-        try:
-            attack_run(cell.folder, attacks=[spec], threat=threat)
-        except Exception as e:  # noqa: BLE001 (as above: somebody's attack)
+    """The attacks, by threat: each is kept when it is through, and one that fails does not stop the others."""
+    errors: list[str] = []
+    wanted: dict[str, list[Spec]] = {}
+    for spec, threat in missing(cell, read_record(cell.folder)):
+        wanted.setdefault(threat, []).append(spec)
+    for threat, specs in wanted.items():
+
+        def tell(_: float, __: float, name: str, threat: str = threat) -> None:
+            if watch:
+                watch(cell.setting.rounds, cell.setting.rounds, f"attack {name} by {threat}")
+
+        def failed(name: str, e: Exception, threat: str = threat) -> None:
             errors.append(f"attack {name} by {threat}: {_text(e)}")
+
+        try:
+            attack_run(cell.folder, attacks=specs, threat=threat, watch=tell, failed=failed)
+        except Exception as e:  # noqa: BLE001 (as above: somebody's attack, or its setting)
+            errors.append(f"attacks by {threat}: {_text(e)}")
     return errors
 
 

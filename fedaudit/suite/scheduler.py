@@ -50,7 +50,7 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
             return
         if (first := first_setting(setting)) is not None:
             add(first)
-        attacks, trials = (wanted, suite.trials) if name in listed else ([], 0)
+        attacks, trials = (wanted, suite.tries(setting)) if name in listed else ([], 0)
         cells[name] = Cell(out / "runs" / name, setting, attacks, suite.threats, trials)
 
     for setting in settings:

@@ -26,7 +26,12 @@ class Suite(Frozen):
     attacks: list[str | dict[str, Any]] | None = None  # None: all there are; []: none
     threats: list[str] = Field(default_factory=lambda: ["server"])
     trials: int = Field(0, ge=0)  # of each protected release, to hold its claimed epsilon against; 0: it is not tried
+    trials_on: list[int] | None = None  # seeds whose runs' claims are tried; None: of all
     budgets: list[Budget] = Field(default_factory=list)
+
+    def tries(self, setting: Setting) -> int:
+        """How many trials the claims of a cell get."""
+        return self.trials if self.trials_on is None or setting.seed in self.trials_on else 0
 
     def cells(self) -> list[Setting]:
         """Every setting, methods outermost. A method's own keys win over the grid, the grid's over the base."""
@@ -99,6 +104,8 @@ def _check(suite: Suite) -> None:
         describe(name)
     for cell in cells:
         read_policies(cell.privacy, KINDS)
+    if strangers := set(suite.trials_on or ()) - {cell.seed for cell in cells}:
+        raise SettingError(f"trials_on = {suite.trials_on}: no cell has the seed {min(strangers)}.")
     _once("attack", [made(spec)[0] for spec in suite.wanted()])
     for threat in suite.threats:
         Threat.parse(threat)

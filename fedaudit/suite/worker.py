@@ -18,7 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-USUAL = ("torch._dynamo", "scipy.stats", "sklearn.datasets")  # imported on first use: by optimisers, scores, digits
+# Imported on first use: by optimisers, scores, digits, baselines.
+USUAL = ("torch._dynamo", "scipy.stats", "sklearn.datasets", "sklearn.ensemble")
 FORK = sys.platform == "linux"  # elsewhere forking is not safe under all libraries: a process then serves one cell
 
 

@@ -194,6 +194,12 @@ def test_blind_baselines_always_run_and_are_at_chance_on_the_honest_split(skewed
     assert set(gaps.against_blind) == {"blind_nearest", "blind_pixels", "blind_prior"}
 
 
+def test_baselines_by_themselves_are_judged(skewed):
+    results = attack_run(skewed, attacks=["blind_prior", "blind_nearest"], clients=[1])
+    assert [r.attack for r in results[:2]] == ["blind_prior", "blind_nearest"]
+    assert all("split is broken" in r.verdict for r in results), "or that there is no sign of it"
+
+
 def test_a_split_that_gives_members_other_classes_is_caught(skewed, monkeypatch):
     rows = World.members, World.nonmembers
 

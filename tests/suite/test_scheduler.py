@@ -50,6 +50,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ('attacks = [{ attack = "loss", stepps = 3 }]', "Unknown setting of loss 'stepps'"),
         ("attacks = [{ name = 'loss' }]", "names no attack"),
         ('attacks = ["loss", "loss"]', "'loss' is listed twice"),
+        ("trials = 9\ntrials_on = [3]", "no cell has the seed 3"),
         ('threats = ["sever"]', "Unknown threat 'sever'"),
         ("[base.privacy.embedings]\nepsilon = 1", "'embedings'.*Did you mean 'embeddings'"),
         ("[base.privacy.weights]\nepsilon = 1", "Use DP-SGD"),
@@ -162,6 +163,32 @@ def test_one_failing_attack_fails_its_cell_and_stops_no_other_attack(tmp_path):
     assert cell.status == "failed"
     assert cell.reason.startswith("attack suite_tools:BrokenAttack by server: ZeroDivisionError")
     assert "loss" in [a.attack for a in read_record(cell.folder).attacks]
+
+
+def test_attacks_of_a_cell_share_its_blind_baselines(tmp_path, monkeypatch):
+    """Each membership result is held against them; they are made once for a threat, not once for each attack."""
+    from fedaudit.attacks.blind_prior import BlindPrior
+
+    made = []
+    of = BlindPrior.run
+    monkeypatch.setattr(BlindPrior, "run", lambda self, scene: made.append(scene.target) or of(self, scene))
+    cell = Cell(tmp_path / "a", Setting.make(**SMALL), ["loss", "entropy"], ["server", "outsider"])
+    carry_out(cell)
+    assert cell.status == "done"
+    clients = list(range(cell.setting.clients))
+    assert made == [*clients, *clients]
+    found = {(a.attack, a.threat): a for a in read_record(cell.folder).attacks}
+    for name in ("loss", "entropy"):
+        for threat in ("server", "outsider"):
+            assert set(found[name, threat].against_blind) == {"blind_nearest", "blind_pixels", "blind_prior"}
+            assert found[name, threat].verdict
+
+
+def test_claims_are_tried_in_runs_of_the_named_seeds_alone(tmp_path):
+    suite = Suite(base=SMALL | {"rounds": 1}, grid={"seed": [0, 1, 2]}, trials=20, trials_on=[1])
+    assert [(cell.setting.seed, cell.trials) for cell in make_cells(suite, tmp_path)] == [(0, 0), (1, 20), (2, 0)]
+    everywhere = make_cells(suite.model_copy(update={"trials_on": None}), tmp_path)
+    assert [cell.trials for cell in everywhere] == [20, 20, 20]
 
 
 def test_a_killed_cell_stops_no_other(quick, tmp_path):  # noqa: F811
