@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError
 from fedaudit.wire.message import DTYPES, Dtype, LowRank, Record, State, class_named
-from fedaudit.wire.packing import at_home, packed, raw, unpacked
+from fedaudit.wire.packing import brought, gathered, packed, raw, unpacked
 from fedaudit.wire.svd import recombined
 
 FORMAT = 1
@@ -74,25 +74,31 @@ class _Encoder:
 
     def settle(self) -> list[Tensor]:
         """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
+        there, checked = gathered(self.tensors), dict(self._finite)
         # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
-        sums = [self.tensors[i].detach().sum().double() for i, _ in self._finite]
+        sums: list[tuple[Tensor, list[int]]] = []
+        for group, whole in there:  # one sum for what was gathered, where all of it must be finite
+            if whole.is_floating_point() and checked.keys() >= {i for i in group if self.tensors[i].numel()}:
+                sums.append((whole.sum().double(), [i for i in group if i in checked]))
+        summed = {i for _, group in sums for i in group}
+        sums += [(self.tensors[i].detach().sum().double(), [i]) for i in checked if i not in summed]
         by_device: dict[torch.device, list[int]] = {}
-        for n, of_one in enumerate(sums):
-            by_device.setdefault(of_one.device, []).append(n)
+        for n, (of_some, _) in enumerate(sums):
+            by_device.setdefault(of_some.device, []).append(n)
         suspect = [
-            n
-            for group in by_device.values()
-            for n, fine in zip(group, torch.stack([sums[n] for n in group]).isfinite().tolist(), strict=True)
+            i
+            for of_device in by_device.values()
+            for n, fine in zip(of_device, torch.stack([sums[n][0] for n in of_device]).isfinite().tolist(), strict=True)
             if not fine
+            for i in sums[n][1]
         ]
-        for n in sorted(suspect):
-            i, where = self._finite[n]
+        for i in sorted(suspect):
             if not bool(torch.isfinite(self.tensors[i]).all()):
                 raise WireError(
-                    f"{where} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
+                    f"{checked[i]} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
                     "such values are meant, declare the field with finite=False."
                 )
-        return at_home(self.tensors)
+        return brought(self.tensors, there)
 
     def node(self, value: Any, where: str, dtype: str | None = None, finite: bool = True) -> Any:
         match value:

@@ -24,6 +24,7 @@ NAMES = {
 }  # fmt: skip
 PINNED = 1 << 28  # bytes of a message that pinned memory is kept for
 _PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
+Gathered = tuple[list[int], Tensor]
 Spans = dict[int, tuple[str, tuple[int, ...], int, int]]  # by number of the tensor: type, shape, begin, end
 
 
@@ -34,19 +35,31 @@ def raw(t: Tensor) -> Any:
 
 def at_home(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors in main memory, dense; those of one GPU and type in one transfer, then parts of one memory."""
-    found: list[Tensor] = [t.detach() for t in tensors]
+    return brought(tensors, gathered(tensors))
+
+
+def gathered(tensors: Sequence[Tensor]) -> list[Gathered]:
+    """What lies on GPUs: of each GPU and type the numbers of the tensors, and all of them as one."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for i, t in enumerate(found):
-        if t.device.type == "cpu":
-            found[i] = t.contiguous()
-        else:
+    for i, t in enumerate(tensors):
+        if not _is_home(t):
             groups.setdefault((t.device, t.dtype), []).append(i)
-    for group in groups.values():
-        flat = _brought(torch.cat([found[i].reshape(-1) for i in group]))
-        parts = flat.split([found[i].numel() for i in group])
+    return [(group, torch.cat([tensors[i].detach().reshape(-1) for i in group])) for group in groups.values()]
+
+
+def brought(tensors: Sequence[Tensor], there: Sequence[Gathered]) -> list[Tensor]:
+    """The tensors in main memory; those that were gathered in one transfer of each group."""
+    elsewhere = {i for group, _ in there for i in group}
+    found = [t if i in elsewhere else t.detach().contiguous() for i, t in enumerate(tensors)]
+    for group, whole in there:
+        parts = _brought(whole).split([tensors[i].numel() for i in group])
         for i, part in zip(group, parts, strict=True):
-            found[i] = part.view(found[i].shape)
+            found[i] = part.view(tensors[i].shape)
     return found
+
+
+def _is_home(t: Tensor) -> bool:
+    return t.device.type == "cpu"
 
 
 def _brought(flat: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 from fedaudit.errors import WireError
+from fedaudit.wire import packing
 from fedaudit.wire.codec import decode_tree, encode_tree, read_header
 from fedaudit.wire.packing import NAMES, at_home, packed, unpacked
 
@@ -62,3 +63,27 @@ def test_the_first_value_that_is_not_finite_is_named() -> None:
         encode_tree({"a": fine, "b": wrong, "c": wrong})
     large = torch.full((4,), torch.finfo(torch.float32).max)  # whose sum is infinite, and they are not
     assert torch.equal(decode_tree(encode_tree({"a": large}))["a"], large)
+
+
+def test_what_lies_elsewhere_is_brought_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if half of the tensors lay on a GPU: the same bytes, and one sum tells whether all is finite."""
+    monkeypatch.setattr(packing, "_is_home", lambda t: t.dim() == 0 or t.dtype not in (torch.float32, torch.bool))
+    assert sum(len(group) for group, _ in packing.gathered(TENSORS)) > 4
+    for mine, wanted in zip(at_home(TENSORS), TENSORS, strict=True):
+        assert mine.dtype == wanted.dtype
+        assert torch.equal(mine, wanted)
+    tree = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.zeros(0), "c": torch.ones(3), "d": torch.tensor(2.0)}
+    there = encode_tree(tree)
+    monkeypatch.undo()
+    assert there == encode_tree(tree)
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_one_bad_number_among_what_was_gathered_is_named(bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_is_home", lambda t: False)
+    tensors = [torch.ones(2), torch.full((2,), 3e38), torch.ones(3)]
+    encode_tree(tensors)  # the sum overflows, and nothing is wrong
+    tensors[bad][1] = torch.nan
+    with pytest.raises(WireError, match=rf"value\[{bad}\] holds NaN"):
+        encode_tree(tensors)
+    encode_tree(tensors, finite=False)
