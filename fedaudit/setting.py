@@ -94,6 +94,10 @@ class Setting(Frozen):
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")
     quorum: float = Field(0.5, gt=0, le=1, description="share of a round's clients without which it cannot go on")
     privacy: dict[str, Any] = Field(default_factory=dict, description="a policy per kind of release")
+    compress: str | None = Field(
+        None,
+        description="compress what clients send, after the noise: topk:0.1 (a share), int8, svd:0.95 (energy)",
+    )
 
     seed: int = Field(0, ge=0, lt=1 << 63, description="everything random follows from it")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
@@ -139,6 +143,13 @@ class Setting(Frozen):
                     raise ValueError(f"{kind}.{key} = {value} is out of range: at most {LARGEST:g}")
         return privacy
 
+    @field_validator("compress")
+    @classmethod
+    def _known_compression(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_compression(text)
+        return text
+
     @classmethod
     def make(cls, /, **values: Any) -> Setting:
         return validated(cls, values, "setting")
@@ -148,6 +159,27 @@ class Setting(Frozen):
         parts: dict[str, Any] = {"precision": self.precision, "channels_last": self.channels_last, "step": self.step}
         usual = {"precision": ("float32",), "channels_last": (False,), "step": ("auto", "eager", "recorded")}
         return {name: value for name, value in parts.items() if value not in usual[name]}
+
+
+LEAST_SHARE = 1e-4  # of a tensor's numbers that top-k keeps
+
+
+def parse_compression(text: str) -> tuple[str, float | None]:
+    """A compression's name and its number: ("topk", 0.1), ("int8", None), ("svd", 0.95). ValueError otherwise."""
+    name, colon, number = text.partition(":")
+    bounds = {"topk": (LEAST_SHARE, "the share of numbers that are kept"), "svd": (0.0, "the energy that is kept")}
+    if name == "int8" and not colon:
+        return name, None
+    if name in bounds and colon:
+        least, what = bounds[name]
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if least <= value < 1 and value > 0:
+            return name, value
+        raise ValueError(f"{what} is a number from {least:g} to below 1, as in {name}:{0.1 if least else 0.95}")
+    raise ValueError("there is topk:SHARE (topk:0.1), int8 and svd:ENERGY (svd:0.95)")
 
 
 # What says where or how a run is carried out, not what comes out of it.

@@ -50,7 +50,8 @@ def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
         past = past if method.R == "unlimited" else min(past, method.R)
     else:
         past = len(rounds) - 1
-    return plan.tensor(plan.n[k] * (2 if past else 1), plan.classes) + NUMBER * (1 + past)
+    of_round = plan.tensor(plan.n[k], plan.classes)
+    return of_round * (2 if past else 1) + NUMBER * (1 + past)
 
 
 def _missed(method: DFFKE, plan: Plan) -> Traffic:

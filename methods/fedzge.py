@@ -268,7 +268,7 @@ class FedZGE(Method):
         }
         for name, asks in (("OpenAnswer", range(self.openly)), ("Answer", range(self.openly, self.E_G))):
             if answers := sum(len(plan.replied(i)) for i in asks):
-                sent["up", f"{name}.f"] = f * (1 + self.directions) * answers
+                sent["up", f"{name}.f"] = plan.tensor((1 + self.directions) * self.B, plan.classes) * answers
                 sent["up", f"{name}.N"] = NUMBER * answers
         if self.openly:
             sent["up", "OpenAnswer.theta"] = sum(plan.state(k) for k in plan.replied(0))

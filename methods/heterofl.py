@@ -125,7 +125,7 @@ class HeteroFL(SubModels):
         if not (self.sbn and plan.state().buffers):
             return declared
         whole = {
-            ("down", "Part.w"): Size(sum(plan.state(k).payload for k in plan.asked(0))),
-            ("up", "TrainedPart.w"): Size(sum(plan.state(k).payload for k in plan.replied(0))),
+            ("down", "Part.w"): sum((plan.state(k).without_buffers() for k in plan.asked(0)), Size()),
+            ("up", "TrainedPart.w"): sum((plan.state(k).without_buffers() for k in plan.replied(0)), Size()),
         }
         return {**declared, **whole, **statistics_traffic(plan, 1)}

@@ -14,6 +14,7 @@ from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.suite.measured import OUTER, near_chance
+from fedaudit.units import UNITS
 
 UNTRAINED = "Under-trained: accuracy is near"
 STILL_RISING = 0.02  # gained in the last evaluated round
@@ -57,15 +58,19 @@ class Row:
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
-    return [Row(group, cells := _cells(group), _notes(group, cells)) for group in groups]
+    compressed = any(group.setting.compress for group in groups)
+    return [Row(group, cells := _cells(group, compressed), _notes(group, cells)) for group in groups]
 
 
-def _cells(group: Group) -> dict[str, Cell]:
+def _cells(group: Group, compressed: bool = True) -> dict[str, Cell]:
     if refused(group):
         return {column.key: Cell(reason="does not apply") for column in COLUMNS}
     cells = {}
     for column in COLUMNS:
         make = MAKERS.get(column.key)
+        if column.key == "per_byte" and not compressed:
+            cells[column.key] = Cell(reason="no run compresses what clients send")
+            continue
         cells[column.key] = make(group) if make else _plain(group, column)
     return cells
 
@@ -96,6 +101,12 @@ def _bytes(direction: str) -> Callable[[RunRecord], float | None]:
     return lambda record: record.bytes(direction) / asked(record) if asked(record) else None
 
 
+def per_byte(record: RunRecord) -> float | None:
+    """Percent of accuracy per megabyte that the clients sent, over the whole run."""
+    reached, sent = accuracy(record), record.bytes("up")
+    return None if reached is None or not sent else 100 * reached / (sent / UNITS["MB"])
+
+
 def uses_gpu(record: RunRecord) -> bool:
     return any(row.gpu_s is not None for row in record.timings)
 
@@ -112,7 +123,7 @@ def _memory(record: RunRecord) -> float | None:
 
 PLAIN: dict[str, Callable[[RunRecord], float | None]] = {
     "accuracy": accuracy, "own": _own, "global_own": _global_own, "up": _bytes("up"), "down": _bytes("down"),
-    "seconds": seconds, "memory": _memory,
+    "seconds": seconds, "memory": _memory, "per_byte": per_byte,
 }  # fmt: skip
 
 
@@ -121,10 +132,12 @@ def _plain(group: Group, column: Column) -> Cell:
     if not each:
         return Cell(reason="not measured")
     within = None
-    if column.key == "accuracy" and len(each) == 1:
+    if column.key in ("accuracy", "per_byte") and len(each) == 1:
         last = group.runs[0].record.result.last
         if last and last.global_:
-            within = (last.global_.test.low, last.global_.test.high, "Wilson, over test records")
+            test = last.global_.test
+            scale = 1.0 if column.key == "accuracy" or not test.accuracy else next(iter(each.values())) / test.accuracy
+            within = (scale * test.low, scale * test.high, "Wilson, over test records")
     if not column.sampled and len(set(each.values())) == 1:
         value = next(iter(each.values()))
         return Cell(value, value, value, len(each), "counted, the same in each seed", each)

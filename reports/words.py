@@ -21,7 +21,7 @@ class Column:
     key: str
     title: str
     part: Literal["Utility", "Guarantee", "Attacks", "Cost"]
-    unit: Literal["share", "auc", "epsilon", "bytes", "seconds"]
+    unit: Literal["share", "auc", "epsilon", "bytes", "seconds", "points"]
     better: Literal["high", "low"] | None  # what "better" is for the one who runs the federation
     sampled: bool  # estimated over seeds; otherwise counted or computed, where a difference is a difference
     help: str
@@ -83,6 +83,11 @@ COLUMNS = (
     Column(
         "down", "Down", "Cost", "bytes", "low", False,
         "Bytes that one client receives in one round, counted the same way.",
+    ),
+    Column(
+        "per_byte", "Accuracy per MB up", "Cost", "points", "high", True,
+        "Accuracy after the last round, in percent, for each megabyte that all clients together sent in the whole run. "
+        "Shown where a run of the report compresses what clients send.",
     ),
     Column(
         "seconds", "Compute", "Cost", "seconds", "low", True,

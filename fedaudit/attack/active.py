@@ -29,4 +29,4 @@ def ask(run: RunFolder, k: int, like: Entry, message: Down, purpose: str, number
     done = run_task(Task(setting, like.fn, k, like.round, like.ask, run.client_state(k), blob, attempt=attempt))
     if done.reply is None:
         raise ThreatError(f"client {k} did not answer the message of an active server: {done.error}")
-    return decode(done.reply, Up, device=run.world.device)
+    return decode(done.reply, Up, device=run.world.device, answered=lambda: message)

@@ -164,7 +164,8 @@ class Pair:
         return gaussian_epsilon(1 / _prepared(self.release, self.sides[0]).multiplier, delta), delta
 
     def outcome(self, side: int, trial: int) -> float:
-        """The real path, once: mechanism, quantisation, bytes; and the statistic of what arrives."""
+        """The real path, once: mechanism, quantisation, bytes; and the statistic of what arrives. Compression is left
+        out: it works on what was released, and could only hide a part of what is found here."""
         release, of = self.release, self.sides[side]
         released = protect_field(release.message, release.name, of.value, of.client.context(TEST, side, trial))
         blob = encode_tree(released, release.where, release.declared.dtype, release.declared.finite)

@@ -192,6 +192,9 @@ def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes |
         kept = client.settle()
         reply, _ = client.release(reply)
         after = state_after(client, kept)
+        if world.compression is not None:  # a shadow's reply is what an attacker would have seen of it
+            sent = decode(message, Down, device=world.device)
+            reply = decode(encode(reply, world.compression, sent), Up, device=world.device, answered=lambda: sent)
         return encode(after), encode(reply)
 
     return Turn(work, generators)

@@ -31,6 +31,7 @@ from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.stats import Floats, check_confidence
 from fedaudit.watch import Watch, unwatched
+from fedaudit.wire.compression import SMALL
 
 TEST = "residuals"
 FAITHFUL = 1e-3  # relative difference up to which a repetition is the run's computation but for rounding
@@ -59,6 +60,7 @@ def audit_residuals(
         for k in took_part:
             try:
                 repeated.append(repeat(run, k, watch or unwatched))
+                reasons += repeated[-1].reasons
             except FedauditError as e:
                 reasons.append(str(e))
             except Exception as e:  # noqa: BLE001 (somebody's method may not bear a repetition: the audit says so)
@@ -121,10 +123,19 @@ def _of_field(seen: Seen, pure: bool) -> list[Residual]:
         sent, free = _array(arrived), _array(clean)
         made = residual(
             sent, 0 * free if pure else free, sigma, client=seen.client, round=seen.round, part=f"{seen.where} {i}",
-            levels=LEVELS if seen.dtype == "uint8" else None, seed=seed_of(TEST, seen.client, seen.round, i) % 2**32,
+            levels=_levels(seen, sent), seed=seed_of(TEST, seen.client, seen.round, i) % 2**32,
         )  # fmt: skip
         found.append(Residual(made.client, made.round, made.part, made.z, free.reshape(made.z.shape), made.rounded))
     return found
+
+
+def _levels(seen: Seen, sent: Floats) -> Floats | None:
+    """The values that could travel, where the release was rounded to them."""
+    if seen.dtype == "uint8":
+        return LEVELS
+    if seen.rounded and sent.size >= SMALL and (largest := float(np.abs(sent).max())) > 0:
+        return np.arange(-127, 128) / 127 * largest
+    return None
 
 
 def _array(t: Tensor) -> Floats:
@@ -227,6 +238,7 @@ def _not_tried(run: RunFolder, kind: str, claim: str, reasons: list[str], confid
     policy = run.world.policies[kind]
     released = any(e.kind == kind for row in run.record.ledger for e in row.entries)
     none = f"{run.record.setting.method} released no {kind}"
+    lossy = released and bool(reasons) and run.record.setting.compress is not None
     return EpsilonAudit(
         test=TEST,
         kind=kind,
@@ -239,7 +251,7 @@ def _not_tried(run: RunFolder, kind: str, claim: str, reasons: list[str], confid
         trials=0,
         confidence=confidence,
         delta=max((policy.delta_for(c.n) for c in run.record.ledger), default=0.0),
-        verdict="not tried",
+        verdict="cannot tell" if lossy else "not tried",
         method="none",
         how=(reasons[0] if reasons else "nothing protected came out again") if released else none,
     )

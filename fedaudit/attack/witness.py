@@ -5,6 +5,10 @@ What `client.protect` gives back is what was sent, so that noise which nobody ca
 lead the repetition astray. That it is the same computation is checked: what was sent unprotected has to come out again,
 and so has the state that the client was left with.
 
+Where the run compressed what it sent, the release is made again with its noise and compressed again. If that gives what
+was sent, to the bit, the release before compression is looked at. If not, levels (int8) are looked at as what they are,
+rounded numbers; of what is left of the others nothing can be told.
+
 A private training is repeated too. Beside it, from the same model and on the same Poisson samples, it is run with noise
 and without, in double precision and with steps so small that the model stays where it is: the difference of the two
 models is the noise of all steps, and nothing else.
@@ -23,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
-from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare
+from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare, rebuilt, with_noise
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -33,8 +37,9 @@ from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
 from fedaudit.watch import Watch
-from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
-from fedaudit.wire.message import Down, Up
+from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_field
+from fedaudit.wire.compression import Stage, applies
+from fedaudit.wire.message import Declared, Down, Up
 from fedaudit.wire.release import UNPROTECTED
 from fedaudit.wire.transcript import Entry
 
@@ -55,6 +60,7 @@ class Seen:
     ready: Prepared
     sent: list[Tensor]
     sigma: float | None  # what the transcript says of it
+    rounded: bool = False  # it was compressed to 255 levels between the largest magnitude and its negative
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Repeated:
     trained: list[Stepped] = field(default_factory=list)
     apart: float = 0.0  # largest difference of what was sent unprotected and of the last model, relative to its size
     same_state: bool = False
+    reasons: list[str] = field(default_factory=list)  # why a release could not be looked at
 
     def add(self, found: Stepped | None) -> None:
         if found is not None:
@@ -99,6 +106,8 @@ class Witness(Client):
     was: Entry
     repeated: Repeated
     probe: Probe
+    compression: Stage | None
+    answered: Down
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         where = f"{message.__name__}.{field}"
@@ -106,22 +115,42 @@ class Witness(Client):
         mine = isinstance(self.sent, message) and declared is not None and declared.kind in self._site.policies
         if not mine or where in self._context.done:
             return super().protect(message, field, value)
-        self._see(field, value)
-        released = getattr(self.sent, field)
+        released = self._see(field, value)
         self._context.done[where] = (digest_of(released), [])
         if self._provenance is not None:
             self._provenance.released(field, released)
         return released
 
-    def _see(self, name: str, value: Any) -> None:
+    def _see(self, name: str, value: Any) -> Any:
+        """Look at a protected field; returns it as it left the mechanism, as far as that is known."""
         declared, where = self.sent.declared()[name], f"{type(self.sent).__name__}.{name}"
         assert declared is not None
         assert declared.kind is not None
-        ready = prepare(value, where, declared, self._site.policies[declared.kind], self._context)
-        arrived = leaves_of(getattr(self.sent, name), where)
+        policy, sent = self._site.policies[declared.kind], getattr(self.sent, name)
+        ready = prepare(value, where, declared, policy, self._context)
+        arrived, rounded = leaves_of(sent, where), False
+        if self.compression is not None and applies(declared):
+            noisy = with_noise(ready, where, declared, policy, self._context)
+            again = rebuilt(value, iter(noisy))
+            if digest_of(self._arrived(again, where, declared)) == digest_of(sent):
+                arrived, sent = noisy, again
+            elif self.compression.name == "int8" and [t.shape for t in arrived] == [t.shape for t in ready.leaves]:
+                rounded = True
+            else:
+                how = "its noise cannot be drawn again" if policy.secure else "it does not come out again"
+                self.repeated.reasons.append(
+                    f"{where} was compressed ({self.compression.name}), and {how}: what its noise was cannot be told"
+                )
+                return sent
         said = (self.was.fields[name].protection or UNPROTECTED).sigma
-        seen = Seen(where, declared.kind, declared.dtype, self.id, self.t, ready, arrived, said)
+        seen = Seen(where, declared.kind, declared.dtype, self.id, self.t, ready, arrived, said, rounded)
         self.repeated.seen.append(seen)
+        return sent
+
+    def _arrived(self, value: Any, where: str, declared: Declared | None) -> Any:
+        """A field as it is at the receiver's."""
+        blob = encode_field(value, where, declared, self.compression, self.answered)
+        return decode_tree(blob, device=self.device, base=lambda field: getattr(self.answered, field))
 
     def compare(self, reply: Up) -> None:
         """What was sent unprotected against what comes out now; and what is protected, seen before its noise."""
@@ -132,8 +161,7 @@ class Witness(Client):
                 if where not in self._context.done:
                     self._see(name, value)
                 continue
-            dtype, finite = (None, True) if declared is None else (declared.dtype, declared.finite)
-            now = decode_tree(encode_tree(value, where, dtype, finite), device=self.device)
+            now = self._arrived(value, where, declared)
             self.repeated.apart = max(self.repeated.apart, apart(now, getattr(self.sent, name)))
 
     def _fit_private(
@@ -273,6 +301,7 @@ def repeat(run: RunFolder, k: int, watch: Watch, probe: Probe = noise_of) -> Rep
             client = open_client(site, down.round, down.ask, meter, state, message=message, cls=Witness)
             client.sent = decode(encode(up.record()), Up, device=world.device)
             client.was, client.repeated, client.probe = up, found, probe
+            client.compression, client.answered = world.compression, copy.deepcopy(message)
             reply = find_function(world.method, down.fn)(client, message)
             kept = client.settle()
             client.compare(reply)

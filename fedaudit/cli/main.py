@@ -575,6 +575,9 @@ def comm(
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of the partitions.")] = 0,
     preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
+    compress: Annotated[
+        str | None, typer.Option(help="Compression of what clients send: topk:0.1 | int8 | svd:0.95.")
+    ] = None,
     convention: Annotated[
         str, typer.Option(help="payload (as papers count) | wire (headers and buffers too)")
     ] = "payload",
@@ -586,7 +589,7 @@ def comm(
     setting = Setting.make(
         method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
         participation=participation, public=public, public_dataset=public_dataset, image_size=image_size, preset=preset,
-        set=nested(parse_pairs(set_)), seed=seed, **({"partition": partition} if partition else {}),
+        set=nested(parse_pairs(set_)), seed=seed, compress=compress, **({"partition": partition} if partition else {}),
     )  # fmt: skip
     planned = plan_traffic(setting, convention, draws if partition else 0)
     if as_json:
@@ -604,6 +607,8 @@ def comm(
             + (f", ± {part['bytes_std'] / part['bytes']:.1%} from one partition to another"
                if part.get("bytes_std") and part["bytes"] else "")
         )  # fmt: skip
+    if planned.get("at_most"):
+        print(f"at most: how far {compress} shrinks {', '.join(planned['at_most'])} only a run tells")
 
 
 @app.command()

@@ -166,17 +166,11 @@ def _release(value: Any, where: str, declared: Declared, policy: Policy, context
     leaves = leaves_of(value, where)
     ready = prepare(value, where, declared, policy, context)
     if policy.mechanism == "pure-noise":
-        noisy = [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(leaves)]
+        noisy = with_noise(ready, where, declared, policy, context)
         entry = Entry.free(where, _kind(declared), "the size only", "pure-noise")
         entry.cosine = _cosine(leaves, noisy)
         return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared, context)]
-    noisy = [
-        # In place on the clipped copy: one pass of noise, one addition.
-        _noise(leaf, sigma, policy, (*context.key, where, i)).add_(leaf)
-        for i, (leaf, sigma) in enumerate(zip(ready.leaves, ready.sigmas, strict=True))
-    ]
-    if declared.dtype == "uint8":
-        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
+    noisy = with_noise(ready, where, declared, policy, context)
     how, largest = ready.bounded, max(ready.sensitivities, default=0.0)
     entry = Entry(
         field=where,
@@ -235,6 +229,20 @@ def prepare(value: Any, where: str, declared: Declared, policy: Policy, context:
         raise PrivacyError(f"{where} has more rows than the client has records ({context.n}): no row per record.")
     bounded, sensitivities, how = _bounded(leaves, where, declared, policy, context)
     return Prepared(bounded, sensitivities, _multiplier(policy, delta, declared, where, context), delta, how)
+
+
+def with_noise(ready: Prepared, where: str, declared: Declared, policy: Policy, context: Context) -> list[Tensor]:
+    """The leaves of a release as they leave the mechanism: the same noise whenever this release is made."""
+    if policy.mechanism == "pure-noise":
+        return [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(ready.leaves)]
+    noisy = [
+        # In place on the clipped copy: one pass of noise, one addition.
+        _noise(leaf, sigma, policy, (*context.key, where, i)).add_(leaf)
+        for i, (leaf, sigma) in enumerate(zip(ready.leaves, ready.sigmas, strict=True))
+    ]
+    if declared.dtype == "uint8":
+        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
+    return noisy
 
 
 def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[Entry]:

@@ -37,6 +37,7 @@ from fedaudit.runtime.world import World, hold, resolve_device
 from fedaudit.setting import Setting
 from fedaudit.training.recorded import unrecorded
 from fedaudit.wire.codec import decode, decode_tree, encode
+from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import KINDS, Down, Record, Up
 from fedaudit.wire.release import Protection
 
@@ -96,6 +97,7 @@ class Apart(World):
         self.archs = self.method.archs(setting.model, setting.clients)
         self.shape, self.classes = tuple(facts["shape"]), facts["classes"]
         self.policies = read_policies(setting.privacy, KINDS)
+        self.compression = stage_of(setting.compress)
         self._templates = {}
         self._facts, self._given = facts, {name: self._to_device((x, y)) for name, (x, y) in rows.items()}
 

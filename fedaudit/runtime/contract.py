@@ -7,6 +7,7 @@ declared `public`, or `via="model"`, may change by a bit. `check_method` gives a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.runtime.tested import Entry
 from fedaudit.setting import Setting
 from fedaudit.wire.codec import decode, encode_tree, read_header
-from fedaudit.wire.message import Declared, Up
+from fedaudit.wire.message import Declared, Down, Up
 
 
 class SwapEngine:
@@ -80,7 +81,8 @@ class SwapEngine:
                 self.absent.setdefault(f"{task.fn} (absence)", f"client {task.k}: {swapped.error}")
             return
         self._states[way, task.k] = swapped.state
-        before, after = decode(done.reply, Up), decode(swapped.reply, Up)
+        sent = functools.partial(decode, task.message, Down)
+        before, after = (decode(reply, Up, answered=sent) for reply in (done.reply, swapped.reply))
         if type(before) is not type(after):
             self._break(
                 f"{task.fn} (message class)",

@@ -43,6 +43,8 @@ def default_folder(setting: Setting) -> Path:
 def setting_key(setting: Setting) -> str:
     """A name for what a setting computes, whatever carries it out; but stacks of clients round otherwise."""
     kept = setting.model_dump(exclude={*EXECUTION, *ROUNDING}) | rounding(setting)
+    if setting.compress is None:
+        del kept["compress"]  # the key of a setting from before there was a choice
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -16,7 +16,7 @@ from fedaudit.data import datasets
 from fedaudit.data.partitions import partition
 from fedaudit.errors import SettingError, unknown
 from fedaudit.runtime.method import Method
-from fedaudit.runtime.plan import plan_of
+from fedaudit.runtime.plan import as_sent, plan_of
 from fedaudit.setting import Setting
 from fedaudit.training import models
 from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
@@ -84,13 +84,15 @@ def plan_traffic(setting: Setting, convention: str = "payload", draws: int = 0) 
     """Bytes by direction and field, of all rounds and of one of them on average.
 
     With `draws`, the setting's partition is drawn so many times, and the figures are means over the draws; without,
-    records are spread evenly and every client holds every class.
+    records are spread evenly and every client holds every class. With a compression, `at_most` names the fields whose
+    size only a run can tell: they count as if whole.
     """
     if convention not in CONVENTIONS:
         raise SettingError(unknown("convention", convention, CONVENTIONS))
     method, plan = make_plan(setting)
     plans = [drawn(plan, setting, draw) for draw in range(draws)] or [plan]
-    sent = [_over_rounds(method, one, setting, convention) for one in plans]
+    at_most: set[Key] = set()
+    sent = [_over_rounds(method, one, setting, convention, at_most) for one in plans]
     names = sorted({key for of_draw in sent for key in of_draw}, key=lambda key: (key[1].endswith("(frame)"), key))
     fields = [
         {"direction": key[0], "field": key[1], "bytes": _mean([s.get(key, 0) for s in sent], setting.rounds)}
@@ -104,6 +106,8 @@ def plan_traffic(setting: Setting, convention: str = "payload", draws: int = 0) 
         "participants": len(plan.participants),
         "fields": fields,
     }
+    if setting.compress is not None:
+        result |= {"compress": setting.compress, "at_most": sorted(name for _, name in at_most)}
     if draws:
         result |= {"partition": setting.partition, "draws": draws}
     for name, wanted in (("up", {"up"}), ("down", {"down"}), ("total", {"up", "down"})):
@@ -122,7 +126,7 @@ def plan_traffic(setting: Setting, convention: str = "payload", draws: int = 0) 
     return result
 
 
-def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str) -> dict[Key, int]:
+def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, at_most: set[Key]) -> dict[Key, int]:
     """Every field's bytes over all rounds: what a round sends may depend on how many came before it."""
     total: dict[Key, int] = {}
     for t in range(1, setting.rounds + 1):
@@ -131,7 +135,9 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str) 
             raise SettingError(
                 f"{setting.method} does not declare its traffic. Write its `traffic(plan)`, or measure a run."
             )
-        for key, size in _counted(declared, convention, len(plan.participants)).items():
+        sizes, unknown = as_sent(method, setting.compress, declared)
+        at_most |= unknown
+        for key, size in _counted(sizes, convention, len(plan.participants)).items():
             total[key] = total.get(key, 0) + size
     return total
 

@@ -28,6 +28,7 @@ from fedaudit.runtime.folder import default_folder, folder_name, locked, roundin
 from fedaudit.runtime.meter import Meter, Span, Timings, peak_rss
 from fedaudit.runtime.method import check_path, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
+from fedaudit.runtime.plan import as_sent, unplanned
 from fedaudit.runtime.run_record import (
     BESIDE,
     Absence,
@@ -54,7 +55,7 @@ from fedaudit.units import bytes_text
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Down, Record, Size, Up, as_size
+from fedaudit.wire.message import Down, Record, Size, Up
 from fedaudit.wire.release import Release
 from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
@@ -229,7 +230,7 @@ class _Run:
         declared = self.method.traffic(self.world.plan(1, self._participants(1)))
         if declared is None:
             return "what the method sends, which it does not declare"
-        sizes = [as_size(size) for size in declared.values()]
+        sizes = as_sent(self.method, self.setting.compress, declared)[0].values()
         return f"up to {bytes_text(sum(s.payload + s.buffers for s in sizes))} a round"
 
     def _round(self, t: int) -> None:
@@ -360,7 +361,9 @@ class _Run:
                     absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
                     cohort.ids.remove(done.k)
                     continue
-                replies[done.k] = done.reply if isinstance(fn, str) else reply
+                # A server elsewhere gets what arrived here: it has no message beside it to undo a compression with.
+                whole = encode(reply) if self.world.compression else done.reply
+                replies[done.k] = whole if isinstance(fn, str) else reply
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
                 alike.add(path, done.k, done.told, done.chose)
@@ -412,7 +415,9 @@ class _Run:
                 "declared before the run leaves it out. That it is None elsewhere would tell of the records, and "
                 "nobody paid for that. Declare its bytes without looking at what was chosen."
             )
-        compare(declared, wire.traffic.sizes, method=type(self.method).__name__, t=t)
+        compare(declared, wire.traffic.whole, method=type(self.method).__name__, t=t)
+        if self.world.compression is not None and declared is not None:
+            self._note(unplanned(self.method, self.world.compression, declared, wire.traffic.sizes))
 
     def _evaluate(self, t: int, state: Record) -> Utility | None:
         if t % self.setting.eval_every and t != self.setting.rounds:

@@ -121,7 +121,8 @@ def run_task(task: Task) -> Done:
             kept = client.settle()
             reply, protection = client.release(reply)
             with meter.span("encode"):
-                blob = encode(reply)
+                answered = _kept(task.message, world.device) if world.compression else None
+                blob = encode(reply, world.compression, answered)
                 state = encode(state_after(client, kept))
                 released = encode_tree(client.released) if client.released else None
     except (KeyboardInterrupt, Left):
@@ -171,9 +172,14 @@ _last: list[tuple[bytes, torch.device, Down]] = []  # the message that was decod
 
 def received(message: bytes, device: torch.device) -> Down:
     """The message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for each."""
+    return copy.deepcopy(_kept(message, device))
+
+
+def _kept(message: bytes, device: torch.device) -> Down:
+    """The message as it was decoded, to look at: a method works on copies, and may change those."""
     if not _last or _last[0][0] is not message or _last[0][1] != device:
         _last[:] = [(message, device, decode(message, Down, device=device))]
-    return copy.deepcopy(_last[0][2])
+    return _last[0][2]
 
 
 def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task: Task) -> None:

@@ -18,10 +18,11 @@ from fedaudit.errors import ContractError, DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.method import Method
-from fedaudit.runtime.plan import arch_on_server, plan_of
+from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
+from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import KINDS, Part, Size, Up, as_size, message_classes, model_size
 from fedaudit.wire.traffic import Plan
 
@@ -55,6 +56,7 @@ class World:
             rng = generator(setting.seed, "data", "public")
             self._foreign = transfer_images(setting.public_dataset, setting.data_dir, self.shape, setting.public, rng)
         self.policies = read_policies(setting.privacy, KINDS)
+        self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
 
     def build(self, arch: str) -> models.Net:
@@ -192,14 +194,8 @@ class World:
             if declared is None:
                 return None
             fields = {name for direction, name in declared if direction == "up"}
-            return self.setting.rounds * sum(kind_of(name) == kind for name in fields)
-
-        def kind_of(name: str) -> str | None:
-            message, _, field = name.partition(".")
-            for cls in message_classes(type(self.method).__module__):
-                if cls.__name__ == message and (declared := cls.declared().get(field)) is not None:
-                    return declared.kind
-            return None
+            known = [declared_of(self.method, name) for name in fields]
+            return self.setting.rounds * sum(one is not None and one.kind == kind for one in known)
 
         return count
 

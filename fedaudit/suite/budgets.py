@@ -2,6 +2,7 @@
 
 [[budget]]
 method = "my.module:Method"             # which runs; leave out for all
+compress = "int8"             # those with this compression; "none": those without any
 direction = "up"              # up or down; leave out for both
 field = "Local.w"             # or message = "Local"; leave out for everything
 max = "12 MiB"
@@ -51,6 +52,7 @@ class Budget(Frozen):
 
     method: str | None = None
     dataset: str | None = None
+    compress: str | None = None  # "none": runs without compression
     direction: Literal["up", "down"] | None = None
     message: str | None = None
     field: str | None = None
@@ -72,9 +74,14 @@ class Budget(Frozen):
         except ValueError:
             raise SettingError(f"max_growth = {self.max_growth!r}: write a share such as '1 %'.") from None
 
+    def is_about(self, record: RunRecord) -> bool:
+        setting = record.setting
+        pairs = ((self.method, setting.method), (self.dataset, setting.dataset), (self.compress, setting.compress))
+        return all(wanted in (None, has or "none") for wanted, has in pairs)
+
     def title(self) -> str:
         what = self.field or self.message or ("traffic" if self.metric == "bytes" else self.metric)
-        return " ".join(part for part in (self.method, self.direction, what) if part)
+        return " ".join(part for part in (self.method, self.compress, self.direction, what) if part)
 
 
 @dataclass(frozen=True)
@@ -208,7 +215,7 @@ def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> 
         found = [
             hold(budget, record, name, Path(path).parent, ceilings(budgets, budget, record))
             for name, record in records
-            if budget.method in (None, record.setting.method) and budget.dataset in (None, record.setting.dataset)
+            if budget.is_about(record)
         ]
         if not found:
             raise SettingError(f"{path}: the budget {budget.title()!r} matches none of the {len(records)} runs.")

@@ -16,6 +16,7 @@ from fedaudit.errors import FedauditError, RunError
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
+from fedaudit.runtime.plan import as_sent
 from fedaudit.runtime.planned_traffic import make_plan
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.runtime.world import world_of
@@ -23,7 +24,6 @@ from fedaudit.setting import EXECUTION, Setting
 from fedaudit.suite.cell import Cell, carry_out, look, missing, stale_attacks, why_again
 from fedaudit.suite.sharing import at_once
 from fedaudit.units import bytes_text
-from fedaudit.wire.message import as_size
 from fedaudit.wire.traffic import Plan
 
 # What a cell may differ in from one that was measured, nearest first, and how to say so.
@@ -173,7 +173,8 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     behind = len(record.rounds) if record is not None else 0
     left = cell.setting.rounds - behind
     declared = method.traffic(plans[0])
-    sent = None if declared is None else left * sum(as_size(size).payload for size in declared.values())
+    sizes = {} if declared is None else as_sent(method, cell.setting.compress, declared)[0]
+    sent = None if declared is None else left * sum(size.payload for size in sizes.values())
     notes = [f"again: {cell.again}"] if cell.again else []
     notes += [] if declared is not None else ["its traffic is not declared"]
     seconds, note = _seconds(cell, record, left, pace)

@@ -18,6 +18,7 @@ class RoundTraffic:
 
     def __init__(self) -> None:
         self.sizes: dict[Key, Size] = {}
+        self.whole: dict[Key, Size] = {}  # the same, as if nothing had been compressed
         self.wire: dict[Key, int] = {}
         self.by_client: dict[tuple[str, int], list[int]] = {}  # (direction, client): payload with buffers, wire
         self.asks: list[tuple[list[int], list[int]]] = []
@@ -37,6 +38,8 @@ class RoundTraffic:
             self.wire[key] = self.wire.get(key, 0) + size["wire"]
             if size["payload"] or size["buffers"]:
                 self.sizes[key] = self.sizes.get(key, Size()) + Size(size["payload"], size["buffers"])
+                before = Size(size.get("whole", size["payload"]), size["buffers"])
+                self.whole[key] = self.whole.get(key, Size()) + before
         count = self.by_client.setdefault((direction, k), [0, 0])
         count[0] += sum(size["payload"] for size in sizes.values())
         count[1] += sum(size["wire"] for size in sizes.values())
@@ -65,6 +68,7 @@ class Wire:
         self.traffic = RoundTraffic()
         self._answers = {} if answers is None else answers  # the one message class of each function, over the run
         self._sent: dict[int, tuple[bytes, Header, float]] = {}  # on its way: bounded by what an engine has in hand
+        self._last: tuple[bytes, Any, Down] | None = None  # what was decoded last of what went down, and where to
 
     def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, bytes]]:
         """Bytes for each client, by ascending client. One message object sent to many is encoded once; one that comes
@@ -96,16 +100,23 @@ class Wire:
         if done.reply is None:
             self.transcript.event(event="absent", round=self.t, ask=ask, fn=fn, client=k, reason=done.error)
             return None
-        reply = decode(done.reply, Up, device=device)
+        reply = decode(done.reply, Up, device=device, answered=lambda: self._message(blob, device))
         first = self._answers.setdefault(fn, type(reply))
         if first is not type(reply):
             raise ContractError(
                 f"{fn}: client {k} answered with a {type(reply).__name__}, another one, or in another round, with a "
                 f"{first.__name__}. Which message comes says something of the records: return one class."
             )
-        self._record(done.reply, read_header(done.reply), "up", k, ask, fn, done.protection, at=self.transcript.clock())
+        answer = read_header(done.reply)
+        self._record(done.reply, answer, "up", k, ask, fn, done.protection, at=self.transcript.clock(), base=head)
         self.traffic.asks[-1][1].append(k)
         return reply
+
+    def _message(self, blob: bytes, device: Any) -> Down:
+        """What a client was sent, as it has it: what it answers may be a change of that."""
+        if self._last is None or self._last[0] is not blob or self._last[1] != device:
+            self._last = blob, device, decode(blob, Down, device=device)
+        return self._last[2]
 
     def _record(
         self,
@@ -117,6 +128,7 @@ class Wire:
         fn: str,
         protection: Mapping[str, Protection],
         at: float,
+        base: Header | None = None,
     ) -> None:
         class_id = class_of(head.tree)
         message = class_id.rsplit(".", 1)[-1]
@@ -130,6 +142,7 @@ class Wire:
         self.transcript.message(
             blob,
             head,
+            base,
             **{"from": ends[0], "to": ends[1]},
             at=at,
             round=self.t,

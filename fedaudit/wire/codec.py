@@ -9,6 +9,8 @@ program has itself defined. Nodes of the tree:
     null, true, 1, 0.5, "text"                  themselves        {"f": "nan"}   a number that JSON has not
     {"t": i}                                    tensor i          {"q": i, "as": dtype}   tensor i, sent as dtype
     {"m": [first, names, buffers]}              a model's state, tensors first, first + 1, ...
+    {"z": [first, how, shape]}                  a tensor in parts: compressed (fedaudit.wire.compression)
+    {"m": ..., "z": [how, shapes, base]}        a state some of whose tensors are, as changes of what was sent in `base`
     {"d": [[key, node], ...]}                   a dict            {"l": [...]}, {"u": [...]}   a list, a tuple
     {"r": [class, {field: node}]}               a record
 """
@@ -20,7 +22,7 @@ import json
 import math
 import types
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import safetensors.torch
@@ -30,7 +32,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError
-from fedaudit.wire.message import DTYPES, Dtype, LowRank, Record, State, class_named
+from fedaudit.wire.compression import PARTS, Stage, applies, from_parts, own_names, reference, restored, squeezed
+from fedaudit.wire.message import DTYPES, Declared, Dtype, LowRank, Record, State, class_named
 from fedaudit.wire.packing import brought, gathered, packed, raw, unpacked
 from fedaudit.wire.svd import recombined
 
@@ -56,7 +59,8 @@ _STORED = {
 class _Encoder:
     """Collects tensors while it turns a value into the JSON tree that stands around them."""
 
-    def __init__(self) -> None:
+    def __init__(self, compress: Stage | None = None, answered: Record | None = None) -> None:
+        self.compress, self.answered = compress, answered
         self.tensors: list[Tensor] = []
         self._finite: list[tuple[int, str]] = []  # numbers of those whose entries must be finite, and where they stand
 
@@ -100,7 +104,9 @@ class _Encoder:
                 )
         return brought(self.tensors, there)
 
-    def node(self, value: Any, where: str, dtype: str | None = None, finite: bool = True) -> Any:
+    def node(
+        self, value: Any, where: str, dtype: str | None = None, finite: bool = True, stage: Stage | None = None
+    ) -> Any:
         match value:
             case None | bool():
                 return value
@@ -123,6 +129,8 @@ class _Encoder:
             case nn.Parameter():
                 raise WireError(f"{where} is a live parameter. Send a copy: state_of(model), or tensor.detach().")
             case Tensor():
+                if stage is not None and (parts := self._parts(value, where, stage)) is not None:
+                    return {"z": [self._row(parts, where), stage.name, list(value.shape)]}
                 if dtype is None or not value.is_floating_point():
                     return {"t": self.tensor(value, where, finite)}
                 return {"q": self.tensor(_quantise(value, dtype, where), where, finite), "as": dtype}
@@ -135,6 +143,8 @@ class _Encoder:
             case State():
                 if type(value) is not State:
                     raise _changeling(value, where, "State")
+                if stage is not None:
+                    return self._squeezed(value, where, stage, None)
                 names = list(value)
                 first = len(self.tensors)
                 for name in names:
@@ -153,12 +163,12 @@ class _Encoder:
                 for key, item in value.items():
                     if type(key) not in (int, str):
                         raise WireError(f"{where} has the key {key!r}: keys are whole numbers or strings.")
-                    items.append([key, self.node(item, f"{where}[{key!r}]", dtype, finite)])
+                    items.append([key, self.node(item, f"{where}[{key!r}]", dtype, finite, stage)])
                 return {"d": items}
             case list() | tuple():
                 if type(value).__iter__ not in (list.__iter__, tuple.__iter__):
                     raise _changeling(value, where, "list")
-                nodes = [self.node(item, f"{where}[{i}]", dtype, finite) for i, item in enumerate(value)]
+                nodes = [self.node(item, f"{where}[{i}]", dtype, finite, stage) for i, item in enumerate(value)]
                 return {"l" if isinstance(value, list) else "u": nodes}
         if isinstance(value, nn.Module):
             raise WireError(f"{where} is a live module. Send its state: state_of(module).")
@@ -172,11 +182,34 @@ class _Encoder:
         hints = _hints(type(record))
         for name, declared in record.declared().items():
             value, place = getattr(record, name), f"{where}.{name}"
-            nodes[name] = self.node(
-                value, place, declared.dtype if declared else None, declared.finite if declared else True
-            )
+            nodes[name] = self.field(value, place, declared)
             _check_type(value, hints[name], place)
         return nodes
+
+    def field(self, value: Any, place: str, declared: Declared | None) -> Any:
+        """The node of a field as it was declared, compressed where that is asked for."""
+        stage = self.compress if applies(declared) else None
+        if stage is not None and type(value) is State:
+            return self._squeezed(value, place, stage, reference(declared, value, self.answered))
+        dtype, finite = (None, True) if declared is None else (declared.dtype, declared.finite)
+        return self.node(value, place, dtype, finite, stage)
+
+    def _squeezed(self, state: State, where: str, stage: Stage, base: tuple[str, State] | None) -> Any:
+        sent, shapes = squeezed(state, stage, base[1] if base else None)
+        node = self.node(State(sent, state.buffers), where)
+        return {**node, "z": [stage.name, shapes, base[0] if base else None]} if shapes else node
+
+    def _parts(self, t: Tensor, where: str, stage: Stage) -> tuple[Tensor, ...] | None:
+        if type(t) is not Tensor:
+            raise _changeling(t, where, "Tensor")
+        return stage.parts(t) if t.layout == torch.strided else None
+
+    def _row(self, parts: tuple[Tensor, ...], where: str) -> int:
+        """The number of the first of them; the others follow it."""
+        first = len(self.tensors)
+        for part in parts:
+            self.tensor(part, where, finite=True)
+        return first
 
 
 _MAPS = (dict, OrderedDict, defaultdict, Counter, types.MappingProxyType)
@@ -231,14 +264,30 @@ def digest_of(value: Any) -> str:
 def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:
     """Any tree that may travel, as bytes; `dtype` and `finite` as in the declaration of a field."""
     encoder = _Encoder()
-    tree = json.dumps(encoder.node(value, where, dtype, finite), separators=(",", ":"), allow_nan=False)
+    return _finished(encoder, encoder.node(value, where, dtype, finite))
+
+
+def _finished(encoder: _Encoder, node: Any) -> bytes:
+    tree = json.dumps(node, separators=(",", ":"), allow_nan=False)
     tensors = encoder.settle()
     return packed(tensors, f"{FORMAT}:{_digest(tree, tensors)}:{tree}")
 
 
-def encode(record: Record) -> bytes:
-    """The record as bytes. `WireError` names the message and the field that cannot travel."""
-    return encode_tree(record, type(record).__name__)
+def encode(record: Record, compress: Stage | None = None, answered: Record | None = None) -> bytes:
+    """The record as bytes. `WireError` names the message and the field that cannot travel.
+
+    With `compress`, releases go through that stage; `answered` is the message that this one is the reply to.
+    """
+    encoder = _Encoder(compress, answered)
+    return _finished(encoder, encoder.node(record, type(record).__name__))
+
+
+def encode_field(
+    value: Any, where: str, declared: Declared | None, compress: Stage | None, answered: Record | None
+) -> bytes:
+    """One field of a message alone, as it would travel in it."""
+    encoder = _Encoder(compress, answered)
+    return _finished(encoder, encoder.field(value, where, declared))
 
 
 # --- decoding --------------------------------------------------------------------------------------------------
@@ -289,9 +338,16 @@ def check_size(dtype: str, shape: list[int], size: int) -> None:
         raise ValueError(f"{size} bytes are no {dtype} tensor of shape {str(shape)[:80]}")
 
 
+Base = Callable[[str], Any]  # the value of a field of the message that was answered
+
+
+def _no_base(field: str) -> Any:
+    raise ValueError(f"it is a change of what was sent in {field!r}, and that message is not here")
+
+
 class _Decoder:
-    def __init__(self, tensors: list[Tensor]):
-        self.tensors = tensors
+    def __init__(self, tensors: list[Tensor], base: Base = _no_base):
+        self.tensors, self.base = tensors, base
         self.plain = False
 
     def value(self, node: Any) -> Any:
@@ -304,13 +360,21 @@ class _Decoder:
                 return self.tensors[i]
             case {"q": int(i), "as": str(dtype), **rest} if not rest and dtype in DTYPES:
                 return _dequantise(self.tensors[i], dtype)
+            case {"z": [int(i), str(how), list(shape)], **rest} if not rest and how in PARTS:
+                return from_parts(how, self.tensors[i : i + len(PARTS[how])], shape)
+            case {"m": [int(first), list(names), list(buffers)], "z": [str(how), dict(shapes), base], **rest} if (
+                not rest and how in PARTS
+            ):
+                by_name = dict(zip(names, self.tensors[first : first + len(names)], strict=True))
+                state = None if base is None else self.base(str(base))
+                return State(restored(how, by_name, shapes, state), buffers=[names[i] for i in buffers])
             case {"m": [int(first), list(names), list(buffers)], **rest} if rest.keys() <= {"as", "svd"}:
                 tensors = self.tensors[first : first + len(names)]
                 if "as" in rest:
                     sent_as = str(rest["as"])
                     tensors = [_dequantise(t, sent_as) if t.dtype == DTYPES[sent_as] else t for t in tensors]
-                by_name, shapes = dict(zip(names, tensors, strict=True)), cast(Any, rest.get("svd", {}))
-                return State(recombined(by_name, dict(shapes)), buffers=[names[i] for i in buffers])
+                by_name, ranks = dict(zip(names, tensors, strict=True)), cast(Any, rest.get("svd", {}))
+                return State(recombined(by_name, dict(ranks)), buffers=[names[i] for i in buffers])
             case {"d": list(items), **rest} if not rest:
                 return {self._key(key): self.value(item) for key, item in items}
             case {"l": list(items), **rest} if not rest:
@@ -341,8 +405,9 @@ class _Decoder:
         return cls(**values)
 
 
-def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool = False) -> Any:
-    """The value that was encoded, in fresh memory. `plain` gives dicts for records, for readers without the classes."""
+def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool = False, base: Base = _no_base) -> Any:
+    """The value that was encoded, in fresh memory. `plain` gives dicts for records, for readers without the classes.
+    `base` gives the fields of the message that was answered, which compressed states are changes of."""
     if len(blob) > BLOB_LIMIT:
         raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}.")
     head = read_header(blob)
@@ -354,7 +419,7 @@ def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool 
             tensors = [by_name[str(i)] for i in range(len(by_name))]
         else:
             tensors = unpacked(blob, head.tensors, torch.device(device))
-        decoder = _Decoder(tensors)
+        decoder = _Decoder(tensors, base)
         decoder.plain = plain
         return decoder.value(head.tree)
     except WireError as e:
@@ -369,8 +434,12 @@ def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool 
 R = TypeVar("R", bound=Record)
 
 
-def decode(blob: bytes, cls: type[R], *, device: torch.device | str = "cpu") -> R:
-    value = decode_tree(blob, device=device)
+def decode(
+    blob: bytes, cls: type[R], *, device: torch.device | str = "cpu", answered: Callable[[], Record] | None = None
+) -> R:
+    """A message or another record; `answered` gives the message that a compressed one is the reply to."""
+    base = _no_base if answered is None else lambda field: getattr(answered(), field)
+    value = decode_tree(blob, device=device, base=base)
     if not isinstance(value, cls):
         raise WireError(f"A {type(value).__name__} arrived where a {cls.__name__} was expected.")
     return value
@@ -428,6 +497,8 @@ def _walk(node: Any) -> Iterator[tuple[str, Any]]:
     match node:
         case {"t": int()} | {"q": int()}:
             yield "tensor", node
+        case {"z": [int(), str(), list()]}:
+            yield "parts", node
         case {"m": _}:
             yield "state", node
         case {"d": items}:
@@ -459,35 +530,49 @@ def _plain_size(value: Any) -> int:
 def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
     """Bytes per field: payload (the papers' convention), buffers, and what really travelled for it.
 
-    What belongs to no field (the frame of the message, the table of tensors) stands under "(frame)".
+    What belongs to no field (the frame of the message, the table of tensors) stands under "(frame)". Of a field that
+    was compressed, "whole" is the payload that it would have had otherwise.
     """
     length = {i: end - begin for i, (_, _, begin, end) in head.tensors.items()}
     sizes: dict[str, dict[str, int]] = {}
     for name, node in fields_of(head).items():
-        payload = buffers = wire = 0
+        payload = buffers = wire = saved = 0
         for what, item in _walk(node):
             if what == "tensor":
                 payload += length[item["t"] if "t" in item else item["q"]]
+            elif what == "parts":
+                first, how, shape = item["z"]
+                sent = sum(length[first + i] for i in range(len(PARTS[how])))
+                payload += sent
+                saved += 4 * math.prod(shape) - sent
             elif what == "state":
                 first, names, which = item["m"]
                 inside = sum(length[first + i] for i in which)
                 buffers += inside
                 payload += sum(length[first + i] for i in range(len(names))) - inside
+                for name_of, shape in item["z"][1].items() if "z" in item else ():
+                    parts = [names.index(name_of + end) for end in PARTS[item["z"][0]]]
+                    saved += 4 * math.prod(shape) - sum(length[first + i] for i in parts)
             else:
                 payload += _plain_size(item)
                 wire -= _plain_size(item)  # it travels in the tree, which is counted below
         text = len(json.dumps(node, separators=(",", ":")).encode())
         sizes[name] = {"payload": payload, "buffers": buffers, "wire": wire + payload + buffers + text}
+        if saved:
+            sizes[name]["whole"] = payload + saved
     sizes["(frame)"] = {"payload": 0, "buffers": 0, "wire": blob_size - sum(s["wire"] for s in sizes.values())}
     return sizes
 
 
 def choices(tree: Any) -> Any:
     """The parts of an encoded value that are no tensors: which layers, which classes. Tensors become their shape-less
-    place-holder None, states the list of their names, states of low rank the ranks and shapes of their factors."""
+    place-holder None, states the list of their names, states of low rank the ranks and shapes of their factors. What
+    was compressed looks as if it had not been."""
     match tree:
-        case {"t": _} | {"q": _}:
+        case {"t": _} | {"q": _} | {"z": [int(), str(), list()]}:
             return None
+        case {"m": [_, names, _], "z": [how, shapes, _]}:
+            return own_names(how, names, shapes)
         case {"m": _, "svd": shapes}:
             return shapes
         case {"m": [_, names, _]}:
@@ -523,23 +608,38 @@ def state_tensors(node: Any) -> set[int]:
     return {first + i for first, names, _ in states for i in range(len(names))}
 
 
-def state_layout(node: Any) -> dict[str, int] | None:
-    """Where the value is one model state: the number of each named tensor. None where it is anything else, or where
-    other tensors travel in place of the state's own."""
+def state_shapes(node: Any, shape: Callable[[int], Sequence[int]]) -> dict[str, tuple[int, ...]] | None:
+    """Where the value is one model state: the shape of each named tensor. None where it is anything else, or where
+    a method has sent other tensors in place of the state's own."""
     match node:
         case {"svd": _}:
             return None
+        case {"m": [first, names, _], "z": [how, shapes, _]}:
+            at = {name: tuple(shape(first + i)) for i, name in enumerate(names)}
+            return {name: tuple(shapes.get(name, at.get(name, ()))) for name in own_names(how, names, shapes)}
         case {"m": [first, names, _]}:
-            return {name: first + i for i, name in enumerate(names)}
+            return {name: tuple(shape(first + i)) for i, name in enumerate(names)}
     return None
 
 
-def value_of(node: Any, tensor: Callable[[int], Tensor], *, plain: bool = False) -> Any:
+def bases_of(tree: Any) -> list[str]:
+    """The fields of the message that was answered which parts of an encoded reply are changes of."""
+    states = [item for what, item in _walk(tree) if what == "state"]
+    return sorted({str(item["z"][2]) for item in states if "z" in item and item["z"][2] is not None})
+
+
+def moved(node: Any, by: int) -> Any:
+    """An encoded state whose tensors have other numbers."""
+    first, names, buffers = node["m"]
+    return {**node, "m": [first + by, names, buffers]}
+
+
+def value_of(node: Any, tensor: Callable[[int], Tensor], *, plain: bool = False, base: Base = _no_base) -> Any:
     """The value of an encoded tree whose tensors are read when they are asked for: one field does not load the others.
 
     `plain` gives dicts for records, for readers without the classes.
     """
-    decoder = _Decoder(cast(Any, _Lazy(tensor)))
+    decoder = _Decoder(cast(Any, _Lazy(tensor)), base)
     decoder.plain = plain
     return decoder.value(node)
 

@@ -7,6 +7,7 @@ message says of each field whether it was computed from private data, and how: s
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeVar, cast, dataclass_transform, get_args
 
@@ -251,23 +252,31 @@ class Down(Record):
 class Size:
     """Bytes of a field. `payload`: elements x element size without buffers, as papers count; `buffers` beside it.
 
-    `header` is what names and shapes cost on the wire: an estimate for planning, never compared.
+    `header` is what names and shapes cost on the wire: an estimate for planning, never compared. `tensors` are the
+    float32 tensors in the payload, by shape, and how many there are: what compression makes of them follows from it.
     """
 
     payload: int = 0
     buffers: int = 0
     header: int = dataclasses.field(default=0, compare=False)
+    tensors: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: Size | int) -> Size:
         other = as_size(other)
-        return Size(self.payload + other.payload, self.buffers + other.buffers, self.header + other.header)
+        counts = {shape: n + other.tensors.get(shape, 0) for shape, n in self.tensors.items()}
+        both = {**other.tensors, **counts} if other.tensors else self.tensors
+        return Size(self.payload + other.payload, self.buffers + other.buffers, self.header + other.header, both)
 
     __radd__ = __add__  # sum() starts from 0
 
     def __mul__(self, times: int) -> Size:
-        return Size(self.payload * times, self.buffers * times, self.header * times)
+        tensors = {shape: n * times for shape, n in self.tensors.items()}
+        return Size(self.payload * times, self.buffers * times, self.header * times, tensors)
 
     __rmul__ = __mul__
+
+    def without_buffers(self) -> Size:
+        return dataclasses.replace(self, buffers=0)
 
 
 FRAME = 160  # bytes of a message around its fields, about
@@ -281,9 +290,11 @@ def model_size(model: nn.Module, part: Part | None = None) -> Size:
     names = None if part is None else part(model)
     tensors = {name: t for name, t in model.state_dict().items() if names is None or name in names}
     bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-    payload = sum(bytes_of[name] for name, _ in model.named_parameters() if name in bytes_of)
+    counted = [tensors[name] for name, _ in model.named_parameters() if name in tensors]
+    payload = sum(t.numel() * t.element_size() for t in counted)
     header = sum(TENSOR_HEADER + len(name) + 5 for name in tensors)
-    return Size(payload, sum(bytes_of.values()) - payload, header)
+    shapes = Counter(tuple(t.shape) for t in counted if t.dtype == torch.float32)
+    return Size(payload, sum(bytes_of.values()) - payload, header, shapes)
 
 
 def as_size(size: Size | int) -> Size:

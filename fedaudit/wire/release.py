@@ -35,6 +35,7 @@ class Sent(AsGiven):
     payload: int = 0  # the papers' convention: parameters without buffers
     buffers: int = 0
     wire: int = 0  # what really travelled
+    whole: int | None = None  # the payload before it was compressed
     role: str | None = None
     kind: str | None = None
     via: str | None = None

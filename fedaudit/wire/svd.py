@@ -1,4 +1,4 @@
-"""Matrices as their largest singular values: the stage of the codec behind `LowRank` states.
+"""Matrices as their largest singular values: the stage of the codec behind `LowRank` states and `compress = "svd:E"`.
 
 A tensor of two or more dimensions is a matrix with a row for each entry of the first. U (m x K), s (K) and V (K x n)
 travel instead of it where they have fewer numbers, K the least with sum_{i <= K} s_i^2 >= energy sum_i s_i^2.
@@ -24,16 +24,17 @@ def factorised(
     shapes: Shapes = {}
     for name, t in tensors.items():
         matrix = t.dim() > 1 and t.is_floating_point() and name not in whole
-        factors = _factors(t, energy) if matrix and energy < 1 else None
-        if factors is None:
+        found = factors(t, energy) if matrix and energy < 1 else None
+        if found is None:
             sent[name] = t
         else:
-            shapes[name] = [len(factors[1]), *t.shape]
-            sent |= {name + part: factor for part, factor in zip(PARTS, factors, strict=True)}
+            shapes[name] = [len(found[1]), *t.shape]
+            sent |= {name + part: factor for part, factor in zip(PARTS, found, strict=True)}
     return sent, shapes
 
 
-def _factors(t: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
+def factors(t: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """U, s and V of a tensor of two or more dimensions; None where they are not smaller than it."""
     matrix = t.detach().flatten(1)
     if not bool(torch.isfinite(matrix).all()):
         return None  # it travels as it is, and the codec says what is wrong with it
@@ -53,9 +54,16 @@ def recombined(sent: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) 
         if whole not in shapes:
             tensors[name] = t
         elif name.endswith(PARTS[0]):
-            s, V = sent[whole + PARTS[1]], sent[whole + PARTS[2]]
             rank, *shape = (int(n) for n in shapes[whole])
-            if not (t.shape == (shape[0], rank) and s.shape == (rank,) and V.shape == (rank, math.prod(shape[1:]))):
-                raise ValueError(f"the factors of {whole} do not make a matrix of rank {rank} and shape {shape}")
-            tensors[whole] = (t * s @ V).reshape(shape)
+            if len(sent[whole + PARTS[1]]) != rank:
+                raise ValueError(f"the factors of {whole} are not of rank {rank}")
+            tensors[whole] = product(t, sent[whole + PARTS[1]], sent[whole + PARTS[2]], shape)
     return tensors
+
+
+def product(U: Tensor, s: Tensor, V: Tensor, shape: Sequence[int]) -> Tensor:
+    """U diag(s) V, in the shape of the tensor that they are factors of."""
+    rank = len(s)
+    if not (U.shape == (shape[0], rank) and s.shape == (rank,) and V.shape == (rank, math.prod(shape[1:]))):
+        raise ValueError(f"the factors do not make a matrix of rank {rank} and shape {list(shape)}")
+    return (U * s @ V).reshape(shape)

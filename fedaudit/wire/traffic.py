@@ -75,7 +75,8 @@ class Plan:
         return Size(whole.payload - saved, whole.buffers, whole.header)
 
     def tensor(self, *shape: int, size: int = 4) -> Size:
-        return Size(math.prod(shape) * size, header=TENSOR_HEADER)
+        """One tensor whose numbers have so many bytes; those of four are float32."""
+        return Size(math.prod(shape) * size, header=TENSOR_HEADER, tensors={shape: 1} if size == 4 else {})
 
     def choice(self, field_name: str, k: int, default: Any = None) -> Any:
         """What client k's "Message.field" held besides tensors; `default` when planning."""

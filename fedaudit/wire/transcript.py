@@ -29,11 +29,13 @@ from torch import Tensor
 from fedaudit.errors import ThreatError, TranscriptError
 from fedaudit.wire.codec import (
     Header,
+    bases_of,
     check_size,
     class_of,
+    moved,
     names_of,
     node_of,
-    state_layout,
+    state_shapes,
     state_tensors,
     stored_tensor,
     value_of,
@@ -92,9 +94,13 @@ class TranscriptWriter:
     def begin_round(self, t: int) -> None:
         self._t = t
 
-    def message(self, blob: bytes, head: Header, **facts: Any) -> None:
-        """Record one message. `facts`: round, ask, fn, from, to, direction, fields, ..."""
-        self._in_order(functools.partial(self._message, blob, head, {**self._next(), **facts}), len(blob))
+    def message(self, blob: bytes, head: Header, base: Header | None = None, **facts: Any) -> None:
+        """Record one message. `facts`: round, ask, fn, from, to, direction, fields, ...
+
+        `base`: of the message that was recorded just before, and that this one answers: a compressed state is a change
+        of one that it holds.
+        """
+        self._in_order(functools.partial(self._message, blob, head, base, {**self._next(), **facts}), len(blob))
 
     def event(self, **facts: Any) -> None:
         self._in_order(functools.partial(self._append, {**self._next(), "type": "event", **facts}), 0)
@@ -117,8 +123,9 @@ class TranscriptWriter:
         while self._pending:
             self._pending.popleft().result()
 
-    def _message(self, blob: bytes, head: Header, facts: dict[str, Any]) -> None:
+    def _message(self, blob: bytes, head: Header, base: Header | None, facts: dict[str, Any]) -> None:
         weights = state_tensors(head.tree)
+        before = self._broadcast
         if self._broadcast is not None and self._broadcast[0] is blob:
             tensors = self._broadcast[1]  # the very bytes that went to another client of this ask
         else:
@@ -130,7 +137,11 @@ class TranscriptWriter:
                 tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
         if facts.get("direction") == "down":
             self._broadcast = blob, tensors
-        self._append({"type": "message", **facts, "tree": head.tree, "tensors": tensors, "digest": head.digest})
+        row = {"type": "message", **facts, "tree": head.tree, "tensors": tensors, "digest": head.digest}
+        if base is not None and before is not None and (fields := bases_of(head.tree)):
+            row["base"] = {field: moved(node_of(base.tree, field), len(tensors)) for field in fields}
+            row["tensors"] = [*tensors, *before[1]]
+        self._append(row)
 
     def end_round(self, t: int) -> int:
         """Sync, drop what is not kept, and return the index's length: the point to resume from."""
@@ -266,10 +277,7 @@ class Entry:
 
     def state_shapes(self, field: str) -> dict[str, tuple[int, ...]] | None:
         """Names and shapes where the field is one model state; None where it is anything else. Reads no content."""
-        layout = state_layout(node_of(self._visible("tree"), field))
-        if layout is None:
-            return None
-        return {name: tuple(self.row["tensors"][i][1]) for name, i in layout.items()}
+        return state_shapes(node_of(self._visible("tree"), field), lambda i: self.row["tensors"][i][1])
 
     def kept(self, field: str) -> bool:
         """Whether the content is still there: of model states, only the last rounds' are kept."""
@@ -278,9 +286,13 @@ class Entry:
 
     def _value(self, node: Any, plain: bool) -> Any:
         try:
-            return value_of(node, self._tensor, plain=plain)
+            return value_of(node, self._tensor, plain=plain, base=self._base)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, RuntimeError) as e:
             raise TranscriptError(f"{self._where()} does not hold a message: {str(e)[:200]}.") from e
+
+    def _base(self, field: str) -> Any:
+        """What the client was sent in a field of the message that this one answers."""
+        return value_of(self.row["base"][field], self._tensor)
 
     def _where(self) -> str:
         return f"{self.folder / 'index.jsonl'}, row {self.row.get('seq')}"
