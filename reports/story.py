@@ -143,6 +143,7 @@ MEASURES = {
     "membership": ("auc", "tpr", "balanced_accuracy"),
     "reconstruction": ("identification", "mse", "psnr", "ssim", "cosine"),
     "histogram": ("error", "uniform", "gain", "presence"),
+    "participation": ("auc",),
 }
 BOUNDS = {
     **dict.fromkeys(("auc", "tpr", "balanced_accuracy", "identification", "error", "uniform", "presence"), (0.0, 1.0)),

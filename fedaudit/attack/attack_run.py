@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaudit.attack.claims import Attacked
+from fedaudit.attack.claims import Attacked, TookPart
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attack.score import membership, score, settled
 from fedaudit.attack.scores_kept import keep, kept
@@ -173,11 +174,18 @@ def _one(
             continue
         with seeded("attack", name, k, device=world.device):
             try:
-                parts.append(Attacked(k, settled(attack.run(scene), member), x, y, member))
+                claims = settled(attack.run(scene), member)
+                truth = torch.tensor(k in _received(run)) if isinstance(claims, TookPart) else member
+                parts.append(Attacked(k, claims, x, y, truth))
             except ThreatError as e:  # found out on the way
                 reasons.append(str(e))
     if not parts:
         return NotRun(**who, ran=False, reason=reasons[0] if reasons else f"{threat} {NOBODY}"), []
+    if all(isinstance(part.claims, TookPart) for part in parts) and len({bool(part.member) for part in parts}) == 1:
+        every = "all" if bool(parts[0].member) else "none"
+        return NotRun(
+            **who, ran=False, reason=f"{every} of the clients took part: there is nobody to tell them from"
+        ), []
     ran = Ran(**who, clients=[part.client for part in parts], left_out=reasons)
     found = score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, _seed(name))
     # What is judged afterwards are scores: images of every attack's candidates would fill the memory.
@@ -185,6 +193,12 @@ def _one(
     if scores:
         keep(run.folder, run.record, ran, scores)
     return result_of(ran, found, round(time.perf_counter() - begun, 3)), scores
+
+
+@functools.lru_cache(maxsize=1)
+def _received(run: RunFolder) -> frozenset[int]:
+    """The clients of which anything was received: who took part."""
+    return frozenset(entry.client for entry in run.transcript.entries() if entry.direction == "up")
 
 
 def _seed(name: str) -> int:

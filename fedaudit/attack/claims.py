@@ -1,4 +1,4 @@
-"""What an attack may claim: scores of candidates, reconstructions, a histogram."""
+"""What an attack may claim: scores of candidates, reconstructions, a histogram, that a client took part."""
 
 from __future__ import annotations
 
@@ -57,6 +57,13 @@ class Histogram:
 
     shares: Tensor
     source: str = ""
+
+
+@dataclass(frozen=True)
+class TookPart:
+    """About a client as a whole: one score, higher for "its records went into the run's models"."""
+
+    score: float
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedaudit.attack.claims import Claims, Features, Groups, Histogram, Reconstructions
+from fedaudit.attack.claims import Claims, Features, Groups, Histogram, Reconstructions, TookPart
 from fedaudit.errors import ContractError, FedauditError, RunError, ThreatError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -102,6 +102,19 @@ class Scene:
                         found.append(Passed(entry.round, entry.ask, table[of]))
         return found
 
+    def mixed(self, kind: str) -> list[tuple[Entry, str]]:
+        """What a peer was passed on of several clients together, of one kind, as (message, field): a relay that does
+        not say whose it is, such as a mean over clients."""
+        peer = self.view.threat.peer
+        if peer is None:
+            return []
+        return [
+            (entry, name)
+            for entry in self.view.entries(direction="down", client=peer)
+            for name, field in entry.fields.items()
+            if field.role == "relay" and field.kind == kind and field.by != "client" and entry.kept(name)
+        ]
+
     def ask(self, like: Entry, message: Down, purpose: str, number: int) -> Up:
         """For an active server: what the target answers to a message where `like` was sent. It is kept apart."""
         from fedaudit.attack.active import ask
@@ -153,16 +166,24 @@ class Scene:
 
     def published(self) -> nn.Module | None:
         """The final model that anybody gets: the global one, or the target's own where there is none."""
-        for name in ("global.safetensors", f"client-{self.target:06d}.safetensors"):
-            path = self._models_dir / name
-            if name in self._published:
-                try:
-                    with safe_open(path, framework="pt") as file:
-                        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                        return self.model((file.metadata() or {})["arch"], state)
-                except (OSError, SafetensorError, KeyError, RuntimeError, FedauditError) as e:
-                    raise RunError(f"{path} is no model that a run published: {e}. Run it again.") from e
-        return None
+        found = self.of_all() or self._final(f"client-{self.target:06d}.safetensors")
+        return found[0] if found else None
+
+    def of_all(self) -> tuple[nn.Module, str] | None:
+        """The final model that all clients made, and its architecture; None where a method has none."""
+        return self._final("global.safetensors")
+
+    def _final(self, name: str) -> tuple[nn.Module, str] | None:
+        path = self._models_dir / name
+        if name not in self._published:
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                arch = (file.metadata() or {})["arch"]
+                return self.model(arch, state), arch
+        except (OSError, SafetensorError, KeyError, RuntimeError, FedauditError) as e:
+            raise RunError(f"{path} is no model that a run published: {e}. Run it again.") from e
 
 
 class Attack(Frozen):
@@ -173,7 +194,7 @@ class Attack(Frozen):
     active: ClassVar[bool] = False  # sends clients messages of its own: for the threat active-server alone
     blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
 
-    def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram:
+    def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram | TookPart:
         raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
 
     def cannot(self, scene: Scene) -> str | None:

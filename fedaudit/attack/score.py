@@ -11,16 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedaudit.attack.claims import Attacked, Claims, Features, Groups, Histogram, Reconstructions
+from fedaudit.attack.claims import Attacked, Claims, Features, Groups, Histogram, Reconstructions, TookPart
 from fedaudit.attack.membership import auc, by_group, membership_scores
 from fedaudit.errors import ContractError
 from fedaudit.rng import generator
 from fedaudit.runtime.attack_result import (
     ClientHistogram,
+    ClientScore,
     Findings,
     HistogramFound,
     HistogramScores,
     MembershipFound,
+    ParticipationFound,
+    ParticipationScores,
 )
 from fedaudit.runtime.world import World
 from fedaudit.stats import Estimate, student_t
@@ -38,8 +41,12 @@ def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed
         from fedaudit.attack.reconstruction import reconstruction  # pictures: not needed for the rest
 
         return reconstruction(parts, world, folder, name, seed)
+    if sorts == {TookPart}:
+        return participation(parts)
     what = ", ".join(sorted(sort.__name__ for sort in sorts))
-    raise ContractError(f"{name} returned {what}: an attack returns Claims, Reconstructions or Histogram, one sort.")
+    raise ContractError(
+        f"{name} returned {what}: an attack returns Claims, Reconstructions, Histogram or TookPart, one sort."
+    )
 
 
 def membership(parts: Sequence[Attacked], name: str, seed: int) -> MembershipFound:
@@ -173,3 +180,22 @@ def presence(claimed: NDArray[np.float64], held: NDArray[np.bool_]) -> Estimate:
         reason = "all clients hold all classes" if held.all() else "no client holds a class"
         return Estimate(value=None, reason=reason)
     return auc(claimed, held)
+
+
+def participation(parts: Sequence[Attacked]) -> ParticipationFound:
+    """The AUC over clients: every client is one candidate, and took part if anything of it was received."""
+    scores = np.array([part.claims.score for part in parts], dtype=np.float64)
+    took_part = np.array([bool(part.member) for part in parts])
+    value = auc(scores, took_part)
+    leak = value.low > 0.5
+    words = "A leak: who took part is told" if leak else "No leak shown: who took part is not surely told"
+    count = int(took_part.sum())
+    return ParticipationFound(
+        pooled=ParticipationScores(auc=value, took_part=count, others=len(parts) - count),
+        client={
+            str(part.client): ClientScore(score=score, took_part=bool(part.member))
+            for part, score in zip(parts, scores.tolist(), strict=True)
+        },
+        leak=leak,
+        verdict=f"{words} from others better than by guessing: AUC {value.shown()} over clients.",
+    )

@@ -1,7 +1,8 @@
 """What an attack found, as a run keeps it: typed, and validated whenever it is read.
 
-A result is `NotRun`, with the reason, or one of three that ran: `MembershipResult`, `ReconstructionResult` and
-`HistogramResult`. What a result does not say is not written, so that files of earlier versions stay as they are.
+A result is `NotRun`, with the reason, or one of four that ran: `MembershipResult`, `ReconstructionResult`,
+`HistogramResult` and `ParticipationResult`. What a result does not say is not written, so that files of earlier
+versions stay as they are.
 """
 
 from __future__ import annotations
@@ -156,7 +157,31 @@ class HistogramFound(AsGiven):
     verdict: str
 
 
-Findings = MembershipFound | ReconstructionFound | HistogramFound
+# --- who took part -----------------------------------------------------------------------------------------------
+
+
+class ParticipationScores(AsGiven):
+    """How well scores rank clients that took part above those that did not."""
+
+    auc: Measured
+    took_part: int
+    others: int
+
+
+class ClientScore(AsGiven):
+    score: float
+    took_part: bool
+
+
+class ParticipationFound(AsGiven):
+    claims: Literal["participation"] = "participation"
+    pooled: ParticipationScores
+    client: dict[str, ClientScore]
+    leak: bool
+    verdict: str
+
+
+Findings = MembershipFound | ReconstructionFound | HistogramFound | ParticipationFound
 
 
 # --- results -----------------------------------------------------------------------------------------------------
@@ -200,6 +225,10 @@ class HistogramResult(HistogramFound, Ran):
     wall_s: float = 0.0
 
 
+class ParticipationResult(ParticipationFound, Ran):
+    wall_s: float = 0.0
+
+
 def _sort(raw: Any) -> str:
     given = raw if isinstance(raw, dict) else {name: getattr(raw, name, None) for name in ("ran", "claims")}
     return str(given.get("claims") or "membership") if given.get("ran") else "none"
@@ -209,10 +238,11 @@ AnyResult = Annotated[
     Annotated[NotRun, Tag("none")]
     | Annotated[MembershipResult, Tag("membership")]
     | Annotated[ReconstructionResult, Tag("reconstruction")]
-    | Annotated[HistogramResult, Tag("histogram")],
+    | Annotated[HistogramResult, Tag("histogram")]
+    | Annotated[ParticipationResult, Tag("participation")],
     Discriminator(_sort),
 ]
-Scored = MembershipResult | ReconstructionResult | HistogramResult
+Scored = MembershipResult | ReconstructionResult | HistogramResult | ParticipationResult
 results: TypeAdapter[list[AnyResult]] = TypeAdapter(list[AnyResult])
 
 
@@ -222,6 +252,8 @@ def result_of(ran: Ran, found: Findings, wall_s: float) -> Scored:
     both |= {"ran": True, "claims": found.claims, "wall_s": wall_s}  # said, though it is the only possible value
     if isinstance(found, MembershipFound):
         return MembershipResult(**both)
+    if isinstance(found, ParticipationFound):
+        return ParticipationResult(**both)
     return ReconstructionResult(**both) if isinstance(found, ReconstructionFound) else HistogramResult(**both)
 
 

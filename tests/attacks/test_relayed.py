@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 import fedaudit
-from fedaudit import Down, Method, Record, State, Up, ce, private, relay, sgd, state_of
+from fedaudit import Down, Method, Record, State, Up, ce, load, private, relay, sgd, state_of
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
+from fedaudit.attacks.relayed_means import others
 from fedaudit.errors import ContractError
+from fedaudit.registry import find
 from fedaudit.runtime.folder import RunFolder
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.3, "holdout": 0.45, "clients": 3}
@@ -100,6 +102,125 @@ def test_reasons_are_true(relays):
 def test_a_relay_says_by_what_it_is_keyed():
     with pytest.raises(ContractError, match="by of relay"):
         relay("embeddings", by="clients")
+
+
+# -- outputs: one row for each record, by client; on the public set ---------------------------------------------------
+
+
+class ShownOutputs(Up):
+    Y: Tensor = private("logits", via="data", unit="record")
+
+
+class PassedOutputs(Down):
+    Y: dict[int, dict[int, Tensor]] = relay("logits", by="client")  # by peer and round
+
+
+class RelaysOutputs(Relays):
+    """Everybody's outputs on its own records, passed on by client and round, as DFFKE's are."""
+
+    def round(self, s, server, cohort):
+        rows = {k: {server.t: r.Y} for k, r in cohort.ask(self.show, Ask()).items()}
+        cohort.ask(self.get, PassedOutputs(rows))
+        return s
+
+    def show(self, client, msg):
+        with torch.no_grad():
+            y = client.model.eval()(client.x)
+        return ShownOutputs(y + self.noise * torch.randn(y.shape, generator=client.rng("noise")))
+
+
+def of(folder, attack, threat="peer:0"):
+    (found,) = [result for result in attack_run(folder, attacks=[attack], threat=threat) if not result.blind]
+    return found
+
+
+@pytest.mark.parametrize(("noise", "leaks"), [(0.0, True), (20.0, False)])
+def test_a_peer_finds_members_in_outputs_on_their_records(noise, leaks, tmp_path):
+    method = f"{__name__}:RelaysOutputs"
+    fedaudit.run(method=method, rounds=1, set={"noise": noise}, out=tmp_path / "a", **SMALL)
+    found = of(tmp_path / "a", "relayed_match")
+    assert found.pooled.auc.value > 0.9 if leaks else found.pooled.auc.value < 0.6, found.verdict
+
+
+@pytest.mark.parametrize(("privacy", "leaks"), [({}, True), ({"logits": {"epsilon": 0.1, "delta": 1e-3}}, False)])
+def test_a_peer_finds_members_by_answers_on_the_public_set(privacy, leaks, tmp_path):
+    """FKE, overtrained: a copy of the target's model, made of its logits, knows them; not under noise."""
+    few = {**SMALL, "clients": 3, "aux": 0.3, "public": 0.5, "partition": "iid"}
+    hard = {"E_local": 60, "B": 8, "tau": "off", "eta": 3e-3}
+    fedaudit.run(method="fke", rounds=1, set=hard, privacy=privacy, out=tmp_path / "a", **few)
+    found = of(tmp_path / "a", {"attack": "logit_gap", "steps": 800})
+    assert found.leak is leaks, found.verdict
+
+
+def test_dffkes_logits_are_attacked(tmp_path):
+    """As the method is: embeddings are docked to another width, and outputs on what is decoded of them remain."""
+    fedaudit.run(method="dffke", rounds=1, out=tmp_path / "a", set=find("dffke", "methods").quick, **SMALL)
+    found = of(tmp_path / "a", "relayed_match")
+    assert found.ran
+    assert found.clients == [1, 2]
+
+
+# -- means of several clients -----------------------------------------------------------------------------------------
+
+
+class Sent(Down):
+    w: State
+
+
+class Mean(Up):
+    C: dict[int, Tensor] = private("prototypes", via="data", unit="client", depends="class")
+
+
+class Common(Down):
+    C: dict[int, Tensor] = relay("prototypes")
+
+
+class Start(Record):
+    w: State
+
+
+class RelaysMeans(Relays):
+    """The mean over clients of everybody's class means at one model, passed on, as FedAF's V is."""
+
+    def init(self, server):
+        return Start(state_of(server.model()))
+
+    def round(self, s, server, cohort):
+        sent = {k: r.C for k, r in cohort.ask(self.show, Sent(s.w)).items()}
+        held = {c for of_client in sent.values() for c in of_client}
+        cohort.ask(self.get, Common({c: torch.stack([v[c] for v in sent.values() if c in v]).mean(0) for c in held}))
+        return s
+
+    def show(self, client, msg):
+        load(client.model, msg.w)
+        with torch.no_grad():
+            e = client.model.eval().encode(client.x).flatten(1)
+        return Mean(client.class_means(e, "prototypes"))
+
+
+@pytest.mark.parametrize(("privacy", "leaks"), [({}, True), ({"prototypes": {"epsilon": 0.1, "delta": 1e-3}}, False)])
+def test_a_peer_finds_members_in_means_over_clients(privacy, leaks, tmp_path):
+    """Two others, about four records of a class each: their mean leans towards its records; not under noise."""
+    few = {**SMALL, "aux": 0.85, "partition": "iid"}
+    fedaudit.run(method=f"{__name__}:RelaysMeans", rounds=1, privacy=privacy, out=tmp_path / "a", **few)
+    found = of(tmp_path / "a", "relayed_means")
+    assert found.leak is leaks, found.verdict
+    if leaks:
+        assert "has the uploads themselves" in of(tmp_path / "a", "relayed_means", "server").reason
+        assert "passed on no embeddings or outputs" in of(tmp_path / "a", "relayed_match").reason
+
+
+def test_the_others_mean_by_hand():
+    """V = 5 of three clients, v = 3: the others have (15 - 3) / 2 = 6. What only others hold stays."""
+    V = {0: torch.tensor([5.0]), 1: torch.tensor([7.0])}
+    assert others(V, {0: torch.tensor([3.0])}, 3) == {0: torch.tensor([6.0]), 1: torch.tensor([7.0])}
+
+
+def test_fedafs_means_are_attacked(tmp_path):
+    fedaudit.run(method="fedaf", rounds=1, out=tmp_path / "a", set=find("fedaf", "methods").quick, **SMALL)
+    found = of(tmp_path / "a", "relayed_means")
+    assert found.ran
+    assert found.clients == [1, 2]
 
 
 # -- labels from single layers -------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""A peer on class means that are passed on to it of all clients together: FedAF's V, FedProto's prototypes.
+
+The peer has sent a mean of its own, v. Of K clients' equal means the others' is (K V - v) / (K - 1), which with one
+other client is that client's mean itself. Whether a candidate is in it is told as a server tells it of one client's
+mean (attacks/logit_gap.py), at the model that everybody was sent. A class that the peer does not hold is V itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedaudit.attack.claims import Claims
+from fedaudit.attack.scene import Attack, Scene
+from fedaudit.attacks._view import by_class, received, released
+from fedaudit.attacks.logit_gap import Means, tracing
+from fedaudit.registry import register_attack
+from fedaudit.wire.release import UNPROTECTED, Protection
+from fedaudit.wire.transcript import Entry
+
+
+@register_attack("relayed_means")
+class RelayedMeans(Attack):
+    def cannot(self, scene: Scene) -> str | None:
+        who = f"the {scene.view.threat}"
+        if scene.view.threat.peer is None:
+            return f"not attacked by this: {who} has the uploads themselves"
+        if not any(scene.mixed(kind) for kind in ("logits", "prototypes")):
+            return f"{who} is passed on no means by class"
+        if not means_of_others(scene):
+            return f"not attacked by this: {who} was sent no model that the means by class were taken at"
+        return None if len(scene.auxiliary[0]) else "there is no auxiliary set to hold means against: set aux above 0"
+
+    def run(self, scene: Scene) -> Claims:
+        return Claims(torch.stack([tracing(scene, *found) for found in means_of_others(scene)]).sum(0))
+
+
+def means_of_others(scene: Scene) -> Means:
+    """The mean of all others by class, with the model that it was taken at, for each message."""
+    found: Means = []
+    K = max(2, round(scene.setting["participation"] * scene.setting["clients"]))
+    for kind in ("logits", "prototypes"):
+        for entry, name in scene.mixed(kind):
+            V = by_class(entry[name], scene.classes)
+            model = received(scene, entry) if V else None
+            if model is not None:
+                v, protection = own(scene, kind, entry)
+                less = protection.model_copy(update={"sigma": (protection.sigma or 0.0) / math.sqrt(K - 1)})
+                found.append((model, others(V, v, K), kind, less))
+    return found
+
+
+def own(scene: Scene, kind: str, passed: Entry) -> tuple[dict[int, Tensor], Protection]:
+    """What the peer sent itself before it was passed on the mean, and how that was protected."""
+    mine: tuple[dict[int, Tensor], Protection] = {}, UNPROTECTED
+    for entry, name in released(scene, kind, passed.client):
+        if entry.round == passed.round and entry.ask < passed.ask and (v := by_class(entry[name], scene.classes)):
+            mine = v, entry.fields[name].protection or UNPROTECTED
+    return mine
+
+
+def others(V: dict[int, Tensor], v: dict[int, Tensor], K: int) -> dict[int, Tensor]:
+    """(K V - v) / (K - 1) by class, where the peer has a mean of its own."""
+    return {c: (K * mean - v[c].to(mean)) / (K - 1) if c in v else mean for c, mean in V.items()}
