@@ -22,8 +22,8 @@ from fedaudit.runtime.site import Hub, Place, Rows, Site
 from fedaudit.runtime.turns import carry_out, descend
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
-from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried
-from fedaudit.training.forward import in_chunks
+from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, traces
+from fedaudit.training.forward import in_chunks, row_by_row
 from fedaudit.training.stack import Job
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Down, State, Up
@@ -351,16 +351,25 @@ class Client(Party):
 
         `beside`: what fixed models make of each record, computed once; the loss gets it after the record's own rows.
         Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds what a
-        record can do.
+        record can do; in a private training it is given them one at a time.
         """
         options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         model = model or self.model
         rows = self._rows(fitting=True) if data is None else data
-        rows = (*rows, *(in_chunks(fixed, rows[0]) for fixed in beside))
         if data is None and self.private_training:
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
-            return self._fit_private(model, loss, rows, until, separable, options)
+            before = [model_traces(model), *(traces(fixed, {}) for fixed in beside)]
+            rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
+            fitted = self._fit_private(model, loss, rows, until, separable, options)
+            if before != [model_traces(model), *(traces(fixed, {}) for fixed in beside)]:
+                raise ContractError(
+                    f"{type(model).__name__}, or what fit computes beside it, keeps something of the rows that go "
+                    "through it: what it saw of the records would leave the training unprotected. A forward pass "
+                    "returns its result, and writes nowhere."
+                )
+            return fitted
+        rows = (*rows, *(in_chunks(fixed, rows[0]) for fixed in beside))
         self.brought = self.brought or bool(self.looked and (given or data is not None))
         self.fitting = data is None
         fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)

@@ -352,6 +352,21 @@ def traces(loss: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+TRAINED = ("_parameters", "_buffers", "_modules")  # of a module: what training changes, and its children
+
+
+def model_traces(model: nn.Module) -> list[Any]:
+    """What a model of somebody's own could keep of the rows that go through it, as it is now: two of these differ where
+    it did. Parameters are trained; buffers must stay, as no noise is added to them."""
+    found: list[Any] = [(name, b._version, id(b)) for name, b in model.named_buffers()]
+    for module in model.modules():
+        if _is_own(module):
+            kept = {key: value for key, value in vars(module).items() if key not in TRAINED}
+            found.append([(key, id(value)) for key, value in kept.items()])
+            found.append(traces(type(module), kept))
+    return found
+
+
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """A function's code, and that of the functions within it."""
     yield code

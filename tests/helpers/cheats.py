@@ -543,6 +543,70 @@ class Later(Averages):
         return (Weights if client.t == 1 else Other)(state_of(client.model))
 
 
+def beside_the_rest(f, x, y, extra):
+    return ce(f, x, y) + 0 * extra.sum(-1)
+
+
+class Beside(Averages):
+    """What is computed beside the training sees the records, and keeps what it saw."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        seen = []
+
+        def watch(x):
+            seen.append(x)
+            return x.flatten(1)
+
+        client.fit(beside_the_rest, beside=[watch], **STEP)
+        return Weights(state_of(client.model))
+
+
+class BesideMixed(Averages):
+    """What is computed beside the training would make every row of all records."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(self.checked, beside=[mixed], **STEP)
+        return Weights(state_of(client.model))
+
+    @staticmethod
+    def checked(f, x, y, extra):
+        away = (extra - x.flatten(1)).abs().sum(-1)
+        return ce(f, x, y) / (away == 0).to(x.dtype)  # not finite where what came beside a record is not its own
+
+
+def mixed(x):
+    return x.flatten(1).mean(0, keepdim=True).expand(len(x), -1)
+
+
+class Peeks(torch.nn.Module):
+    """A network that keeps what goes through it."""
+
+    def __init__(self, inner, where):
+        super().__init__()
+        self.inner, self.where, self.seen, self.passes = inner, where, [], 0.5
+        self.register_buffer("last", torch.zeros(64), persistent=False)
+
+    def forward(self, x):
+        if self.where == "list":
+            self.seen.append(x)
+        elif self.where == "attribute":
+            self.passes = self.passes + 1  # a number, which goes up with the batches drawn
+        elif self.where == "buffer":
+            self.last = x.detach()
+        return self.inner(x)
+
+
+class Peeking(Averages):
+    where: str = "list"
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        client.fit(ce, model=Peeks(client.model, self.where), **STEP)
+        return Weights(state_of(client.model))
+
+
 KEPT = []
 LAST = 0.0
 

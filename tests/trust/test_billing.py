@@ -14,6 +14,7 @@ from fedaudit.errors import ContractError, PrivacyError, RunError, WireError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.contract import check_declarations
 from fedaudit.runtime.runner import run
+from fedaudit.training.forward import row_by_row
 from fedaudit.wire.codec import encode_tree
 
 DP = dict([parse_policy("training:noise=1,clip=1")])
@@ -119,6 +120,7 @@ def test_what_the_harness_derives_from_a_release_is_free(ledger):
         ("AllBuffers", DP, ContractError, "a buffer, which the model does not"),
         ("Watching", DP, ContractError, "writes into something outside"),
         ("Into", DP, ContractError, "writes into something outside"),
+        ("Beside", DP, ContractError, "keeps something of the rows"),
         ("Hooked", DP, ContractError, "has a hook"),
         ("GradientHook", DP, ContractError, "has a hook"),
         ("Changeling", DP, RunError, "WireError"),
@@ -129,6 +131,22 @@ def test_what_the_harness_derives_from_a_release_is_free(ledger):
 def test_what_is_refused(name, privacy, error, words, ledger):
     with pytest.raises(error, match=words):
         ledger(name, privacy)
+
+
+@pytest.mark.parametrize("where", ["list", "attribute", "buffer", "nowhere"])
+def test_a_network_keeps_nothing_of_what_goes_through_it(where, ledger):
+    if where == "nowhere":
+        assert all(0 < epsilon < math.inf for epsilon in epsilons(ledger("Peeking", set={"where": where})))
+        return
+    with pytest.raises(ContractError, match="Peeks, or what fit computes beside it, keeps something"):
+        ledger("Peeking", set={"where": where})
+
+
+def test_a_private_training_gives_records_one_at_a_time_to_what_is_beside_it(ledger):
+    """Else a row that is made of all records would be clipped as if it were one record's."""
+    x = torch.arange(12.0).reshape(4, 3)
+    assert torch.equal(row_by_row(lambda rows: rows.mean(0, keepdim=True).expand(len(rows), -1), x, size=2), x)
+    ledger("BesideMixed")  # its loss fails where a row is not its own record
 
 
 @pytest.mark.parametrize(("name", "error"), [("Fails", "ValueError"), ("FailsQuietly", "Quiet")])
