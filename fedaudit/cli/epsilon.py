@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 from fedaudit.kept import plain
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from fedaudit.runtime.run_record import EpsilonAudit
 
-epsilon_app = typer.Typer(help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True)
+epsilon_app = typer.Typer(
+    cls=Helped, help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]

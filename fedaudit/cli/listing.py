@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,12 @@ def short_rows(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _few_words(row: dict[str, Any]) -> str:
     if "what it is" in row:
-        first = row["what it is"].split(". ")
+        first = re.split(r"(?<!\bEq)(?<!\bal)\. ", row["what it is"])
         said = first[0] if len(first) == 1 or len(first[0]) > 24 else ". ".join(first[:3])
         return said.replace("\n", " ").rstrip(".")
     if "what it does" in row:
         return str(row["what it does"])
-    parts = {key: value for key, value in row.items() if key != "name" and value not in (None, "")}
+    parts = {key: value for key, value in row.items() if value not in (None, "", row["name"])}
     return ", ".join(f"{key} {'yes' if v is True else 'no' if v is False else v}" for key, v in parts.items())
 
 

@@ -15,6 +15,7 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
+from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import (
     chosen_clients,
     print_forecast,
@@ -37,7 +38,7 @@ class _Stopped(Exception):
     """Ctrl-C, before the command line's library takes it for the end of the program."""
 
 
-class _Commands(typer.core.TyperGroup):
+class _Commands(Helped):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -688,7 +689,7 @@ def check_method(
 
 # --- privacy ---------------------------------------------------------------------------------------------------
 
-privacy_app = typer.Typer(help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
+privacy_app = typer.Typer(cls=Helped, help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(epsilon_app, name="epsilon")
 app.command()(reproduce)

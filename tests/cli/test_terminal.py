@@ -55,6 +55,43 @@ def test_the_help_shows_every_default(fedaudit, monkeypatch):
         assert f"[default: ({default})]" in after, name
 
 
+def test_the_help_names_every_command(fedaudit, monkeypatch):
+    """As it is at 80 columns, but for the frames and the wrapping, which are those of a version of typer."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = fedaudit("--help")
+    assert code == 0
+    assert narrow(out)
+    words = re.sub(r"[│╭╮╰╯─]", " ", out.partition("Commands")[2])
+    plain = re.sub(r"\n {3,}(?=\S)", " ", re.sub(r" +\n", "\n", words)).strip()
+    lines = [" ".join(line.split()) for line in plain.splitlines() if line.strip()]
+    assert "\n".join(lines) + "\n" == (GOLDEN / "help.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["list"], "methods | attacks | datasets | models | partitions"),
+        (["show"], "A run folder"),
+        (["audit"], "the quickstart"),
+        (["epsilon", "release-path"], "A run folder"),
+    ],
+)
+def test_the_help_says_what_arguments_are(fedaudit, monkeypatch, command, said):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = fedaudit(*command, "--help")
+    assert code == 0
+    assert said in " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+
+
+def test_lists_as_they_are_printed(fedaudit, monkeypatch):
+    """Of some methods: others come and go."""
+    some = ["fedavg", "local", "fedzge", "fke", "fedavg+dfrd"]
+    monkeypatch.setattr("fedaudit.registry.names", lambda group: some)
+    out = "".join(fedaudit("list", what)[1] for what in ("methods", "partitions"))
+    assert narrow(out)
+    assert out == (GOLDEN / "list.txt").read_text()
+
+
 # --- lines as they are printed -----------------------------------------------------------------------------------
 
 
