@@ -25,5 +25,5 @@ class Helped(typer.core.TyperGroup):
             for param in command.params:
                 said = declared[param.name].default if param.name in declared else None
                 if isinstance(said, ArgumentInfo) and not getattr(param, "help", None):
-                    param.help = said.help  # type: ignore[attr-defined]
+                    param.help = said.help
         return command
