@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import platform
@@ -29,7 +28,7 @@ from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
-from fedaudit.wire.message import Down, Record, State, Up, class_ids, load, state_of
+from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, load, state_of
 from fedaudit.wire.release import Protection
 
 C = TypeVar("C", bound=Client)
@@ -172,7 +171,7 @@ _last: list[tuple[bytes, torch.device, Down]] = []  # the message that was decod
 
 def received(message: bytes, device: torch.device) -> Down:
     """The message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for each."""
-    return copy.deepcopy(_kept(message, device))
+    return cast(Down, fresh(_kept(message, device)))
 
 
 def _kept(message: bytes, device: torch.device) -> Down:

@@ -5,7 +5,6 @@ It is a cache and nothing more: dropping it costs time, never state.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -22,6 +21,7 @@ from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
+from fedaudit.training.copying import copied
 from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import KINDS, Part, Size, Up, as_size, message_classes, model_size
 from fedaudit.wire.traffic import Plan
@@ -109,7 +109,7 @@ class World:
         if arch not in self._templates:
             with seeded(self.setting.seed, *self._start(k)):
                 self._templates[arch] = self.build(arch)
-        return copy.deepcopy(self._templates[arch])
+        return copied(self._templates[arch])
 
     def count(self, k: int) -> int:
         shard = self.federation.shards[k]

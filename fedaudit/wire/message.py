@@ -93,6 +93,22 @@ def state_of(model: nn.Module, part: Part | None = None) -> State:
     return State(tensors, buffers=tensors.keys() - parameters.keys())
 
 
+def fresh(value: Any) -> Any:
+    """A copy of what was decoded, in memory of its own: tensors, states, records, dicts, lists and tuples of these."""
+    match value:
+        case Tensor():
+            return value.detach().clone()
+        case State():
+            return State({name: t.detach().clone() for name, t in value.items()}, value.buffers)
+        case Record():
+            return type(value)(**{name: fresh(getattr(value, name)) for name in type(value).declared()})
+        case dict():
+            return {key: fresh(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(fresh(item) for item in value)
+    return value  # a number, a text, nothing
+
+
 M = TypeVar("M", bound=nn.Module)
 
 

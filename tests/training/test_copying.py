@@ -1,0 +1,63 @@
+"""Quick copies of models: equal to what copy.deepcopy gives, and no part of the model they were made of."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.training.copying import copied
+from fedaudit.training.models import build
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    states = a.state_dict(), b.state_dict()
+    return states[0].keys() == states[1].keys() and all(torch.equal(t, states[1][n]) for n, t in states[0].items())
+
+
+@pytest.mark.parametrize("arch", ["cnn_bn", "convnet@0.05", "resnet18_cifar@0.1", "vit_tiny", "mobilenet_v2@0.1"])
+def test_a_copy_is_the_model_in_memory_of_its_own(arch: str) -> None:
+    model = build(arch, shape=(1, 16, 16), classes=4)
+    next(model.parameters()).requires_grad_(False)
+    mine, theirs = copied(model), copy.deepcopy(model)
+    assert same(mine, model)
+    assert str(mine) == str(theirs)
+    assert [(n, p.requires_grad) for n, p in mine.named_parameters()] == [
+        (n, p.requires_grad) for n, p in model.named_parameters()
+    ]
+    assert all(type(a) is type(b) for a, b in zip(mine.modules(), model.modules(), strict=True))
+    x = torch.randn(2, 1, 16, 16)
+    assert torch.equal(mine.eval()(x), model.eval()(x))
+    mine.train()(x)
+    with torch.no_grad():
+        for t in mine.state_dict().values():
+            t.add_(1)
+    assert same(model, theirs), "training the copy reached the model"
+    assert not model.training
+
+
+def test_what_is_shared_stays_shared_and_attributes_are_copied() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU())
+    model[1].weight = model[0].weight
+    model.add_module("again", model[2])
+    model.seen = [1, [2]]  # type: ignore[assignment]
+    model[0].register_forward_hook(lambda m, x, out: out * 2)
+    model[0].register_buffer("not kept", torch.ones(1), persistent=False)
+    mine = copied(model)
+    assert mine[1].weight is mine[0].weight
+    assert mine[0].weight is not model[0].weight
+    assert mine.again is mine[2]
+    mine.seen[1].append(3)  # type: ignore[index]
+    assert model.seen == [1, [2]]
+    x = torch.randn(2, 3)
+    assert torch.equal(mine(x), model(x))
+    mine[0]._forward_hooks.clear()
+    assert len(model[0]._forward_hooks) == 1
+    assert mine.state_dict().keys() == model.state_dict().keys()
+
+
+def test_the_memory_format_is_kept() -> None:
+    model = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+    assert copied(model).weight.is_contiguous(memory_format=torch.channels_last)
