@@ -21,6 +21,7 @@ ROOMS = [
     "runtime",
     "attack",
     "suite",
+    "flower",
     "cli",
 ]  # from the ground upwards
 DOORS = {"__init__", "__main__", "pytest_plugin"}  # where users come in: they may reach any room

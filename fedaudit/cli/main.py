@@ -15,6 +15,7 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli.epsilon import epsilon_app
+from fedaudit.cli.flower import flower_app
 from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import (
     chosen_clients,
@@ -692,6 +693,7 @@ def check_method(
 privacy_app = typer.Typer(cls=Helped, help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(epsilon_app, name="epsilon")
+app.add_typer(flower_app, name="flower")
 app.command()(reproduce)
 
 

@@ -8,7 +8,9 @@ probability, independent of its label, its content and its place in the file. So
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -129,6 +131,31 @@ def federate(
     if canaries:
         dataset = dataclasses.replace(dataset, y=_mislabelled(dataset, pairs, _rng(seed, "mislabel")))
     return Federation(dataset, shards, np.sort(aside), np.sort(shared))
+
+
+F = TypeVar("F", bound=Federation)
+
+
+def share_out(
+    dataset: Dataset,
+    held: Sequence[tuple[np.ndarray, np.ndarray]],
+    aux: np.ndarray,
+    *,
+    seed: int,
+    canaries: int = 0,
+    cls: type[F],
+) -> F:
+    """The federation of records that somebody else has shared out: members and non-members of each client, as indices.
+
+    Nothing is held out for validation. Canaries are made as `federate` makes them.
+    """
+    aside = _rng(seed, "aux").permutation(aux)
+    aside, pairs = aside[2 * canaries :], _canaries(aside, canaries, _rng(seed, "canaries"))
+    none = np.empty(0, dtype=np.int64)
+    shards = tuple(Shard(members, out, none, pairs[k :: len(held)]) for k, (members, out) in enumerate(held))
+    if canaries:
+        dataset = dataclasses.replace(dataset, y=_mislabelled(dataset, pairs, _rng(seed, "mislabel")))
+    return cls(dataset, shards, np.sort(aside), none)
 
 
 def _canaries(aside: np.ndarray, pairs: int, rng: np.random.Generator) -> np.ndarray:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import nn
 
+from fedaudit.data import Federation
 from fedaudit.errors import ContractError, SettingError, unknown
-from fedaudit.setting import Frozen, validated
+from fedaudit.setting import Frozen, Setting, validated
 from fedaudit.training import models
 from fedaudit.wire.message import Down, Record, Size, State, Up
 from fedaudit.wire.traffic import Plan
@@ -40,6 +41,14 @@ class Method(Frozen):
 
     def server_arch(self, model: str) -> str | None:
         """The server's own architecture; None: the clients' common one, or the setting's `server_model`."""
+        return None
+
+    def federation(self, setting: Setting) -> Federation | None:
+        """The records of a protocol that brings its own, such as another framework's app. None: the setting's data."""
+        return None
+
+    def build(self, arch: str) -> nn.Module | None:
+        """A model of a protocol that brings its own. None: one of fedaudit's, by its name."""
         return None
 
     def wants_public(self) -> bool:

@@ -38,9 +38,10 @@ class World:
                 "--public-dataset NAME."
             )
         self.archs = self.method.archs(setting.model, setting.clients)
-        dataset = load(setting.dataset, setting.data_dir, size=setting.image_size)
+        brought = self.method.federation(setting)
+        dataset = brought.dataset if brought else load(setting.dataset, setting.data_dir, size=setting.image_size)
         self.shape, self.classes = dataset.shape, dataset.classes
-        self.federation: Federation = federate(
+        self.federation: Federation = brought or federate(
             dataset,
             clients=setting.clients,
             partition=setting.partition,
@@ -61,6 +62,9 @@ class World:
 
     def build(self, arch: str) -> models.Net:
         """A freshly initialised model on this run's device, in evaluation mode."""
+        brought = self.method.build(arch)
+        if brought is not None:
+            return cast(models.Net, brought.to(self.device).eval())
         model = models.build(arch, shape=self.shape, classes=self.classes)
         if self.setting.norm == "group":
             from fedaudit.privacy.persample import repair

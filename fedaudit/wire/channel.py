@@ -118,6 +118,10 @@ class Wire:
             self._last = blob, device, decode(blob, Down, device=device)
         return self._last[2]
 
+    def sizes(self, direction: str, k: int, head: Header, blob_size: int) -> dict[str, dict[str, int]]:
+        """Bytes by field, and around them: "(frame)". Another wire's messages are counted in the bytes it sends."""
+        return measure(head, blob_size)
+
     def _record(
         self,
         blob: bytes,
@@ -132,7 +136,7 @@ class Wire:
     ) -> None:
         class_id = class_of(head.tree)
         message = class_id.rsplit(".", 1)[-1]
-        sizes = measure(head, len(blob))
+        sizes = self.sizes(direction, k, head, len(blob))
         fields: dict[str, Sent] = {}
         cls = class_named(class_id)
         assert cls is not None  # it was encoded, or decoded, here
@@ -151,7 +155,7 @@ class Wire:
             client=k,
             direction=direction,
             message=message,
-            bytes=len(blob),
+            bytes=sum(size["wire"] for size in sizes.values()),
             frame=sizes["(frame)"]["wire"],
             fields={name: sent.model_dump() for name, sent in fields.items()},
         )

@@ -1,0 +1,1 @@
+"""torchdigits: a Flower app with PyTorch, on scikit-learn's handwritten digits."""

@@ -1,0 +1,1 @@
+"""skdigits: a Flower app with scikit-learn, on its handwritten digits."""

@@ -1,0 +1,65 @@
+"""`fedaudit flower`: audits of Flower apps as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedaudit.cli.output import print_summary, progress_bar
+from fedaudit.errors import SettingError
+from fedaudit.setting import MANY, parse_pairs
+
+flower_app = typer.Typer(help="Audit a Flower app as it is.", no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@flower_app.command("run")
+def run(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder, with its pyproject.toml.")],
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="SuperNodes of the simulation.")] = 3,
+    run_config: Annotated[
+        list[str], typer.Option("--run-config", metavar="NAME=VALUE", help="A value of the app's config; repeatable.")
+    ] = [],  # noqa: B006
+    kind: Annotated[
+        list[str], typer.Option(metavar="RECORD=KIND", help="What a record is, such as arrays=weights; repeatable.")
+    ] = [],  # noqa: B006
+    adapter: Annotated[str | None, typer.Option(help="package.module:Class, which tells who was a member.")] = None,
+    privacy: Annotated[list[str], typer.Option(help="A policy, such as gradients:eps=1,clip=1; repeatable.")] = [],  # noqa: B006
+    canaries: Annotated[int, typer.Option(min=0, max=MANY, help="Pairs of mislabelled records.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of everything random in this process.")] = 0,
+    keep_weights: Annotated[int, typer.Option(min=0, max=MANY, help="Rounds whose model states are kept.")] = 10,
+    ray: Annotated[bool, typer.Option(help="In Flower's own simulation on Ray, not in this process.")] = False,
+    verbose: Annotated[bool, typer.Option(help="With what Flower logs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an app with every message recorded, metered and protected; the folder is a run like any other."""
+    import logging
+
+    from fedaudit.flower import read_app, run_app
+    from fedaudit.privacy.policy import parse_policy
+
+    if not verbose:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+    kinds: dict[str, Any] = {}
+    for pair in kind:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise SettingError(f"--kind {pair!r}: write RECORD=KIND, such as arrays=weights, or arrays=weights:update.")
+        what, _, more = value.partition(":")
+        if more not in ("", "update", "record"):
+            raise SettingError(f"--kind {pair!r}: behind the colon stands update or record.")
+        kinds[name] = {"kind": what, "update": more == "update", "unit": "record" if more == "record" else "client"}
+    with progress_bar(f"flower {app.name}") as watch:
+        record = run_app(
+            read_app(app), out=out, nodes=nodes, privacy=dict(parse_policy(text) for text in privacy), kinds=kinds,
+            adapter=adapter, config=parse_pairs(run_config), canaries=canaries, seed=seed, keep_weights=keep_weights,
+            ray=ray, watch=watch,
+        )  # fmt: skip
+    if as_json:
+        print(record.model_dump_json(indent=1))
+    else:
+        print_summary(record)
+        print(f"Everything is in {out}")

@@ -1,0 +1,23 @@
+"""Audits of Flower apps as they are: `pip install "fedaudit[flower]"`.
+
+`audited(client_app, server_app, ...)` puts the audit around an app's two halves, for any Flower runtime; `run_app` runs
+an app's folder. A run folder comes out that attacks, reports and gates take like any other.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fedaudit.errors import SettingError
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # an audit tells nobody that it takes place
+try:
+    import flwr  # noqa: F401
+except ImportError as e:
+    raise SettingError(f'Flower is not installed ({e}). Install it: pip install "fedaudit[flower]".') from e
+
+from fedaudit.flower.app import App, Audited, audited, read_app, run_app
+from fedaudit.flower.client import AuditMod, Terms
+from fedaudit.flower.records import Records, served
+
+__all__ = ["App", "AuditMod", "Audited", "Records", "Terms", "audited", "read_app", "run_app", "served"]

@@ -1,0 +1,238 @@
+"""An app on disk, and its audited run.
+
+An app is what `flwr run` takes: a folder with a `pyproject.toml` that names its two halves and its settings. What an
+auditor has to know stands in a table of its own there, or is said when it is run:
+
+    [tool.fedaudit.flower]
+    adapter = "package.module:Class"
+    kinds = { "arrays" = "weights", "metrics.num-examples" = "count" }
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from fedaudit.errors import FedauditError, SettingError, last_frame
+from fedaudit.flower.claims import local_claims
+from fedaudit.flower.client import AuditedClientApp, AuditMod, Terms
+from fedaudit.flower.local import run_here
+from fedaudit.flower.recorder import Recorder
+from fedaudit.flower.records import Records
+from fedaudit.flower.server import AuditedServerApp
+from fedaudit.registry import check_trusted
+from fedaudit.runtime.folder import locked
+from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.setting import Setting, read_toml
+from fedaudit.watch import Watch, unwatched
+
+METHOD = "fedaudit.flower.method:FlowerApp"
+
+
+@dataclass(frozen=True)
+class App:
+    """An app's two halves, its settings, and what is said of its records."""
+
+    name: str
+    client: ClientApp
+    server: ServerApp
+    config: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    client_at: str | None = None  # package.module:attribute, for who replays a client
+
+
+def read_app(folder: Path) -> App:
+    """The app in a folder, as its pyproject.toml describes it. Its code is imported."""
+    values = read_toml(folder / "pyproject.toml")
+    tool = values.get("tool", {})
+    try:
+        said = tool["flwr"]["app"]
+        halves = said["components"]["clientapp"], said["components"]["serverapp"]
+    except (KeyError, TypeError):
+        raise SettingError(
+            f"{folder / 'pyproject.toml'} describes no Flower app: [tool.flwr.app.components] with clientapp and "
+            "serverapp is missing."
+        ) from None
+    ours = tool.get("fedaudit", {}).get("flower", {})
+    if more := ours.keys() - {"adapter", "kinds"}:
+        raise SettingError(f"[tool.fedaudit.flower] has {min(more)!r}; it may have adapter and kinds.")
+    with on_path(folder):
+        client, server = imported(halves[0], ClientApp), imported(halves[1], ServerApp)
+    name = values.get("project", {}).get("name", folder.name)
+    return App(
+        name, client, server, flat(said.get("config", {})), ours.get("kinds", {}), ours.get("adapter"), halves[0]
+    )
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within a config as Flower hands them on: names joined by dots."""
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        made |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return made
+
+
+@contextlib.contextmanager
+def on_path(folder: Path) -> Iterator[None]:
+    """The app's folder is importable from now on: its code may import more while it runs, also on Ray's workers."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    yield
+
+
+def imported(place: str, cls: type) -> Any:
+    """What `package.module:attribute` names, if it is what it should be."""
+    module, _, name = place.partition(":")
+    check_trusted(place)
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise SettingError(f"{place!r} cannot be imported: {e}. Write package.module:attribute.") from e
+    except FedauditError:
+        raise
+    except Exception as e:  # somebody's file, which may do anything while it is imported
+        at = last_frame(e)
+        where = f" ({at.filename}, line {at.lineno})" if at else ""
+        raise SettingError(f"{place!r} fails while it is imported: {type(e).__name__}: {e}{where}.") from e
+    fits = isinstance(found, type) and issubclass(found, cls) if cls is Records else isinstance(found, cls)
+    if not fits:
+        raise SettingError(f"{place!r} is a {type(found).__name__}, and should be a {cls.__name__}.")
+    return found
+
+
+def place_of(records: type[Records]) -> str:
+    return f"{records.__module__}:{records.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An app's two halves with the audit around them, for any Flower runtime; `record` reads what they left."""
+
+    client: AuditedClientApp
+    server: AuditedServerApp
+    folder: Path
+
+    def record(self) -> RunRecord:
+        return read_record(self.folder)
+
+
+def audited(
+    client_app: ClientApp,
+    server_app: ServerApp,
+    *,
+    out: Path | str,
+    nodes: int,
+    kinds: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    adapter: type[Records] | None = None,
+    config: Mapping[str, Any] | None = None,
+    canaries: int = 0,
+    seed: int = 0,
+    keep_weights: int = 10,
+    name: str = "app",
+    client_at: str | None = None,
+    watch: Watch | None = None,
+) -> Audited:
+    """An app as it is, every message of which is recorded in `out`, metered, and protected by our policies.
+
+    `kinds` names its records (fedaudit.flower.names); `adapter` tells its members (fedaudit.flower.records); `config`
+    is the run's config, where the runtime has none.
+    """
+    if canaries and adapter is None:
+        raise SettingError("Canaries are planted among a node's records, which only an adapter tells. Give one.")
+    folder = Path(out)
+    terms = Terms(dict(kinds or {}), dict(privacy or {}), adapter, seed, nodes, canaries)
+    hyper = {
+        "app": name,
+        "kinds": dict(kinds or {}),
+        "config": dict(config or {}),
+        "adapter": None if adapter is None else place_of(adapter),
+        "client": client_at,
+    }
+    rounds = (config or {}).get("num-server-rounds")
+    setting = Setting.make(
+        method=METHOD, set=hyper, dataset=name, clients=nodes, partition="the app's own", holdout=0.5, validation=0.0,
+        aux=0.0, canaries=canaries, model=name, rounds=rounds if isinstance(rounds, int) else 0,
+        privacy=dict(privacy or {}), seed=seed, device="cpu", deterministic=False, onednn="on", engine="serial",
+        eval_clients=False, keep_weights=keep_weights,
+    )  # fmt: skip
+    mod = AuditMod(terms)
+
+    def recorder() -> Recorder:
+        made = Recorder(folder, setting, terms, watch or unwatched)
+        for claim in local_claims(client_app):
+            made.note(claim.text)
+        return made
+
+    return Audited(
+        AuditedClientApp(client_app, mod, config),
+        AuditedServerApp(server_app, recorder, None if config is None else dict(config)),
+        folder,
+    )
+
+
+def run_app(
+    app: App,
+    *,
+    out: Path | str,
+    nodes: int,
+    privacy: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, Any] | None = None,
+    adapter: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    canaries: int = 0,
+    seed: int = 0,
+    keep_weights: int = 10,
+    ray: bool = False,
+    watch: Watch | None = None,
+) -> RunRecord:
+    """Run an app with all its messages recorded: in this process, or in Flower's own simulation on Ray."""
+    if unknown_keys := (config or {}).keys() - app.config.keys():
+        raise SettingError(f"The app has no config {min(unknown_keys)!r}. It has {', '.join(app.config) or 'none'}.")
+    place = adapter or app.adapter
+    pair = audited(
+        app.client,
+        app.server,
+        out=out,
+        nodes=nodes,
+        kinds={**app.kinds, **(kinds or {})},
+        privacy=privacy,
+        adapter=None if place is None else imported(place, Records),
+        config={**app.config, **(config or {})},
+        canaries=canaries,
+        seed=seed,
+        keep_weights=keep_weights,
+        name=app.name,
+        client_at=app.client_at,
+        watch=watch,
+    )
+    with locked(pair.folder):
+        if ray:
+            in_simulation(pair, nodes)
+        else:
+            run_here(pair.server, pair.client, nodes, seed, pair.folder / "errors.log")
+    return pair.record()
+
+
+def in_simulation(pair: Audited, nodes: int) -> None:
+    """Flower's own simulation, on Ray: one core for each node at a time."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    from flwr.simulation import run_simulation
+
+    run_simulation(
+        server_app=pair.server,
+        client_app=pair.client,
+        num_supernodes=nodes,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )

@@ -1,0 +1,86 @@
+"""What an app claims of differential privacy: by Flower's mods on its clients, by Flower's wrappers on its server.
+
+A claim stands in the record beside what was measured; it changes nothing in the ledger. `fedaudit.flower.epsilon` holds
+the claims of mods against trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp.strategy import Strategy
+
+from fedaudit.errors import ContractError
+
+
+def strategy_claim(strategy: Strategy) -> str | None:
+    """What a DP wrapper says of the model that the server publishes."""
+    noise = getattr(strategy, "noise_multiplier", None)
+    if noise is None:
+        return None
+    clip = getattr(strategy, "clipping_norm", None)
+    bound = f", clipping norm {clip:g}" if isinstance(clip, int | float) else ""
+    return (
+        f"claim of {type(strategy).__name__}: noise multiplier {noise:g}{bound}, for the models that the server passes "
+        "on; it adds the noise after it has seen the uploads, so that against the server it promises nothing"
+    )
+
+
+@dataclass(frozen=True)
+class LocalClaim:
+    """What a local DP mod claims of one upload."""
+
+    mod: str
+    epsilon: float
+    delta: float
+    clip: float
+    sensitivity: float
+
+    @property
+    def text(self) -> str:
+        more = ""
+        if self.sensitivity < 2 * self.clip:
+            more = (
+                f"; two clients' clipped updates may lie {2 * self.clip:g} apart, more than this sensitivity: of such "
+                "neighbours it promises less"
+            )
+        return (
+            f"claim of {self.mod}: ({self.epsilon:g}, {self.delta:g})-DP of one upload, clipping norm {self.clip:g}, "
+            f"sensitivity {self.sensitivity:g}{more}"
+        )
+
+
+def local_claims(app: ClientApp) -> list[LocalClaim]:
+    """The claims of all local DP mods around an app's training, outermost first."""
+    return [
+        LocalClaim(type(mod).__name__, mod.epsilon, mod.delta, mod.clipping_norm, mod.sensitivity)
+        for mod in training_mods(app)
+        if isinstance(mod, LocalDpMod)
+    ]
+
+
+def training_mods(app: ClientApp) -> list[Callable[..., Any]]:
+    """The mods around an app's function for `train`, outermost first."""
+    found: list[Any] = []
+    fn: Any = app._call or app._registered_funcs.get("train.default")
+    while fn is not None and (inside := _free(fn)).keys() >= {"_mod", "_ffn"}:
+        found.append(inside["_mod"])
+        fn = inside["_ffn"]
+    if not found and app._mods:
+        raise ContractError(
+            "This version of Flower puts mods around an app in another way than fedaudit knows (1.41): their claims "
+            "cannot be read. Install flwr 1.41."
+        )
+    return found
+
+
+def _free(fn: Any) -> dict[str, Any]:
+    """The values that a function holds on to."""
+    code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None)
+    if code is None or cells is None:
+        return {}
+    return {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True)}

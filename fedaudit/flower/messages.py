@@ -1,0 +1,192 @@
+"""Flower's messages as records of ours: every array, metric and config record a field, and its bytes as Flower sends.
+
+An array record becomes a state (arrays by name, in their order), or, where it has one row for each record of the node,
+a tensor; metric and config records become tables. An entry that has a kind of its own becomes a field of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedaudit.errors import WireError
+from fedaudit.flower.names import UNMAPPED, Named, Names
+from fedaudit.wire.message import Declared, Down, Record, State, Up, class_named
+
+LONG = 1000  # characters of a text beyond which it travels as bytes
+AUDIT = "fedaudit.audit"  # our own record: taken off before anybody else sees the message, and never counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field of a message: where it came from, its value, and what is said of it."""
+
+    record: str
+    key: str | None  # of one entry of a metric or config record; None: the whole record, or what is left of it
+    value: Any
+    named: Named | None
+    wire: int  # bytes as Flower sends them
+
+    @property
+    def declared(self) -> Declared:
+        if self.named is None:
+            return Declared("private", UNMAPPED, via="data", unit="client", finite=False)
+        return dataclasses.replace(self.named.declared(), kind=self.named.kind)
+
+
+def field_name(record: str, key: str | None = None) -> str:
+    """A name that a field can have."""
+    name = re.sub(r"\W", "_", record if key is None else f"{record}_{key}")
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+def fields_of(
+    content: RecordDict, names: Names, message_type: str, buffers: Iterable[str] = ()
+) -> tuple[dict[str, Field], int]:
+    """The fields of a message's content, and how many bytes of Flower's belong to none of them."""
+    found: dict[str, Field] = {}
+    sent: set[str] = set()
+    frame = 0
+    for record, value in content.items():
+        if record == AUDIT:
+            continue
+        size = _bytes(value, sent)
+        split = [] if isinstance(value, ArrayRecord) else names.entries(message_type, record, value)
+        for key in split:
+            part = len(type(value)({key: value[key]}).deflate()) - len(type(value)({}).deflate())
+            size -= part
+            _put(found, Field(record, key, _plain(value[key]), names.of(message_type, record, key), part))
+        rest = None if isinstance(value, ArrayRecord) else {k: _plain(v) for k, v in value.items() if k not in split}
+        if rest == {} and split:
+            frame += size
+            continue
+        named = names.of(message_type, record)
+        shown = _arrays(value, named, buffers) if isinstance(value, ArrayRecord) else rest
+        _put(found, Field(record, None, shown, named, size))
+    return found, frame
+
+
+def _put(found: dict[str, Field], field: Field) -> None:
+    name = field_name(field.record, field.key)
+    if name in found:
+        raise WireError(f"Two records of one message would both be the field {name!r}. Rename {field.record!r}.")
+    found[name] = field
+
+
+def _bytes(value: Any, sent: set[str]) -> int:
+    """What Flower pushes for an object and all within it. Equal objects of one message are pushed once."""
+    if value.object_id in sent:
+        return 0
+    sent.add(value.object_id)
+    return len(value.deflate()) + sum(_bytes(child, sent) for child in (value.children or {}).values())
+
+
+def frame_bytes(message: Any) -> int:
+    """Of the message itself and its table of records, without the records. Ours is not in it."""
+    content = RecordDict({name: r for name, r in message.content.items() if name != AUDIT})
+    return len(message.deflate()) + len(content.deflate())
+
+
+def _arrays(record: ArrayRecord, named: Named | None, buffers: Iterable[str]) -> Any:
+    tensors = {name: tensor_of(array) for name, array in record.items()}
+    if named is not None and named.unit == "record":
+        return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+    return State(tensors, buffers)
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A copy, in fresh memory."""
+    return torch.from_numpy(np.array(array.numpy(), order="C"))
+
+
+def array_of(t: Tensor) -> Array:
+    return Array(np.ascontiguousarray(t.detach().cpu().numpy()))
+
+
+def _plain(value: Any) -> Any:
+    """A metric's or a config's value as our codec takes it: bytes and long texts as tensors of bytes."""
+    if isinstance(value, str) and len(value) > LONG:
+        value = value.encode()
+    if isinstance(value, bytes):
+        return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for plain in (bool, int, float, str):  # np.float64 is a float, and is none for the codec
+        if isinstance(value, plain):
+            return plain(value)
+    return value
+
+
+def replaced(content: RecordDict, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
+    """Put other values into a message, under the records and names that they came from."""
+    for name, value in values.items():
+        field = fields[name]
+        if not isinstance(content[field.record], ArrayRecord):
+            raise WireError(f"{name} is no array record, and takes no noise. Only array records are protected.")
+        old = cast(ArrayRecord, content[field.record])
+        tensors = value if isinstance(value, Mapping) else {next(iter(old)): value}
+        content[field.record] = ArrayRecord({
+            key: array_of(t.to(tensor_of(old[key]).dtype)) for key, t in tensors.items()
+        })  # fmt: skip
+
+
+# --- classes of messages ---------------------------------------------------------------------------------------------
+
+
+def class_name(message_type: str, reply: bool) -> str:
+    """`train` is answered by `TrainReply`, `train.other` by `TrainOtherReply`."""
+    words = re.split(r"\W|_", message_type)
+    return "".join(word.capitalize() for word in words if word) + ("Reply" if reply else "")
+
+
+def message_class(name: str, declared: Mapping[str, Declared | None], base: type[Up] | type[Down]) -> type[Any]:
+    """The class of a message with these fields; the one there is, where it has the same."""
+    known = class_named(f"{__name__}.{name}")
+    if known is not None and issubclass(known, base) and known.declared() == dict(declared):
+        return known
+    body: dict[str, Any] = {
+        field: dataclasses.field(metadata={"declared": said}) for field, said in declared.items() if said is not None
+    }
+    body |= {"__annotations__": dict.fromkeys(declared, Any), "__module__": __name__, "__qualname__": name}
+    return type(name, (base,), body)
+
+
+def downs(contents: list[dict[str, Field]], message_type: str) -> list[Record]:
+    """Requests of one ask, as one class. What one lacks and another has is None."""
+    every = dict.fromkeys(name for fields in contents for name in fields)
+    cls = message_class(class_name(message_type, False), dict.fromkeys(every), Down)
+    made: dict[int, Record] = {}  # a broadcast is one object
+    for fields in contents:
+        if id(fields) not in made:
+            made[id(fields)] = cls(**{name: fields[name].value if name in fields else None for name in every})
+    return [made[id(fields)] for fields in contents]
+
+
+def ups(contents: list[dict[str, Field]], message_type: str) -> list[Record]:
+    """Replies of one ask, as one class, which no node chooses: it has the fields of all of them."""
+    every = {name: field.declared for fields in contents for name, field in fields.items()}
+    cls = message_class(class_name(message_type, True), every, Up)
+    return [cls(**{name: fields[name].value if name in fields else None for name in every}) for fields in contents]
+
+
+def contents_of(record: Record, fields: Mapping[str, Mapping[str, Any]]) -> RecordDict:
+    """A request as Flower's, from ours; `fields` says which record each was, and whether it was one of arrays."""
+    made = RecordDict()
+    for name, of in fields.items():
+        value = getattr(record, name)
+        if value is None:
+            continue
+        if of["is"] == "arrays":
+            tensors = value if isinstance(value, Mapping) else {"0": value}
+            made[of["record"]] = ArrayRecord({key: array_of(t) for key, t in tensors.items()})
+        else:
+            back = {k: bytes(v.numpy()) if isinstance(v, Tensor) else v for k, v in value.items()}
+            made[of["record"]] = ConfigRecord(back)
+    return made

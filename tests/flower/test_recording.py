@@ -1,0 +1,210 @@
+"""Every message of an app is in the transcript, in the bytes that Flower sends; the folder is a run like any other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedaudit.cli.main import app as cli
+from fedaudit.errors import DataError, RunError, SettingError
+from fedaudit.runtime.folder import RunFolder
+
+PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
+
+
+def test_every_message_is_recorded(torch_run):
+    rows = list(RunFolder(torch_run).transcript.entries())
+    seen = [(e.round, e.message, e.direction, e.client) for e in rows]
+    wanted = [
+        (t, message + reply, direction, k)
+        for t in (1, 2)
+        for message in ("Train", "Evaluate")
+        for k in range(3)
+        for reply, direction in (("", "down"), ("Reply", "up"))
+    ]
+    assert seen == wanted
+
+
+def test_the_model_is_the_mean_of_what_was_recorded(torch_run):
+    """FedAvg weights by num-examples, which are equal here up to one record."""
+    run = RunFolder(torch_run)
+    last = [e for e in run.transcript.entries() if e.message == "TrainReply" and e.round == 2]
+    n = torch.tensor([e["metrics_num_examples"] for e in last], dtype=torch.float64)
+    mean = {
+        name: sum(w * e["arrays"][name].double() for w, e in zip(n / n.sum(), last, strict=True))
+        for name in last[0]["arrays"]
+    }
+    published = load_file(torch_run / "models" / "global.safetensors")
+    for name, value in mean.items():
+        torch.testing.assert_close(published[name].double(), value, rtol=0, atol=1e-6)
+    down = next(e for e in run.transcript.entries() if e.message == "Evaluate" and e.round == 2)
+    assert all(torch.equal(down["arrays"][name], published[name]) for name in published)
+
+
+def test_payload_to_the_digit(torch_run):
+    record = RunFolder(torch_run).record
+    payload = {(row.direction, row.field): row.payload for row in record.traffic}
+    assert payload["up", "TrainReply.arrays"] == 2 * 3 * 4 * PARAMETERS
+    assert payload["down", "Train.arrays"] == payload["down", "Evaluate.arrays"] == 2 * 3 * 4 * PARAMETERS
+    assert payload["up", "TrainReply.metrics_num_examples"] == 2 * 3 * 8
+
+
+def test_bytes_are_flowers_own(sk_app, tmp_path, monkeypatch):
+    """Against Flower's own walk over the objects of a message: what it pushes is their deflated bytes."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from fedaudit.flower import run_app
+    from fedaudit.flower.server import AuditedGrid
+
+    sizes = {"down": [], "up": []}
+    real = AuditedGrid.send_and_receive
+
+    def weighed(message):
+        return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = sorted(messages, key=lambda m: m.metadata.dst_node_id)
+        sizes["down"] += [weighed(m) for m in messages]
+        replies = list(real(self, messages, timeout=timeout))
+        sizes["up"] += [weighed(m) for m in replies]
+        return replies
+
+    monkeypatch.setattr(AuditedGrid, "send_and_receive", send_and_receive)
+    record = run_app(sk_app, out=tmp_path / "run", nodes=2, config={"num-server-rounds": 1, "local-epochs": 1})
+    rows = list(RunFolder(tmp_path / "run").transcript.entries())
+    for direction in ("down", "up"):
+        recorded = [e.row["bytes"] for e in rows if e.direction == direction]
+        assert recorded == sizes[direction]
+        assert record.bytes(direction, "wire") == sum(sizes[direction])
+    arrays = next(e for e in rows if e.message == "TrainReply").fields["arrays"]
+    assert arrays.wire > arrays.payload == 8 * (640 + 10)
+
+
+def test_nothing_of_the_audit_reaches_the_app(torch_run):
+    for entry in RunFolder(torch_run).transcript.entries():
+        assert not any("fedaudit" in name for name in entry.fields)
+
+
+def test_a_run_twice_is_the_same_run(sk_app, tmp_path):
+    from fedaudit.flower import run_app
+
+    short = {"num-server-rounds": 1, "local-epochs": 1}
+    digests = [
+        run_app(sk_app, out=tmp_path / str(i), nodes=2, config=short, seed=seed).transcript_digest
+        for i, seed in enumerate((3, 3))
+    ]
+    assert digests[0] == digests[1]
+    with pytest.raises(RunError, match="already holds a run"):
+        run_app(sk_app, out=tmp_path / "0", nodes=2, config=short)
+
+
+def test_a_node_that_fails_is_absent_and_its_words_stay_with_it(sk_run):
+    """The server's strategy goes on with the others; what the exception said may be of records, and is in the log."""
+    record = RunFolder(sk_run).record
+    assert record.status == "done"
+    assert [(a.client, a.ask) for a in record.rounds[1].absent] == [(1, 0)]
+    assert not record.rounds[0].absent
+    assert "patient" not in (sk_run / "record.json").read_text()
+    assert "patient" not in (sk_run / "transcript" / "index.jsonl").read_text()
+    assert "patient" in (sk_run / "errors.log").read_text()
+    rows = [(e.message, e.client) for e in RunFolder(sk_run).transcript.entries() if e.round == 2]
+    assert ("Train", 1) in rows
+    assert ("TrainReply", 1) not in rows
+
+
+def test_utility_is_the_global_models(torch_run):
+    """Against the app's own evaluation of the published model."""
+    from torchdigits import task
+
+    record = RunFolder(torch_run).record
+    net = task.Net()
+    net.load_state_dict(load_file(torch_run / "models" / "global.safetensors"))
+    right = total = 0.0
+    for k in range(3):
+        _, test = task.load_data(k, 3)
+        right, total = right + task.test(net, test)[1] * len(test[1]), total + len(test[1])
+    scores = record.result.last.global_
+    assert scores.test.accuracy == pytest.approx(right / total, abs=1e-6)
+    assert scores.test.n == total == sum(record.data.nonmembers)
+
+
+@pytest.mark.parametrize("command", ["show", "transcript", "report", "compare", "check"])
+def test_the_commands_take_it(command, torch_run, tmp_path):
+    budget = tmp_path / "budget.toml"
+    budget.write_text('[[budget]]\ndirection = "up"\nmax = "9719 B"\n')
+    words = {
+        "show": ["show", str(torch_run)],
+        "transcript": ["transcript", str(torch_run), "--by", "message"],
+        "report": ["report", str(torch_run), "--out", str(tmp_path / "report")],
+        "compare": ["compare", str(torch_run), str(torch_run)],
+        "check": ["check", str(torch_run), "--budget", str(budget)],
+    }[command]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output + str(result.exception)
+
+
+def test_the_gate_is_not_kept_by_less(torch_run, tmp_path):
+    """9,640 B of arrays, 8 of the count, 18 of a loss with its name, 53 of three named metrics of an evaluation."""
+    budget = tmp_path / "budget.toml"
+    budget.write_text('[[budget]]\ndirection = "up"\nmax = "9718 B"\n')
+    assert CliRunner().invoke(cli, ["check", str(torch_run), "--budget", str(budget)]).exit_code == 1
+
+
+def test_without_an_adapter_nobody_knows_the_members(sk_app, tmp_path):
+    import dataclasses
+
+    from fedaudit.attack.attack_run import attack_run
+    from fedaudit.flower import run_app
+
+    bare = dataclasses.replace(sk_app, adapter=None)
+    record = run_app(bare, out=tmp_path / "run", nodes=2, config={"num-server-rounds": 1})
+    assert record.data.members == []
+    assert record.result.last is None
+    assert any("no adapter" in note for note in record.notes)
+    # A count that nobody can check is not free.
+    assert record.ledger[0].by_kind["count"] == float("inf")
+    with pytest.raises(DataError, match="without an adapter"):
+        attack_run(tmp_path / "run", attacks=["loss"])
+    with pytest.raises(SettingError, match="only an adapter tells"):
+        run_app(bare, out=tmp_path / "other", nodes=2, canaries=2)
+
+
+def test_a_server_that_pushes_and_pulls(sk_app, tmp_path):
+    """No strategy: the app's own loop. A round ends before the next training."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+    from flwr.serverapp import ServerApp
+    from skdigits import task
+
+    from fedaudit.flower import audited
+    from fedaudit.flower.local import run_here
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        weights = task.get_weights(task.create_model(1))
+        for t in range(2):
+            content = RecordDict({"arrays": ArrayRecord(weights), "config": ConfigRecord({"key": b"\x00\x01", "t": t})})
+            nodes = list(grid.get_node_ids())
+            ids = grid.push_messages([Message(content, n, MessageType.TRAIN) for n in nodes])
+            replies = list(grid.pull_messages(ids))
+            weights = replies[0].content["arrays"].to_numpy_ndarrays()
+        grid.push_messages([Message(content, nodes[1], MessageType.EVALUATE)])  # and nobody waits for the answer
+
+    pair = audited(sk_app.client, server, out=tmp_path / "run", nodes=2, config=sk_app.config)
+    from fedaudit.runtime.folder import locked
+
+    with locked(tmp_path / "run"):
+        run_here(pair.server, pair.client, 2, 0)
+    record = pair.record()
+    assert [row.participants for row in record.rounds] == [[0, 1], [0, 1]]
+    assert [(a.client, a.ask) for a in record.rounds[1].absent] == [(1, 1)]
+    first = next(RunFolder(tmp_path / "run").transcript.entries())
+    assert first["config"]["t"] == 0
+    assert first["config"]["key"].tolist() == [0, 1]
+    index = (tmp_path / "run" / "transcript" / "index.jsonl").read_text().splitlines()
+    assert sum(json.loads(line.partition(" ")[2])["type"] == "message" for line in index) == 2 * 4 + 1
