@@ -86,6 +86,11 @@ class FlowerWire(Wire):
         super().__init__(transcript, t)
         self.flower: dict[tuple[str, int], tuple[Mapping[str, Field], int]] = {}
 
+    def back(self, done: Any, fn: str, device: Any) -> Any:
+        """Replies of one ask have one class, which no node chooses; those of another ask may have another."""
+        self._answers.clear()
+        return super().back(done, fn, device)
+
     def sizes(self, direction: str, k: int, head: Header, blob_size: int) -> dict[str, dict[str, int]]:
         ours = measure(head, blob_size)
         fields, frame = self.flower[direction, k]
@@ -146,7 +151,7 @@ class Recorder:
         answered = [e for e in exchanges if e.reply is not None]
         replies = iter(ups([e.reply[0] for e in answered if e.reply], message_type))
         self._seen(class_name(message_type, True), message_type, [e.reply[0] for e in answered if e.reply])
-        number, fn = len(wire.traffic.asks) - 1, message_type.partition(".")[0]
+        number, fn = len(wire.traffic.asks) - 1, message_type
         for e in exchanges:
             wire.flower["down", e.k] = e.asked
             self.participants.add(e.k)
