@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks._view import model_of, received
 from fedaudit.privacy.mechanism import clip_rows
+from fedaudit.shape import Shape
 from fedaudit.training import forward
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
@@ -75,7 +76,7 @@ def descend(
 class Inverter(nn.Module):
     """From a vector to an image: a linear layer to a quarter of the size, two times up-sampling and convolution."""
 
-    def __init__(self, inputs: int, shape: tuple[int, int, int], width: int) -> None:
+    def __init__(self, inputs: int, shape: Shape, width: int) -> None:
         super().__init__()
         channels, self.height, self.breadth = shape
         self.seed = (2 * width, math.ceil(self.height / 4), math.ceil(self.breadth / 4))
@@ -101,7 +102,7 @@ class Inverter(nn.Module):
 def learn(
     draw: Callable[[Tensor], tuple[Tensor, Tensor]],
     records: int,
-    shape: tuple[int, int, int],
+    shape: Shape,
     *,
     steps: int,
     batch: int,

@@ -1,4 +1,4 @@
-"""Blind baseline: the distance to the nearest auxiliary image, and nothing of the run.
+"""Blind baseline: the distance to the nearest auxiliary record, and nothing of the run.
 
 Members and non-members of an honest split are equally far from records that no client holds.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attacks._view import nearest
+from fedaudit.attacks._view import nearest, numbers_of
 from fedaudit.registry import register_attack
 
 
@@ -19,4 +19,4 @@ class BlindNearest(Attack):
         return None if len(scene.auxiliary[0]) else "there is no auxiliary set: set aux above 0"
 
     def run(self, scene: Scene) -> Claims:
-        return Claims(-nearest(scene.x.flatten(1), scene.auxiliary[0].flatten(1)))
+        return Claims(-nearest(numbers_of(scene, scene.x), numbers_of(scene, scene.auxiliary[0])))

@@ -1,4 +1,5 @@
-"""Blind baseline: the candidates' pixels and a few statistics of them, and nothing of the run.
+"""Blind baseline: the candidates' pixels (numbers, token ids) and a few statistics of them, and nothing of the
+run.
 
 A split that dithers, rescales or compresses one of its sides is told by pixels alone, though labels and distances to
 other images are those of an honest one.
@@ -24,10 +25,10 @@ class BlindPixels(Attack):
 
 def looks(x: Tensor) -> Tensor:
     """Pixels; how many values there are, how often the commonest; range, mean, deviation, and steps to neighbours."""
-    flat = x.flatten(1)
+    flat = x.flatten(1).to(torch.get_default_dtype())  # token ids, too: they are told apart, not measured
     ordered = flat.sort(1).values
     new = (ordered.diff(dim=1) > 0).sum(1) + 1
     commonest = (flat == flat.mode(1).values[:, None]).float().mean(1)
     steps = flat.diff(dim=1).abs()
     statistics = [new, commonest, ordered[:, 0], ordered[:, -1], flat.mean(1), flat.std(1), steps.mean(1), steps.std(1)]
-    return torch.cat([flat, torch.stack([s.to(flat) for s in statistics], 1)], 1)
+    return torch.cat([flat, torch.stack([s.to(flat) for s in statistics], 1).nan_to_num()], 1)

@@ -17,12 +17,14 @@ from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import confidence
 from fedaudit.errors import ThreatError
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 from fedaudit.wire.message import Up
 from fedaudit.wire.transcript import Entry
 
 
 @register_attack("chosen_queries")
 class ChosenQueries(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     active: ClassVar[bool] = True
 
     def cannot(self, scene: Scene) -> str | None:

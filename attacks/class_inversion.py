@@ -13,7 +13,7 @@ that disagrees) is left out, because there is no student. All classes are made: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,10 +25,12 @@ from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import descend, starts, total_variation
 from fedaudit.attacks._models import target_model
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 
 
 @register_attack("class_inversion")
 class ClassInversion(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     form: Literal["auto", "miface", "deepinversion"] = "auto"
     steps: int = Field(300, ge=1)  # of descent
     lr: float = Field(0.05, gt=0)

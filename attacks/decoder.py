@@ -28,10 +28,12 @@ from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import learn, model_at, per_record, same_noise
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 
 
 @register_attack("decoder")
 class DecoderAttack(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     needs: ClassVar[frozenset[str]] = frozenset({"embeddings"})
 
     steps: int = Field(600, ge=1)  # training steps of the inversion network

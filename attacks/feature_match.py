@@ -13,7 +13,7 @@ which the one with the smallest loss counts. Where a release was clipped, so is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from fedaudit.attacks._invert import descend, model_at, starts, total_variation
 from fedaudit.attacks._view import by_class
 from fedaudit.privacy.mechanism import clip_rows
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 from fedaudit.training.models import Net
 from fedaudit.wire.release import UNPROTECTED, Protection
 from fedaudit.wire.transcript import Entry
@@ -34,6 +35,7 @@ KINDS = ("embeddings", "prototypes", "logits")
 
 @register_attack("feature_match")
 class FeatureMatch(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     release: Literal["auto", "embeddings", "prototypes", "logits"] = "auto"
     steps: int = Field(300, ge=1)  # of descent
     lr: float = Field(0.05, gt=0)

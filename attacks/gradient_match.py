@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -36,6 +36,7 @@ from fedaudit.attacks._invert import starts, total_variation
 from fedaudit.attacks._models import records as records_of
 from fedaudit.attacks._view import in_chunks, received, uploaded
 from fedaudit.registry import find, register_attack
+from fedaudit.shape import IMAGES, Kind
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
 
@@ -58,6 +59,7 @@ class Steps:
 
 @register_attack("gradient_match")
 class GradientMatch(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     form: Literal["cosine", "dlg", "idlg", "closed"] = "cosine"
     steps: int = Field(200, ge=1)  # of the optimiser
     lr: float = Field(0.1, gt=0)  # of Adam

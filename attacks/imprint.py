@@ -25,6 +25,7 @@ from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.gradient_match import first_linear
 from fedaudit.errors import ThreatError
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 from fedaudit.wire.message import State, Up, state_of
 from fedaudit.wire.transcript import Entry
 
@@ -33,6 +34,7 @@ SCALE = 1e-2  # of the later layers: small, so that one step hardly moves what s
 
 @register_attack("imprint")
 class Imprint(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     active: ClassVar[bool] = True
 
     def cannot(self, scene: Scene) -> str | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -27,6 +28,7 @@ from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ModelAttack
 from fedaudit.attacks._view import in_chunks
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 
 Predict = Callable[[Tensor], Tensor]  # images in, labels (or what is said of them) out
 CANDIDATES = 128  # searched for at a time: probes of so many are held in memory
@@ -34,6 +36,7 @@ CANDIDATES = 128  # searched for at a time: probes of so many are held in memory
 
 @register_attack("label_only")
 class LabelOnly(ModelAttack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     queries: int = Field(500, ge=16)  # labels asked for each candidate
     probes: int = Field(30, ge=2)  # of them, for one estimate of the boundary's normal
     bisections: int = Field(8, ge=1)  # of them, for one way to the boundary

@@ -11,7 +11,7 @@ of everybody's releases), without those of the public set.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import encoder_of, images_in, in_chunks, nearest, received, uploaded
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 from fedaudit.training.models import Net
 
 Found = list[tuple[int | None, Tensor]]  # class, if it is known, and images
@@ -27,6 +28,7 @@ Found = list[tuple[int | None, Tensor]]  # class, if it is known, and images
 
 @register_attack("nearest_synthetic")
 class NearestSynthetic(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     space: Literal["pixel", "feature"] = "pixel"
     same_class: bool = True  # compare with images of the candidate's class, where they say theirs
     calibrate: bool = False  # it did not help on digits

@@ -18,6 +18,8 @@ Written from the paper's published description, not from its text. Chosen where 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._invert import learn
 from fedaudit.attacks._view import in_chunks, inputs_of
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 from fedaudit.training import models
 from fedaudit.training.fit import adam, fit
 from fedaudit.training.losses import ce
@@ -37,6 +40,7 @@ FEWEST = 16  # pairs to learn from
 
 @register_attack("paired_logits")
 class PairedLogits(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     steps: int = Field(400, ge=1)  # training steps of the inversion network
     batch: int = Field(64, ge=2)
     width: int = Field(16, ge=1)  # channels of its convolutions

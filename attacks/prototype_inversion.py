@@ -13,6 +13,7 @@ every claim. Nothing of the target's model is needed; `feature_match` descends t
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,12 +23,15 @@ from fedaudit.attack.scene import Scene
 from fedaudit.attacks._means import MeansAttack, ShadowMeans
 from fedaudit.errors import ThreatError
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, math.inf)  # in units of the mean variance of an entry, per pair
 
 
 @register_attack("prototype_inversion")
 class PrototypeInversion(MeansAttack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
+
     def run(self, scene: Scene) -> Reconstructions:
         target, shadows = self.compared(scene, online=False)
         pairs = {c: self._pairs(scene, shadows, c) for c in target.of}

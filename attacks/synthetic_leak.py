@@ -17,10 +17,12 @@ from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks._view import images_in
 from fedaudit.registry import register_attack
+from fedaudit.shape import IMAGES, Kind
 
 
 @register_attack("synthetic_leak")
 class SyntheticLeak(Attack):
+    takes: ClassVar[frozenset[Kind]] = IMAGES
     needs: ClassVar[frozenset[str]] = frozenset({"synthetic_images"})
 
     most: int = Field(500, ge=1)  # images of a client, drawn at random where there are more

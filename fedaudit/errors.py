@@ -40,7 +40,7 @@ class PrivacyError(FedauditError):
 
 
 class NotApplicable(PrivacyError):
-    """A privacy policy is well-formed, but nothing that it could protect exists in this method."""
+    """Well-formed, but about nothing: a policy on what the method never releases, a method of images on rows."""
 
 
 class ContractError(FedauditError):
@@ -51,9 +51,11 @@ class RunError(FedauditError):
     """A run could not go on."""
 
 
-def last_frame(e: BaseException) -> traceback.FrameSummary | None:
-    """Where it was raised."""
+def last_frame(e: BaseException, libraries: bool = True) -> traceback.FrameSummary | None:
+    """Where it was raised; without libraries, the last line before that in somebody's own code."""
     frames = traceback.extract_tb(e.__traceback__)
+    if not libraries:
+        frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames  # type: ignore[assignment]
     return frames[-1] if frames else None
 
 

@@ -1,4 +1,5 @@
-"""Finding methods and attacks by name: the package's own, other packages' entry points, or `module:Class`.
+"""Finding methods and attacks by name: the package's own, other packages' entry points, or `module:Class`; and
+somebody's own models and data, which have such paths alone.
 
 The harness imports none of them by itself; it asks here.
 """
@@ -11,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -30,9 +32,9 @@ _trusting = False
 
 
 @contextlib.contextmanager
-def read_from(folder: Path | str) -> Iterator[None]:
+def read_from(folder: Path | str | None) -> Iterator[None]:
     """What is looked for within is named by a file in this folder, not by the user: outside code needs `trust`."""
-    token = _read_from.set(str(folder))
+    token = _read_from.set(None if folder is None else str(folder))
     try:
         yield
     finally:
@@ -131,7 +133,8 @@ def _may_be_imported(path: str, top: str, folder: str) -> None:
             )
 
 
-def _by_path(path: str, group: Group) -> type:
+def outside(path: str, what: str) -> Any:
+    """The object behind `package.module:name`, imported by the rules of trust. `what` it is, for errors."""
     module, _, attribute = path.partition(":")
     folder = _read_from.get()
     if folder is not None and module not in sys.modules:
@@ -144,17 +147,38 @@ def _by_path(path: str, group: Group) -> type:
             found = getattr(found, part)
     except (ImportError, AttributeError) as e:
         raise SettingError(
-            f"The {group[:-1]} {path!r} cannot be imported: {e}. Write package.module:Class, with the package's "
-            "folder on PYTHONPATH or as the working folder."
+            f"The {what} {path!r} cannot be imported: {e}. Write package.module:{_NAMES.get(what, 'Class')}, with the "
+            "package's folder on PYTHONPATH or as the working folder."
         ) from e
     except SyntaxError as e:
-        raise SettingError(f"The {group[:-1]} {path!r}: {e.filename}, line {e.lineno}: {e.msg}.") from e
+        raise SettingError(f"The {what} {path!r}: {e.filename}, line {e.lineno}: {e.msg}.") from e
     except Exception as e:  # somebody's file, which may do anything while it is imported
-        at = last_frame(e)
-        place = f" ({at.filename}, line {at.lineno})" if at else ""
-        raise SettingError(
-            f"The {group[:-1]} {path!r} fails while it is imported: {type(e).__name__}: {e}{place}."
-        ) from e
+        raise SettingError(f"The {what} {path!r} fails while it is imported: {failure(e)}.") from e
+    return found
+
+
+_NAMES = {"data set": "function"}  # what stands behind the colon
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_path(text: str) -> bool:
+    """Whether a text has the form package.module:name, by which somebody's own code is named."""
+    return _PATH.fullmatch(text) is not None
+
+
+def failure(e: BaseException) -> str:
+    """What went wrong in somebody's own code, and where."""
+    at = last_frame(e, libraries=False)
+    return f"{type(e).__name__}: {e}" + (f" ({at.filename}, line {at.lineno})" if at else "")
+
+
+def named_by() -> str | None:
+    """The folder whose file names what is looked for; None: the user does."""
+    return _read_from.get()
+
+
+def _by_path(path: str, group: Group) -> type:
+    found = outside(path, group[:-1])
     base = {"methods": "fedaudit.runtime.method:Method", "attacks": "fedaudit.attack.scene:Attack"}[group]
     parent = getattr(importlib.import_module(base.split(":")[0]), base.split(":")[1])
     if not (isinstance(found, type) and issubclass(found, parent)):

@@ -60,7 +60,10 @@ class Setting(Frozen):
 
     preset: str | None = Field(None, description="the method's hyper-parameters as published for a data set")
 
-    dataset: str = Field("digits", description="a name from `fedaudit list datasets`, folder:PATH or npz:PATH")
+    dataset: str = Field(
+        "digits",
+        description="a name from `fedaudit list datasets`, folder:PATH, npz:PATH, hf:NAME, or package.module:function",
+    )
     data_dir: str = Field(".data", description="where data sets lie")
     image_size: int | None = Field(None, ge=4, le=4096, description="resize images to this side length")
     clients: int = Field(5, ge=1, le=MANY, description="number of clients, K")
@@ -77,7 +80,9 @@ class Setting(Frozen):
         0, ge=0, le=MANY, description="pairs of mislabelled records, one of each trained on: for epsilon audit"
     )
 
-    model: str = Field("cnn", description="a model, a group such as HtFE-5, or resnet18:3,resnet34:2")
+    model: str = Field(
+        "cnn", description="a model, a group such as HtFE-5, resnet18:3,resnet34:2, or package.module:Class"
+    )
     server_model: str | None = Field(None, description="the server's model, where clients differ in theirs")
 
     init: Literal["common", "own"] = Field(

@@ -36,7 +36,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -59,6 +59,8 @@ ROWS = {"cpu": 256, "cuda": 8192}  # of one forward pass without gradient: what 
 
 class Condensing(Method):
     """The hyper-parameters of condensation and of training on what it made."""
+
+    images_only: ClassVar[str] = "condenses records into images of 8 bits"
 
     IPC: int = 50  # condensed images per class
     steps: int = 1000  # of condensation, a round

@@ -205,6 +205,7 @@ ON_HOSTS: dict[str, dict[str, Any]] = {
 class DataFree(Method):
     """A host, then a distillation of what its clients uploaded into the global model."""
 
+    images_only: ClassVar[str] = "trains a generator of images on the server"
     on_digits: ClassVar[Mapping[str, Any]] = {
         "I": 5, "B": 32, "width": 32, "host": {"E": 10, "B": 16, "eta": 0.1},
     }  # fmt: skip

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from fedaudit import Many, Opt, Server, Size, State, in_chunks, kl, load, state_of
 from fedaudit.methods._docking import z
+from fedaudit.shape import Shape
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
 
@@ -39,7 +40,7 @@ LARGEST = 32  # pixels along a side that the decoder itself makes
 
 
 class Decoder(nn.Module):
-    def __init__(self, h: int, shape: tuple[int, int, int], width: int = 64) -> None:
+    def __init__(self, h: int, shape: Shape, width: int = 64) -> None:
         super().__init__()
         channels, height, breadth = shape
         self.size = (height, breadth)
@@ -79,7 +80,7 @@ def _linear_weights(old: int, new: int, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def decode(Dec: State, e: Tensor, shape: tuple[int, int, int], batch: int = 1000) -> Tensor:
+def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000) -> Tensor:
     """D^ = Dec(E~): the synthetic images of translated embeddings, by a decoder's checkpoint."""
     with torch.device("meta"):  # no initialisation: the checkpoint replaces it
         blank = Decoder(e.shape[1], shape, width=len(Dec["layers.6.weight"]))
@@ -88,7 +89,7 @@ def decode(Dec: State, e: Tensor, shape: tuple[int, int, int], batch: int = 1000
 
 
 @functools.cache
-def decoder_size(h: int, shape: tuple[int, int, int], width: int = 64) -> Size:
+def decoder_size(h: int, shape: Shape, width: int = 64) -> Size:
     """|Dec| in bytes, parameters and buffers, found without allocating it."""
     with torch.device("meta"):
         model = Decoder(h, shape, width)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedaudit import NUMBER, Plan, Size
 from fedaudit.methods._decoder import decoder_size
+from fedaudit.shape import Shape
 from fedaudit.training import models
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ Traffic = dict[tuple[str, str], Size | int]
 
 
 @functools.cache
-def width_of(arch: str, shape: tuple[int, int, int], classes: int) -> int:
+def width_of(arch: str, shape: Shape, classes: int) -> int:
     return int(models.describe(arch, shape, classes)["width"])
 
 

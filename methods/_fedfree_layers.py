@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fedaudit import State
+from fedaudit.shape import Shape
 from fedaudit.training import models
 
 TYPES: dict[type[nn.Module], str] = {nn.Conv2d: "conv", nn.Linear: "linear"}
@@ -60,7 +61,7 @@ def named(name: str, layer: Weights) -> State:
 
 
 @functools.cache
-def layers_of(arch: str, shape: tuple[int, int, int], classes: int) -> dict[str, Layer]:
+def layers_of(arch: str, shape: Shape, classes: int) -> dict[str, Layer]:
     """The layers of an architecture: public knowledge, found without allocating the model."""
     with torch.random.fork_rng(devices=()), torch.device("meta"):
         net = models.build(arch, shape=shape, classes=classes)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit import answers
+from fedaudit.shape import Shape
 
 Merge = Literal["mul", "add", "cat", "ncat", "none"]
 Mask = Literal["dfrd", "fedftg", "dense"]
@@ -28,7 +29,7 @@ class Generator(nn.Module):
     not matter.
     """
 
-    def __init__(self, merge: Merge, d: int, shape: tuple[int, int, int], classes: int, width: int):
+    def __init__(self, merge: Merge, d: int, shape: Shape, classes: int, width: int):
         super().__init__()
         channels, height, breadth = shape
         self.merge, self.shape, self.classes = merge, shape, classes

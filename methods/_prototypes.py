@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedaudit import NUMBER, Plan, Server, Size
 from fedaudit.errors import SettingError
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.models import Net
 
@@ -23,7 +24,7 @@ def head(model: nn.Module) -> set[str]:
 
 
 @functools.cache
-def width_of(arch: str, shape: tuple[int, int, int], classes: int) -> int:
+def width_of(arch: str, shape: Shape, classes: int) -> int:
     return int(models.describe(arch, shape, classes)["width"])
 
 

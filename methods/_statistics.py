@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedaudit import NUMBER, Client, Down, Plan, Size, State, Up, private, state_of, weighted_mean
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.fit import batches
 
@@ -51,7 +52,7 @@ def settled(w: State, replies: Mapping[int, Statistics]) -> State:
 
 
 @lru_cache
-def statistics_size(arch: str, shape: tuple[int, int, int], classes: int) -> int:
+def statistics_size(arch: str, shape: Shape, classes: int) -> int:
     """Bytes of all running means and variances."""
     with torch.device("meta"):
         net = models.build(arch, shape=shape, classes=classes)

@@ -45,6 +45,7 @@ from fedaudit import (
 )  # fmt: skip
 from fedaudit.errors import SettingError
 from fedaudit.methods._optimiser import WithOptimiser
+from fedaudit.shape import Shape
 from fedaudit.training import models
 
 Axis = tuple[int, ...] | None  # the groups of units that a dimension runs over, in order; None: taken whole
@@ -99,7 +100,7 @@ _LAYERS = (
 
 
 @lru_cache
-def layout(arch: str, shape: models.Shape, classes: int) -> Layout:
+def layout(arch: str, shape: Shape, classes: int) -> Layout:
     """Walk the network in the order of execution. The order numbers the groups, so it is the same everywhere."""
     with torch.device("meta"):  # the structure is enough
         net = models.build(arch, shape=shape, classes=classes)

@@ -113,7 +113,7 @@ class DSFL(Method):
         p = plan.tensor(rows, plan.classes)
         numbers = NUMBER if self.weights == "samples" else 0
         return {
-            ("down", "Auxiliary.x_p"): plan.tensor(rows, *plan.shape) * len(plan.asked(0)),
+            ("down", "Auxiliary.x_p"): plan.rows(rows) * len(plan.asked(0)),
             ("up", "SoftLabels.p"): p * len(plan.replied(0)),
             ("up", "SoftLabels.N"): numbers * len(plan.replied(0)),
             ("down", "GlobalLabels.p"): p * len(plan.asked(1)),

@@ -59,6 +59,7 @@ from fedaudit import weighted_mean as mean_of
 from fedaudit.methods._datafree import frozen
 from fedaudit.methods._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
 from fedaudit.methods._optimiser import WithOptimiser
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.wire.message import model_size
 
@@ -98,7 +99,7 @@ class Latents(nn.Module):
 class Images(nn.Module):
     """x = G_w(epsilon, y): FedZGE's Table 7, the label embedded beside the noise."""
 
-    def __init__(self, d: int, shape: tuple[int, int, int], classes: int, width: int):
+    def __init__(self, d: int, shape: Shape, classes: int, width: int):
         super().__init__()
         self.G = Generator("cat", d, shape, classes, width)
 
@@ -149,6 +150,10 @@ class FedGen(WithOptimiser):
         "fedzge": {"space": "image", "d": 100, "hidden": 128, "B_g": 500},  # as the rival in that paper
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # likewise
     }
+
+    def cannot_take(self, shape: Shape) -> str | None:
+        images = self.space == "latent" or shape.kind == "images"
+        return None if images else f"fedgen with space = image generates images, and the records are {shape}"
 
     def init(self, server: Server) -> Learned:
         p = torch.full((server.classes,), 1 / server.classes, device=server.device)  # uniform
@@ -213,18 +218,18 @@ class FedGen(WithOptimiser):
         }
 
 
-def make_generator(method: FedGen, width: int, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def make_generator(method: FedGen, width: int, shape: Shape, classes: int) -> nn.Module:
     if method.space == "image":
         return Images(method.d, shape, classes, method.hidden)
     return Latents(method.d, method.hidden, width, classes)
 
 
 @functools.cache
-def _width(arch: str, shape: tuple[int, int, int], classes: int) -> int:
+def _width(arch: str, shape: Shape, classes: int) -> int:
     return int(models.describe(arch, shape, classes)["width"])
 
 
 @functools.cache
-def _generator_size(method: FedGen, width: int, shape: tuple[int, int, int], classes: int) -> Size:
+def _generator_size(method: FedGen, width: int, shape: Shape, classes: int) -> Size:
     with torch.device("meta"):
         return model_size(make_generator(method, width, shape, classes))

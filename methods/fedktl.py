@@ -118,6 +118,7 @@ class FedKTL(WithOptimiser):
     S_G: int = 300  # steps of the decoder
     width: int = 32  # its channels
 
+    images_only: ClassVar[str] = "sends images that a generator on the server makes"
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 5, "B": 16, "eta": 0.02}
     needs_public: ClassVar[bool] = True
     quick: ClassVar[Mapping[str, Any]] = {"S": 2, "S_G": 2, "H": 8, "width": 4}

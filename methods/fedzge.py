@@ -62,6 +62,7 @@ from fedaudit import (
 from fedaudit.errors import SettingError
 from fedaudit.methods._ensemble import Distilled, distil, ensemble, predict
 from fedaudit.methods._zeroth import ESTIMATES, Objective, true_gradient
+from fedaudit.shape import Shape
 
 
 class Query(Down):
@@ -95,7 +96,7 @@ class Learned(Record):
 class Generator(nn.Module):
     """Table 7."""
 
-    def __init__(self, d_z: int, shape: tuple[int, int, int], classes: int):
+    def __init__(self, d_z: int, shape: Shape, classes: int):
         super().__init__()
         C, H, W = shape
         if H % 4 or W % 4:
@@ -157,6 +158,7 @@ class FedZGE(Method):
     gradient: Literal["zeroth", "true"] = "zeroth"
     images: Literal["trained", "frozen", "real"] = "trained"
 
+    images_only: ClassVar[str] = "trains a generator of images on the server"
     on_digits: ClassVar = {"E_k": 5, "B_k": 64, "E": 30, "B": 200, "q": 5, "estimate": "split"}
     quick: ClassVar = {"E_k": 1, "B_k": 32, "E_prime": 1, "E": 2, "B": 16, "q": 2, "d_z": 8}
     presets: ClassVar = {

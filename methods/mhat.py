@@ -119,7 +119,7 @@ class MHAT(Method):
         rows = min(self.B, plan.public) if plan.public else self.B
         f = plan.tensor(rows, plan.classes)
         return {
-            ("down", "Auxiliary.x_p"): plan.tensor(rows, *plan.shape) * len(plan.asked(0)),
+            ("down", "Auxiliary.x_p"): plan.rows(rows) * len(plan.asked(0)),
             ("down", "Auxiliary.y_p"): plan.tensor(rows) * len(plan.asked(0)) if plan.labelled else 0,
             ("up", "LocalOutputs.f"): f * len(plan.replied(0)),
             ("up", "LocalOutputs.N"): NUMBER * len(plan.replied(0)),

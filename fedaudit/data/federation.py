@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data.datasets import Dataset, to_float
 from fedaudit.data.partitions import partition as partition_records
+from fedaudit.data.records import Dataset, to_input
 from fedaudit.errors import DataError, SettingError
 from fedaudit.rng import seed_of
 
@@ -40,9 +40,9 @@ class Federation:
     public: np.ndarray  # held by no client: a public transfer set, empty unless asked for
 
     def rows(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Images in [-1, 1] and labels."""
+        """Records as a model is given them, images in [-1, 1], and labels."""
         at = torch.from_numpy(np.asarray(index, dtype=np.int64))
-        return to_float(self.dataset.x[at]), self.dataset.y[at]
+        return to_input(self.dataset.x[at]), self.dataset.y[at]
 
     def members(self, k: int) -> tuple[Tensor, Tensor]:
         """What client k trains on, canaries last: their places do not depend on which of a pair it is."""
@@ -66,7 +66,7 @@ class Federation:
 
     def test(self) -> tuple[Tensor, Tensor]:
         """The data set's own test records."""
-        return to_float(self.dataset.test_x), self.dataset.test_y
+        return to_input(self.dataset.test_x), self.dataset.test_y
 
     def counts(self) -> np.ndarray:
         """Members by client (rows) and class (columns)."""

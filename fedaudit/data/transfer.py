@@ -1,26 +1,35 @@
-"""A public transfer set from another data set: its images in the shape of the task's, its labels dropped."""
+"""A public transfer set from another data set: its records in the shape of the task's, its labels dropped."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedaudit.data.datasets import Dataset, load
+from fedaudit.data.datasets import load
+from fedaudit.data.records import Dataset
 from fedaudit.errors import SettingError
+from fedaudit.shape import Shape
 
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue, as ITU-R BT.601 weighs them
 
 
-def transfer_images(name: str, root: str, shape: tuple[int, int, int], share: float, rng: torch.Generator) -> Tensor:
-    """A random share of the records of `name` (0: all of them), uint8 and of the given shape."""
+def transfer_records(name: str, root: str, shape: Shape, share: float, rng: torch.Generator) -> Tensor:
+    """A random share of the records of `name` (0: all of them), of the given shape: images are made so."""
     return fitted(load(name, root), shape, share, rng)
 
 
-def fitted(data: Dataset, shape: tuple[int, int, int], share: float, rng: torch.Generator) -> Tensor:
+def fitted(data: Dataset, shape: Shape, share: float, rng: torch.Generator) -> Tensor:
     """Channels first, so that fewer numbers are resized where they become fewer; then bilinear, antialiased."""
     n = len(data.x)
     wanted = max(int(share * n + 0.5), 1) if share else n
     chosen = torch.randperm(n, generator=rng)[:wanted].sort().values
+    if data.shape != shape and not data.shape.kind == shape.kind == "images":
+        raise SettingError(
+            f"public_dataset = {data.name!r} holds {data.shape}, and the task has {shape}: only images can be made to "
+            "fit. Choose a data set of the same shape."
+        )
+    if shape.kind != "images":
+        return data.x[chosen]
     out = torch.empty(len(chosen), *shape, dtype=torch.uint8)
     for rows in torch.arange(len(chosen)).split(4096):  # in pieces: the floats take four times the room
         x = _channels(data.x[chosen[rows]].float(), shape[0], data.name)

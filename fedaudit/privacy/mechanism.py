@@ -360,6 +360,11 @@ def random_pixel_sensitivity(
     """DFFKE, Appendix G: the largest change of the output over sampled edits of one random pixel to a value from
     U(0, 255), here U(-1, 1). It bounds the effect of such edits that were tried, and of nothing else."""
     rng = generator(*key, "random-pixel", device=images.device)
+    if images.dim() != 4:
+        raise PrivacyError(
+            "random-pixel edits a pixel, and these records are no images: they have none. Use clip=C, which bounds "
+            "what any record can do."
+        )
     n, channels, height, width = images.shape
     largest = 0.0
     for begin in range(0, samples, 256):

@@ -149,6 +149,10 @@ def _refuse(layers: Mapping[str, str]) -> None:
         )
 
 
+# opacus' hooks cannot see into it; torch.func differentiates it as it is written.
+_DIFFERENTIABLE = (nn.MultiheadAttention,)
+
+
 def validate(model: nn.Module) -> None:
     """Refuse a model with layers that DP-SGD cannot train, naming them all; by opacus' validator too where it is."""
     layers = _keeps_statistics(model)
@@ -159,7 +163,12 @@ def validate(model: nn.Module) -> None:
         return
     for name, layer in model.named_modules():
         check = validator.VALIDATORS.get(type(layer))
-        if check is not None and name not in layers and (errors := check(layer)):
+        if (
+            check is not None
+            and name not in layers
+            and not isinstance(layer, _DIFFERENTIABLE)
+            and (errors := check(layer))
+        ):
             layers[name] = f"{type(layer).__name__}: {' '.join(str(e) for e in errors)}"
     _refuse(layers)
 

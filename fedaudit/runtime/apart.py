@@ -35,6 +35,7 @@ from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import Done, Task, compute, run_task
 from fedaudit.runtime.world import World, hold, resolve_device
 from fedaudit.setting import Setting
+from fedaudit.shape import Shape
 from fedaudit.training.recorded import unrecorded
 from fedaudit.wire.codec import decode, decode_tree, encode
 from fedaudit.wire.compression import stage_of
@@ -92,10 +93,11 @@ class Apart(World):
 
     def __init__(self, setting: Setting, facts: Mapping[str, Any], rows: Mapping[str, Any]):
         self.setting = setting
+        self._named_by = registry.named_by()
         self.device = resolve_device(setting.device)
         self.method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
         self.archs = self.method.archs(setting.model, setting.clients)
-        self.shape, self.classes = tuple(facts["shape"]), facts["classes"]
+        self.shape, self.classes = Shape(facts["shape"], facts["tokens"]), facts["classes"]
         self.policies = read_policies(setting.privacy, KINDS)
         self.compression = stage_of(setting.compress)
         self._templates = {}

@@ -15,6 +15,7 @@ from torch import nn
 from fedaudit.data import Federation
 from fedaudit.errors import ContractError, SettingError, unknown
 from fedaudit.setting import Frozen, Setting, validated
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.wire.message import Down, Record, Size, State, Up
 from fedaudit.wire.traffic import Plan
@@ -33,6 +34,8 @@ class Method(Frozen):
     on_digits: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a first run on the embedded digits learns
     needs_public: ClassVar[bool] = False  # cannot do without a transfer set that everybody holds
 
+    images_only: ClassVar[str] = ""  # what it does that takes images, in words; empty: it takes any records
+
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name
 
     def archs(self, model: str, clients: int) -> list[str]:
@@ -49,6 +52,13 @@ class Method(Frozen):
 
     def build(self, arch: str) -> nn.Module | None:
         """A model of a protocol that brings its own. None: one of fedaudit's, by its name."""
+        return None
+
+    def cannot_take(self, shape: Shape) -> str | None:
+        """Why this method does not apply to records of this shape; None where it does."""
+        if self.images_only and shape.kind != "images":
+            name = self.registered_name or type(self).__name__
+            return f"{name} {self.images_only}: it is for images, and the records are {shape}"
         return None
 
     def wants_public(self) -> bool:

@@ -20,6 +20,7 @@ from fedaudit.rng import generator
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Place, Rows, Site
 from fedaudit.runtime.turns import carry_out, descend
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, traces
@@ -36,7 +37,7 @@ class Party:
     def __init__(self, place: Place, name: str, t: int, ask: int, meter: Meter):
         self._place, self._name, self.t, self._ask, self._meter = place, name, t, ask, meter
         self.device = place.device
-        self.shape: tuple[int, int, int] = place.shape
+        self.shape: Shape = place.shape
         self.classes: int = place.classes
         self.rounds: int = place.rounds  # T
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
-from fedaudit.training.models import Shape
+from fedaudit.shape import Shape
 from fedaudit.wire.compression import Stage, applies, stage_of
 from fedaudit.wire.message import Declared, Size, Up, as_size, message_classes
 from fedaudit.wire.traffic import Key, Plan

@@ -1,4 +1,5 @@
-"""Planning communication: what a full-size experiment sends, by the method's own declaration; no training, no data."""
+"""Planning communication: what a full-size experiment sends, by the method's own declaration; no training, and no data
+but your own, whose size only its reading tells."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ import torch
 from fedaudit import registry
 from fedaudit.data import datasets
 from fedaudit.data.partitions import partition
-from fedaudit.errors import SettingError, unknown
+from fedaudit.errors import NotApplicable, SettingError, unknown
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import as_sent, plan_of
 from fedaudit.setting import Setting
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
@@ -27,15 +29,12 @@ CONVENTIONS = ("payload", "wire")
 
 def make_plan(setting: Setting) -> tuple[Method, Plan]:
     """The first round of the setting on a data set of the published size, spread evenly, every record trained on."""
-    facts = datasets.describe(setting.dataset)
-    if facts.classes is None or facts.shape is None or facts.train is None:
-        raise SettingError(
-            f"The size of {setting.dataset} is not known without reading it. Plan with a named data set."
-        )
+    facts = datasets.facts_of(setting.dataset, setting.data_dir, size=setting.image_size)
+    assert facts.classes is not None and facts.shape is not None and facts.train is not None  # noqa: PT018
     shape, classes = facts.shape, facts.classes
-    if setting.image_size:
-        shape = (shape[0], setting.image_size, setting.image_size)
     method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
+    if why := method.cannot_take(shape):
+        raise NotApplicable(f"{why}.")
     archs = method.archs(setting.model, setting.clients)
     participants = list(range(max(1, round(setting.participation * setting.clients))))
     own = round(facts.train * setting.public) if setting.public_dataset is None else 0
@@ -57,22 +56,21 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
 
 
 def _foreign_size(setting: Setting) -> int:
-    facts = datasets.describe(str(setting.public_dataset))
-    if facts.train is None:
-        raise SettingError(f"The size of {setting.public_dataset} is not known without reading it. Name a data set.")
+    facts = datasets.facts_of(str(setting.public_dataset), setting.data_dir)
+    assert facts.train is not None
     return round(facts.train * setting.public) if setting.public else facts.train
 
 
 @functools.cache
-def _model_size(arch: str, shape: models.Shape, classes: int, part: Part | None = None) -> Size:
+def _model_size(arch: str, shape: Shape, classes: int, part: Part | None = None) -> Size:
     with torch.device("meta"):
         return model_size(models.build(arch, shape=shape, classes=classes), part)
 
 
 def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:
     """The plan with one draw of the setting's partition, of a data set whose classes have equal size."""
-    facts = datasets.describe(setting.dataset)
-    assert facts.train is not None  # make_plan has looked
+    facts = datasets.facts_of(setting.dataset, setting.data_dir)
+    assert facts.train is not None
     y = np.arange(facts.train - (plan.public if plan.labelled else 0)) % plan.classes
     rng = np.random.default_rng([setting.seed, draw])
     shards = partition(setting.partition, y, setting.clients, rng, classes=plan.classes, minimum=setting.minimum)

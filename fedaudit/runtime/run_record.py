@@ -150,6 +150,7 @@ class DataFacts(Kept):
     """How large the parts of the data are; lists are by client."""
 
     shape: list[int]
+    tokens: int = 0  # of texts: how many token ids there are
     classes: int
     class_names: list[str]
     test: int

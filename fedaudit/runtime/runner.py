@@ -156,6 +156,7 @@ class _Run:
 
     def _go(self) -> RunRecord:
         with compute(self.world):
+            self._check_records()
             self._open()
             if self.record.status == "done" and self.started >= self.setting.rounds:
                 self.transcript.close()
@@ -297,6 +298,14 @@ class _Run:
         self.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.record.save(self.folder)
         self.store.amend(record=json.loads(self.record.model_dump_json(exclude=set(BESIDE))))
+
+    def _check_records(self) -> None:
+        """Refuse records that the method cannot take; in a suite that is a result, and is kept."""
+        if why := self.world.misfit():
+            if self.refuse_idle and self.store.head() is None:
+                self.record = self._new_record()
+                self.record.save(self.folder)
+            raise NotApplicable(f"{why}.")
 
     def _check_applicable(self) -> None:
         first_and_last = {1, 2, max(self.setting.rounds, 1)}  # some messages are sent in one of these only
@@ -578,6 +587,7 @@ class _Run:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             data=DataFacts(
                 shape=list(world.shape),
+                tokens=world.shape.tokens,
                 classes=world.classes,
                 class_names=list(federation.dataset.class_names),
                 test=len(federation.dataset.test_y),

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.privacy.policy import Policy
-from fedaudit.training.models import Net, Shape
+from fedaudit.shape import Shape
+from fedaudit.training.models import Net
 
 Rows = tuple[Tensor, Tensor]
 

@@ -1,5 +1,7 @@
 """Which code makes a result: the modules behind a method or an attack, by digest, and the values that it runs with.
 
+Somebody's own model or data function counts as code of the result, and so do the arrays that such a function gives.
+
 A class's code is its own module, those of the classes it derives from, and what these import from the project: methods
 and attacks from `fedaudit.methods` and `fedaudit.attacks`, modules of the same package or folder for somebody's own.
 A digest is of the syntax tree, the same for every version of Python: comments and layout do not count. The harness is
@@ -16,13 +18,16 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedaudit.registry import find
+from fedaudit.data import datasets
+from fedaudit.data import own as own_data
+from fedaudit.registry import find, is_path
 from fedaudit.runtime.method import Method, parts_of
 from fedaudit.setting import Setting
+from fedaudit.training import own as own_model
 
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
 VERSIONS = ("fedaudit", "torch", "opacus")  # that matter: results of others are not the same result
@@ -30,10 +35,11 @@ ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, w
 _parsed: dict[tuple[str, str, int, int], tuple[str, list[str]]] = {}
 
 
-def sources(classes: Iterable[type]) -> dict[str, str]:
-    """Digests by module of all the code that is behind these classes."""
+def sources(classes: Iterable[type], others: Iterable[Any] = ()) -> dict[str, str]:
+    """Digests by module of all the code that is behind these classes, and behind other objects such as functions."""
     found: dict[str, str] = {}
     waiting = [m for cls in classes for base in cls.__mro__ if _counts(m := base.__module__, base is cls)]
+    waiting += [m for one in others if _counts(m := getattr(one, "__module__", None) or "", True)]
     while waiting:
         name = waiting.pop()
         path = _file(name)
@@ -71,11 +77,40 @@ def code_of(method: Method, setting: Setting) -> dict[str, Any]:
     classes = [type(part) for _, part in parts_of(method, "")]
     if setting.start is not None and isinstance(setting.start.get("method"), str):
         classes.append(find(setting.start["method"]))
-    values = method.model_dump()
+    own, others = _own(setting)
+    values = method.model_dump() | own
     return {
-        "modules": sources(classes),
+        "modules": sources([*classes, *(one for one in others if isinstance(one, type))], others),
         "values": {key: json.dumps(value, default=str, sort_keys=True) for key, value in values.items()},
     }
+
+
+def outside_code(values: Mapping[str, Any], but: Container[str] = ()) -> list[str]:
+    """The paths of code outside fedaudit that settings name, those under the keys `but` left out."""
+    start = values.get("start")
+    named = {"method": values.get("method"), "start": start.get("method") if isinstance(start, dict) else None}
+    found = [v for key, v in named.items() if key not in but and isinstance(v, str) and ":" in v]
+    for key in ("model", "server_model"):
+        if key not in but and isinstance(values.get(key), str):
+            found += own_model.paths_in(values[key])
+    for key in ("dataset", "public_dataset"):
+        if key not in but and isinstance(values.get(key), str) and datasets.is_own(values[key]):
+            found.append(values[key])
+    return found
+
+
+def _own(setting: Setting) -> tuple[dict[str, str], list[Any]]:
+    """Somebody's own data and models in a setting: digests of the data, and what makes both."""
+    paths = [path for spec in (setting.model, setting.server_model) for path in own_model.paths_in(spec)]
+    others: list[Any] = [own_model.maker(path) for path in dict.fromkeys(paths)]
+    digests = {}
+    for key, name in (("dataset", setting.dataset), ("public_dataset", setting.public_dataset)):
+        if name is not None and datasets.is_own(name):
+            others += [own_data.function(name)] if is_path(name) else []
+            digests[f"{key} (its arrays)"] = own_data.digest(
+                datasets.load(name, setting.data_dir, size=setting.image_size)
+            )
+    return digests, others
 
 
 def code_of_setting(setting: Setting) -> dict[str, Any]:

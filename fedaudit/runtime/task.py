@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import platform
 import sys
 import traceback
@@ -288,5 +289,4 @@ def uses_onednn(world: World) -> bool:
     """Whether oneDNN computes on the CPU. On ARM its overhead makes steps on tiny images take twice as long."""
     if world.setting.onednn != "auto":
         return world.setting.onednn == "on"
-    _, height, width = world.shape
-    return not (platform.machine() in ("aarch64", "arm64") and height * width <= 16 * 16)
+    return not (platform.machine() in ("aarch64", "arm64") and math.prod(world.shape[1:]) <= 16 * 16)

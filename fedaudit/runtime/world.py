@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from fedaudit import registry
-from fedaudit.data import Federation, federate, load, to_float, transfer_images
+from fedaudit.data import Federation, federate, load, to_input, transfer_records
 from fedaudit.errors import ContractError, DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
@@ -30,6 +30,7 @@ from fedaudit.wire.traffic import Plan
 class World:
     def __init__(self, setting: Setting):
         self.setting = setting
+        self._named_by = registry.named_by()
         self.device = resolve_device(setting.device)
         self.method: Method = registry.find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
         if self.method.wants_public() and not self.has_public:
@@ -55,17 +56,22 @@ class World:
         )
         if setting.public_dataset is not None:
             rng = generator(setting.seed, "data", "public")
-            self._foreign = transfer_images(setting.public_dataset, setting.data_dir, self.shape, setting.public, rng)
+            self._foreign = transfer_records(setting.public_dataset, setting.data_dir, self.shape, setting.public, rng)
         self.policies = read_policies(setting.privacy, KINDS)
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
+
+    def misfit(self) -> str | None:
+        """Why the method does not apply to records like these; None where it does."""
+        return self.method.cannot_take(self.shape)
 
     def build(self, arch: str) -> models.Net:
         """A freshly initialised model on this run's device, in evaluation mode."""
         brought = self.method.build(arch)
         if brought is not None:
             return cast(models.Net, brought.to(self.device).eval())
-        model = models.build(arch, shape=self.shape, classes=self.classes)
+        with registry.read_from(self._named_by):  # an own model is code, whoever names it
+            model = models.build(arch, shape=self.shape, classes=self.classes)
         if self.setting.norm == "group":
             from fedaudit.privacy.persample import repair
 
@@ -145,7 +151,7 @@ class World:
     def _public(self) -> Rows:
         if self.setting.public_dataset is None:
             return self._to_device(self.federation.public_set())
-        x = to_float(self._foreign)
+        x = to_input(self._foreign)
         return self._to_device((x, torch.full((len(x),), -1)))
 
     def public(self) -> Rows:
@@ -173,7 +179,7 @@ class World:
 
     def _to_device(self, rows: Rows) -> Rows:
         x = rows[0].to(self.device)
-        if self.setting.channels_last:
+        if self.setting.channels_last and x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
         return x, rows[1].to(self.device)
 

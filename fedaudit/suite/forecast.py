@@ -12,7 +12,7 @@ from typing import Any
 
 from fedaudit.attack.attack_run import made
 from fedaudit.data import available
-from fedaudit.errors import FedauditError, RunError
+from fedaudit.errors import FedauditError, NotApplicable, RunError
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
@@ -161,6 +161,8 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     try:
         method, plans = _plans(cell.setting)
         reason = inapplicable(cell.setting.privacy, released_kinds(method, plans))
+    except NotApplicable as e:
+        return Forecast(cell, "does not apply", 0, 0.0, str(e))
     except FedauditError as e:
         return Forecast(cell, "will fail", None, None, str(e))
     if reason:
@@ -189,6 +191,8 @@ def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
         method, plan = make_plan(setting)
         return method, [dataclasses.replace(plan, t=t) for t in sorted({1, 2, setting.rounds})]
     world = world_of(setting.model_dump_json())
+    if why := world.misfit():
+        raise NotApplicable(f"{why}.")
     participants = list(range(max(1, round(setting.participation * setting.clients))))
     return world.method, [world.plan(t, participants) for t in sorted({1, 2, setting.rounds})]
 

@@ -1,4 +1,7 @@
-"""Models by name. Every one is an encoder and a classifier: `classify(encode(x))`.
+"""Models by name, or your own. Every one is an encoder and a classifier: `classify(encode(x))`.
+
+Most are for images. `mlp` takes rows of numbers as well, `transformer` is for texts of token ids (id 0 is padding), and
+`package.module:Class` is somebody's own, for whatever it takes (fedaudit/training/own.py).
 
 The papers leave open, and we chose:
 
@@ -42,8 +45,9 @@ from torch import Tensor, nn
 
 from fedaudit._torchvision import torchvision
 from fedaudit.errors import SettingError, unknown
-
-Shape = tuple[int, int, int]  # channels, height, width
+from fedaudit.shape import Kind, Shape
+from fedaudit.training import own
+from fedaudit.training.transformer import Block, Transformer
 
 
 class Net(nn.Module):
@@ -89,7 +93,7 @@ def _plain(
     `even`: the first one adds so many zeros around the image that no halving drops a row.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    channels, h, w = shape
+    channels, h, w = shape if shape.kind == "images" else (math.prod(shape), 1, 1)
     edge = tuple(math.ceil(-side % 2 ** len(convs) / 2) for side in (h, w)) if even else (0, 0)
     h, w = h + 2 * edge[0], w + 2 * edge[1]
     for i, full in enumerate(convs, 1):
@@ -127,30 +131,6 @@ _PLAIN: dict[str, Callable[[Shape, Fraction], tuple[nn.Module, int]]] = {
 # --- the vision transformer -----------------------------------------------------------------------------------------
 
 
-class _Block(nn.Module):
-    """Pre-norm attention and MLP.
-
-    torch's own attention layers use fused kernels, which have no second derivative (gradient inversion needs it) and
-    whose products torch's FLOP counter misses on CPU. At some sixty patches the plain product costs nothing.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))  # batch, patch, 3, head, width of a head
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attention = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
-        x = x + self.proj((attention @ v).transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
-
-
 class _ViT(nn.Module):
     """Dosovitskiy et al., ICLR 2021; the embedding is the class token after the last norm."""
 
@@ -163,7 +143,7 @@ class _ViT(nn.Module):
         count = math.ceil(h / patch) * math.ceil(w / patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1 + count, width), std=0.02))
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -304,32 +284,60 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def names() -> list[str]:
-    return [*_PLAIN, "vit_tiny", *_STOCK]
+def names(kind: Kind | None = None) -> list[str]:
+    """All models, or those for one kind of records."""
+    known = [*_PLAIN, "vit_tiny", *_STOCK, "transformer"]
+    return known if kind is None else [name for name in known if kind in takes(name)]
+
+
+def takes(name: str) -> tuple[Kind, ...]:
+    """The records that a named model is for."""
+    return {"mlp": ("images", "rows"), "transformer": ("tokens",)}.get(name, ("images",))  # type: ignore[return-value]
 
 
 def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
-    """A fresh network for images of `shape` (channels, height, width), drawn from the global generator."""
+    """A fresh network for records of `shape`, drawn from the global generator."""
     name, ratio, common = _parse(arch)
-    if len(shape) != 3 or min(shape) < 1 or classes < 1:
+    shape = shape if isinstance(shape, Shape) else Shape(shape)
+    if min(shape, default=0) < 1 or classes < 1:
         raise SettingError(
             f"Model {arch!r} cannot be built for shape {tuple(shape)} and {classes} classes. "
-            "Give three positive sizes (channels, height, width) and at least one class."
+            "Give positive sizes and at least one class."
         )
-    channels, h, w = shape
-    if name in _PLAIN:
-        encoder, width = _PLAIN[name]((channels, h, w), ratio)
+    _check_kind(arch, name, shape)
+    if own.is_own(name):
+        encoder, classifier, width = _own(name, shape, classes)
+    elif name in _PLAIN:
+        encoder, width = _PLAIN[name](shape, ratio)
         classifier = nn.Linear(width, classes)
     elif name == "vit_tiny":
-        encoder = _ViT((channels, h, w), width=192, depth=12, heads=3)
-        classifier = nn.Linear(192, classes)
+        encoder, width = _ViT(shape, width=192, depth=12, heads=3), 192
+        classifier = nn.Linear(width, classes)
+    elif name == "transformer":
+        encoder, width = Transformer(shape, width=64, depth=2, heads=4), 64
+        classifier = nn.Linear(width, classes)
     else:
-        encoder, classifier = _stock(name, (channels, h, w), classes)
+        encoder, classifier = _stock(name, shape, classes)
         if ratio < 1:
-            _narrow(encoder, classifier, (channels, h, w), ratio)
+            _narrow(encoder, classifier, shape, ratio)
+        width = classifier.in_features
     if common is not None:
-        encoder, classifier = _widened(encoder, classifier.in_features, *common, classes)
-    return Net(encoder, classifier, width=classifier.in_features, arch=arch)
+        encoder, classifier = _widened(encoder, width, *common, classes)
+        width = common[0]
+    return Net(encoder, classifier, width=width, arch=arch)
+
+
+def _own(name: str, shape: Shape, classes: int) -> tuple[nn.Module, nn.Module, int]:
+    cut = own.parts(name, shape, classes)
+    return cut.encoder, cut.classifier, cut.width
+
+
+def _check_kind(arch: str, name: str, shape: Shape) -> None:
+    if not own.is_own(name) and shape.kind not in takes(name):
+        raise SettingError(
+            f"Model {arch!r} is for {' and '.join(takes(name))}, and the records are {shape}. For these there is: "
+            f"{', '.join(names(shape.kind))}; or your own, package.module:Class."
+        )
 
 
 def assign(spec: str, clients: int) -> list[str]:
@@ -339,17 +347,20 @@ def assign(spec: str, clients: int) -> list[str]:
         of = [f"{name}{slash}{width}" for name in GROUPS[group]]
         _parse(of[0])
         return [of[i % len(of)] for i in range(clients)]
-    if ":" not in spec and "," not in spec:
+    if "," not in spec and (":" not in spec or own.is_own(spec)):
         _parse(spec, GROUPS)
         return [spec] * clients
     given: list[str] = []
     for block in spec.split(","):
-        arch, _, count = (part.strip() for part in block.partition(":"))
-        _parse(arch)
-        if not (count.isdecimal() and len(count) < 8 and int(count)):
+        arch, _, count = (part.strip() for part in block.rpartition(":"))
+        if not arch or not (count.isdecimal() and len(count) < 8 and int(count)):
+            first = block.partition(":")[0].strip()
+            arch = block.strip() if own.is_own(block.strip()) and first not in names() else first
+            _parse(arch)
             raise SettingError(
                 f"Models {spec!r}: {block.strip()!r} says no number of clients. Write for example {arch}:3."
             )
+        _parse(arch)
         given += [arch] * int(count)
     if len(given) != clients:
         raise SettingError(
@@ -384,14 +395,23 @@ def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[
             )
         common = int(digits), how
     name, at, text = rest.partition("@")
+    if own.is_own(name):
+        if at:
+            raise SettingError(
+                f"Model {arch!r}: only named models have scaled variants. Write a function for each width instead."
+            )
+        own.maker(name.partition("#")[0])
+        return name, Fraction(1), common
+    if ":" in rest:
+        raise SettingError(f"Model {arch!r}: {rest!r} is no path to your own. Write package.module:Class.")
     if name not in names():
-        raise SettingError(unknown("model", name, [*names(), *groups]))
+        raise SettingError(unknown("model", name, [*names(), *groups]) + " Your own: package.module:Class.")
     if not at:
         return name, Fraction(1), common
-    if name == "vit_tiny":
+    if name in ("vit_tiny", "transformer"):
         raise SettingError(
             f"Model {arch!r}: a transformer's width is tied to its attention heads, so it has no scaled variants. "
-            "Use 'vit_tiny', or scale one of the others."
+            f"Use {name!r}, or scale one of the others."
         )
     try:
         ratio = Fraction(text)

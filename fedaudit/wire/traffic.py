@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedaudit.errors import RunError
+from fedaudit.shape import Shape
 from fedaudit.wire.message import TENSOR_HEADER, Part, Size, as_size
 
 Key = tuple[str, str]  # ("up" or "down", "Message.field")
@@ -26,7 +27,7 @@ class Plan:
     n: Mapping[int, int]  # records of each participant
     archs: Mapping[int, str]
     server_arch: str
-    shape: tuple[int, int, int]
+    shape: Shape  # of a record
     classes: int
     model_size: Callable[..., Size]  # of a named architecture, or of a part of it
     clients: int = 0
@@ -77,6 +78,10 @@ class Plan:
     def tensor(self, *shape: int, size: int = 4) -> Size:
         """One tensor whose numbers have so many bytes; those of four are float32."""
         return Size(math.prod(shape) * size, header=TENSOR_HEADER, tensors={shape: 1} if size == 4 else {})
+
+    def rows(self, n: int) -> Size:
+        """So many records as they are."""
+        return self.tensor(n, *self.shape, size=self.shape.item)
 
     def choice(self, field_name: str, k: int, default: Any = None) -> Any:
         """What client k's "Message.field" held besides tensors; `default` when planning."""

@@ -23,7 +23,7 @@ from fedaudit.attacks import gradient_match as gm
 from fedaudit.attacks._invert import Inverter, same_noise, total_variation
 from fedaudit.attacks.class_inversion import batch_norms
 from fedaudit.data import load
-from fedaudit.data.datasets import to_float
+from fedaudit.data.records import to_float
 from fedaudit.errors import ContractError, DataError, RunError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder

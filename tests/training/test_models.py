@@ -19,7 +19,7 @@ from fedaudit.errors import SettingError
 from fedaudit.training import models
 
 BIG = ("resnet34", "resnet101", "resnet152", "resnet34_cifar", "resnet50_cifar", "resnet101_cifar", "resnet152_cifar")
-ALL = [pytest.param(name, marks=pytest.mark.slow) if name in BIG else name for name in models.names()]
+ALL = [pytest.param(name, marks=pytest.mark.slow) if name in BIG else name for name in models.names("images")]
 SCALABLE = [name for name in ALL if name != "vit_tiny"]
 
 
@@ -324,8 +324,8 @@ def test_assign_says_what_is_wrong(spec: str, says: str) -> None:
         ("cnn@half", (1, 8, 8), 10, "Write for example cnn@0.5"),
         ("cnn@1/0", (1, 8, 8), 10, "'0' is no embedding width"),
         ("cnn@", (1, 8, 8), 10, "the ratio ''"),
-        ("cnn", (8, 8), 10, "three positive sizes"),
-        ("cnn", (1, 8, 0), 10, "three positive sizes"),
+        ("cnn", (8, 8), 10, "is for images"),
+        ("cnn", (1, 8, 0), 10, "positive sizes"),
         ("cnn", (1, 8, 8), 0, "at least one class"),
     ],
 )

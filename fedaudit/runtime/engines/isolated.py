@@ -159,6 +159,7 @@ def _facts(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
     """What a party knows of the run beside its setting: plain values."""
     facts: dict[str, Any] = {
         "shape": list(world.shape),
+        "tokens": world.shape.tokens,
         "classes": world.classes,
         "public_labelled": world.public_labelled,
     }

@@ -1,0 +1,111 @@
+"""A data set in memory: images, rows of numbers, or texts as token ids; and what a model is given of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedaudit.errors import DataError
+from fedaudit.shape import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Records to be shared out among clients (`x`, `y`) and a central test set that no client holds."""
+
+    name: str
+    x: Tensor  # uint8 (N, C, H, W): images; float32 (N, F): rows of numbers; int64 (N, L): texts as token ids
+    y: Tensor  # int64 (N,)
+    test_x: Tensor
+    test_y: Tensor
+    class_names: tuple[str, ...]
+    domain: Tensor | None = None  # int64 (N,): index into domain_names
+    domain_names: tuple[str, ...] = ()
+    test_domain: Tensor | None = None  # int64: of the test records; None where it is not known
+    vocabulary: int = 0  # of texts: how many token ids there are
+
+    def __post_init__(self) -> None:
+        for prefix, x, y in (("", self.x, self.y), ("test_", self.test_x, self.test_y)):
+            self._check_records(f"{prefix}x", x)
+            if y.dtype != torch.int64 or y.shape != x.shape[:1]:
+                self._off(
+                    f"{prefix}y",
+                    f"is {y.dtype} of shape {tuple(y.shape)}, and has to be int64 ({len(x)},) as {prefix}x",
+                )
+            if not len(y):
+                self._off(f"{prefix}x", "holds no records; add some, or check that the files are complete")
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= self.classes:
+                self._off(f"{prefix}y", f"has labels from {low} to {high}, but there are {self.classes} classes")
+        if self.test_x.shape[1:] != self.x.shape[1:] or self.test_x.dtype != self.x.dtype:
+            self._off("test_x", f"has {self._shape(self.test_x)}, x {self.shape}; make them the same")
+        for name, domain, y in (("domain", self.domain, self.y), ("test_domain", self.test_domain, self.test_y)):
+            if domain is not None and (
+                domain.dtype != torch.int64
+                or domain.shape != y.shape
+                or int(domain.min()) < 0
+                or int(domain.max()) >= len(self.domain_names)
+            ):
+                self._off(name, f"has to be int64 ({len(y)},), indices into the {len(self.domain_names)} domain names")
+
+    def _check_records(self, array: str, x: Tensor) -> None:
+        is_text, is_row = x.dtype == torch.int64 and x.ndim == 2, x.dtype == torch.float32 and x.ndim == 2
+        if not (is_text or is_row) and (x.dtype != torch.uint8 or x.ndim != 4):
+            self._off(
+                array,
+                f"is {x.dtype} of shape {tuple(x.shape)}, and has to be uint8 (N, C, H, W), float32 (N, F) or int64 "
+                "(N, L)",
+            )
+        if is_row and not bool(torch.isfinite(x).all()):
+            bad = sorted(set((~torch.isfinite(x)).nonzero()[:, 1].tolist()))
+            self._off(
+                array, f"holds NaN or infinity in columns {', '.join(map(str, bad[:10]))}; fill or drop what is missing"
+            )
+        if is_text and x.numel() and not 0 <= int(x.min()) <= int(x.max()) < self.vocabulary:
+            low, high = int(x.min()), int(x.max())
+            self._off(array, f"has token ids from {low} to {high}, and the vocabulary has {self.vocabulary}")
+
+    def _off(self, array: str, what: str) -> None:
+        raise DataError(f"Data set {self.name!r}: {array} {what}.")
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape(self.x)
+
+    def _shape(self, x: Tensor) -> Shape:
+        return Shape(x.shape[1:], self.vocabulary if x.dtype == torch.int64 else 0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a data set without reading it; None where only the user's files can tell."""
+
+    name: str
+    classes: int | None
+    shape: Shape | None
+    train: int | None
+    test: int | None
+    source: str
+
+
+def to_float(x: Tensor) -> Tensor:
+    """uint8 to floats in [-1, 1]. The map is fixed: a mean and deviation taken from the data would be a release."""
+    return x.to(torch.get_default_dtype()) / 127.5 - 1.0
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    """The inverse of `to_float`; values outside [-1, 1] are clipped."""
+    return ((x + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def to_input(x: Tensor) -> Tensor:
+    """What a model is given of stored records: images as floats in [-1, 1], rows and token ids as they are."""
+    if x.dtype == torch.uint8:
+        return to_float(x)
+    return x.to(torch.get_default_dtype()) if x.is_floating_point() else x

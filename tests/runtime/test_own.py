@@ -1,0 +1,228 @@
+"""Somebody's own models and data, rows of numbers and texts: run, protected, attacked, reported, planned and gated."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+import fedaudit as api
+from fedaudit.errors import NotApplicable, SettingError
+from fedaudit.privacy.policy import parse_policy
+from fedaudit.setting import Setting
+
+PRIVACY = dict([parse_policy("training:noise=1,clip=1,delta=1e-3")])
+COMMON = {"rounds": 2, "clients": 2, "partition": "iid", "engine": "serial", "eval_clients": False}
+ROWS = {**COMMON, "dataset": "mine:cancer", "model": "mine:Net", "set": {"E": 3, "B": 16, "eta": 0.1}}
+TEXTS = {**COMMON, "dataset": "mine:texts", "model": "transformer", "set": {"E": 1, "B": 16, "eta": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One run of each kind, texts under DP-SGD, attacked; nobody writes into them."""
+    folder = tmp_path_factory.mktemp("own")
+    api.run(**ROWS, out=folder / "rows")
+    api.run(**TEXTS, out=folder / "texts", privacy=PRIVACY)
+    for name in ("rows", "texts"):
+        api.attack(folder / name, attacks=["loss", "gradient_norm", "gradient_match", "imprint"])
+    return folder
+
+
+@pytest.mark.parametrize("name", ["rows", "texts"])
+def test_a_run_of_own_records_learns_and_is_attacked(runs, name):
+    record = api.read_record(runs / name)
+    assert record.status == "done"
+    assert record.result.last.test_score() > {"rows": 0.8, "texts": 0.5}[name]  # guessing: 0.63 and 0.33
+    assert (record.data.shape, record.data.tokens) == {"rows": ([30], 0), "texts": ([10], 40)}[name]
+    found = {result.attack: result for result in record.attacks}
+    for attack in ("loss", "gradient_norm", "blind_pixels", "blind_nearest", "blind_prior"):
+        assert found[attack].ran
+        assert found[attack].pooled.auc.low < found[attack].pooled.auc.value < found[attack].pooled.auc.high
+    for attack in ("gradient_match", "imprint"):
+        assert not found[attack].ran
+        assert "does not apply: it is for images" in found[attack].reason
+
+
+def test_texts_are_trained_under_dp_sgd(runs):
+    open_, private = (api.read_record(runs / name).ledger for name in ("rows", "texts"))
+    assert all(client.epsilon == float("inf") for client in open_)
+    for client in private:
+        assert 0 < client.epsilon < float("inf")
+        assert {entry.mechanism for entry in client.entries if entry.kind == "training"} == {"dp-sgd"}
+
+
+def test_the_report_has_both(runs, tmp_path):
+    api.report(runs, out=tmp_path, formats=["json", "html"])
+    text = (tmp_path / "report.json").read_text()
+    assert "mine:cancer" in text
+    assert "mine:texts" in text
+    assert "does not apply" in (tmp_path / "report.html").read_text()
+
+
+def test_what_is_planned_is_what_was_sent(runs, fedaudit):
+    """comm reads an own data set for its shape, and builds an own model for its size: 30 x 16 + 16 and 16 x 2 + 2
+    numbers of 4 bytes to 2 clients, back with the number of records, twice."""
+    numbers = 30 * 16 + 16 + 16 * 2 + 2
+    words = ("--dataset", "mine:cancer", "--model", "mine:Net", "--clients", "2", "--rounds", "2", "--json")
+    code, out, err = fedaudit("comm", "fedavg", *words)
+    assert code == 0, err
+    planned, record = json.loads(out), api.read_record(runs / "rows")
+    assert planned["down"]["bytes"] == record.bytes("down") == 2 * 2 * 4 * numbers
+    assert planned["up"]["bytes"] == record.bytes("up") == 2 * 2 * (4 * numbers + 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "kept"), [("rows", 2120, True), ("rows", 2119, False), ("texts", 10**6, True)]
+)
+def test_the_gate_holds_them_to_budgets(runs, tmp_path, fedaudit, name, most, kept):
+    (tmp_path / "b.toml").write_text(f'[[budget]]\nmethod = "fedavg"\ndirection = "down"\nmax = "{most} B"\n')
+    code, out, err = fedaudit("check", runs / name, "--budget", tmp_path / "b.toml")
+    assert code == (0 if kept else 1), out + err
+
+
+def test_a_stacked_run_of_texts_is_the_serial_one(runs, tmp_path):
+    record = api.run(**{**TEXTS, "engine": "stacked"}, out=tmp_path / "run", privacy=PRIVACY)
+    before = api.read_record(runs / "texts")
+    assert not [note for note in record.notes if "not stacked" in note]
+    assert record.result.last.test_score() == pytest.approx(before.result.last.test_score(), abs=0.03)
+
+
+@pytest.mark.parametrize("method", ["dfrd", "dffke", "fedaf", "fedzge", "fedktl"])
+def test_a_method_of_images_says_that_rows_are_none(tmp_path, method):
+    with pytest.raises(NotApplicable, match=r"it is for images, and the records are rows of 30 numbers"):
+        api.run(**{**ROWS, "method": method, "set": {}, "public": 0.2}, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_in_a_suite_that_is_a_result(tmp_path):
+    from fedaudit.suite.cell import Cell, carry_out
+    from fedaudit.suite.forecast import forecast
+
+    setting = Setting.make(**{**ROWS, "method": "fedaf", "set": {}})
+    cell = Cell(tmp_path / "run", setting, ["loss"], ["server"])
+    [told] = forecast([cell])
+    assert (told.state, told.bytes) == ("does not apply", 0)
+    cell.status = "to do"
+    carry_out(cell)
+    assert cell.status == "refused"
+    assert "images" in cell.reason
+    assert api.read_record(tmp_path / "run").status == "refused"
+
+
+# --- code of one's own: trusted, and counted -----------------------------------------------------------------------
+
+CODE = """
+import pathlib
+from torch import nn
+pathlib.Path({told!r}).touch()
+
+class Mine(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
+
+def data():
+    import numpy
+    return numpy.arange(240, dtype="f4").reshape(60, 4) / 240, numpy.arange(60) % 2
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """A module with a name of its own, for modules stay imported; touches a file when it is imported."""
+    name = f"own_{abs(hash(str(tmp_path))) % 10**9}"
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(CODE.format(told=str(tmp_path / "told")))
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    return name
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"model":"mlp"', '"model":"NAME:Mine"'), ('"dataset":"digits"', '"dataset":"NAME:data"'),
+     ('"server_model":null', '"server_model":"NAME:Mine"')],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "words", [("attack",), ("run", "--resume", "--out"), ("run", "--method", "local", "--resume", "--out")]
+)
+def test_a_run_folder_that_names_own_code_imports_nothing(fedaudit, tmp_path, code, before, after, words):
+    """Nor where the user names the method, and the folder's file the rest."""
+    api.run(method="local", rounds=1, clients=2, model="mlp", set={"E": 1}, eval_clients=False, out=tmp_path / "run")
+    for file in ("record.json", "setting.json"):
+        text = json.dumps(json.loads((tmp_path / "run" / file).read_text()), separators=(",", ":"))
+        assert before in text
+        (tmp_path / "run" / file).write_text(text.replace(before, after.replace("NAME", code)))
+    done, _, err = fedaudit(*words, tmp_path / "run")
+    assert not (tmp_path / "told").exists()
+    if "server" not in before:  # which a method without a server's model never asks for
+        assert done == 2
+        assert "--trust" in err
+
+
+def test_an_edited_model_or_data_function_is_run_again(tmp_path, code):
+    from fedaudit.suite.cell import Cell, why_stale
+
+    setting = Setting.make(**{**COMMON, "dataset": f"{code}:data", "model": f"{code}:Mine", "set": {"E": 1}})
+    with pytest.raises(SettingError, match="fails on rows of 4 numbers"):  # its layer is for 64
+        api.run(setting, out=tmp_path / "wrong")
+    setting = setting.model_copy(update={"dataset": "digits"})
+    cell = Cell(tmp_path / "run", setting, [], [])
+    record = api.run(setting, out=cell.folder)
+    assert why_stale(cell, record) is None
+    file = tmp_path / "code" / f"{code}.py"
+    file.write_text("# a comment\n" + file.read_text())
+    assert why_stale(cell, record) is None
+    file.write_text(file.read_text().replace("nn.ReLU()", "nn.Tanh()"))
+    assert why_stale(cell, record) == f"{code} changed"
+
+
+def test_other_arrays_of_the_same_function_are_other_data(tmp_path, monkeypatch):
+    """A function that reads a file gives what the file holds now."""
+    import mine
+
+    from fedaudit.data import datasets
+    from fedaudit.runtime.source import code_of_setting, differences
+
+    setting = Setting.make(**ROWS)
+    before = code_of_setting(setting)
+    x, y = mine.cancer()
+    monkeypatch.setattr(mine, "cancer", lambda: (x + 1e-3, y))
+    datasets._load.cache_clear()
+    from fedaudit.data import own
+
+    own.function.cache_clear()
+    try:
+        changed = [line for line in differences(before, code_of_setting(setting)) if "arrays" in line]
+    finally:
+        monkeypatch.undo()
+        datasets._load.cache_clear()
+        own.function.cache_clear()
+    assert len(changed) == 1
+    assert changed[0].startswith("dataset (its arrays) was ")
+
+
+# --- gradients of single rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["transformer", "mine:Reader"])
+def test_row_gradients_of_embeddings_and_attention(arch):
+    """Against one backward pass a row: a token that a row has not got has no gradient from it."""
+    from fedaudit.privacy.persample import row_gradients, validate
+    from fedaudit.shape import Shape
+    from fedaudit.training import models
+    from fedaudit.training.losses import ce
+
+    torch.manual_seed(0)
+    model = models.build(arch, shape=Shape((6,), tokens=9), classes=3).train()
+    x, y = torch.randint(9, (4, 6)), torch.tensor([0, 1, 2, 0])
+    x[3] = 0  # nothing but padding
+    validate(model)
+    found = row_gradients(model, ce, (x, y))
+    for i in range(4):
+        model.zero_grad()
+        ce(model, x[i : i + 1], y[i : i + 1]).sum().backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name][i], p.grad, rtol=1e-4, atol=1e-6)
+            assert bool(torch.isfinite(found[name][i]).all())
