@@ -40,7 +40,7 @@ def tiny():
         from fedaudit.registry import find
 
         quick = dict(find(method).quick)
-        defaults = {"rounds": 2, "clients": 3, "public": 0.1, "set": quick, "aux": 0.1}
+        defaults = {"rounds": 2, "clients": 3, "public": 0.1, "set": quick, "aux": 0.6}
         return Setting.make(**{"method": method, **defaults, **values})
 
     return make

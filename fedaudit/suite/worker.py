@@ -18,8 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# Imported on first use: by optimisers, scores, digits, baselines.
-USUAL = ("torch._dynamo", "scipy.stats", "sklearn.datasets", "sklearn.ensemble")
+# Imported on first use: by optimisers, scores, baselines.
+USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble")
 FORK = sys.platform == "linux"  # elsewhere forking is not safe under all libraries: a process then serves one cell
 
 

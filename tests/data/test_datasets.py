@@ -52,6 +52,16 @@ def test_floats_and_back():
 # --- digits -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("installed", ["file", "no file"])
+def test_digits_are_scikit_learns(installed, monkeypatch):
+    from sklearn.datasets import load_digits
+
+    if installed == "no file":
+        monkeypatch.setattr(datasets, "find_spec", lambda _: None)
+    bunch = load_digits()
+    assert np.array_equal(datasets._digits_table(), np.column_stack([bunch.data, bunch.target]))
+
+
 def test_digits_are_there_without_files(tmp_path):
     d = load("digits", tmp_path)
     facts = describe("digits")

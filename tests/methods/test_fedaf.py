@@ -669,7 +669,7 @@ def test_one_domain_per_client(tiny, tmp_path):
     x[domain == 1] = 255 - x[domain == 1]
     x[domain == 2] = x[domain == 2][..., ::-1]
     np.savez(tmp_path / "d.npz", x=x, y=y, test_x=x[:50], test_y=y[:50], domain=domain)
-    setting = tiny("fedaf", dataset=f"npz:{tmp_path / 'd.npz'}", partition="domain", rounds=1)
+    setting = tiny("fedaf", dataset=f"npz:{tmp_path / 'd.npz'}", partition="domain", rounds=1, aux=0.1)
     run(setting, out=tmp_path / "a")
     brightness = [
         torch.stack(list(e["S"].values())).mean().item() for _, e in sorted(sent(tmp_path / "a", "Condensed").items())

@@ -97,7 +97,7 @@ def test_calibration_meets_epsilon_and_is_not_wasteful(epsilon, q, steps):
 
 
 def test_a_run_under_dp_sgd_has_a_finite_ledger(tiny, tmp_path):
-    record = run(tiny("fedavg", rounds=2, privacy=training("eps=5,clip=1")), out=tmp_path / "a")
+    record = run(tiny("fedavg", rounds=2, aux=0.1, privacy=training("eps=5,clip=1")), out=tmp_path / "a")
     for client in record.ledger:
         assert 0 < client.epsilon <= 5
         assert client.by_relation["add-or-remove"].accountant == "prv"
