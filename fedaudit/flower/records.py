@@ -23,6 +23,7 @@ from fedaudit.data import Federation
 from fedaudit.data.datasets import Dataset
 from fedaudit.data.federation import share_out
 from fedaudit.errors import DataError, ThreatError
+from fedaudit.shape import Shape
 from fedaudit.training.models import Net
 
 Rows = tuple[Any, Any]  # records and labels: tensors or arrays
@@ -113,8 +114,8 @@ class _Given(Dataset):
             self._off("y", f"has labels from {low} to {high}, but the adapter says that there are {self.classes}")
 
     @property
-    def shape(self) -> Any:
-        return tuple(self.x.shape[1:])
+    def shape(self) -> Shape:
+        return Shape(self.x.shape[1:])
 
 
 class _AsGiven(Federation):
