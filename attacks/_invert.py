@@ -16,6 +16,7 @@ from fedaudit.shape import Shape
 from fedaudit.training import forward
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.release import Protection
 from fedaudit.wire.transcript import Entry
 
@@ -38,6 +39,7 @@ def descend(
     restarts: int = 1,
     batch: int = 64,
     signed: bool = False,
+    tell: Watch = unwatched,
 ) -> tuple[Tensor, Tensor]:
     """Images in [-1, 1] with a small loss, each the best of its restarts, and those losses.
 
@@ -47,13 +49,16 @@ def descend(
     best, value = torch.empty(0), torch.empty(0)
     for r in range(restarts):
         start = starts(r)
-        found, at = [], []
+        found: list[Tensor] = []
+        at: list[Tensor] = []
         for index in torch.arange(len(start), device=start.device).split(batch):
+            done = sum(map(len, found))
             x = start[index].clone().requires_grad_()
             optimiser = torch.optim.Adam([x], lr=lr)
             falls = [steps * k // 8 for k in (3, 5, 7)]
             schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls, gamma=0.1)
-            for _ in range(steps):
+            for step in range(steps):
+                tell(r + (done + len(index) * step / steps) / len(start), restarts, f"step {step} of {steps}")
                 (x.grad,) = torch.autograd.grad(loss(x, index).sum(), x)
                 if signed:
                     x.grad.sign_()
@@ -109,6 +114,7 @@ def learn(
     width: int,
     lr: float,
     rng: torch.Generator,
+    tell: Watch = unwatched,
 ) -> Callable[[Tensor], Tensor]:
     """Train an inverter in squared error; returns it as a function. `draw(index)` gives inputs and images.
 
@@ -121,7 +127,8 @@ def learn(
     model = Inverter(first.shape[1], shape, width).to(images.device).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
-    for index in _endless(records, batch, rng, steps):
+    for step, index in enumerate(_endless(records, batch, rng, steps)):
+        tell(step, steps, f"inverter, step {step} of {steps}")
         e, x = draw(index)
         loss = (model((e - mean) / scale) - x).square().mean()
         optimiser.zero_grad(set_to_none=True)

@@ -57,7 +57,7 @@ class ClassInversion(Attack):
         loss = self._deep(model, labels) if deep else miface(model, labels)
         begin = starts(scene, len(labels), scene.rng("class_inversion"))
         images, _ = descend(
-            loss, begin, steps=self.steps, lr=self.lr, restarts=self.restarts, batch=len(labels)
+            loss, begin, steps=self.steps, lr=self.lr, restarts=self.restarts, batch=len(labels), tell=scene.tell
         )  # together: the batch norms' statistics are over all of them
         return Reconstructions(images, labels=labels)
 

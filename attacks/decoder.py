@@ -75,7 +75,7 @@ class DecoderAttack(Attack):
             return torch.cat([*e, *([] if known is None else [one_hot(y[index], scene.classes)])], 1), image
 
         size = {"steps": self.steps, "batch": self.batch, "width": self.width}
-        invert = learn(draw, len(x), scene.shape, lr=self.lr, rng=rng, **size)
+        invert = learn(draw, len(x), scene.shape, lr=self.lr, rng=rng, tell=scene.tell, **size)
         e = torch.cat([*released, *([] if known is None else [known])], 1)
         return Reconstructions(invert(e), rows=torch.arange(len(e)))
 

@@ -63,7 +63,9 @@ class FeatureMatch(Attack):
         targets = targets[: self.most].to(scene.device)
         loss = self._loss(kind, model, targets, entry.fields[name].protection or UNPROTECTED)
         begin = starts(scene, len(targets), scene.rng("feature_match"))
-        images, _ = descend(loss, begin, steps=self.steps, lr=self.lr, restarts=self.restarts, batch=self.batch)
+        images, _ = descend(
+            loss, begin, steps=self.steps, lr=self.lr, restarts=self.restarts, batch=self.batch, tell=scene.tell
+        )
         if labels:
             return Reconstructions(images, labels=torch.tensor(list(labels)[: self.most]))
         return Reconstructions(images, rows=torch.arange(len(images)))

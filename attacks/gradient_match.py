@@ -39,6 +39,7 @@ from fedaudit.registry import find, register_attack
 from fedaudit.shape import IMAGES, Kind
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
+from fedaudit.watch import Watch, unwatched
 
 EXACT = 1e-7  # relative squared distance of updates at which a further restart has nothing to find
 Update = dict[str, Tensor]  # by parameter: what training took away
@@ -101,7 +102,7 @@ class GradientMatch(Attack):
             count = min(n, self.most)
             labels = None if self.form == "dlg" else inferred(model, update, steps, count, scene.auxiliary[0])
             begin = starts(scene, count, rng)
-            how = {"iterations": self.steps, "restarts": self.restarts}
+            how: dict[str, Any] = {"iterations": self.steps, "restarts": self.restarts, "tell": scene.tell}
             if self.form == "cosine":
                 assert labels is not None
                 images.append(match_cosine(model, update, steps, labels, begin, tv=self.tv, lr=self.lr, **how))
@@ -192,6 +193,7 @@ def match_lbfgs(
     *,
     iterations: int,
     restarts: int = 1,
+    tell: Watch = unwatched,
 ) -> Tensor:
     """DLG; iDLG where labels are given. In double precision: L-BFGS lives on small differences."""
     model = model.double()
@@ -199,6 +201,7 @@ def match_lbfgs(
     size = wanted.square().sum()
     best, least = None, math.inf
     for r in range(restarts):
+        tell(r, restarts, f"restart {r + 1} of {restarts}")
         x = begin(r).double().requires_grad_()
         if labels is None:
             guess = torch.randn(len(x), classes, generator=rng, device=x.device, dtype=x.dtype).requires_grad_()
@@ -242,6 +245,7 @@ def match_cosine(
     lr: float,
     iterations: int,
     restarts: int = 1,
+    tell: Watch = unwatched,
 ) -> Tensor:
     """Geiping et al., Eq. 4."""
     wanted = flat(update)
@@ -253,7 +257,8 @@ def match_cosine(
         falls = [iterations * k // 8 for k in (3, 5, 7)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls, gamma=0.1)
         value = math.inf
-        for _ in range(iterations):
+        for step in range(iterations):
+            tell(r + step / iterations, restarts, f"step {step} of {iterations}")
             made = flat(simulated(model, x, y, steps))
             loss = 1 - cosine_similarity(made, wanted, dim=0) + tv * total_variation(x).mean()
             (x.grad,) = torch.autograd.grad(loss, x)

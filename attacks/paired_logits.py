@@ -70,7 +70,8 @@ class PairedLogits(Attack):
             return torch.cat([client[index], server[index]], 1), target
 
         size = {"steps": self.steps, "batch": self.batch, "width": self.width}
-        invert = learn(draw, len(x), scene.shape, lr=self.lr, rng=scene.rng("paired_logits"), **size)
+        rng = scene.rng("paired_logits")
+        invert = learn(draw, len(x), scene.shape, lr=self.lr, rng=rng, tell=scene.tell, **size)
         labels = torch.arange(scene.classes, device=scene.device)
         certain = one_hot(labels, scene.classes).to(x)
         p = 1 / scene.classes if self.p is None else self.p

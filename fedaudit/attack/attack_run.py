@@ -74,9 +74,9 @@ def attack_run(
     saved = time.perf_counter()
     with compute(world):
         for number, (name, attack) in enumerate(sorted(chosen, key=lambda item: not item[1].blind)):
-            (watch or unwatched)(number, len(chosen), name)
+            tell = _within(watch or unwatched, number, len(chosen))
             try:
-                one = _one(attack, name, run, world, parsed, clients)
+                one = _one(attack, name, run, world, parsed, clients, tell)
             except Exception as e:
                 if failed is None:
                     raise
@@ -153,7 +153,13 @@ def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
 
 
 def _one(
-    attack: Attack, name: str, run: RunFolder, world: World, threat: Threat, clients: list[int] | None
+    attack: Attack,
+    name: str,
+    run: RunFolder,
+    world: World,
+    threat: Threat,
+    clients: list[int] | None,
+    watch: Watch,
 ) -> tuple[AnyResult, list[Attacked]]:
     view = TranscriptView(run.transcript, threat)
     targets = [k for k in (clients if clients is not None else range(world.setting.clients)) if k != threat.peer]
@@ -163,9 +169,10 @@ def _one(
     parts: list[Attacked] = []
     begun = time.perf_counter()
     reasons: list[str] = []
-    for k in targets:
+    for place, k in enumerate(targets):
         x, y, member = _candidates(world, k)
-        scene = Scene(run, view, k, x, y)
+        watch(place, len(targets), f"{name}, client {k}" if len(targets) > 1 else name)
+        scene = Scene(run, view, k, x, y, _within(watch, place, len(targets), f"{name}, client {k}: "))
         if threat.name == ACTIVE and not (attack.active or attack.blind):
             reasons.append(f"not attacked by this: it sends nothing, and is for the threat server; not for an {ACTIVE}")
             continue
@@ -193,6 +200,20 @@ def _one(
     if scores:
         keep(run.folder, run.record, ran, scores)
     return result_of(ran, found, round(time.perf_counter() - begun, 3)), scores
+
+
+def _within(watch: Watch, place: int, of: int, title: str = "") -> Watch:
+    """For the part at `place` of so many: how far it is, told as how far they all are. What has a title tells of steps,
+    and is heard ten times a second at most."""
+    last = 0.0
+
+    def tell(done: float, whole: float, what: str) -> None:
+        nonlocal last
+        if not title or done == 0 or time.monotonic() >= last + 0.1:
+            last = time.monotonic()
+            watch(place + min(done / (whole or 1), 1), of, f"{title}{what}")
+
+    return tell
 
 
 @functools.lru_cache(maxsize=1)

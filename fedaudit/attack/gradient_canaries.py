@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +68,7 @@ def audit_canaries(
     watch: Watch | None = None,
 ) -> list[EpsilonAudit]:
     """Hold the claim for private training against `canaries` per client. The results are kept in the run folder."""
+    begun = time.perf_counter()
     check_confidence(confidence)
     run = RunFolder(folder)
     if run.record.status != "done":
@@ -91,7 +93,7 @@ def audit_canaries(
     if not found:
         raise DataError(f"No private training could be repeated: {reason}.")
     audits = _audit(run, found, confidence)
-    save_audits(run.folder, run.record.transcript_digest, audits)
+    save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
 
 

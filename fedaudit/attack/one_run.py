@@ -26,6 +26,7 @@ for a kind.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def audit_run(
 
     The results are kept in the run folder.
     """
+    begun = time.perf_counter()
     run = RunFolder(folder)
     if run.record.status != "done":
         raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
@@ -95,7 +97,7 @@ def audit_run(
         for claim in _claims(ledger, _covered(run))
         for short, bound in BOUNDS.items()
     ]
-    save_audits(run.folder, run.record.transcript_digest, audits)
+    save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
 
 

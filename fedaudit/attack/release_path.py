@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,7 @@ def audit_releases(
 
     The results are kept in the run folder. What could not be tried is among them, with the reason.
     """
+    begun = time.perf_counter()
     if trials < 2:
         raise SettingError(f"--trials {trials}: a bound needs at least 2 releases of each neighbour; try 1000.")
     run = closed_run(folder, kinds, clients, "there is no claim to try.")
@@ -195,7 +197,7 @@ def audit_releases(
     with compute(world):
         for kind in kinds or sorted(world.policies):
             audits += _audit_kind(run, kind, clients, trials, confidence, watch or unwatched)
-    save_audits(run.folder, run.record.transcript_digest, audits)
+    save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
 
 

@@ -42,6 +42,7 @@ from fedaudit.runtime.world import World
 from fedaudit.setting import EXECUTION
 from fedaudit.training.forward import in_chunks
 from fedaudit.training.models import Net
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Up
 from fedaudit.wire.transcript import Entry, TranscriptView
@@ -231,6 +232,7 @@ def answers(
     together: int,
     compile: bool,
     notes: set[str],
+    tell: Watch = unwatched,
 ) -> Tensor:
     """The logits of each shadow's uploaded model (its reply's `field`) on the whole pool: (shadows, rows, classes).
 
@@ -247,7 +249,10 @@ def answers(
             path.unlink()  # damaged: made again
     own: set[str] = set()
     rows = []
-    for reply in replay(world, messages, pool, picks, together=together, compile=compile, notes=own):
+    replies = replay(world, messages, pool, picks, together=together, compile=compile, notes=own)
+    tell(0, len(picks), f"{min(together, len(picks))} of {len(picks)} shadows at a time")
+    for number, reply in enumerate(replies, 1):
+        tell(number, len(picks), f"shadow {number} of {len(picks)}")
         with seeded("replay"):
             model = world.build(world.archs[messages[0].client])
         model.load_state_dict(getattr(reply, field))

@@ -12,6 +12,7 @@ allow. What another test refutes (reused noise, say) refutes the claim without g
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def audit_residuals(
     watch: Watch | None = None,
 ) -> list[EpsilonAudit]:
     """Examine the noise of each protected field, and of private training. The results are kept in the run folder."""
+    begun = time.perf_counter()
     check_confidence(confidence)
     run = closed_run(folder, kinds, clients, "there is no noise to examine.")
     world = run.world
@@ -68,7 +70,7 @@ def audit_residuals(
     audits = []
     for kind in sorted(wanted):
         audits += _audit_kind(run, kind, repeated, reasons, confidence)
-    save_audits(run.folder, run.record.transcript_digest, audits)
+    save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
 
 

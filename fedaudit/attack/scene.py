@@ -21,6 +21,7 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Frozen
 from fedaudit.shape import KINDS, Kind, Shape
+from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import Down, Up, load
 from fedaudit.wire.transcript import ACTIVE, Entry, TranscriptView
@@ -38,10 +39,13 @@ class Passed:
 class Scene:
     """Everything that an attack on client `target` may use, and nothing else."""
 
-    def __init__(self, run: RunFolder, view: TranscriptView, target: int, x: Tensor, y: Tensor):
+    def __init__(
+        self, run: RunFolder, view: TranscriptView, target: int, x: Tensor, y: Tensor, tell: Watch = unwatched
+    ):
         self._world = world = run.world
         self._run, self._models_dir, self._published = run, run.folder / "models", run.record.published
         self.view, self.target, self.x, self.y = view, target, x, y
+        self.tell = tell  # how far the attack on this client is: for what takes long
         # Public knowledge. The seed is not: the noise and the split of members follow from it.
         self.setting: dict[str, Any] = world.setting.model_dump(exclude={"seed"})
         self.shape, self.classes, self.device = world.shape, world.classes, world.device
@@ -161,7 +165,7 @@ class Scene:
         messages, folder = self.replayable(upload), self._run.folder / "shadows"
         table = answers(
             self._world, messages, field, self.pool, picks, folder=folder, together=together, compile=compile,
-            notes=notes,
+            notes=notes, tell=self.tell,
         )  # fmt: skip
         return table, tuple(sorted(notes))
 

@@ -24,7 +24,7 @@ ROOM = 56  # columns of a progress bar and its clock
 def progress_bar(title: str, remaining: bool = True) -> Iterator[Watch]:
     """A progress bar on a terminal; elsewhere a plain line every `EVERY` seconds, so that a log shows where it is."""
     if not sys.stderr.isatty():
-        yield plain_lines(title)
+        yield plain_lines(title, remaining)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -46,18 +46,26 @@ def progress_bar(title: str, remaining: bool = True) -> Iterator[Watch]:
         yield watch
 
 
-def plain_lines(title: str) -> Watch:
-    """What is being done, at most once in `EVERY` seconds: nothing of a command that is done before."""
-    last = time.monotonic()
+def plain_lines(title: str, remaining: bool = True) -> Watch:
+    """What is being done, at most once in `EVERY` seconds: nothing of a command that is done before. `remaining`: and
+    how long it will take at the pace so far."""
+    last = begun = time.monotonic()
 
     def watch(done: float, total: float, what: str) -> None:
         nonlocal last
         if time.monotonic() - last >= EVERY:
             last = time.monotonic()
             share = f"{done / total:4.0%} " if total else ""
-            print(f"{title}: {share}{what}", file=sys.stderr, flush=True)
+            left = (time.monotonic() - begun) * (total / done - 1) if remaining and 0 < done < total else 0.0
+            more = f", about {_clock(left)} left" if left >= max(EVERY, 1) else ""
+            print(f"{title}: {share}{what}{more}", file=sys.stderr, flush=True)
 
     return watch
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def chosen_clients(text: str) -> list[int] | None:

@@ -315,15 +315,28 @@ def save_attacks(folder: Path, transcript_digest: str, found: list[AnyResult]) -
     _save_beside(folder, "attacks", transcript_digest, plain(found))
 
 
-def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit]) -> None:
-    """Keep audits; a new one takes the place of an earlier one of the same claim by the same test."""
+def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit], seconds: float = 0.0) -> None:
+    """Keep audits; a new one takes the place of an earlier one of the same claim by the same test. `seconds`: that they
+    took, all together."""
     known = _read_beside(folder / "record.json", "audits", transcript_digest, audits)
     by_claim = {(audit.test, audit.claim): audit for audit in [*known, *found]}
-    _save_beside(folder, "audits", transcript_digest, plain([by_claim[key] for key in sorted(by_claim)]))
+    took = audit_seconds(folder, transcript_digest) | ({found[0].test: round(seconds, 3)} if found else {})
+    _save_beside(folder, "audits", transcript_digest, plain([by_claim[key] for key in sorted(by_claim)]), seconds=took)
 
 
-def _save_beside(folder: Path, name: str, transcript_digest: str, found: list[dict[str, Any]]) -> None:
-    saved = {"transcript_digest": transcript_digest, name: found}
+def audit_seconds(folder: Path, transcript_digest: str) -> dict[str, float]:
+    """How long the audits of this very transcript took, by test; empty where nobody noted it."""
+    try:
+        saved = json.loads((folder / "audits.json").read_text())
+        if saved["transcript_digest"] != transcript_digest:
+            return {}
+        return {str(test): float(took) for test, took in saved.get("seconds", {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _save_beside(folder: Path, name: str, transcript_digest: str, found: list[dict[str, Any]], **more: Any) -> None:
+    saved = {"transcript_digest": transcript_digest, name: found, **more}
     write_atomic(folder / f"{name}.json", json.dumps(saved, indent=1).encode())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import as_sent
 from fedaudit.runtime.planned_traffic import make_plan
-from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.run_record import RunRecord, audit_seconds
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
-from fedaudit.suite.cell import Cell, carry_out, look, missing, stale_attacks, why_again
+from fedaudit.suite.cell import Cell, carry_out, look, missing, stale_attacks, untried, why_again
 from fedaudit.suite.sharing import at_once
 from fedaudit.units import bytes_text
 from fedaudit.wire.traffic import Plan
@@ -36,16 +36,19 @@ NEARNESS = (
 
 
 class Pace:
-    """Seconds per round, and per attack, of what was measured so far."""
+    """Seconds per round, per attack, and of the audits of epsilon, of what was measured so far."""
 
     def __init__(self) -> None:
         self.rounds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])  # key: seconds, rounds
         self.attacks: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+        self.audits: dict[str, float] = {}  # of all of them, per round of the run
 
-    def learn(self, record: RunRecord | None) -> None:
-        """From a record that an earlier audit left."""
+    def learn(self, record: RunRecord | None, audits: Mapping[str, float] | None = None) -> None:
+        """From a record that an earlier audit left, and how long its audits of epsilon took."""
         if record is None or not record.rounds:
             return
+        if audits:
+            self.audits |= dict.fromkeys(_keys(record.setting), sum(audits.values()) / len(record.rounds))
         self.add_rounds(record.setting, sum(row.wall_s for row in record.rounds), len(record.rounds))
         for key in _keys(record.setting):
             self.attacks[key] |= {
@@ -70,6 +73,10 @@ class Pace:
             if (attack, threat) in self.attacks.get(key, {}):
                 return self.attacks[key][attack, threat]
         return None
+
+    def per_audit(self, setting: Setting) -> float | None:
+        """Seconds of all audits of epsilon of a run like this one; None where none was measured."""
+        return next((self.audits[key] * setting.rounds for key in _keys(setting) if key in self.audits), None)
 
     def left(self, shares: Iterable[tuple[Setting, float]], jobs: int) -> float | None:
         """Seconds for what is left of cells, at best; those unlike anything measured at the mean of the others."""
@@ -144,7 +151,7 @@ def forecast(cells: list[Cell], measure: bool = False, force: bool = False, keep
     for cell in cells:
         cell.keep_stale = keep_stale
         record = look(cell)
-        pace.learn(record)
+        pace.learn(record, None if record is None else audit_seconds(cell.folder, record.transcript_digest))
         if record is not None and (why := why_again(cell, record, force, keep_stale)):
             cell.status, cell.again, record = "to do", why, None
         elif record is not None and not keep_stale and (attacks := stale_attacks(cell, record)):
@@ -169,7 +176,7 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
         return Forecast(cell, "does not apply", 0, 0.0, reason)
     if measure and pace.per_round(cell.setting) is None:
         try:
-            pace.learn(_try_out(cell))
+            pace.learn(*_try_out(cell))
         except FedauditError as e:
             return Forecast(cell, "will fail", None, None, str(e))
     behind = len(record.rounds) if record is not None else 0
@@ -197,14 +204,16 @@ def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
     return world.method, [world.plan(t, participants) for t in sorted({1, 2, setting.rounds})]
 
 
-def _try_out(cell: Cell) -> RunRecord | None:
+def _try_out(cell: Cell) -> tuple[RunRecord | None, dict[str, float]]:
+    """One round, the attacks and the audits of epsilon: the record, and how long the audits took."""
     with tempfile.TemporaryDirectory() as folder:
         setting = cell.setting.model_copy(update={"rounds": 1})
         trial = Cell(Path(folder) / "run", setting, cell.attacks, cell.threats, cell.trials)
         carry_out(trial)
         if trial.error:
             raise RunError(f"A round was tried, and failed: {trial.error}")
-        return look(trial)
+        record = look(trial)
+        return record, {} if record is None else audit_seconds(trial.folder, record.transcript_digest)
 
 
 def _seconds(cell: Cell, record: RunRecord | None, left: int, pace: Pace) -> tuple[float | None, str]:
@@ -218,7 +227,13 @@ def _seconds(cell: Cell, record: RunRecord | None, left: int, pace: Pace) -> tup
     attacks = [pace.per_attack(cell.setting, *one) for one in todo]
     unknown = sum(one is None for one in attacks)
     note = f"time from {source}" + (f", {unknown} attacks not counted" if unknown else "")
-    return left * per_round + sum(one or 0.0 for one in attacks), note
+    audits = 0.0
+    if cell.trials and cell.setting.privacy and (record is None or left or untried(cell, record)):
+        measured = pace.per_audit(cell.setting)
+        # They perform every client's tasks again: as long as the run at least, without its evaluation.
+        audits = cell.setting.rounds * per_round if measured is None else measured
+        note += ", audits of epsilon taken for as long as the run" if measured is None else ""
+    return left * per_round + sum(one or 0.0 for one in attacks) + audits, note
 
 
 def total(forecasts: list[Forecast], jobs: int) -> str:

@@ -424,6 +424,21 @@ def test_all_of_them_run_on_a_run_and_say_the_same_again(leaky):
     assert once() == first
 
 
+def test_an_attack_tells_how_far_it_is(leaky):
+    """Baselines first, then the attack by client and shadow; never backwards, and never beyond the whole."""
+    shutil.rmtree(leaky / "shadows", ignore_errors=True)
+    told = []
+    attack_run(leaky, attacks=[few("lira_offline")], watch=lambda done, whole, what: told.append((done, whole, what)))
+    shares = [done / whole for done, whole, _ in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] <= shares[-1] <= 1
+    words = [what for _, _, what in told]
+    assert "blind_pixels, client 1" in words
+    assert "lira_offline, client 1: 4 of 4 shadows at a time" in words
+    third, whole = next((done, whole) for done, whole, what in told if what == "lira_offline, client 1")
+    assert (third, whole) == (3.5, 4), "three baselines, and the first of two clients"
+
+
 def test_the_attacks_share_one_set_of_offline_shadows(leaky):
     shutil.rmtree(leaky / "shadows", ignore_errors=True)
     attack_run(leaky, attacks=[{"attack": name, **QUICK[name]} for name in SHADOW[1:]], clients=[0])

@@ -148,6 +148,12 @@ def test_progress_without_a_terminal_is_plain_lines(capsys, monkeypatch):
     with output.progress_bar("audit") as watch:
         watch(1, 4, "1 of 4 cells")
     assert capsys.readouterr().err == "audit:  25% 1 of 4 cells\n"
+    clock = iter([0.0, *[100.0] * 4])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with output.progress_bar("attacks") as watch:
+        watch(1, 4, "loss")
+    assert capsys.readouterr().err == "attacks:  25% loss, about 5:00 left\n", "a quarter took 100 s"
+    monkeypatch.undo()
     monkeypatch.setattr(output, "EVERY", 10.0)
     with output.progress_bar("audit") as watch:
         watch(2, 4, "2 of 4 cells")

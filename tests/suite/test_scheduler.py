@@ -15,6 +15,7 @@ from fedaudit import read_record, run
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.registry import find
 from fedaudit.runtime.folder import folder_name
+from fedaudit.runtime.run_record import audit_seconds
 from fedaudit.setting import Setting
 from fedaudit.suite import scheduler as auditing
 from fedaudit.suite.cell import Cell, carry_out, look, missing
@@ -433,6 +434,31 @@ def test_the_pace_of_the_nearest_like_cell():
     assert pace.left([(one.model_copy(update={"seed": 1}), 0.5)], 2) == 5.0
     # One like nothing else counts at the others' mean: 20 s of known work, and 10 rounds at 2 s.
     assert pace.left([(one, 1.0), (one.model_copy(update={"clients": 6}), 1.0)], 1) == 40.0
+
+
+def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):  # noqa: F811
+    """A protected cell with trials: as measured in a like cell; where none was, as long as the run once more."""
+    private = {"training": {"noise_multiplier": 1.0, "delta": 1e-2}}
+    suite = Suite(base={**SMALL, "privacy": private}, attacks=[], trials=20, grid={"seed": [0, 1]})
+    audit(Suite(base={**SMALL, "privacy": private}, attacks=[]), tmp_path)  # the run alone
+    first, second = forecast(make_cells(suite, tmp_path))
+    per_round = read_record(first.cell.folder).rounds[0].wall_s
+    rounds = first.cell.setting.rounds
+    assert first.state == "attacks"
+    assert first.seconds == pytest.approx(rounds * per_round), "the audits"
+    assert second.seconds == pytest.approx(2 * rounds * per_round), "the run, and the audits"
+    assert second.note.endswith("audits of epsilon taken for as long as the run")
+
+    audit(Suite(base={**SMALL, "privacy": private}, attacks=[], trials=20), tmp_path)
+    first, second = forecast(make_cells(suite, tmp_path))
+    record = read_record(first.cell.folder)
+    took = audit_seconds(first.cell.folder, record.transcript_digest)
+    assert {"residuals", "gradient canaries, Gaussian"} <= set(took)
+    assert min(took.values()) > 0
+    assert (first.state, first.seconds) == ("done", 0.0)
+    assert second.seconds == pytest.approx(rounds * per_round + sum(took.values()))
+    assert "audits of epsilon" not in second.note
+    assert audit_seconds(first.cell.folder, "another transcript") == {}
 
 
 def test_durations():
