@@ -109,7 +109,7 @@ def release_path(
         audits = audit_releases(
             run, kinds=kind, clients=chosen_clients(client), trials=trials, confidence=confidence, watch=watch
         )
-    _print_audits(audits, run, as_json)
+    print_audits(audits, run, as_json)
     _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
@@ -130,7 +130,7 @@ def residuals(
     registry.trust(trust)
     with progress_bar("residuals") as watch:
         audits = audit_residuals(run, kinds=kind, clients=chosen_clients(client), confidence=confidence, watch=watch)
-    _print_audits(audits, run, as_json)
+    print_audits(audits, run, as_json)
     _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
@@ -153,7 +153,7 @@ def canaries(
         audits = audit_canaries(
             run, canaries=number, clients=chosen_clients(client), confidence=confidence, watch=watch
         )
-    _print_audits(audits, run, as_json)
+    print_audits(audits, run, as_json)
     _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
@@ -181,7 +181,7 @@ def audit(
             run, attack=attack, threat=threat, clients=chosen_clients(client), guesses=guesses, confidence=confidence,
             watch=watch,
         )  # fmt: skip
-    _print_audits(audits, run, as_json)
+    print_audits(audits, run, as_json)
     _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
 
 
@@ -259,7 +259,7 @@ def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool, fa
     _fail_if(fail_if_refuted and any(v.verdict == "refuted" for v in verdicts.values()))
 
 
-def _print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
+def print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(plain(audits), indent=1))
         return

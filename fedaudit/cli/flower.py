@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fedaudit.cli.epsilon import Fail, print_audits
+from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import print_summary, progress_bar
 from fedaudit.errors import SettingError
 from fedaudit.setting import MANY, parse_pairs
 
-flower_app = typer.Typer(help="Audit a Flower app as it is.", no_args_is_help=True)
+flower_app = typer.Typer(cls=Helped, help="Audit a Flower app as it is.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -63,3 +65,23 @@ def run(
     else:
         print_summary(record)
         print(f"Everything is in {out}")
+
+
+@flower_app.command("epsilon")
+def epsilon(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run of it.")],
+    trials: Annotated[int, typer.Option(min=2, max=MANY, help="Uploads of each of two updates.")] = 1000,
+    confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of the line and the noise.")] = 0,
+    fail_if_refuted: Fail = False,
+    as_json: Json = False,
+) -> None:
+    """Hold what the app's local DP mods claim against the mods themselves, run many times on two updates."""
+    from fedaudit.flower import audit_mods, read_app
+
+    with progress_bar("mods") as watch:
+        audits = audit_mods(run, read_app(app).client, trials=trials, confidence=confidence, seed=seed, watch=watch)
+    print_audits(audits, run, as_json)
+    if fail_if_refuted and any(audit.verdict == "refuted" for audit in audits):
+        raise typer.Exit(1)

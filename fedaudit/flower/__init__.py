@@ -18,6 +18,7 @@ except ImportError as e:
 
 from fedaudit.flower.app import App, Audited, audited, read_app, run_app
 from fedaudit.flower.client import AuditMod, Terms
+from fedaudit.flower.epsilon import audit_mods
 from fedaudit.flower.records import Records, served
 
-__all__ = ["App", "AuditMod", "Audited", "Records", "Terms", "audited", "read_app", "run_app", "served"]
+__all__ = ["App", "AuditMod", "Audited", "Records", "Terms", "audit_mods", "audited", "read_app", "run_app", "served"]

@@ -6,6 +6,7 @@ the claims of mods against trials.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import Strategy
 
 from fedaudit.errors import ContractError
+from fedaudit.privacy.calibration import gaussian_epsilon
 
 
 def strategy_claim(strategy: Strategy) -> str | None:
@@ -41,10 +43,15 @@ class LocalClaim:
     sensitivity: float
 
     @property
+    def sigma(self) -> float:
+        """The deviation of the noise that Flower's mod states: the classical formula, proven for epsilon <= 1."""
+        return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    @property
     def text(self) -> str:
-        more = ""
+        more = f"; such noise gives epsilon {gaussian_epsilon(self.sensitivity / self.sigma, self.delta):.3g}"
         if self.sensitivity < 2 * self.clip:
-            more = (
+            more += (
                 f"; two clients' clipped updates may lie {2 * self.clip:g} apart, more than this sensitivity: of such "
                 "neighbours it promises less"
             )

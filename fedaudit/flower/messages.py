@@ -176,11 +176,11 @@ def ups(contents: list[dict[str, Field]], message_type: str) -> list[Record]:
     return [cls(**{name: fields[name].value if name in fields else None for name in every}) for fields in contents]
 
 
-def contents_of(record: Record, fields: Mapping[str, Mapping[str, Any]]) -> RecordDict:
+def contents_of(values: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> RecordDict:
     """A request as Flower's, from ours; `fields` says which record each was, and whether it was one of arrays."""
     made = RecordDict()
     for name, of in fields.items():
-        value = getattr(record, name)
+        value = values[name]
         if value is None:
             continue
         if of["is"] == "arrays":

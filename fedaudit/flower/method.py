@@ -78,7 +78,7 @@ class FlowerApp(Method):
         app = imported(self.client, ClientApp)
         identify()
         shape = self.messages[type(message).__name__]
-        content = contents_of(message, shape["fields"])
+        content = contents_of({name: getattr(message, name) for name in shape["fields"]}, shape["fields"])
         asked = Message(content, dst_node_id=client.id, message_type=shape["type"])
         node = {"partition-id": client.id, "num-partitions": 1}
         context = Context(0, client.id, node, RecordDict(), dict(self.config))

@@ -73,6 +73,8 @@ def served(place: str, value: Any) -> Iterator[None]:
 def as_net(model: nn.Module, arch: str) -> Net:
     """An app's model, under its own names, as attacks take it: the embedding is the input of its last linear layer."""
     made = cast(Net, model)
+    if isinstance(model, Net):
+        return made
     made.__class__ = type(type(model).__name__, (type(model), _Split, Net), {})
     made.arch = arch
     return made

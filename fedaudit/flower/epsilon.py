@@ -1,0 +1,173 @@
+"""The claims of an app's local DP mods, held against the mods themselves.
+
+A mod claims that two updates as far apart as its sensitivity cannot be told apart better than epsilon allows. Here the
+mods of the app, as they are and in their order, are given such updates instead of trained ones: one at each end of a
+line through the model that a node was sent, of known direction. What comes out is projected on that line. Nothing is
+trained and no records are needed, so that a thousand trials take seconds.
+
+The ends lie 2 C apart (C the clipping norm) where the sensitivity is no less, and come from far outside of C, so that
+the clipping is tried too; where it is less, the ends lie one sensitivity apart, as the claim says, within C.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedaudit.attack.release_path import SHOULD_FIND, would_find
+from fedaudit.errors import RunError, SettingError
+from fedaudit.flower.claims import LocalClaim, local_claims, training_mods
+from fedaudit.flower.client import identify
+from fedaudit.flower.messages import array_of, contents_of, tensor_of
+from fedaudit.privacy.lower_bounds import Bound, ceiling, from_scores, gdp_mean_shift
+from fedaudit.rng import generator, seeded
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import EpsilonAudit, save_audits
+from fedaudit.watch import Watch, unwatched
+from fedaudit.wire.transcript import Entry
+
+TESTS: dict[str, Callable[..., Bound]] = {"Flower mods": from_scores, "Flower mods, Gaussian": gdp_mean_shift}
+FAR = 100.0  # clipping norms from the start, for an update that has to be clipped
+
+
+def audit_mods(
+    folder: Path | str,
+    app: ClientApp,
+    *,
+    trials: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> list[EpsilonAudit]:
+    """Hold the claim of each local DP mod around an app's training against `trials` uploads of each of two updates.
+
+    The message is one of the run's. The results are kept in the run folder.
+    """
+    if trials < 2:
+        raise SettingError(f"--trials {trials}: a bound needs at least 2 uploads of each; try 1000.")
+    run = RunFolder(folder)
+    claims = local_claims(app)
+    if not claims:
+        raise SettingError("No mod around the app's training claims local differential privacy: nothing can be tried.")
+    entry, content = _request(run)
+    found: list[EpsilonAudit] = []
+    for claim in claims:
+        scores = _scores(app, claim, content, trials, seed, watch or unwatched)
+        found += [_held(run, entry, claim, name, bound, scores, confidence) for name, bound in TESTS.items()]
+    save_audits(run.folder, run.record.transcript_digest, found)
+    return found
+
+
+def _request(run: RunFolder) -> tuple[Entry, RecordDict]:
+    """The last request for training whose model the transcript kept, as the node got it."""
+    shape = run.record.setting.set.get("messages", {}).get("Train")
+    for entry in sorted(run.transcript.entries(), key=lambda e: -e.seq):
+        if shape and entry.message == "Train" and all(entry.kept(name) for name in shape["fields"]):
+            content = contents_of({name: entry[name] for name in shape["fields"]}, shape["fields"])
+            if len([r for r in content.values() if isinstance(r, ArrayRecord)]) == 1:
+                return entry, content
+    raise RunError(f"{run.folder} keeps no request for training with one array record. Run with a larger keep_weights.")
+
+
+def _scores(app: ClientApp, claim: LocalClaim, content: RecordDict, trials: int, seed: int, watch: Watch) -> np.ndarray:
+    """Projections on the line, of uploads from its two ends: two rows."""
+    name, start = next((n, r) for n, r in content.items() if isinstance(r, ArrayRecord))
+    before = {key: tensor_of(array).double() for key, array in start.items()}
+    u = torch.randn(sum(t.numel() for t in before.values()), generator=generator("flower mods", seed)).double()
+    u /= u.norm()
+    reach = FAR * claim.clip if claim.sensitivity >= 2 * claim.clip else claim.sensitivity / 2
+    ends = [_reply_of(name, start, before, sign * reach * u) for sign in (1.0, -1.0)]
+    scores = np.empty((2, trials))
+    identify()
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # a mod tells of every upload
+    try:
+        with seeded("flower mods", seed, "noise"):
+            for j in range(trials):
+                if j % 100 == 0:
+                    watch(j, trials, f"uploads through {claim.mod}")
+                for i, end in enumerate(ends):
+                    out = _through(app, content, end)
+                    got = torch.cat([tensor_of(a).double().reshape(-1) for a in out.values()])
+                    scores[i, j] = float((got - torch.cat([t.reshape(-1) for t in before.values()])) @ u)
+    finally:
+        logger.setLevel(level)
+    return scores
+
+
+def _reply_of(name: str, start: ArrayRecord, before: dict[str, torch.Tensor], update: torch.Tensor) -> Any:
+    """What an app would answer whose training moved the model by `update`."""
+    parts = dict(zip(before, update.split([t.numel() for t in before.values()]), strict=True))
+    arrays = {
+        key: array_of((t + parts[key].reshape(t.shape)).to(tensor_of(start[key]).dtype)) for key, t in before.items()
+    }
+
+    def reply(message: Message, _: Context) -> Message:
+        return Message(RecordDict({name: ArrayRecord(arrays)}), reply_to=message)
+
+    return reply
+
+
+def _through(app: ClientApp, content: RecordDict, end: Any) -> ArrayRecord:
+    """One upload: the mods as they stand around the app's training, around something else."""
+    fn = end
+    for mod in reversed(training_mods(app)):
+        fn = _around(mod, fn)
+    request = Message(RecordDict(dict(content)), dst_node_id=1, message_type="train")
+    reply = fn(request, Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {}))
+    if reply.has_error():
+        raise RunError(f"A mod of the app refuses a message as in the run: {reply.error.reason}")
+    return next(r for r in reply.content.values() if isinstance(r, ArrayRecord))
+
+
+def _around(mod: Any, inner: Any) -> Any:
+    return lambda message, context: mod(message, context, inner)
+
+
+def _held(
+    run: RunFolder,
+    entry: Entry,
+    claim: LocalClaim,
+    test: str,
+    bound: Callable[..., Bound],
+    scores: np.ndarray,
+    confidence: float,
+) -> EpsilonAudit:
+    trials = scores.shape[1]
+    member = np.repeat([True, False], trials)
+    verdict = bound(scores.ravel(), member, claim.delta, confidence).against(claim.epsilon)
+    apart = min(claim.sensitivity, 2 * claim.clip) / claim.sigma
+    finds = would_find(bound, apart, trials, claim.epsilon, claim.delta, confidence)
+    top = ceiling(bound, 2 * trials, claim.delta, confidence)
+    blind = verdict.verdict == "not refuted" and finds < SHOULD_FIND
+    said = f" and would find noise x {finds:g}" if finds else ", and would find no lack of noise"
+    kind = "weights" if any(f.kind == "weights" for f in run.record.releases) else "unmapped"
+    ledger = next((c for c in run.record.ledger if c.client == entry.client), None)
+    return EpsilonAudit(
+        test=test,
+        kind=kind,
+        threat="whoever sees the upload: server",
+        claim=f"{claim.mod}, one upload",
+        claim_epsilon=claim.epsilon,
+        ledger_epsilon=math.inf if ledger is None else ledger.by_kind.get(kind, math.inf),
+        lower_bound=verdict.lower_bound,
+        p_value=verdict.p_value,
+        trials=verdict.trials,
+        confidence=verdict.confidence,
+        delta=verdict.delta,
+        verdict="cannot tell" if blind else verdict.verdict,
+        method=verdict.method,
+        how=f"two updates {min(claim.sensitivity, 2 * claim.clip):g} apart, on the request to client {entry.client} in "
+        f"round {entry.round}; so many trials can show {top:.3g}{said}; assumes: {verdict.assumes}",
+        ceiling=top,
+        finds=finds,
+    )
