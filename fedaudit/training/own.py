@@ -158,7 +158,6 @@ def _find_cut(spec: str, model: nn.Module, named: str, shape: Shape, classes: in
     if named and (not _has(model, named) or named not in [name for name, _ in reached]):
         why = "is not reached by a record" if _has(model, named) else "is no part of it"
         raise SettingError(f"The model {spec!r}: {named} {why}. There is: {_children(model)}.")
-    x = _noise(shape)
     whole = _answer(spec, tried, shape)
     if not isinstance(whole, Tensor) or whole.shape != (ROWS, classes):
         what = f"shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else f"type {type(whole).__name__}"
@@ -166,24 +165,32 @@ def _find_cut(spec: str, model: nn.Module, named: str, shape: Shape, classes: in
             f"The model {spec!r} answers {ROWS} records with a value of {what}. It has to be a tensor of shape "
             f"({ROWS}, {classes}): a number (logit) for each class."
         )
-    with torch.no_grad():
-        cut = _cut(tried, Cut(place, 0))
-        embedding = cut.encoder(x)
-        if not isinstance(embedding, Tensor) or embedding.dim() != 2 or len(embedding) != ROWS:
-            raise SettingError(
-                f"The model {spec!r}: what {place} is given is no vector for each record. Name the part that "
-                f"classifies one vector: {spec.partition('#')[0]}#PART."
-            )
-        if not torch.allclose(cut.classifier(embedding), whole, rtol=1e-4, atol=1e-5):
-            raise SettingError(
-                f"The model {spec!r} does more with a record than {place or 'its one layer'} of its encoder's output: "
-                "a softmax behind it, say, or a second way around it. Let the model return what that layer gives (the "
-                f"losses take logits), or name the part that comes last: {spec.partition('#')[0]}#PART."
-            )
+    cut = _cut(tried, Cut(place, 0))
+    embedding, same = _same(cut, _noise(shape), whole)
+    if not same:
+        raise SettingError(
+            f"The model {spec!r} is not the same in two parts, cut before {place or 'its one layer'}: it does more "
+            "behind that, a softmax, say, or goes a second way around it. Let the model return what that part makes of "
+            "one vector for each record (the losses take logits), or name the part that comes last: "
+            f"{spec.partition('#')[0]}#PART."
+        )
     held = {id(p) for p in cut.encoder.parameters()}
     if any(id(p) in held for p in cut.classifier.parameters()):
         raise SettingError(f"The model {spec!r}: {place} shares weights with the encoder, and cannot be cut from it.")
     return Cut(place, embedding.shape[1])
+
+
+def _same(cut: Parts, x: Tensor, whole: Tensor) -> tuple[Tensor, bool]:
+    """The embedding, and whether it is a vector for each record from which the classifier gives the whole's answer."""
+    embedding = x
+    try:
+        with torch.no_grad():
+            embedding = cut.encoder(x)
+            answer = cut.classifier(embedding)
+    except Exception:  # noqa: BLE001 (somebody's code, which goes on behind the cut and cannot)
+        return embedding, False
+    vectors = isinstance(embedding, Tensor) and embedding.dim() == 2 and len(embedding) == ROWS
+    return embedding, vectors and torch.allclose(answer, whole, rtol=1e-4, atol=1e-5)
 
 
 def _reached(spec: str, model: nn.Module, shape: Shape) -> list[tuple[str, nn.Module]]:
