@@ -12,6 +12,9 @@ negative, that comes closest to the update. Rounds that the transcript kept are 
 what is learned no longer moves the model. "Before" is the model that the client got, else its upload of an earlier
 round. Where neither is seen, the mean prediction on auxiliary records is taken, which leans towards what was trained
 on; where a class has no auxiliary record, the rows of the update: that of a class that was trained on moves up.
+
+Shares from counts under noise, and from several updates, are drawn towards equal ones as far as they are noise: of a
+client whose classes are nearly equal the plain ones would be worse than no knowledge at all.
 """
 
 from __future__ import annotations
@@ -57,9 +60,12 @@ class LabelHistogram(Attack):
         return None
 
     def _label_counts(self, scene: Scene) -> Tensor | None:
-        found = [entry[name] for entry, name in scene.released("label_counts")]
-        counts = [n.double() for n in found if isinstance(n, Tensor) and n.shape == (scene.classes,)]
-        return torch.stack(counts).mean(0) if counts else None  # the mean: noise, if there was any, averages out
+        found = [(entry[name], entry.fields[name].protection) for entry, name in scene.released("label_counts")]
+        right = [(n.double(), p) for n, p in found if isinstance(n, Tensor) and n.shape == (scene.classes,)]
+        if not right:
+            return None
+        sigma = max((p.sigma or 0.0) if p else 0.0 for _, p in right)
+        return shrunk(torch.stack([n for n, _ in right]), sigma)  # the mean: noise, if there was any, averages out
 
     def _labels(self, scene: Scene) -> Tensor | None:
         found = [entry[name] for entry, name in scene.released("labels")]
@@ -77,7 +83,9 @@ class LabelHistogram(Attack):
             if start is not None and (of_round := from_update(scene, start, model)) is not None:
                 found.append(of_round)
         if total := sum(size for _, size in found):
-            return torch.stack([shares * size for shares, size in found]).sum(0) / total
+            by_round = torch.stack([shares for shares, _ in found])
+            mean = torch.stack([shares * size for shares, size in found]).sum(0) / total
+            return mean.mean() + shrinkage(by_round) * (mean - mean.mean())
         x, _ = scene.auxiliary
         return in_chunks(before, x).softmax(1).mean(0) if before is not None and len(x) else None
 
@@ -115,6 +123,30 @@ class LabelHistogram(Attack):
                     rows = value.reshape(-1, scene.classes).double()
                     found.append((rows.softmax(1) if kind == "logits" else rows).mean(0))
         return torch.stack(found).mean(0) if found else None
+
+
+def shrunk(rows: Tensor, sigma: float) -> Tensor:
+    """The mean of rows (rounds, classes), drawn towards equal shares as far as its noise says."""
+    mean = rows.mean(0)
+    return mean.mean() + shrinkage(rows, sigma) * (mean - mean.mean())
+
+
+def shrinkage(rows: Tensor, sigma: float | None = None) -> float:
+    """James and Stein's factor, none negative: how much of the mean's distance from equal shares is no noise.
+
+    With C classes the distance has p = C - 1 dimensions. The variance of the mean in one of them is sigma^2 / T if the
+    noise of a row is known, and the factor 1 - (p - 2) sigma^2 / T / |m - c|^2. Otherwise it is estimated from how
+    T rows differ, with v = p (T - 1) degrees of freedom: 1 - (p - 2) / (v + 2) S / T / |m - c|^2, S their squares.
+    One row of unknown noise, or fewer than four classes, is taken as it is.
+    """
+    T, p = len(rows), rows.shape[1] - 1
+    mean = rows.mean(0)
+    far = float((mean - mean.mean()).square().sum())
+    apart = rows - rows.mean(1, keepdim=True) - (mean - mean.mean())
+    if p < 3 or (sigma is None and T < 2):
+        return 1.0
+    noise = sigma**2 / T if sigma is not None else float(apart.square().sum()) / T / (p * (T - 1) + 2)
+    return max(0.0, 1 - (p - 2) * noise / far) if far > 0 else 1.0
 
 
 def speaks_of_classes(value: Mapping[object, object], kind: str, scene: Scene) -> bool:

@@ -76,8 +76,20 @@ def noise() -> str:
     )
 
 
-def sabotage() -> str:
-    rows = kept("sabotage")
+def whole_runs() -> str:
+    """Of honest runs and splits: how often they were accused; of broken splits: how often that was found."""
+    found = []
+    for r in kept("whole_runs"):
+        what = r["test"] + (f", {r['regime']}" if r["regime"] else "")
+        found.append([what, r["case"], percent(r), r["of"]])
+    return markdown(["audit", "case", "spoke, %", "runs"], found)
+
+
+FRESH = 100  # seeds from which on nothing had been looked at when the rule was set
+
+
+def sabotage(fresh: bool = False) -> str:
+    rows = [row for row in kept("sabotage") if (row["seed"] >= FRESH) is fresh]
     if not rows:
         return "Not run yet."
     scales = sorted({row["noise"] for row in rows}, reverse=True)
@@ -94,7 +106,7 @@ def sabotage() -> str:
 
 def by_test() -> str:
     """Which audit found what, at half of the noise and at 0.9."""
-    rows = [row for row in kept("sabotage") if row["noise"] in (0.9, 0.5)]
+    rows = [row for row in kept("sabotage") if row["noise"] in (0.9, 0.5) and row["seed"] < FRESH]
     if not rows:
         return "Not run yet."
     found = []
@@ -120,9 +132,25 @@ def coverage() -> str:
     return markdown(["members = non-members", "FPR", *(f"means {s:g} apart" for s in shifts)], found)
 
 
+def silent() -> str:
+    """What the fresh seeds say of the rule, in a sentence."""
+    rows = [row for row in kept("sabotage") if row["seed"] >= FRESH]
+    less = [row for row in rows if row["noise"] < 1]
+    quiet = [row for row in less if row["told"] == "not refuted"]
+    honest = [row for row in rows if row["noise"] == 1]
+    accused = sum(row["told"] == "refuted" for row in honest)
+    who = "".join(
+        f" ({', '.join(sorted({row['case'] + ', x ' + format(row['noise'], 'g') for row in quiet}))})" if quiet else ""
+    )
+    return (
+        f"Of {len(less)} runs with less noise than promised {len(quiet)} are silent, that is neither refuted nor "
+        f'"cannot tell"{who}. Of {len(honest)} honest runs {accused} are refuted.'
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tightness": tightness, "worst": worst, "noise": noise, "sabotage": sabotage, "by_test": by_test,
-    "coverage": coverage,
+    "coverage": coverage, "whole_runs": whole_runs, "fresh": lambda: sabotage(fresh=True), "silent": silent,
 }  # fmt: skip
 
 TEXT = """# Measured epsilon: how tight, how often wrong, what it finds
@@ -148,6 +176,16 @@ left to see of the scale is how many do not.
 
 {noise}
 
+## Audits on whole runs
+
+FedAvg with DP-SGD on digits, two clients, one round, a run for each repetition, as epsilon_whole_runs.py makes them.
+"True claim": the run is honest, and a refutation is an error. "Null": canaries without any gradient, so that every
+bound above 0 is one. "Honest": a random split, "dithered": noise of at most 0.02 on the pixels of non-members; the
+verdict is "the split is broken", at 99 % for the three baselines together. 5 % may speak in the first two cases, 1 % of
+three baselines together in the third.
+
+{whole_runs}
+
 ## Sabotage
 
 Digits, three clients, two rounds; the noise is scaled where it is drawn, and the ledger goes on to claim epsilon = 1
@@ -164,7 +202,14 @@ no independent evidence for the rule.
 
 {sabotage}
 
-Audit by audit, by seed:
+The same under the rule as it stands, with seeds that nobody had looked at when it was set (from 100 on), and as many
+of them at x 0.9 as at x 1:
+
+{fresh}
+
+{silent}
+
+Audit by audit, by seed, of the first set:
 
 {by_test}
 

@@ -1,6 +1,7 @@
 """Audits on whole runs, again and again: how often an honest run, or an honest split, is accused.
 
     python docs/results/epsilon_whole_runs.py OUT.json [--first 1000] [--runs 400]
+    python docs/results/epsilon_whole_runs.py docs/results/epsilon/whole_runs.json --count OUT.json ...
 
 Each repetition is a run of its own: FedAvg with DP-SGD on digits, two clients, one round, a seed that nothing else
 used. `true claim`: audits of it as they are; the ledger's claim holds, so a refutation is an error. `null`: gradient
@@ -34,6 +35,7 @@ from fedaudit.runtime.run_record import EpsilonAudit
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.site import Rows
 from fedaudit.runtime.world import World
+from fedaudit.stats import clopper_pearson
 
 Row = dict[str, Any]
 SMALL: Row = {"dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.5, "aux": 0.4}
@@ -85,14 +87,31 @@ def dithered(self: World, k: int) -> Rows:
     return x + 0.02 * torch.rand(x.shape, generator=generator(self.setting.seed, "dither", k)), y
 
 
+def counted(rows: list[Row]) -> Iterator[Row]:
+    """How often each test spoke, of how many runs; of residuals also how p-values are spread."""
+    for test, regime, case in sorted({(r["test"], r.get("regime", ""), r["case"]) for r in rows}):
+        some = [r for r in rows if (r["test"], r.get("regime", ""), r["case"]) == (test, regime, case)]
+        spoke = sum(r["wrong"] if "wrong" in r else r["broken"] for r in some)
+        low, high = clopper_pearson(spoke, len(some))
+        rate = {"spoke": spoke, "of": len(some), "rate": spoke / len(some), "low": low, "high": high}
+        seeds = [min(r["seed"] for r in some), max(r["seed"] for r in some)]
+        yield {"test": test, "regime": regime, "case": case, **rate, "seeds": seeds}
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--first", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--count", type=Path, nargs="+", help="files that this script made: count them together")
     chosen = parser.parse_args(arguments)
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     found: list[Row] = []
+    if chosen.count:
+        for path in chosen.count:
+            found += json.loads(path.read_text())["whole_runs"]
+        chosen.out.write_text(json.dumps({"whole_runs": list(counted(found))}, indent=1))
+        return
     for seed in range(chosen.first, chosen.first + chosen.runs):
         with tempfile.TemporaryDirectory() as folder:
             found += one(seed, Path(folder))

@@ -18,7 +18,14 @@ from fedaudit.attack.membership import auc, auc_difference
 from fedaudit.attack.scene import Scene
 from fedaudit.attack.score import learned, settled
 from fedaudit.attack.verdict import judge, judge_blind
-from fedaudit.attacks import blind_pixels, embedding_match, logit_gap, logit_lira, update_alignment
+from fedaudit.attacks import (
+    blind_pixels,
+    embedding_match,
+    label_histogram,
+    logit_gap,
+    logit_lira,
+    update_alignment,
+)
 from fedaudit.attacks._view import confidence, inputs_of, nearest, received, uploaded
 from fedaudit.registry import find
 from fedaudit.runtime.folder import RunFolder
@@ -490,3 +497,33 @@ def test_each_attack_says_in_one_line_what_it_is():
     for name in mine | {"blind_prior", "blind_nearest"}:
         assert 20 < len(rows[name]) <= 120, name
         assert rows[name].endswith("."), name
+
+
+def test_shrinkage_by_hand():
+    """Five classes, p = 4. Two rows, (3, 1, 1, 1, -1) and (1, 1, 1, 1, 1): the mean is (2, 1, 1, 1, 0), 1 from equal
+    shares in two classes: |m - c|^2 = 2. Each row lies (1, 0, 0, 0, -1) from the mean: S = 4.
+
+    Known sigma = 1: 1 - (4 - 2) (1 / 2) / 2 = 1/2. Estimated, v = 4: 1 - (2 / 6) (4 / 2) / 2 = 2/3.
+    """
+    rows = torch.tensor([[3.0, 1, 1, 1, -1], [1, 1, 1, 1, 1]]).double()
+    assert label_histogram.shrinkage(rows, 1.0) == pytest.approx(1 / 2)
+    assert label_histogram.shrinkage(rows) == pytest.approx(2 / 3)
+    assert label_histogram.shrunk(rows, 1.0).tolist() == pytest.approx([1.5, 1, 1, 1, 0.5])
+    assert label_histogram.shrinkage(rows, 0.0) == 1, "no noise"
+    assert label_histogram.shrinkage(rows, 9.0) == 0, "nothing but noise"
+    assert label_histogram.shrinkage(rows[:1]) == 1, "one row of unknown noise"
+    assert label_histogram.shrinkage(rows[:, :3], 9.0) == 1, "too few classes"
+
+
+def test_shares_of_nearly_equal_classes_are_nearer_by_it():
+    """Ten classes of 40 records each but for two, counts under noise of 10: squared errors over 200 draws."""
+    rng = torch.Generator().manual_seed(0)
+    true = torch.full((10,), 40.0).double()
+    true[0], true[1] = 44, 36
+    rows = true + 10 * torch.randn(200, 3, 10, generator=rng, dtype=torch.float64)
+    plain, drawn = rows.mean(1), torch.stack([label_histogram.shrunk(row, 10.0) for row in rows])
+    error = [(estimate - true).square().sum(1).mean() for estimate in (plain, drawn)]
+    assert error[1] < 0.5 * error[0]
+    skewed = torch.tensor([200.0, 100, 50, 20, 10, 5, 5, 5, 3, 2]).double()
+    kept = label_histogram.shrinkage(skewed + 10 * torch.randn(3, 10, generator=rng, dtype=torch.float64), 10.0)
+    assert kept > 0.97, "where shares differ, hardly anything is taken away"
