@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedaudit.training.folding import folded
 from fedaudit.training.recorded import capturing, clocked, may_choose, stacks_networks
 from fedaudit.training.stack import PRODUCTS_WIN, Caller, picking, places, rowwise, same_hooks, structure
 
@@ -67,7 +68,7 @@ class Many(list[nn.Module]):
                 continue
             group = [j for j in self._group_of[i] if j in rows]
             stack = self._stacks.get(id(self._group_of[i]))
-            if stack is None or len(group) == 1 or heard:  # who listens at a network hears the network itself
+            if stack is None or len(group) == 1 or heard or stack.thawed:  # who listens hears the network itself
                 found[i] = _call(self[i], method, rows[i])
                 continue
             where = [self._group_of[i].index(j) for j in group]
@@ -79,14 +80,19 @@ class _Stack:
     """Networks of one architecture, their tensors stacked."""
 
     def __init__(self, networks: Sequence[nn.Module]):
-        self._caller = Caller(networks[0])
+        bare, states, self._norms = folded(networks)  # frozen batch norms are done by the convolutions before them
+        self._caller = Caller(bare)
         self._places = places(self._caller)
-        states = [{**dict(f.named_parameters()), **dict(f.named_buffers())} for f in networks]
         self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
         self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in networks[0].modules())
         self._structure = repr(structure(networks[0]))
         self._count = len(networks)
+
+    @property
+    def thawed(self) -> bool:
+        """Whether a batch norm that was folded is in training again."""
+        return any(norm.training for norm in self._norms)
 
     def __call__(self, method: str, where: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
         tensors = self._tensors
