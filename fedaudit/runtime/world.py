@@ -60,6 +60,7 @@ class World:
         self.policies = read_policies(setting.privacy, KINDS)
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
+        self._there = KeptRows()
 
     def misfit(self) -> str | None:
         """Why the method does not apply to records like these; None where it does."""
@@ -126,7 +127,10 @@ class World:
         return len(shard.members) + len(shard.canaries)
 
     def members(self, k: int) -> Rows:
-        return self._to_device(self.federation.members(k))
+        """In memory of their own. A GPU keeps what it got: bringing them takes longer than an epoch on them."""
+        if self.device.type == "cpu":
+            return self._to_device(self.federation.members(k))
+        return copied_rows(self._there.get(k, lambda: self._to_device(self.federation.members(k))))
 
     def candidates(self, k: int) -> Rows:
         """The members that are exchangeable with the non-members."""
@@ -287,6 +291,30 @@ class World:
             records=n,
             **facts,
         )
+
+
+KEPT = 1 << 30  # bytes of records that stay on a GPU
+
+
+class KeptRows:
+    """Records that stay where they are, up to so many bytes: what comes later is brought again each time."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Rows] = {}
+        self._bytes = 0
+
+    def get(self, k: int, make: Callable[[], Rows]) -> Rows:
+        if k in self._rows:
+            return self._rows[k]
+        rows = make()
+        size = sum(t.numel() * t.element_size() for t in rows)
+        if self._bytes + size <= KEPT:
+            self._rows[k], self._bytes = rows, self._bytes + size
+        return rows
+
+
+def copied_rows(rows: Rows) -> Rows:
+    return rows[0].clone(), rows[1].clone()
 
 
 def nothing_else() -> Rows:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedaudit.training.folding import folded
+from fedaudit.training.layers import quicker
 from fedaudit.training.recorded import capturing, clocked, may_choose, stacks_networks
 from fedaudit.training.stack import PRODUCTS_WIN, Caller, picking, places, rowwise, same_hooks, structure
 
@@ -81,7 +82,8 @@ class _Stack:
 
     def __init__(self, networks: Sequence[nn.Module]):
         bare, states, self._norms = folded(networks)  # frozen batch norms are done by the convolutions before them
-        self._caller = Caller(bare)
+        first = next(networks[0].parameters(), None)
+        self._caller = Caller(quicker(bare) if first is not None and _on_gpu(first) else bare)
         self._places = places(self._caller)
         self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
         self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())

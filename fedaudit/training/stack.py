@@ -43,6 +43,7 @@ from fedaudit.training.fit import (
     fit,
     train_mode,
 )
+from fedaudit.training.layers import quicker
 from fedaudit.training.norms import MaskedNorms, Unmaskable, maskable
 from fedaudit.training.products import instead_of
 from fedaudit.training.recorded import (
@@ -628,6 +629,8 @@ class _Mapped:
 
     def __init__(self, job: Job, given_dims: Any, compile: bool):
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
+        if _on_gpu(job.rows):
+            self.model = quicker(self.model)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
         self._dims = given_dims

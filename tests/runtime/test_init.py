@@ -69,3 +69,23 @@ def test_a_run_cannot_go_on_from_another_start(tmp_path, tiny):
     run(tiny("local", rounds=1), out=tmp_path / "a")
     with pytest.raises(SettingError, match="init = 'common', now 'own'"):
         run(tiny("local", rounds=2, init="own"), out=tmp_path / "a", resume=True)
+
+
+def test_records_that_stay_on_a_gpu_are_brought_once_and_handed_out_as_copies(monkeypatch):
+    """The GPU's way, taken on this CPU; what is beyond the limit is brought each time."""
+    from fedaudit.runtime import world as worlds
+
+    w = world()
+    wanted = [w.members(k) for k in range(4)]
+    monkeypatch.setattr(w, "device", torch.device("cuda"))
+    brought: list[int] = []
+    monkeypatch.setattr(w, "_to_device", lambda rows: brought.append(len(rows[1])) or rows)
+    size = sum(t.numel() * t.element_size() for t in wanted[0])
+    monkeypatch.setattr(worlds, "KEPT", size + 100)
+    for _ in range(3):
+        for k in (0, 1):
+            x, y = w.members(k)
+            assert torch.equal(x, wanted[k][0])
+            assert torch.equal(y, wanted[k][1])
+            x.zero_(), y.zero_()
+    assert len(brought) == 1 + 3, "client 0's once; there is no room for client 1's"

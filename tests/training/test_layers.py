@@ -1,0 +1,76 @@
+"""Layers that stacks run in other ways: the same outputs and gradients, alone and for a stack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jobs import distance, make
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedaudit.training import stack
+from fedaudit.training.layers import HalvingPool2d, NarrowConv2d, quicker
+from fedaudit.training.many import Many
+from fedaudit.training.models import build
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 5, 3, padding=1), (1, 6, 7)),
+        (nn.Conv2d(3, 4, 5, padding=2, bias=False), (3, 8, 5)),
+        (nn.Conv2d(2, 3, (3, 1), padding=(2, 0)), (2, 4, 6)),
+        (nn.AvgPool2d(2), (3, 6, 8)),
+        (nn.AvgPool2d(2), (3, 7, 5)),
+    ],
+)
+def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    layer = layer.double()
+    other = quicker(layer)
+    assert type(other) in (NarrowConv2d, HalvingPool2d)
+    assert type(layer) in (nn.Conv2d, nn.AvgPool2d), "the model itself is as before"
+    x = torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)  # two models, three rows
+    found = []
+    for each in (layer, other):
+        params = {n: torch.stack([p.detach(), 2 * p.detach()]).requires_grad_() for n, p in each.named_parameters()}
+        out = vmap(lambda p, x, each=each: functional_call(each, p, (x,)))(params, x)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+        found.append([out, *torch.autograd.grad((out * weights).sum(), [x, *params.values()])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_others_are_left_alone() -> None:
+    for layer in (
+        nn.Conv2d(8, 8, 3), nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(1, 2, 3, dilation=2), nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(1, 2, 3, padding="same"), nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.AvgPool2d(3),
+        nn.AvgPool2d(2, stride=1), nn.AvgPool2d(2, padding=1), nn.AvgPool2d(2, ceil_mode=True), nn.Linear(2, 2),
+    ):  # fmt: skip
+        assert quicker(layer) is layer
+    heard = nn.Sequential(nn.Conv2d(1, 2, 3))
+    heard[0].register_forward_hook(lambda m, x, out: None)
+    assert quicker(heard) is heard
+
+
+def test_stacks_and_many_run_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's way, taken on this CPU."""
+    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    counts = [9, 14, 6]
+    together, alone = make("convnet@0.05", counts), make("convnet@0.05", counts)
+    ran: list[int] = []
+    forward = NarrowConv2d.forward
+    monkeypatch.setattr(NarrowConv2d, "forward", lambda self, x: ran.append(1) or forward(self, x))
+    stack.fit_together(together)
+    assert ran
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
+    assert [type(m) for m in together[0].model.modules()] == [type(m) for m in alone[0].model.modules()]
+    ran.clear()
+    monkeypatch.setattr("fedaudit.training.many._on_gpu", lambda x: True)
+    nets = [build("convnet@0.05", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    monkeypatch.setattr("fedaudit.training.many.may_choose", lambda: False)
+    for got, net in zip(Many(nets, stacked=True)(x), nets, strict=True):
+        torch.testing.assert_close(got, net(x), atol=1e-12, rtol=0)
+    assert ran
