@@ -24,29 +24,51 @@ def test_it_is_short_and_every_block_says_what_it_is():
     assert {kind.split("=")[0] for _, kind, _ in blocks} == {"install", "run", "file", "out"}
 
 
-def test_every_block_runs_in_order(fedaudit, tmp_path, monkeypatch):
+@pytest.fixture
+def follow(fedaudit, tmp_path, monkeypatch):
+    """Do what a page says, block by block: write its files, run its commands, look for what it says comes out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers of an audit, where fedaudit is not installed
-    printed = ""
-    for language, kind, text in BLOCK.findall(README):
-        if kind.startswith("file="):
-            Path(kind.removeprefix("file=")).write_text(text)
-        elif kind == "out":
-            for line in text.splitlines():
-                assert re.search(rf"^{re.escape(line)}", printed, re.MULTILINE), line
-        elif kind == "run" and language == "python":
-            exec(compile(text, "README.md", "exec"), {})
-        elif kind == "run":
-            printed = ""
-            for line in text.splitlines():
-                words = shlex.split(line, comments=True)
-                assert words[0] == "fedaudit", line
-                code, out, err = fedaudit(*words[1:])
-                assert code == 0, f"{line}\n{out}\n{err}"
-                printed += out
+
+    def call(page: str, blocks: list[tuple[str, str, str]]) -> None:
+        printed = ""
+        for language, kind, text in blocks:
+            if kind.startswith("file="):
+                Path(kind.removeprefix("file=")).write_text(text)
+            elif kind == "out":
+                for line in text.splitlines():
+                    assert re.search(rf"^{re.escape(line)}", printed, re.MULTILINE), line
+            elif kind == "run" and language == "python":
+                exec(compile(text, page, "exec"), {})
+            elif kind == "run":
+                printed = ""
+                for line in text.splitlines():
+                    words = shlex.split(line, comments=True)
+                    assert words[0] == "fedaudit", line
+                    code, out, err = fedaudit(*words[1:])
+                    assert code == 0, f"{line}\n{out}\n{err}"
+                    printed += out
+
+    return call
+
+
+def test_every_block_runs_in_order(follow):
+    follow("README.md", BLOCK.findall(README))
     assert Path("mine/report.html").is_file()
     assert Path("mine/report.tex").is_file()
+
+
+TAGGED = re.compile(r"^<!-- (run|file: (\S+)|not run: [^>]+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "howto.md"])
+def test_every_block_of_the_docs_runs_in_order(follow, page):
+    """Tags stand in comments there: what follows the language of a fence would be shown on the site."""
+    text = (ROOT / "docs" / page).read_text()
+    found = TAGGED.findall(text)
+    assert len(found) == text.count("```") // 2, "every block says what it is"
+    follow(page, [(language, f"file={file}" if file else tag, body) for tag, file, language, body in found])
 
 
 def test_the_first_block_is_what_make_does():

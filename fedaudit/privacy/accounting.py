@@ -165,8 +165,14 @@ def _accountants() -> Any:
     return accountants
 
 
+@functools.cache
 def _rdp_analysis() -> Any:
-    return _accountants().analysis.rdp
+    """opacus' analysis. The divergence of one step at one order is a pure function, and the slowest: the PRV accountant
+    asks for the same ones twice after we did, to lay out its grid. They are kept."""
+    analysis = _accountants().analysis.rdp
+    if (one := getattr(analysis, "_compute_rdp", None)) is not None:
+        analysis._compute_rdp = functools.lru_cache(maxsize=1 << 16)(one)
+    return analysis
 
 
 @functools.lru_cache(maxsize=256)
