@@ -56,7 +56,7 @@ class Descent:
         """Whether its step is to be recorded here. A counter of FLOPs would not see what is replayed."""
         return (
             self.repeats
-            and self.steps >= recorded.WORTH_IT
+            and (self.steps if self.kept is None else self.kept.steps) >= recorded.WORTH_IT
             and records_steps(self.device)
             and not is_in_torch_dispatch_mode()
         )

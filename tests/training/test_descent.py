@@ -81,9 +81,11 @@ def test_moments_go_on(replays: list[int]) -> None:
     assert torch.equal(once.detach(), twice.detach())
 
 
-def test_one_recording_serves_several_descents(replays: list[int]) -> None:
+def test_one_recording_serves_several_descents(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks in turn, as a generator and a model: their steps are recorded once each, batch norm's statistics
-    are as if there had been no recording, and each network sees what the other has become."""
+    are as if there had been no recording, and each network sees what the other has become. A turn of 5 steps would not
+    be worth a recording; all turns together are."""
+    monkeypatch.setattr(recorded, "WORTH_IT", 16)
     found = []
     for how in ("eager", "recorded"):
         torch.manual_seed(3)
