@@ -132,16 +132,35 @@ def coverage() -> str:
     return markdown(["members = non-members", "FPR", *(f"means {s:g} apart" for s in shifts)], found)
 
 
+def rounds() -> str:
+    """AUC by attack and number of uploads: the mean over seeds, and the least and the largest."""
+    rows = kept("rounds")
+    if not rows:
+        return "Not run yet."
+    numbers = sorted({row["rounds"] for row in rows})
+    found = []
+    for attack in sorted({row["attack"] for row in rows}):
+        cells = []
+        for many in numbers:
+            values = [row["auc"] for row in rows if (row["attack"], row["rounds"]) == (attack, many)]
+            cells.append(f"{sum(values) / len(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+        found.append([attack, *cells])
+    seeds, shadows = len({row["seed"] for row in rows}), sorted({row["shadows"] for row in rows})
+    head = markdown(["attack", *(f"last {n} uploads" if n > 1 else "last upload" for n in numbers)], found)
+    return f"{head}\n\nAUC, the mean of {seeds} seeds (least to largest); {shadows[0]} shadows of each client."
+
+
 def silent() -> str:
     """What the fresh seeds say of the rule, in a sentence."""
     rows = [row for row in kept("sabotage") if row["seed"] >= FRESH]
+    if not rows:
+        return ""
     less = [row for row in rows if row["noise"] < 1]
     quiet = [row for row in less if row["told"] == "not refuted"]
     honest = [row for row in rows if row["noise"] == 1]
     accused = sum(row["told"] == "refuted" for row in honest)
-    who = "".join(
-        f" ({', '.join(sorted({row['case'] + ', x ' + format(row['noise'], 'g') for row in quiet}))})" if quiet else ""
-    )
+    where = sorted({f"{row['case']}, x {row['noise']:g}" for row in quiet})
+    who = f" ({'; '.join(where)})" if where else ""
     return (
         f"Of {len(less)} runs with less noise than promised {len(quiet)} are silent, that is neither refuted nor "
         f'"cannot tell"{who}. Of {len(honest)} honest runs {accused} are refuted.'
@@ -151,6 +170,7 @@ def silent() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "tightness": tightness, "worst": worst, "noise": noise, "sabotage": sabotage, "by_test": by_test,
     "coverage": coverage, "whole_runs": whole_runs, "fresh": lambda: sabotage(fresh=True), "silent": silent,
+    "rounds": rounds,
 }  # fmt: skip
 
 TEXT = """# Measured epsilon: how tight, how often wrong, what it finds
@@ -219,6 +239,13 @@ Gaussian scores; share of 2,000 intervals that hold the true TPR, where 95 % are
 above the threshold (100, 1 %) the interval is wider than it would have to be.
 
 {coverage}
+
+## Membership over rounds
+
+A server sees a client's model in every round. FedAvg on digits, three clients of some 50 records, ten epochs a round,
+five rounds; each upload has shadows of its own, and scores of several are added up (epsilon_rounds.py).
+
+{rounds}
 """
 
 

@@ -67,8 +67,8 @@ def test_queries_of_the_servers_choice(privacy, leaks, tmp_path):
 @pytest.mark.parametrize(("privacy", "leaks"), [({}, True), ({"soft_labels": {"epsilon": 0.1, "delta": 1e-3}}, False)])
 def test_candidates_in_the_place_of_dsfls_open_set(privacy, leaks, tmp_path):
     """DS-FL as it is, overtrained: a server that puts candidates where x_p was reads members off the soft labels."""
-    setting = {**SMALL, "aux": 0.4, "public": 0.4, "holdout": 0.45, "partition": "iid"}
-    hard = {"E_k": 30, "B_k": 8, "B": 500, "E": 1, "E_prime": 1, "weights": "equal"}
+    setting = {**SMALL, "aux": 0.45, "public": 0.4, "holdout": 0.45, "partition": "iid"}
+    hard = {"E_k": 15, "B_k": 8, "B": 500, "E": 1, "E_prime": 1, "weights": "equal"}
     fedaudit.run(method="dsfl", rounds=1, set=hard, privacy=privacy, out=tmp_path / "a", **setting)
     found = attacked(tmp_path / "a", "chosen_queries")
     assert found.leak is leaks, found.verdict
