@@ -72,6 +72,15 @@ class FlowerApp(Method):
     # --- what a client does, for who replays it ---
 
     def train(self, client: Any, message: Down) -> Up:
+        return self._answer(client, message)
+
+    def evaluate(self, client: Any, message: Down) -> Up:
+        return self._answer(client, message)
+
+    def query(self, client: Any, message: Down) -> Up:
+        return self._answer(client, message)
+
+    def _answer(self, client: Any, message: Down) -> Up:
         """The app's own function, on these records."""
         if self.client is None:
             raise ThreatError("the run does not say where its ClientApp lies, so that no client is replayed")

@@ -88,7 +88,7 @@ def test_half_the_noise_is_refuted_and_the_whole_is_not(mod, verdict, at, privat
 
 
 def test_the_honest_one_is_rarely_refuted(private_run):
-    """Its noise is worth 3.51 and its claim 4: one in seventy is expected (two of 150 were), in six here at most one."""
+    """Its noise is worth 3.51 and its claim 4: one in seventy is expected (2 of 150 were), in six at most one."""
     app = app_with(LocalDpMod(CLIP, 2 * CLIP, EPSILON, DELTA))
     verdicts = [a.verdict for seed in range(6) for a in audit_mods(private_run, app, trials=60, seed=seed)]
     assert verdicts.count("refuted") <= 1
