@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 __version__ = "0.1.0"
 
@@ -21,12 +21,20 @@ for _link in ("methods", "attacks", "reports"):  # symbolic links in a checkout,
         )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeVar
+
+    from torch import Tensor, nn
+
+    M = TypeVar("M", bound=nn.Module)
+
     from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
     from fedaudit.attack.scene import Attack, Scene
     from fedaudit.errors import FedauditError
     from fedaudit.registry import register, register_attack
     from fedaudit.reports.compare import compare
     from fedaudit.reports.report import write_report as report
+    from fedaudit.reports.tables import Tables
     from fedaudit.runtime.contract import check_declarations
     from fedaudit.runtime.method import Method, weighted_mean
     from fedaudit.runtime.party import Client, Cohort, Server
@@ -46,7 +54,6 @@ if TYPE_CHECKING:
         Size,
         State,
         Up,
-        load,
         private,
         public,
         relay,
@@ -71,12 +78,24 @@ _NAMES = {
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
     "training.many": "Many answers",
-    "wire.message": "Down LowRank Part Record Size State Up load private public relay state_of",
+    "wire.message": "Down LowRank Part Record Size State Up private public relay state_of",
     "wire.traffic": "NUMBER Plan",
 }
 _HOME = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
 _HOME["report"] = ("reports.report", "write_report")
-__all__ = ["__version__", "attack", *sorted(_HOME)]
+__all__ = ["__version__", "attack", "load", *sorted(_HOME)]
+
+
+@overload
+def load(what: str | Path) -> Tables: ...
+@overload
+def load(what: M, state: Mapping[str, Tensor], part: Part | None = None) -> M: ...
+def load(what: Any, *rest: Any, **named: Any) -> Any:
+    """The tables of a run or an audit (`fedaudit.load("audit").runs` is a data frame); or, with a model, put a state
+    into it, or into a part of it (copied, never aliased), and return the model."""
+    if isinstance(what, str | Path):
+        return importlib.import_module("fedaudit.reports.tables").tables_of(what)
+    return importlib.import_module("fedaudit.wire.message").load(what, *rest, **named)
 
 
 def __getattr__(name: str) -> Any:

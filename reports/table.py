@@ -201,9 +201,7 @@ def _lower(group: Group) -> Cell:
     for seed, audit in found:
         each[seed] = max(each.get(seed, 0.0), audit.lower_bound)
     best = max(found, key=lambda pair: pair[1].lower_bound)[1]
-    adjusted = holm([audit.p_value for _, audit in found])
-    told = [(audit, p or 0.0) for (_, audit), p in zip(found, adjusted, strict=True) if audit.verdict == "refuted"]
-    refuted = list(dict.fromkeys(_claim_text(audit) for audit, p in told if p < LEVEL))
+    refuted = list(dict.fromkeys(claim_text(audit) for audit in refuted_claims(group)))
     many = f"the largest of {len(found)} audits, each by itself" if len(found) > 1 else "the one audit"
     how = f"one-sided {100 * best.confidence:g} %, {best.trials} trials, {many}"
     flag = f"refuted: {'; '.join(refuted)}" if refuted else ""
@@ -211,7 +209,15 @@ def _lower(group: Group) -> Cell:
     return Cell(largest, largest, math.inf, len(each), how, each, best.claim, flag=flag)
 
 
-def _claim_text(audit: EpsilonAudit) -> str:
+def refuted_claims(group: Group) -> list[EpsilonAudit]:
+    """Audits that refute a claim, how many were tried being considered."""
+    tried = [audit for run in group.runs for audit in run.audits if audit.trials]
+    adjusted = holm([audit.p_value for audit in tried])
+    told = [(audit, p or 0.0) for audit, p in zip(tried, adjusted, strict=True) if audit.verdict == "refuted"]
+    return [audit for audit, p in told if p < LEVEL]
+
+
+def claim_text(audit: EpsilonAudit) -> str:
     return f"ε = {audit.claim_epsilon:.3g} for {audit.claim}"
 
 

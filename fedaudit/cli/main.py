@@ -700,6 +700,23 @@ app.add_typer(flower_app, name="flower")
 app.command()(reproduce)
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN|AUDIT", help="A run folder, or the folder of an audit.")],
+    to: Annotated[str, typer.Option(help="tensorboard | mlflow | wandb | junit | csv")],
+    out: Annotated[str, typer.Option(help="A folder; junit: a file; mlflow: also the address of a store.")],
+    project: Annotated[str, typer.Option(help="mlflow: the experiment; wandb: the project.")] = "fedaudit",
+    budget: Annotated[Path | None, typer.Option(help="junit: budgets, whose verdicts stand among the others.")] = None,
+) -> None:
+    """Write runs for TensorBoard, MLflow or Weights & Biases, their verdicts as JUnit, or their tables as CSV.
+
+    Nothing is sent anywhere: wandb is written offline, mlflow into a folder or the store that was named.
+    """
+    from fedaudit.reports.export import export as write
+
+    print(write(run, to, out, project=project, budget=budget))
+
+
 @privacy_app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option(max=1e6, help="What the release, or all of them together, may cost.")],

@@ -35,12 +35,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 from fedaudit.errors import SettingError, did_you_mean
 from fedaudit.runtime.folder import STALE
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Frozen, read_toml, validated
+from fedaudit.suite.junit import Case, junit
 from fedaudit.suite.measured import METRICS
 from fedaudit.units import bytes_text, parse_bytes
 
@@ -296,17 +296,16 @@ def _github(outcomes: list[Outcome]) -> str:
     return "\n".join(github_error("fedaudit budget", o.message()) for o in outcomes if not o.kept)
 
 
+def cases(outcomes: Sequence[Outcome]) -> list[Case]:
+    """Budgets as verdicts for a CI."""
+    return [
+        Case("budget", f"{o.run}: {o.budget.title()}", "passed" if o.kept else "failure", "" if o.kept else o.message())
+        for o in outcomes
+    ]
+
+
 def _junit(outcomes: list[Outcome]) -> str:
-    suite = ElementTree.Element(
-        "testsuite", name="fedaudit", tests=str(len(outcomes)), failures=str(sum(not o.kept for o in outcomes))
-    )
-    for o in outcomes:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="fedaudit.budget", name=f"{o.run}: {o.budget.title()}"
-        )
-        if not o.kept:
-            ElementTree.SubElement(case, "failure", message=o.message())
-    return ElementTree.tostring(suite, encoding="unicode")
+    return junit(cases(outcomes))
 
 
 FORMATS: dict[str, Callable[[list[Outcome]], str]] = {"table": lambda _: "", "github": _github, "junit": _junit}

@@ -1,0 +1,170 @@
+"""Runs sent where teams keep results: TensorBoard, MLflow, Weights & Biases, JUnit, CSV. Nothing leaves the machine.
+
+Each target is a module of its own, loaded when it is asked for, and so is its library: a missing one is an error that
+names what to install.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.reports.report import rows_below
+from fedaudit.reports.runs import Run, read_runs
+from fedaudit.reports.table import Row
+from fedaudit.reports.tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.run_record import RunRecord, reading
+from fedaudit.suite.junit import Case, junit
+
+TARGETS = ("csv", "junit", "mlflow", "tensorboard", "wandb")
+BESIDE_ROUNDS = ("run", "method", "seed", "round")  # columns of a round that are no figures
+
+
+class Export:
+    """The runs below a folder, as the targets take them."""
+
+    def __init__(self, folder: Path, project: str = "fedaudit"):
+        if not folder.is_dir():
+            raise SettingError(f"There is no folder {folder}. Name a run, or the folder of an audit.")
+        found, self.problems = read_runs(folder)
+        self.folder, self.project = folder, project
+        self.tables = Tables(found, folder, self.problems)
+        runs = [row for row in self.tables.rows["runs"] if isinstance(row, RunRow)]
+        self.runs: list[Tracked] = [
+            Tracked(row, run, self.tables) for row, run in zip(runs, found, strict=True) if run.record.rounds
+        ]
+
+    def left_out(self) -> str:
+        """What no tracker gets, in words: runs without a round, and what cannot be read."""
+        idle = len(self.tables.rows["runs"]) - len(self.runs)
+        parts = [f"{idle} runs without a round are left out"] if idle else []
+        parts += [f"{name} cannot be read: {reason}" for name, reason in sorted(self.problems.items())]
+        return "".join(f"; {part}" for part in parts)
+
+    def rows(self) -> tuple[list[Row], dict[str, str]]:
+        """The rows of a report: runs that differ in their seed alone stand together."""
+        return rows_below(self.folder)
+
+
+class Tracked:
+    """One run as a tracker knows it: parameters, figures by round, figures of the whole."""
+
+    def __init__(self, row: RunRow, run: Run, tables: Tables):
+        self.row, self.run, self.record = row, run, run.record
+        self._rounds = [r for r in tables.rows["rounds"] if isinstance(r, RoundRow) and r.run == row.run]
+        self._attacks = [r for r in tables.rows["attacks"] if isinstance(r, AttackRow) and r.run == row.run]
+
+    @property
+    def name(self) -> str:
+        return self.row.run
+
+    def parameters(self) -> dict[str, str]:
+        """The setting, flat: the method's own hyper-parameters under set., policies under privacy.KIND."""
+        values = self.record.setting.model_dump(mode="json", exclude={"set", "privacy"})
+        values |= {f"set.{key}": value for key, value in self.record.setting.set.items()}
+        for kind, policy in self.record.setting.privacy.items():
+            values |= {f"privacy.{kind}.{key}": value for key, value in policy.items()}
+        return {key: str(value) for key, value in values.items() if value is not None}
+
+    def by_round(self) -> list[tuple[int, float, dict[str, float]]]:
+        """Round, seconds since 1970 at its end (evaluation and all), and its figures."""
+        at, rows = started(self.record), []
+        for row in self._rounds:
+            at += row.wall_s
+            values = {key: getattr(row, key) for key in columns_of("rounds") if key not in BESIDE_ROUNDS}
+            rows.append((row.round, at, finite(values)))
+        return rows
+
+    def whole(self) -> dict[str, float]:
+        """Figures of the run: what it guarantees and cost, and what each attack measured, as attack/threat/measure."""
+        skipped = ("seed", "rounds", "clients", "chosen_round")
+        values = {key: getattr(self.row, key) for key in columns_of("runs") if key not in skipped}
+        attacks = {f"attacks/{r.attack}/{r.threat}/{r.measure}": r.value for r in self._attacks if r.measure}
+        return finite({**values, **attacks})
+
+    def words(self) -> dict[str, str]:
+        """What is no number, or no finite one."""
+        epsilon = "not composed" if self.row.epsilon is None else f"{self.row.epsilon:g}"
+        return {
+            "status": self.row.status, "privacy": self.row.privacy, "device": self.row.device, "epsilon": epsilon,
+            "digest": self.row.digest, **{f"version.{key}": text for key, text in self.record.versions.items()},
+        }  # fmt: skip
+
+
+def started(record: RunRecord) -> float:
+    return datetime.fromisoformat(record.started).timestamp()
+
+
+def export(path: Path | str, to: str, out: Path | str, *, project: str = "fedaudit", budget: Path | None = None) -> str:
+    """Write a run, or all runs of an audit, to `out`. Returns what was written, in words."""
+    if to not in TARGETS:
+        raise SettingError(unknown("target", to, TARGETS))
+    if budget is not None and to != "junit":
+        raise SettingError(f"--budget is for --to junit; {to} holds results, no verdicts on them.")
+    with reading(Path(path)):
+        found = Export(Path(path), project)
+        if to == "junit":
+            return _junit(found, Path(out), budget)
+        if to == "csv":
+            return _csv(found, Path(out))
+        if not found.runs:
+            raise RunError(f"No run below {path} has finished a round: there is nothing to export.")
+        write: Callable[[Export, str], str] = importlib.import_module(f"fedaudit.reports.to_{to}").write
+        return write(found, str(out)) + found.left_out()
+
+
+def library(module: str, extra: str) -> Any:
+    """A target's library; where it is missing, what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise SettingError(f'--to {extra} needs {extra}: pip install "fedaudit[{extra}]" ({e}).') from None
+
+
+def fresh_folder(out: Path, what: str, ours: Callable[[Path], bool]) -> None:
+    """A folder to write into: new, empty, or one that holds nothing but earlier exports."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file, and {what} needs a folder. Choose another --out.")
+    if out.is_dir() and (strange := [p.name for p in sorted(out.iterdir()) if not ours(p)]):
+        raise RunError(
+            f"{out} holds {strange[0]}, which no export left there. Nothing was changed: choose another --out."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def _csv(found: Export, out: Path) -> str:
+    """A file for each table."""
+    names = {f"{table}.csv": table for table in Tables.names}
+
+    def ours(path: Path) -> bool:
+        if path.name not in names or path.is_symlink() or not path.is_file():
+            return False
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().startswith(",".join(columns_of(names[path.name])[:3]) + ",")
+
+    fresh_folder(out, "CSV", ours)
+    for name, table in names.items():
+        write_atomic(out / name, found.tables.csv(table).encode())
+    return f"{len(found.tables.rows['runs'])} runs in {', '.join(names)} in {out}"
+
+
+def _junit(found: Export, out: Path, budget: Path | None) -> str:
+    from fedaudit.reports.verdicts import cases_of
+
+    cases: Sequence[Case] = cases_of(found, budget)
+    if out.is_dir():
+        raise RunError(f"{out} is a folder, and JUnit's XML is one file: --out verdicts.xml.")
+    if out.is_symlink() or (out.exists() and not out.read_bytes().startswith(b'<testsuite name="fedaudit"')):
+        raise RunError(f"{out} is no export of fedaudit, and is left as it is. Choose another --out.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, junit(cases).encode())
+    failed = sum(case.outcome in ("failure", "error") for case in cases)
+    return f"{len(cases)} verdicts, {failed} of them failed, in {out}"

@@ -1,0 +1,81 @@
+"""What an audit says, as verdicts that a CI can fail on: claims of epsilon, leaks, runs that failed, budgets.
+
+A verdict is about a setting, its seeds together, and takes into account how many attacks and audits were tried. Where
+nothing could be told it is neither passed nor failed, but skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedaudit.reports.attack_rows import attacks_of
+from fedaudit.reports.leaks import leak, pooled_attacks, rebuilt
+from fedaudit.reports.table import Row, claim_text, refused, refuted_claims
+from fedaudit.suite.budgets import cases as budget_cases
+from fedaudit.suite.budgets import check_runs
+from fedaudit.suite.junit import Case
+
+if TYPE_CHECKING:
+    from fedaudit.reports.export import Export
+
+
+def cases_of(found: Export, budget: Path | None = None) -> list[Case]:
+    rows, failed = found.rows()
+    cases = [Case("run", name, "error", reason) for name, reason in sorted(failed.items())]
+    for row in rows:
+        cases += [*_run(row), *_claims(row), *_leaks(row)]
+    return cases + (budget_cases(check_runs([found.folder], budget)) if budget is not None else [])
+
+
+def _run(row: Row) -> list[Case]:
+    if refused(row.group):
+        return [Case("run", row.label, "skipped", "; ".join(row.notes))]
+    unfinished = [str(run.seed) for run in row.group.runs if run.record.status != "done"]
+    said = f"seed {', '.join(unfinished)} has not run all its rounds" if unfinished else ""
+    return [Case("run", row.label, "error" if unfinished else "passed", said)]
+
+
+def _claims(row: Row) -> list[Case]:
+    """Each claim by each test, over all seeds."""
+    audits = [audit for run in row.group.runs for audit in run.audits]
+    refuted = {(a.test, a.claim): a for a in reversed(refuted_claims(row.group))}
+    cases = []
+    for test, claim in dict.fromkeys((a.test, a.claim) for a in audits):
+        of_claim = [a for a in audits if (a.test, a.claim) == (test, claim)]
+        name = f"{row.label}: {claim_text(of_claim[0])} ({test})"
+        if (test, claim) in refuted:
+            a = refuted[test, claim]
+            said = f"refuted: at least {a.lower_bound:.3g} at {100 * a.confidence:g} %, p = {a.p_value:.2g}; {a.how}"
+            cases.append(Case("claim", name, "failure", said))
+        elif any(a.verdict == "not refuted" for a in of_claim):
+            cases.append(Case("claim", name, "passed"))
+        else:
+            cases.append(Case("claim", name, "skipped", f"{of_claim[0].verdict}: {of_claim[0].how}"))
+    return cases
+
+
+def _leaks(row: Row) -> list[Case]:
+    """Whether membership can be told, and whether records were rebuilt; nothing for a row that was not attacked."""
+    ran = [found for found in attacks_of(row.group) if found.results and not found.blind]
+    cases = []
+    if any(found.claims == "membership" for found in ran):
+        told, name = leak(row), f"{row.label}: membership"
+        best = next(iter(pooled_attacks(row.group)), None)
+        how = "no attack could be scored"
+        if best is not None:
+            how = f"{best.found.name}: AUC {best.value:.3f} [{best.low:.3f}, {best.high:.3f}], p = {best.adjusted:.2g}"
+        outcome = {True: "failure", None: "skipped", False: "passed"}[told]
+        said = {True: f"a leak by {how}", None: f"cannot tell: {how}", False: ""}[told]
+        cases.append(Case("leak", name, outcome, said))  # type: ignore[arg-type]
+    if any(found.claims == "reconstruction" for found in ran):
+        cell = row.cells["identified"]
+        said = f"{100 * (cell.value or 0):.1f} % of the images are identified by {cell.detail}"
+        name, bad = f"{row.label}: reconstruction", rebuilt(row)
+        cases.append(Case("leak", name, "failure" if bad else "passed", said if bad else ""))
+    for found in ran:
+        leaks = [result for result in found.results.values() if found.claims == "histogram" and result.leak]  # type: ignore[union-attr]
+        if found.claims == "histogram":
+            said = leaks[0].verdict if leaks else ""
+            cases.append(Case("leak", f"{row.label}: {found.name}", "failure" if leaks else "passed", said))
+    return cases
