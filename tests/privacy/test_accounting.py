@@ -190,3 +190,17 @@ def test_bad_events(settings: dict, name: str) -> None:
 def test_bad_delta(delta: float) -> None:
     with pytest.raises(PrivacyError, match=r"^delta = "):
         compose([Event(1.0)], delta)
+
+
+@pytest.mark.parametrize(
+    ("history", "delta"),
+    [(((2.0, 0.1, 84), (3.0, 0.01, 13)), 1e-5), (((5.0, 0.01, 33),), 1e-3), (((1.0, 0.3, 1),), 1e-3)],
+)
+def test_the_quick_prv_is_opacus_to_the_bit(history: acc.History, delta: float) -> None:
+    """It takes the divergences over from elsewhere; the grid is the one that opacus lays out."""
+    epsilons = []
+    for cls in (acc._accountants().PRVAccountant, acc._prv_accountant()):
+        accountant = cls()
+        accountant.history = list(history)
+        epsilons.append(accountant.get_epsilon(delta, eps_error=0.01, delta_error=delta / 1000))
+    assert epsilons[0] == epsilons[1] > 0
