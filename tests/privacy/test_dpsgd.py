@@ -97,9 +97,10 @@ def test_calibration_meets_epsilon_and_is_not_wasteful(epsilon, q, steps):
 
 
 def test_a_run_under_dp_sgd_has_a_finite_ledger(tiny, tmp_path):
-    record = run(tiny("fedavg", rounds=2, aux=0.1, privacy=training("eps=5,clip=1")), out=tmp_path / "a")
+    two = {"clients": 2, "partition": "iid", "aux": 0.5}  # of one size: they share a calibration
+    record = run(tiny("fedavg", rounds=2, privacy=training("eps=2,clip=1"), **two), out=tmp_path / "a")
     for client in record.ledger:
-        assert 0 < client.epsilon <= 5
+        assert 1.5 < client.epsilon <= 2
         assert client.by_relation["add-or-remove"].accountant == "prv"
         assert client.by_kind["weights"] == 0, "post-processing of protected training"
         assert client.by_kind["count"] == 0
@@ -147,11 +148,9 @@ def test_training_past_dp_sgd_is_not_free(tiny, tmp_path):
 
 def test_more_trainings_than_planned_are_refused(tiny, tmp_path):
     with pytest.raises(PrivacyError, match=r"planned 1 trainings of client 0, and this is number 2.*releases"):
-        run(tiny("outside:TwiceTrained", rounds=1, privacy=training("eps=2,clip=1")), out=tmp_path / "a")
-    record = run(
-        tiny("outside:TwiceTrained", rounds=1, clients=2, privacy=training("eps=2,clip=1,releases=2")),
-        out=tmp_path / "b",
-    )
+        run(tiny("outside:TwiceTrained", rounds=1, clients=1, privacy=training("eps=2,clip=1")), out=tmp_path / "a")
+    two = {"rounds": 1, "clients": 2, "partition": "iid"}
+    record = run(tiny("outside:TwiceTrained", privacy=training("eps=2,clip=1,releases=2"), **two), out=tmp_path / "b")
     assert all(1.5 < client.epsilon <= 2 for client in record.ledger)
 
 
