@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -355,6 +356,12 @@ def _read_beside(record: Path, name: str, transcript_digest: str, of: TypeAdapte
 
 
 def versions() -> dict[str, str]:
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Looked up once: reading what is installed takes as long as a round of a small run."""
     import torch
 
     found = {"python": platform.python_version(), "platform": f"{sys.platform}-{platform.machine()}"}
