@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data import own
+from fedaudit.data import huggingface, own
 from fedaudit.data.arrays import Arrays, dataset_of, known_domains, one_in_five, tensors
 from fedaudit.data.records import Dataset, Facts
 from fedaudit.errors import DataError, FedauditError, SettingError, unknown
@@ -50,14 +50,15 @@ def load(name: str, root: Path | str = ".data", *, size: int | None = None, down
 
 
 def names() -> tuple[str, ...]:
-    return (*_SOURCES, *(f"{kind}:PATH" for kind in _OWN))
+    return (*_SOURCES, *(f"{kind}:PATH" for kind in _OWN), "hf:NAME")
 
 
 def describe(name: str) -> Facts:
     """Static facts; nothing is read. Your own files and functions decide theirs."""
     kind, path = _split(name)
-    if kind == "own":
-        return Facts(name, None, None, None, None, "your own function")
+    if kind in ("own", "hf"):
+        source = "your own function" if kind == "own" else HF
+        return Facts(name, None, None, None, None, source)
     return _SOURCES[kind].facts if path is None else Facts(name, None, None, None, None, _OWN[kind].source)
 
 
@@ -80,6 +81,8 @@ def available(name: str, root: Path | str = ".data") -> bool:
     kind, path = _split(name)
     if kind == "own":
         return True  # as far as can be told without running it
+    if kind == "hf":
+        return huggingface.there(name)
     if path is not None:
         return path.is_dir() if kind == "folder" else path.is_file()
     return _SOURCES[kind].find(Path(root).expanduser().resolve()) is not None
@@ -92,6 +95,9 @@ def _split(name: str) -> tuple[str, Path | None]:
         if not path:
             raise SettingError(f"Data set {name!r} names no path; write {kind}:PATH, as in {_OWN[kind].example}.")
         return kind, Path(path).expanduser().resolve()
+    if kind == "hf":
+        huggingface.choice_of(name)
+        return "hf", None
     if is_path(name):
         return "own", None
     if colon or kind not in _SOURCES:
@@ -103,6 +109,8 @@ def _split(name: str) -> tuple[str, Path | None]:
 def _load(name: str, kind: str, where: Path, size: int | None) -> Dataset:
     if kind == "own":
         return _resized(own.dataset(name, where), size)
+    if kind == "hf":
+        return _resized(huggingface.dataset(name, size), size)
     if kind in _OWN:
         return _resized(_OWN[kind].read(name, where, size), size)
     source = _SOURCES[kind]
@@ -640,6 +648,7 @@ _SOURCES: dict[str, _Source] = {
         ),
     )
 }
+HF = "Hugging Face's, from the local cache, or hf:PATH of one saved on disk; ?x=COLUMN&y=COLUMN chooses"
 _OWN: dict[str, _Own] = {
     "folder": _Own("your images: PATH/train/CLASS and PATH/test/CLASS, or PATH/DOMAIN/CLASS", "folder:photos", _folder),
     "npz": _Own("your arrays: x, y and optionally test_x, test_y, domain", "npz:mine.npz", _npz),

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -36,7 +37,7 @@ def folder_name(setting: Setting) -> str:
 
 
 def default_folder(setting: Setting) -> Path:
-    name = f"{setting.method}-{setting.dataset}".replace("/", "_").replace(":", "_")
+    name = re.sub(r"[^\w.+@-]", "_", f"{setting.method}-{setting.dataset}")
     return Path("runs") / f"{name}-{setting_key(setting)[:8]}"
 
 
