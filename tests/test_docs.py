@@ -66,6 +66,8 @@ def test_the_walk_is_the_way_of_an_embedding(tmp_path):
     """The first call of each step, from the method's own lines on, comes after the first call of the step before."""
     steps = {code_of(path, name): number for number, (path, name) in enumerate(walk())}
     method = [path for path, _ in walk()].index("methods/dffke.py")
+    guess = [path for path, _ in walk()].index("attacks/embedding_match.py")
+    scored = guess + 1  # baselines, which look at nothing, are scored before it
     first: dict[int, int] = {}
     known: dict[CodeType, int | None] = {}
     calls = 0
@@ -84,7 +86,7 @@ def test_the_walk_is_the_way_of_an_embedding(tmp_path):
         if code not in known:
             known[code] = step_of(code)
         number = known[code]
-        if number is not None and (number <= method or method in first):
+        if number is not None and (number <= method or method in first) and (number != scored or guess in first):
             calls += 1
             first.setdefault(number, calls)
 

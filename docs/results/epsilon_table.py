@@ -222,8 +222,7 @@ no independent evidence for the rule.
 
 {sabotage}
 
-The same under the rule as it stands, with seeds that nobody had looked at when it was set (from 100 on), and as many
-of them at x 0.9 as at x 1:
+The same under the rule as it stands, with seeds that nobody had looked at when it was set (from 100 on):
 
 {fresh}
 

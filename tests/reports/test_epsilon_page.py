@@ -53,14 +53,38 @@ def test_intervals_of_the_tpr_cover(table):
 
 
 def test_less_noise_is_never_silent_and_honest_noise_is_not_refuted(table):
+    """Of both sets of seeds: the first, and the one that was made after the rule was set."""
     rows = table.kept("sabotage")
-    if not rows:
-        pytest.skip("the sabotage table was not run")
-    assert not [row for row in rows if row["noise"] < 1 and row["told"] == "not refuted"]
-    assert all(row["told"] == "refuted" for row in rows if row["noise"] == 0)
-    for case in {row["case"] for row in rows}:
-        honest = [row["told"] for row in rows if row["case"] == case and row["noise"] == 1]
-        assert honest.count("refuted") <= 4, "5 % of 20 are one: more than 4 have a probability of 0.3 %"
+    for fresh in (False, True):
+        some = [row for row in rows if (row["seed"] >= table.FRESH) is fresh]
+        assert some
+        assert not [row for row in some if row["noise"] < 1 and row["told"] == "not refuted"]
+        assert all(row["told"] == "refuted" for row in some if row["noise"] == 0)
+        for case in {row["case"] for row in some}:
+            honest = [row["told"] for row in some if row["case"] == case and row["noise"] == 1]
+            assert honest.count("refuted") <= 4, "5 % of 20 are one: more than 4 have a probability of 0.3 %"
+    one = [(row["case"], row["noise"], row["seed"]) for row in rows]
+    assert len(one) == len(set(one)), "no run counts twice"
+
+
+def test_tests_of_noise_keep_their_level(table):
+    rows = table.kept("noise")
+    honest = [row for row in rows if row["noise"] == 1]
+    assert {(row["release"], row["sigma"]) for row in honest} == {("float", 2.0), ("uint8", 0.5), ("uint8", 20.0)}
+    assert all(row["low"] <= 0.05 for row in honest)
+    assert all(row["rate"] > 0.95 for row in rows if row["noise"] < 1 and row["noise"] <= row["finds"])
+
+
+def test_audits_on_whole_runs_keep_their_level(table):
+    """400 runs of each: an interval that holds 5 % or lies below it; of baselines 1 % for the three together."""
+    by = {(r["test"], r["regime"], r["case"]): r for r in table.kept("whole_runs")}
+    assert len(by) == 16
+    assert all(row["of"] == 400 for row in by.values())
+    for (test, _, case), row in by.items():
+        if case == "dithered":
+            assert (row["rate"] > 0.99) is (test == "blind_pixels")
+        else:
+            assert row["low"] <= (0.01 / 3 if case == "honest" else 0.05)
 
 
 def test_the_scripts_run_in_small(tmp_path):
