@@ -64,8 +64,9 @@ def farthest(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 NAMES = [name for name in registry.names("methods") if "+" not in name]
 # FedZGE's server trains a generator with Adam, which makes steps of the gradients of biases before a batch norm: these
-# are rounding and nothing else. The first round's replies differ by 1e-16, the images of the second by 7e-11.
-TOLERANCE = {"fedzge": 1e-8}
+# are rounding and nothing else. The first round's replies differ by 1e-16, the images of the second by 7e-11. FedKTL's
+# server trains with Adam too: the prototypes of the second round differ by 2e-10.
+TOLERANCE = {"fedzge": 1e-8, "fedktl": 1e-8}
 COMPOSED = [name for name in registry.names("methods") if "+" in name]
 
 
@@ -73,15 +74,16 @@ COMPOSED = [name for name in registry.names("methods") if "+" in name]
 def test_every_method_is_the_same_to_rounding(
     method: str, tiny: Callable[..., Setting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rounds in double precision, four clients of unequal size, one of which drops out on the way: all that
+    """Two rounds in double precision, four clients of unequal size, one of which drops out of the first: all that
     crosses the wire differs by 1e-10 at most, and names, bytes and ledger not at all."""
-    values = {"rounds": 3, "clients": 4, "model": "cnn@0.25", "dropout": 0.1, "quorum": 0.25, "aux": 0.5, "seed": 3}
-    values |= {"partition": "dirichlet:0.5", "eval_every": 3, "eval_clients": False, "keep_weights": 3}
+    values = {"rounds": 2, "clients": 4, "model": "cnn@0.25", "dropout": 0.1, "quorum": 0.25, "aux": 0.7, "seed": 5}
+    values |= {"partition": "dirichlet:0.5", "eval_every": 2, "eval_clients": False, "keep_weights": 2}
     with double(method):
         serial = run(tiny(method, **values, engine="serial"), out=tmp_path / "a")
         stacked = run(tiny(method, **values, engine="stacked"), out=tmp_path / "b")
         assert protocol(serial) == protocol(stacked)
         assert farthest(sent(tmp_path / "a"), sent(tmp_path / "b")) < TOLERANCE.get(method, 1e-10)
+    assert 3 in [absence.client for absence in stacked.rounds[0].absent]
     assert (serial.setting.engine, stacked.setting.engine) == ("serial", "stacked")
     assert not [note for note in serial.notes if note.startswith("not stacked")]
 
@@ -98,8 +100,8 @@ def test_every_method_is_the_same_to_rounding(
     ids=["batch norm", "two architectures", "adam", "three at a time", "some take part"],
 )
 def test_fedavg_in_its_variants(values: dict[str, Any], tmp_path: Path) -> None:
-    setting: dict[str, Any] = {"method": "fedavg", "rounds": 3, "clients": 5, "aux": 0.5, "set": {"E": 2, "B": 8}}
-    setting |= {"partition": "dirichlet:0.3", "eval_every": 3, **values}
+    setting: dict[str, Any] = {"method": "fedavg", "rounds": 2, "clients": 5, "aux": 0.7, "set": {"E": 2, "B": 8}}
+    setting |= {"partition": "dirichlet:0.3", "eval_every": 2, **values}
     with double(setting["method"]):
         serial = run(**setting, engine="serial", out=tmp_path / "a")
         stacked = run(**setting, engine="stacked", out=tmp_path / "b")
@@ -181,9 +183,8 @@ def test_auto_is_stacked_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_time_is_shared_out(tmp_path: Path) -> None:
     """The clients' phases together are no longer than the round, though each waited for all the others."""
-    record = run(
-        method="fedavg", clients=4, rounds=1, model="mlp", set={"E": 20, "B": 8}, engine="stacked", out=tmp_path / "a"
-    )
+    values: dict[str, Any] = {"clients": 4, "rounds": 1, "model": "mlp", "set": {"E": 8, "B": 8}, "aux": 0.5}
+    record = run(method="fedavg", engine="stacked", out=tmp_path / "a", **values)
     of_clients = [row for row in record.timings if row.party.startswith("client") and row.phase == "task"]
     fits = [row for row in record.timings if row.phase == "fit"]
     assert len(of_clients) == len(fits) == 4

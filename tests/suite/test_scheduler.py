@@ -23,7 +23,7 @@ from fedaudit.suite.forecast import Pace, duration, forecast, total
 from fedaudit.suite.scheduler import audit, make_cells
 from fedaudit.suite.suite_file import Suite, read_suite
 
-SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp"}
+SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp", "aux": 0.6}
 
 
 def written(tmp_path: Path, text: str) -> Path:
