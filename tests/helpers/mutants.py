@@ -6,6 +6,7 @@ missing. `survives = "why"` marks an edit that changes nothing that can be seen.
 
     python tests/helpers/mutants.py                     # all, two at a time
     python tests/helpers/mutants.py --only ledger       # whose name or file holds "ledger"
+    python tests/helpers/mutants.py --tests by_hand     # those that a test of that name has to kill
     python tests/helpers/mutants.py --slice 3/20        # every 20th, from the third on: what a CI run takes
     python tests/helpers/mutants.py --list
 """
@@ -242,6 +243,7 @@ def warm_up() -> None:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants", description="Try the kept wrong edits against their tests.")
     parser.add_argument("--only", default="", help="whose name, file or list holds this text")
+    parser.add_argument("--tests", default="", help="whose tests hold this text: after a test was made shorter")
     parser.add_argument("--slice", default="", help="i/n: every n-th, from the i-th on")
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time")
     parser.add_argument("--list", action="store_true", help="name them, try nothing")
@@ -251,6 +253,7 @@ def main(words: Sequence[str]) -> int:
     given = parser.parse_args(words)
 
     mutants = [m for m in listed() if any(given.only in text for text in (m.name, m.file, m.listed))]
+    mutants = [m for m in mutants if any(given.tests in target for target in m.tests)]
     if given.slice:
         mutants = slice_of(mutants, given.slice)
     if given.list:
