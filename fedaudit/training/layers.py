@@ -4,16 +4,19 @@
   hardly a channel each, for which a GPU has no fast kernel. Here it is a product with the neighbours of each pixel,
   with the bias as one neighbour more that is always 1.
 - The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, is a mean over dimensions.
+- Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
+  (`apart`), which a recorded step starts at once all the same.
 
 The numbers are the same to rounding.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedaudit.training.copying import copied
 from fedaudit.training.products import _framed
@@ -42,22 +45,88 @@ class HalvingPool2d(nn.AvgPool2d):
         return even.reshape(*input.shape[:-2], h, 2, w, 2).mean((-3, -1))
 
 
-def quicker(model: M) -> M:
+class ApartConv2d(nn.Conv2d):
+    """A convolution that is done model by model where it is mapped over models."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        how = tuple(self.stride), tuple(cast(tuple[int, int], self.padding)), tuple(self.dilation)
+        out = cast(Tensor, _Convolution.apply(input, self.weight, how))
+        return out if self.bias is None else out + self.bias[:, None, None]
+
+
+How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # stride, padding, dilation
+
+
+class _Convolution(torch.autograd.Function):
+    """Of one model. Mapped over models it is `_Convolutions`."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, how: How) -> Tensor:
+        return F.conv2d(x, w, None, *how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, w, ctx.how = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        return *_gradients(grads[0], x, w, ctx.how, ctx.needs_input_grad[:2]), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, how: How) -> tuple[Tensor, int]:
+        n = info.batch_size
+        x, w = (
+            t.expand(n, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((x, w), in_dims[:2], strict=True)
+        )
+        return cast(Tensor, _Convolutions.apply(x, w, how)), 0
+
+
+class _Convolutions(torch.autograd.Function):
+    """Of models one after the other: x (model, row, channel, h, w), w (model, out, in, k, k)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, how: How) -> Tensor:
+        ctx.how = how
+        ctx.save_for_backward(x, w)
+        return torch.stack([F.conv2d(a, b, None, *how) for a, b in zip(x, w, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:2]
+        each = [_gradients(g, a, b, ctx.how, wanted) for g, a, b in zip(grads[0], x, w, strict=True)]
+        of_x, of_w = (torch.stack([cast(Tensor, e[i]) for e in each]) if wanted[i] else None for i in (0, 1))
+        return of_x, of_w, None
+
+
+def _gradients(g: Tensor, x: Tensor, w: Tensor, how: How, wanted: Any) -> tuple[Tensor | None, Tensor | None]:
+    stride, padding, dilation = (list(part) for part in how)
+    mask = [bool(wanted[0]), bool(wanted[1]), False]
+    found = torch.ops.aten.convolution_backward(g, x, w, None, stride, padding, dilation, False, [0, 0], 1, mask)
+    return found[0] if mask[0] else None, found[1] if mask[1] else None
+
+
+def quicker(model: M, *, apart: bool = False) -> M:
     """A copy whose layers run in these ways; the model itself where there is none of them, or somebody listens."""
     layers = list(model.modules())
     listened = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in layers)
-    if listened or not any(_other(m) for m in layers):
+    if listened or not any(_other(m, apart) for m in layers):
         return model
     mine = copied(model)
     for m in mine.modules():
-        if (kind := _other(m)) is not None:
+        if (kind := _other(m, apart)) is not None:
             m.__class__ = kind
     return mine
 
 
-def _other(m: nn.Module) -> type[nn.Module] | None:
-    if type(m) is nn.Conv2d and m.in_channels <= NARROW and m.groups == 1 and not isinstance(m.padding, str):
-        return NarrowConv2d if set(m.stride) | set(m.dilation) == {1} and m.padding_mode == "zeros" else None
+def _other(m: nn.Module, apart: bool) -> type[nn.Module] | None:
+    if type(m) is nn.Conv2d and m.groups == 1 and not isinstance(m.padding, str) and m.padding_mode == "zeros":
+        if m.in_channels <= NARROW and set(m.stride) | set(m.dilation) == {1}:
+            return NarrowConv2d
+        return ApartConv2d if apart else None
     if type(m) is nn.AvgPool2d:
         plain = not m.ceil_mode and m.divisor_override is None and m.padding in (0, (0, 0))
         return HalvingPool2d if plain and m.kernel_size in (2, (2, 2)) and m.stride in (2, (2, 2)) else None

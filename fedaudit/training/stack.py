@@ -630,7 +630,8 @@ class _Mapped:
     def __init__(self, job: Job, given_dims: Any, compile: bool):
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
         if _on_gpu(job.rows):
-            self.model = quicker(self.model)
+            slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
+            self.model = quicker(self.model, apart=slow)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
         self._dims = given_dims

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedaudit.training import stack
-from fedaudit.training.layers import HalvingPool2d, NarrowConv2d, quicker
+from fedaudit.training.layers import ApartConv2d, HalvingPool2d, NarrowConv2d, _Convolutions, quicker
 from fedaudit.training.many import Many
 from fedaudit.training.models import build
 
@@ -20,14 +20,16 @@ from fedaudit.training.models import build
         (nn.Conv2d(1, 5, 3, padding=1), (1, 6, 7)),
         (nn.Conv2d(3, 4, 5, padding=2, bias=False), (3, 8, 5)),
         (nn.Conv2d(2, 3, (3, 1), padding=(2, 0)), (2, 4, 6)),
+        (nn.Conv2d(6, 4, 3, padding=1), (6, 6, 7)),
+        (nn.Conv2d(5, 4, 3, stride=2, padding=(1, 0), dilation=2, bias=False), (5, 9, 8)),
         (nn.AvgPool2d(2), (3, 6, 8)),
         (nn.AvgPool2d(2), (3, 7, 5)),
     ],
 )
 def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
     layer = layer.double()
-    other = quicker(layer)
-    assert type(other) in (NarrowConv2d, HalvingPool2d)
+    other = quicker(layer, apart=True)
+    assert type(other) in (NarrowConv2d, HalvingPool2d, ApartConv2d)
     assert type(layer) in (nn.Conv2d, nn.AvgPool2d), "the model itself is as before"
     x = torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)  # two models, three rows
     found = []
@@ -38,6 +40,10 @@ def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...]) 
         found.append([out, *torch.autograd.grad((out * weights).sum(), [x, *params.values()])])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    one, two = layer(x[0]), other(x[0])
+    torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
+    a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (one, two))
+    torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
 
 
 def test_others_are_left_alone() -> None:
@@ -52,9 +58,14 @@ def test_others_are_left_alone() -> None:
     assert quicker(heard) is heard
 
 
-def test_stacks_and_many_run_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tf32", [False, True])
+def test_stacks_and_many_run_them_on_a_gpu(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's way, taken on this CPU."""
     monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    loops: list[int] = []
+    convolve = _Convolutions.apply
+    monkeypatch.setattr(_Convolutions, "apply", lambda *given: loops.append(1) or convolve(*given))
     counts = [9, 14, 6]
     together, alone = make("convnet@0.05", counts), make("convnet@0.05", counts)
     ran: list[int] = []
@@ -62,6 +73,7 @@ def test_stacks_and_many_run_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(NarrowConv2d, "forward", lambda self, x: ran.append(1) or forward(self, x))
     stack.fit_together(together)
     assert ran
+    assert bool(loops) is not tf32, "model by model in float32 alone"
     for job in alone:
         job.alone()
     assert distance(together, alone) < 1e-10
