@@ -1,6 +1,7 @@
-"""The table of docs/results/speed.md, from what `benchmarks/gpu_speed.py --out FOLDER` left.
+"""The tables of docs/results/speed.md, from what `benchmarks/gpu_speed.py --out FOLDER` left.
 
 python docs/results/speed_table.py [FOLDER]          # default: what is kept beside this file
+python docs/results/speed_table.py --write           # puts them into the page
 """
 
 from __future__ import annotations
@@ -29,9 +30,56 @@ def rows(folder: Path) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in found]
 
 
+# What was aimed at: in words, how many times as fast, the line, which of its figures, and which ways it was run.
+GOALS = [
+    ("FedAvg, ConvNet, a round", 6, "fedavg", "round_times", ("stacked_tf32_compiled", "stacked_tf32", "stacked")),
+    ("`fedfree_cnn`, B = 10, a round", 12, "fedfree_cnn", "round_times", ("stacked", "stacked_tf32")),
+    ("the same, the clients' training alone", 12, "fedfree_cnn", "clients_times", ("stacked", "stacked_tf32")),
+    ("DFRD's server", 4, "dfrd", "server_times", ("stacked_tf32", "stacked")),
+    ("DFFKE, a round", 4, "dffke", "round_times", ("stacked_tf32", "stacked")),
+    ("64 shadows", 10, "shadows", "times", ("stacked_compiled", "stacked_recorded")),
+]
+
+
+def goals(folder: Path) -> list[str]:
+    """A row for each goal: what was aimed at, and what was measured."""
+    found = []
+    for words, aim, line, figure, ways in GOALS:
+        path = folder / f"{line}.json"
+        figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        said = [f"{figures[way][figure]:.1f} (`{way}`)" for way in ways if figure in figures.get(way, {})]
+        met = any(figures[way][figure] >= aim for way in ways if figure in figures.get(way, {}))
+        verdict = ("met: " if met else "not met: ") if said else ""
+        found.append(f"| {words} | {aim} times | {verdict}{', '.join(said) or 'not measured'} |")
+    return found
+
+
+def tables(folder: Path) -> dict[str, list[str]]:
+    """By their first line."""
+    first = "| " + " | ".join(HEAD) + " |"
+    return {first: ["|" + "---|" * len(HEAD), *rows(folder)], GOALS_HEAD: ["|---|---|---|", *goals(folder)]}
+
+
+GOALS_HEAD = "| | aimed at | measured |"
+
+
+def write(page: Path, folder: Path) -> None:
+    lines, found = page.read_text().split("\n"), tables(folder)
+    for head, body in found.items():
+        begin = end = lines.index(head) + 1
+        while lines[end].startswith("|"):
+            end += 1
+        lines[begin:end] = body
+    page.write_text("\n".join(lines))
+
+
 def main() -> None:
-    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD))
-    print("\n".join(rows(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).with_name("speed")))))
+    here = Path(__file__)
+    if sys.argv[1:] == ["--write"]:
+        write(here.with_name("speed.md"), here.with_name("speed"))
+        return
+    for head, body in tables(Path(sys.argv[1]) if len(sys.argv) > 1 else here.with_name("speed")).items():
+        print("\n".join([head, *body, ""]))
 
 
 if __name__ == "__main__":

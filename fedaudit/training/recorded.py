@@ -28,6 +28,7 @@ class _Conditions:
     stepping: Stepping = "eager"
     bf16: bool = False
     stacked: bool = False
+    warm_ups: int = WARM_UP
 
 
 _now = _Conditions()
@@ -104,10 +105,18 @@ class Recording:
         self._replay()
 
 
-def record(step: Callable[[], Outputs], state: Sequence[Tensor]) -> Recording | None:
-    """The recording; None, with the reason kept, where it cannot be made."""
+_warm: set[Any] = set()  # what steps that were recorded before have in common with those to come
+
+
+def record(step: Callable[[], Outputs], state: Sequence[Tensor], like: Any = None) -> Recording | None:
+    """The recording; None, with the reason kept, where it cannot be made. `like`: the same for steps that are alike:
+    for the first of them libraries choose their kernels, the others run once and are recorded."""
+    _now.warm_ups = 1 if like in _warm else WARM_UP
     try:
-        return Recording(step, state)
+        made = Recording(step, state)
+        if like is not None:
+            _warm.add(like)
+        return made
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # noqa: BLE001 (whatever CUDA or torch has against it: an eager step says what is wrong)
@@ -159,7 +168,7 @@ def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
+        for _ in range(_now.warm_ups):
             step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -503,7 +503,7 @@ class _Fitting:
         """The recording of a step; where that is not known yet, of the faster of two ways to do convolutions."""
         key = repr((self.jobs[0].structure, len(self.slots), size, torch.backends.cudnn.allow_tf32, halves()))
         if not (self.mapped.convolves and may_choose()):
-            return record(step, state)
+            return record(step, state, like=key)
         if key in _faster:
             self.mapped.products = _faster[key]
             return record(step, state)
