@@ -33,6 +33,7 @@ def chosen(fn: str) -> Entry:
 class Alike:
     """The answers of a round, by function and by how many a client had given to it before."""
 
+    # By training after a look: the optimiser, and behind a space the numbers that are no hyper-parameters.
     told: dict[tuple[str, int], dict[int, tuple[str, ...]]] = field(default_factory=lambda: defaultdict(dict))
     choosing: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     answered: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
@@ -47,7 +48,7 @@ class Alike:
 
     def entries(self) -> Iterator[tuple[int, list[Entry]]]:
         for (fn, _), of in self.told.items():
-            alone = len(of) == 1 and any(numbers for told in of.values() for numbers in told)
+            alone = len(of) == 1 and any(" " in training for told in of.values() for training in told)
             if alone or len(set(of.values())) > 1:
                 yield from ((k, [unlike(fn)]) for k in sorted(of))
         for fn, clients in self.choosing.items():

@@ -421,10 +421,10 @@ class Client(Party):
         self.fitting = False
         self.entries.append(entry)
         seen.after_fit(model)
-        how = [options["batch"], options["epochs"], options["steps"], *vars(options["opt"]).values()]
+        how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen()]
         if self.looked:  # as often, and the same, for all clients, or it tells of the records
             known = all(seen.is_known(value) for value in how if value is not None)
-            self.told.append("" if known else str(how))
+            self.told.append(options["opt"].make.__name__ + ("" if known else f" {how}"))
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
             self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1

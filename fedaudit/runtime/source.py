@@ -30,7 +30,7 @@ from fedaudit.setting import Setting
 from fedaudit.training import own as own_model
 
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
-VERSIONS = ("fedaudit", "torch", "opacus")  # that matter: results of others are not the same result
+VERSIONS = ("torch", "opacus")  # that matter, beside the digest of our own code: others give another result
 ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
 _parsed: dict[tuple[str, str, int, int], tuple[str, list[str]]] = {}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,11 @@ class Opt:
             # Adam looks at its step counter on the CPU; a record may have brought it to another device.
             optimiser.state[parameters[int(at)]][name] = value.clone().cpu() if name == "step" else value.clone()
         return optimiser
+
+    def chosen(self) -> list[Any]:
+        """The options that are not the optimiser's own defaults."""
+        usual = {name: given.default for name, given in inspect.signature(self.make).parameters.items()}
+        return [value for name, value in self.options.items() if name == "lr" or value != usual.get(name)]
 
 
 def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -16,4 +16,5 @@ def in_chunks(fixed: Callable[[Tensor], Tensor], x: Tensor, size: int = 500) -> 
 
 def row_by_row(fixed: Callable[[Tensor], Tensor], x: Tensor, size: int = 500) -> Tensor:
     """The same, where no row may see another: each goes through by itself, and many of them side by side."""
-    return torch.func.vmap(lambda row: fixed(row[None])[0], chunk_size=size)(x)
+    with torch.no_grad():
+        return torch.func.vmap(lambda row: fixed(row[None])[0], chunk_size=size)(x)

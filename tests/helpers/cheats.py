@@ -502,6 +502,15 @@ class Again(Averages):
         return Weights(state_of(client.model))
 
 
+class AgainOneByOne(Again):
+    """The same, asked of one client after another."""
+
+    def round(self, s, server, cohort):
+        for k in list(cohort.ids):
+            cohort.ask(self.update, {k: Sent(s.w)})
+        return Last(s.w, server.t)
+
+
 class First(Averages):
     """Asks one client alone, which chooses by its records how it answers."""
 
@@ -521,6 +530,20 @@ class FirstRate(First):
     def update(self, client, msg) -> Weights:
         load(client.model, msg.w)
         client.fit(ce, steps=2, batch=16, opt=sgd(abs(float(client.x.mean()))))
+        return Weights(state_of(client.model))
+
+
+class FirstKnown(First):
+    """Asks one client alone, which looks first, and trains with hyper-parameters only."""
+
+    B: int = 16
+    S: int = 2
+    eta: float = 0.1
+
+    def update(self, client, msg) -> Weights:
+        load(client.model, msg.w)
+        assert len(client.y)
+        client.fit(ce, steps=self.S, batch=self.B, opt=sgd(self.eta))
         return Weights(state_of(client.model))
 
 

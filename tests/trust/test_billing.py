@@ -62,6 +62,7 @@ UNPAID = [
     "Steps",
     "OneByOne",
     "Again",
+    "AgainOneByOne",
 ]
 
 
@@ -85,6 +86,10 @@ def test_what_one_client_alone_does_by_its_records_is_billed(name, what, ledger)
 
 def test_one_client_alone_with_one_answer_costs_its_training(ledger):
     assert 0 < ledger("FirstPlain").ledger[0].epsilon < math.inf
+
+
+def test_one_client_alone_with_hyper_parameters_costs_its_training(ledger):
+    assert 0 < ledger("FirstKnown").ledger[0].epsilon < math.inf
 
 
 def test_a_function_has_one_message_class_over_the_run(ledger):
@@ -147,6 +152,11 @@ def test_a_private_training_gives_records_one_at_a_time_to_what_is_beside_it(led
     x = torch.arange(12.0).reshape(4, 3)
     assert torch.equal(row_by_row(lambda rows: rows.mean(0, keepdim=True).expand(len(rows), -1), x, size=2), x)
     ledger("BesideMixed")  # its loss fails where a row is not its own record
+
+
+def test_what_is_beside_a_private_training_works_with_networks(tiny, tmp_path):
+    setting = tiny("moon", rounds=2, clients=2, model="mlp", privacy=DP)
+    assert all(0 < epsilon < math.inf for epsilon in epsilons(run(setting, out=tmp_path / "moon")))
 
 
 @pytest.mark.parametrize(("name", "error"), [("Fails", "ValueError"), ("FailsQuietly", "Quiet")])
