@@ -20,6 +20,7 @@ from typing import Any
 
 # Imported on first use: by optimisers, scores, baselines.
 USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble")
+BEAR_A_FORK = {"jemalloc_bg_thd"}
 FORK = sys.platform == "linux"  # elsewhere forking is not safe under all libraries: a process then serves one cell
 
 
@@ -48,7 +49,12 @@ def prepare(preload: list[str]) -> bool:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task")) if FORK else 0
+    """Of this process, but for those of memory allocators that are started anew after a fork (pyarrow's, for one, which
+    comes along with scikit-learn where it is installed): they are no reason to import everything for each cell."""
+    if not FORK:
+        return 0
+    names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    return len([name for name in names if name not in BEAR_A_FORK])
 
 
 def serve(requests: int, replies: int, fork: bool = True) -> None:

@@ -46,7 +46,7 @@ def _without(value: Any, keys: set[str]) -> Any:
 def nursery(path: str) -> None:
     from fedaudit.suite.worker import prepare, serve
 
-    prepare([])
+    Path(f"{path}.forks").write_text(str(prepare([])))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its workers
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)

@@ -381,6 +381,13 @@ def test_workers_are_processes_of_their_own(tmp_path):
     assert "loss" in [a.attack for a in read_record(record).attacks]
 
 
+def test_a_worker_forks_for_each_cell(nursery_at):  # noqa: F811
+    """Nothing that it imports keeps it from that: else every cell would pay for the imports, ten seconds of them."""
+    from fedaudit.suite.worker import FORK
+
+    assert Path(f"{nursery_at}.forks").read_text() == str(FORK)
+
+
 # --- forecasts -------------------------------------------------------------------------------------------------
 
 
