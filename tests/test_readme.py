@@ -79,6 +79,15 @@ def test_every_block_of_the_docs_runs_in_order(follow, page):
     follow(page, [(language, f"file={file}" if file else tag, body) for tag, file, language, body in found])
 
 
+def test_the_section_on_own_models_and_data_runs(follow):
+    """Of the tutorial, by itself and in the quick suite."""
+    _, _, section = (ROOT / "docs" / "tutorial.md").read_text().partition("## Your own model and data")
+    found = TAGGED.findall(section)
+    assert len(found) == 2
+    follow("tutorial.md", [(language, f"file={file}" if file else tag, body) for tag, file, language, body in found])
+    assert Path("own/report.md").is_file()
+
+
 def test_the_first_block_is_what_make_does():
     [(_, _, text)] = [block for block in BLOCK.findall(README) if block[1] == "install"]
     assert "make audit" in text

@@ -15,12 +15,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedaudit.attack.claims import Claims, Features, Groups, Histogram, Reconstructions, TookPart
-from fedaudit.errors import ContractError, FedauditError, RunError, ThreatError
+from fedaudit.errors import ContractError, FedauditError, RunError, SettingError, ThreatError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Frozen
 from fedaudit.shape import KINDS, Kind, Shape
+from fedaudit.training import own as own_models
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import Down, Up, load
@@ -185,10 +186,18 @@ class Scene:
         try:
             with safe_open(path, framework="pt") as file:
                 state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                arch = (file.metadata() or {})["arch"]
+                arch = self._named((file.metadata() or {})["arch"])
                 return self.model(arch, state), arch
         except (OSError, SafetensorError, KeyError, RuntimeError, FedauditError) as e:
             raise RunError(f"{path} is no model that a run published: {e}. Run it again.") from e
+
+    def _named(self, arch: str) -> str:
+        """An architecture that a file names: code of somebody's own only where the setting names it, too."""
+        setting = self._world.setting
+        known = {*own_models.paths_in(setting.model), *own_models.paths_in(setting.server_model)}
+        if not set(own_models.paths_in(arch)) <= known:
+            raise SettingError(f"it names code, {arch!r}, that the run's setting does not")
+        return arch
 
 
 class Attack(Frozen):

@@ -12,6 +12,7 @@ import fedaudit as api
 from fedaudit.errors import NotApplicable, SettingError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.setting import Setting
+from fedaudit.shape import Shape
 
 PRIVACY = dict([parse_policy("training:noise=1,clip=1,delta=1e-3")])
 COMMON = {"rounds": 2, "clients": 2, "partition": "iid", "engine": "serial", "eval_clients": False}
@@ -111,6 +112,38 @@ def test_in_a_suite_that_is_a_result(tmp_path):
     assert api.read_record(tmp_path / "run").status == "refused"
 
 
+def test_a_transfer_set_of_texts_is_sent_as_ids(tmp_path):
+    """8 bytes an id: the run itself holds the declared traffic against what was sent."""
+    setting = {**TEXTS, "method": "mhat", "set": {}, "public": 0.1, "rounds": 1, "model": "mine:Reader"}
+    record = api.run(**setting, out=tmp_path / "run")
+    sent = {row.field: row.payload for row in record.traffic}
+    assert sent["Auxiliary.x_p"] == 2 * record.data.public * 10 * 8
+
+
+def test_texts_are_told_apart_by_their_words():
+    from types import SimpleNamespace
+
+    from fedaudit.attacks._view import numbers_of
+
+    scene = SimpleNamespace(shape=Shape((3,), tokens=7))
+    a, b, c = numbers_of(scene, torch.tensor([[1, 2, 2], [2, 1, 2], [1, 1, 2]]))
+    assert a.tolist() == b.tolist() == [0, 1, 2, 0, 0, 0, 0]
+    assert (a - c).norm() == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("shape", [Shape((5,), tokens=7), Shape((5,)), Shape((1, 3, 3))])
+def test_extreme_records_are_records(shape):
+    """What a release path is tried with: ids of the vocabulary, and floats elsewhere; no two alike."""
+    from fedaudit.attack.release_path import _extremes
+
+    like = torch.arange(5) if shape.tokens else torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    found = list(_extremes(like, shape, torch.Generator().manual_seed(0)).values())
+    assert {(tuple(x.shape), x.dtype) for x in found} == {(tuple(shape), like.dtype)}
+    assert len({tuple(x.flatten().tolist()) for x in found}) == len(found) >= 4
+    if shape.tokens:
+        assert all(0 <= int(x.min()) <= int(x.max()) < 7 for x in found)
+
+
 # --- code of one's own: trusted, and counted -----------------------------------------------------------------------
 
 CODE = """
@@ -159,6 +192,22 @@ def test_a_run_folder_that_names_own_code_imports_nothing(fedaudit, tmp_path, co
     if "server" not in before:  # which a method without a server's model never asks for
         assert done == 2
         assert "--trust" in err
+
+
+def test_a_published_model_that_names_own_code_imports_nothing(runs, tmp_path, code):
+    """An architecture is read from the file of a model, too, long after the world was built."""
+    import shutil
+
+    import safetensors.torch
+
+    from fedaudit.errors import RunError
+
+    shutil.copytree(runs / "rows", tmp_path / "run")
+    file = tmp_path / "run" / "models" / "global.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(file), file, metadata={"arch": f"{code}:Mine"})
+    with pytest.raises(RunError, match=r"it names code, .*, that the run's setting does not"):
+        api.attack(tmp_path / "run", attacks=["loss"], threat="outsider")
+    assert not (tmp_path / "told").exists()
 
 
 def test_an_edited_model_or_data_function_is_run_again(tmp_path, code):
@@ -210,7 +259,6 @@ def test_other_arrays_of_the_same_function_are_other_data(tmp_path, monkeypatch)
 def test_row_gradients_of_embeddings_and_attention(arch):
     """Against one backward pass a row: a token that a row has not got has no gradient from it."""
     from fedaudit.privacy.persample import row_gradients, validate
-    from fedaudit.shape import Shape
     from fedaudit.training import models
     from fedaudit.training.losses import ce
 
