@@ -142,8 +142,9 @@ def summary(record: RunRecord) -> list[str]:
         lines.append(f"  best test round ({best.round}), as papers report it: {_percent(best.accuracy)}")
     for direction in ("up", "down"):
         payload, wire = record.bytes(direction), record.bytes(direction, "wire")
+        how = f", compressed by {setting.compress}" if setting.compress and direction == "up" else ""
         lines.append(
-            f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds"
+            f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds{how}"
         )
     absent = sum(len(row.absent) for row in record.rounds)
     if absent:

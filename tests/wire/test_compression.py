@@ -328,6 +328,12 @@ def test_comm_plans_with_compression(fedaudit):
     assert fedaudit("comm", "fedavg", "--compress", "zip")[0] == 2
 
 
+def test_show_says_how_a_run_was_compressed(fedaudit, runs):
+    lines = fedaudit("show", runs["int8"])[1].splitlines()
+    assert [line for line in lines if "compressed by int8" in line] == [line for line in lines if "  up " in line]
+    assert "compressed" not in fedaudit("show", runs[None])[1]
+
+
 def test_resumed_under_another_compression_is_refused(runs):
     with pytest.raises(SettingError, match="compress = 'int8', now None"):
         run(method="fedavg", out=runs["int8"], resume=True, **{**TINY, "rounds": 3})
