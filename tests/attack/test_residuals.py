@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -150,18 +151,22 @@ def test_one_client_with_less_noise_is_named(tmp_path, monkeypatch):
 
 
 def test_a_repetition_that_goes_astray_accuses_nobody(honest, monkeypatch):
-    """Another learning rate: what comes out is not what was sent, and no statement about its noise is made."""
+    """More training, and other images: what comes out is not what was sent. However unlikely the difference is as
+    noise, no statement about noise is made."""
     real = Everything.send
 
     def other(self, client, msg):
         client.fit(ce, epochs=1, batch=64, opt=sgd(0.5))
-        return real(self, client, msg)
+        reply = real(self, client, msg)
+        return dataclasses.replace(reply, S=-reply.S)
 
     monkeypatch.setattr(Everything, "send", other)
     monkeypatch.setattr(Everything, "round", lambda self, s, server, cohort: s)
     found = by_kind(audit_residuals(honest))
     assert found["label_counts"].verdict == "cannot tell"  # these do not depend on the model
     assert found["embeddings"].verdict == "cannot tell"
+    assert found["synthetic_images"].verdict == "cannot tell"
+    assert found["synthetic_images"].p_value < 1e-6
 
 
 # -- DP-SGD --------------------------------------------------------------------------------------------------------
