@@ -143,9 +143,8 @@ def summary(record: RunRecord) -> list[str]:
     for direction in ("up", "down"):
         payload, wire = record.bytes(direction), record.bytes(direction, "wire")
         how = f", compressed by {setting.compress}" if setting.compress and direction == "up" else ""
-        lines.append(
-            f"  {direction:<4} {bytes_text(payload)} payload, {bytes_text(wire)} on the wire, all clients and rounds{how}"
-        )
+        sizes = f"{bytes_text(payload)} payload, {bytes_text(wire)} on the wire"
+        lines.append(f"  {direction:<4} {sizes}, all clients and rounds{how}")
     absent = sum(len(row.absent) for row in record.rounds)
     if absent:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
