@@ -9,7 +9,7 @@ import typer
 
 from fedaudit.cli.epsilon import Fail, print_audits
 from fedaudit.cli.helped import Helped
-from fedaudit.cli.output import print_summary, progress_bar
+from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import SettingError
 from fedaudit.setting import MANY, parse_pairs
 
@@ -85,3 +85,41 @@ def epsilon(
     print_audits(audits, run, as_json)
     if fail_if_refuted and any(audit.verdict == "refuted" for audit in audits):
         raise typer.Exit(1)
+
+
+@flower_app.command("comm")
+def comm(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A short run of the app.")],
+    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="Nodes of the run that is planned.")],
+    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="Its rounds.")],
+    wire: Annotated[bool, typer.Option(help="In the bytes that Flower sends, not as papers count.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Plan what a larger run of an app sends, by a short one."""
+    from fedaudit.flower.comm import planned
+    from fedaudit.units import bytes_text
+
+    found = planned(run, nodes=nodes, rounds=rounds, convention="wire" if wire else "payload")
+    if as_json:
+        print(found.model_dump_json(indent=1))
+        return
+    print_table(
+        [row.model_dump() for row in found.fields], f"one round of {nodes} nodes ({'wire' if wire else 'payload'})"
+    )
+    for way in ("up", "down", "total"):
+        sent: int = getattr(found, way)
+        print(f"{way:<6} {sent:>20,} B over {rounds} rounds = {bytes_text(sent)}")
+
+
+@flower_app.command("collect")
+def collect(
+    pages: Annotated[Path, typer.Argument(metavar="PAGES", help="The folder of a RecordingMod, of all nodes.")],
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="How many nodes there were.")],
+    name: Annotated[str, typer.Option(help="What the app is called.")] = "app",
+) -> None:
+    """Put together what nodes kept that had fedaudit's mod alone: a run folder like any other."""
+    from fedaudit.flower import collect as put_together
+
+    print_summary(put_together(pages, out=out, nodes=nodes, name=name))
+    print(f"Everything is in {out}")

@@ -16,9 +16,23 @@ try:
 except ImportError as e:
     raise SettingError(f'Flower is not installed ({e}). Install it: pip install "fedaudit[flower]".') from e
 
+from fedaudit.flower.alone import RecordingMod, collect
 from fedaudit.flower.app import App, Audited, audited, read_app, run_app
 from fedaudit.flower.client import AuditMod, Terms
 from fedaudit.flower.epsilon import audit_mods
 from fedaudit.flower.records import Records, served
 
-__all__ = ["App", "AuditMod", "Audited", "Records", "Terms", "audit_mods", "audited", "read_app", "run_app", "served"]
+__all__ = [
+    "App",
+    "AuditMod",
+    "Audited",
+    "RecordingMod",
+    "Records",
+    "Terms",
+    "audit_mods",
+    "audited",
+    "collect",
+    "read_app",
+    "run_app",
+    "served",
+]

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flwr.clientapp import ClientApp
@@ -115,6 +116,32 @@ def place_of(records: type[Records]) -> str:
     return f"{records.__module__}:{records.__qualname__}"
 
 
+def setting_of(
+    terms: Terms,
+    *,
+    name: str,
+    nodes: int,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    client_at: str | None = None,
+    keep_weights: int = 10,
+) -> Setting:
+    """The setting of an app's run, by which its folder is read again."""
+    hyper = {
+        "app": name,
+        "kinds": dict(terms.kinds),
+        "config": dict(config),
+        "adapter": None if terms.records is None else place_of(terms.records),
+        "client": client_at,
+    }
+    rounds = config.get("num-server-rounds")
+    return Setting.make(
+        method=METHOD, set=hyper, dataset=name, clients=nodes, partition="the app's own", holdout=0.5, validation=0.0,
+        aux=0.0, canaries=terms.canaries, model=name, rounds=rounds if isinstance(rounds, int) else 0,
+        privacy=dict(terms.privacy), seed=terms.seed, device="cpu", deterministic=False, onednn="on", engine="serial",
+        eval_clients=False, keep_weights=keep_weights,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Audited:
     """An app's two halves with the audit around them, for any Flower runtime; `record` reads what they left."""
@@ -153,20 +180,9 @@ def audited(
         raise SettingError("Canaries are planted among a node's records, which only an adapter tells. Give one.")
     folder = Path(out)
     terms = Terms(dict(kinds or {}), dict(privacy or {}), adapter, seed, nodes, canaries)
-    hyper = {
-        "app": name,
-        "kinds": dict(kinds or {}),
-        "config": dict(config or {}),
-        "adapter": None if adapter is None else place_of(adapter),
-        "client": client_at,
-    }
-    rounds = (config or {}).get("num-server-rounds")
-    setting = Setting.make(
-        method=METHOD, set=hyper, dataset=name, clients=nodes, partition="the app's own", holdout=0.5, validation=0.0,
-        aux=0.0, canaries=canaries, model=name, rounds=rounds if isinstance(rounds, int) else 0,
-        privacy=dict(privacy or {}), seed=seed, device="cpu", deterministic=False, onednn="on", engine="serial",
-        eval_clients=False, keep_weights=keep_weights,
-    )  # fmt: skip
+    setting = setting_of(
+        terms, name=name, nodes=nodes, config=config or {}, client_at=client_at, keep_weights=keep_weights
+    )
     mod = AuditMod(terms)
 
     def recorder() -> Recorder:

@@ -86,7 +86,7 @@ class LocalGrid(Grid):
             if self.log is not None:
                 with open(self.log, "a") as file:
                     file.write(f"node {node - FIRST}: {''.join(traceback.format_exception(e))}\n")
-            error = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=type(e).__name__)
+            error = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=f"{type(e)}:<'{e}'>")  # in Flower's words
             reply = Message(error, reply_to=message)
         return reply
 

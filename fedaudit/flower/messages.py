@@ -55,8 +55,6 @@ def fields_of(
     sent: set[str] = set()
     frame = 0
     for record, value in content.items():
-        if record == AUDIT:
-            continue
         size = _bytes(value, sent)
         split = [] if isinstance(value, ArrayRecord) else names.entries(message_type, record, value)
         for key in split:
@@ -89,9 +87,8 @@ def _bytes(value: Any, sent: set[str]) -> int:
 
 
 def frame_bytes(message: Any) -> int:
-    """Of the message itself and its table of records, without the records. Ours is not in it."""
-    content = RecordDict({name: r for name, r in message.content.items() if name != AUDIT})
-    return len(message.deflate()) + len(content.deflate())
+    """Of the message itself and its table of records, without the records."""
+    return len(message.deflate()) + len(message.content.deflate())
 
 
 def _arrays(record: ArrayRecord, named: Named | None, buffers: Iterable[str]) -> Any:

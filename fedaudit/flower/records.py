@@ -117,7 +117,8 @@ class _Given(Dataset):
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.x.shape[1:])
+        ids = self.x.dtype == torch.int64 and self.x.ndim == 2  # of tokens
+        return Shape(self.x.shape[1:], int(self.x.max()) + 1 if ids else 0)
 
 
 class _AsGiven(Federation):
@@ -158,4 +159,4 @@ def tensors_of(rows: Rows, whose: str) -> tuple[Tensor, Tensor]:
     x, y = (part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part)) for part in rows)
     if len(x) != len(y):
         raise DataError(f"{whose} gives {len(x)} records with {len(y)} labels.")
-    return x.to(torch.get_default_dtype()), y.to(torch.int64)
+    return x.to(torch.get_default_dtype()) if x.is_floating_point() else x, y.to(torch.int64)

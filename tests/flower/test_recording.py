@@ -84,6 +84,28 @@ def test_bytes_are_flowers_own(sk_app, tmp_path, monkeypatch):
     assert arrays.wire > arrays.payload == 8 * (640 + 10)
 
 
+def test_an_array_that_a_message_holds_twice_is_sent_once():
+    """Flower pushes objects by their content; here two of three arrays are the same."""
+    import numpy as np
+    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from fedaudit.flower.client import identify
+    from fedaudit.flower.messages import fields_of, frame_bytes
+    from fedaudit.flower.names import Names
+
+    identify()
+    content = RecordDict({
+        "a": ArrayRecord([np.zeros(500), np.zeros(500), np.ones(3)]),
+        "b": ArrayRecord([np.zeros(500)]),
+        "config": ConfigRecord({"t": 1}),
+    })  # fmt: skip
+    message = Message(content, dst_node_id=1, message_type="train")
+    fields, frame = fields_of(content, Names(), "train")
+    whole = sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+    assert frame + frame_bytes(message) + sum(field.wire for field in fields.values()) == whole < 2 * 4000
+
+
 def test_nothing_of_the_audit_reaches_the_app(torch_run):
     for entry in RunFolder(torch_run).transcript.entries():
         assert not any("fedaudit" in name for name in entry.fields)
@@ -208,3 +230,21 @@ def test_a_server_that_pushes_and_pulls(sk_app, tmp_path):
     assert first["config"]["key"].tolist() == [0, 1]
     index = (tmp_path / "run" / "transcript" / "index.jsonl").read_text().splitlines()
     assert sum(json.loads(line.partition(" ")[2])["type"] == "message" for line in index) == 2 * 4 + 1
+
+
+def test_a_short_run_plans_a_long_one(torch_run, sk_run):
+    """9,719 B of payload up for each node and round; a round with an absent node is left out."""
+    result = CliRunner().invoke(cli, ["flower", "comm", str(torch_run), "--nodes", "50", "--rounds", "100", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["up"] == 100 * 50 * 9719
+    fields = {(row["direction"], row["field"]): row["bytes"] for row in found["fields"]}
+    assert fields["down", "Train.arrays"] == 50 * 4 * PARAMETERS
+
+    from fedaudit.flower.comm import planned
+
+    record = RunFolder(sk_run).record
+    whole = planned(sk_run, nodes=3, rounds=1)
+    assert (whole.up, whole.down) == (record.rounds[0].up_payload, record.rounds[0].down_payload)
+    wire = planned(sk_run, nodes=3, rounds=1, convention="wire")
+    assert wire.up == record.rounds[0].up_wire
