@@ -62,7 +62,7 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
         for message in sent:
-            message.metadata.__dict__["_message_id"] = f"message {next(self._numbers)}"
+            message.metadata.__dict__["_message_id"] = f"{next(self._numbers):036d}"  # as long as a UUID
         for message in sorted(sent, key=lambda m: m.metadata.dst_node_id):
             self._replies[message.metadata.message_id] = self._answer(message)
         return [message.metadata.message_id for message in sent]
