@@ -165,14 +165,8 @@ def _accountants() -> Any:
     return accountants
 
 
-@functools.cache
 def _rdp_analysis() -> Any:
-    """opacus' analysis. The divergence of one step at one order is a pure function, and the slowest: the PRV accountant
-    asks for the same ones twice after we did, to lay out its grid. They are kept."""
-    analysis = _accountants().analysis.rdp
-    if (one := getattr(analysis, "_compute_rdp", None)) is not None:
-        analysis._compute_rdp = functools.lru_cache(maxsize=1 << 16)(one)
-    return analysis
+    return _accountants().analysis.rdp
 
 
 @functools.lru_cache(maxsize=256)
@@ -205,10 +199,10 @@ def _rdp(history: History, delta: float, beyond: bool = True) -> float:
 @functools.lru_cache(maxsize=1)
 def _prv_accountant() -> Any:
     """opacus' PRV accountant with its own grid, but from divergences that are there already: they take the time."""
-    accountants = _accountants()
+    plain: Any = _accountants().PRVAccountant
     from opacus.accountants.analysis.prv import Domain
 
-    class Quick(accountants.PRVAccountant):  # type: ignore[misc]
+    class Quick(plain):  # type: ignore[misc]
         def _get_domain(self, prvs: Any, num_self_compositions: Any, eps_error: float, delta_error: float) -> Any:
             # Gopi et al. 2021, Remark 5.6, as opacus reads it.
             steps = sum(num_self_compositions)
