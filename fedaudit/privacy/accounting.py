@@ -202,7 +202,7 @@ def _prv_accountant() -> Any:
     plain: Any = _accountants().PRVAccountant
     from opacus.accountants.analysis.prv import Domain
 
-    class Quick(plain):  # type: ignore[misc]
+    class Quick(plain):
         def _get_domain(self, prvs: Any, num_self_compositions: Any, eps_error: float, delta_error: float) -> Any:
             # Gopi et al. 2021, Remark 5.6, as opacus reads it.
             steps = sum(num_self_compositions)
