@@ -47,7 +47,6 @@ def _tensor(t: Tensor | None, known: dict[int, Any]) -> Tensor | None:
     if type(t) not in (Tensor, nn.Parameter) or not t.is_leaf or vars(t):
         return copy.deepcopy(t, known)
     mine = t.detach().clone()
-    known[id(t)] = (
-        nn.Parameter(mine, t.requires_grad) if isinstance(t, nn.Parameter) else mine.requires_grad_(t.requires_grad)
-    )
-    return cast(Tensor, known[id(t)])
+    mine = nn.Parameter(mine, t.requires_grad) if isinstance(t, nn.Parameter) else mine.requires_grad_(t.requires_grad)
+    known[id(t)] = mine
+    return mine
