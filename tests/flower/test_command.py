@@ -1,0 +1,70 @@
+"""`fedaudit flower run`, what it refuses, and that a run folder imports nobody's code unasked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedaudit import registry
+from fedaudit.cli.main import app as cli
+from fedaudit.errors import SettingError
+from fedaudit.flower import read_app
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.world import world_of
+
+APP = Path(__file__).parents[2] / "examples" / "flower_sklearn"
+
+
+def test_an_app_from_the_command_line(tmp_path):
+    words = [
+        "flower", "run", str(APP), "--out", str(tmp_path / "run"), "--nodes", "2", "--kind", "arrays=weights:update",
+        "--run-config", "num-server-rounds=1", "--privacy", "gradients:eps=4,clip=1,delta=1e-5",
+    ]  # fmt: skip
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output + str(result.exception)
+    record = read_record(tmp_path / "run")
+    assert record.setting.rounds == 1
+    assert record.ledger[0].by_kind["gradients"] == pytest.approx(4.0, rel=0.02)
+    assert "Everything is in" in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--kind", "arrays"], "write RECORD=KIND"),
+        (["--kind", "arrays=weights:all"], "update or record"),
+        (["--run-config", "rounds=1"], "has no config 'rounds'"),
+        (["--adapter", "skdigits.task:fit"], "should be a Records"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(more, words, tmp_path):
+    result = CliRunner().invoke(cli, ["flower", "run", str(APP), "--out", str(tmp_path / "run"), *more])
+    assert isinstance(result.exception, SettingError)
+    assert words in str(result.exception)
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_a_folder_that_is_no_app(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    with pytest.raises(SettingError, match="describes no Flower app"):
+        read_app(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.flwr.app.components]\nclientapp = 'nowhere:app'\nserverapp = 'nowhere:app'\n"
+    )
+    with pytest.raises(SettingError, match="cannot be imported"):
+        read_app(tmp_path)
+
+
+@pytest.mark.parametrize("gone", ["skdigits.audit", "skdigits.client_app"])
+def test_a_run_imports_no_code_that_nobody_trusts(gone, sk_run, monkeypatch):
+    """The folder names an adapter and a ClientApp: whoever opens it in another process has to trust both."""
+    monkeypatch.delitem(sys.modules, gone)
+    monkeypatch.setattr(registry, "_trusting", False)
+    world_of.cache_clear()
+    with pytest.raises(SettingError, match="--trust"):
+        _ = RunFolder(sk_run).world
+    world_of.cache_clear()
