@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.runtime.scores import Accuracy, Reached, Spread
@@ -133,7 +134,10 @@ def summary(record: RunRecord) -> list[str]:
         f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
         f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status})"
     ]
-    both = ((record.result.last, "last round"), (record.result.chosen, "round chosen on validation data"))
+    last, chosen = record.result.last, record.result.chosen
+    same = last is not None and chosen is not None and last.round == chosen.round
+    both = [(last, f"last round{', also the one chosen on validation data' if same else ''}")]
+    both += [] if same else [(chosen, "round chosen on validation data")]
     for reached, title in both:
         if reached is not None:
             lines += [f"  {title} ({reached.round}):", *_reached_lines(reached)]
@@ -179,10 +183,14 @@ def _near_chance(record: RunRecord) -> list[str]:
     first: dict[str, Any] = {} if own else dict(getattr(find(name), "on_digits", {}))
     flat = {f"{k}.{j}" if isinstance(v, dict) else k: w for k, v in first.items() for j, w in _parts(v)}
     advice = " ".join(f"--set {key}={value}" for key, value in flat.items()) or "more epochs and a larger learning rate"
-    return [
+    lines = [
         f"  NEAR CHANCE: guessing gives {100 / (classes or 1):.0f} %. Nothing was learnt, so nothing can be found.",
         f"    Try {advice}, or more --rounds.",
     ]
+    if TRAINING in record.setting.privacy:  # steps with noise want to be few and large
+        lines[1] = "    DP-SGD takes larger batches and a larger learning rate than training without noise (FedAvg on"
+        lines.append("    digits: --set E=3 --set B=64 --set eta=0.5), more --rounds, or a larger epsilon.")
+    return lines
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:

@@ -8,6 +8,7 @@ import pytest
 import reported
 
 from fedaudit import registry, run
+from fedaudit.cli.listing import summary
 from fedaudit.errors import SettingError
 from fedaudit.registry import find
 
@@ -67,6 +68,30 @@ def test_near_chance_is_said_with_what_to_set(fedaudit, tmp_path):
     assert "Try --set E=5 --set B=16 --set eta=0.1, or more --rounds." in out
     reported._save(tmp_path, "b", reported._record("fedavg", 0, 0.6, releases=True), [])
     assert "NEAR CHANCE" not in fedaudit("show", tmp_path / "runs" / "b")[1]
+
+
+def test_near_chance_under_dp_sgd_wants_other_settings(fedaudit, tmp_path):
+    record = reported._record(
+        "fedavg", 0, 0.26, privacy={"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
+    )
+    reported._save(tmp_path, "a", record, [])
+    _, out, _ = fedaudit("show", tmp_path / "runs" / "a")
+    assert "larger batches and a larger learning rate" in out
+    assert "Try --set E=5" not in out
+
+
+def test_what_is_the_same_round_is_said_once():
+    record = reported._record("fedavg", 0, 0.9, releases=True)
+    record.result.chosen = record.result.last.model_copy(deep=True)
+    once = summary(record)
+    assert once[1] == "  last round, also the one chosen on validation data (2):"
+    assert sum("global model, common test set" in line for line in once) == 1
+    record.result.chosen.round = 1
+    twice = summary(record)
+    assert [line for line in twice if "round" in line and line.endswith(":")] == [
+        "  last round (2):", "  round chosen on validation data (1):",
+    ]  # fmt: skip
+    assert sum("global model, common test set" in line for line in twice) == 2
 
 
 @pytest.mark.slow
