@@ -9,8 +9,9 @@ most.
 The distance is an upper estimate, by a search in the manner of HopSkipJump (Chen, Jordan and Wainwright, S&P 2020), L2:
 start at the nearest auxiliary record to which the model gives another label (one query for each auxiliary record,
 shared by all candidates and not counted), go to the boundary by bisection, estimate its normal there from the labels of
-random probes, step along it, bisect again. Images stay in [-1, 1]. Where the model gives every record the same label
-there is no boundary to be found, and the distance is the diameter of the space of images.
+random probes, step along it, bisect again. Images stay in [-1, 1], rows between the least and the greatest number that
+the attacker knows. Where the model gives every record the same label there is no boundary to be found, and the distance
+is the diameter of the space of records.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from fedaudit.attack.scene import Scene
 from fedaudit.attacks._models import ModelAttack
 from fedaudit.attacks._view import in_chunks
 from fedaudit.registry import register_attack
-from fedaudit.shape import IMAGES, Kind
+from fedaudit.shape import Kind
 
 Predict = Callable[[Tensor], Tensor]  # images in, labels (or what is said of them) out
+Bounds = tuple[float, float]  # of every number of a record
 CANDIDATES = 128  # searched for at a time: probes of so many are held in memory
 
 
 @register_attack("label_only")
 class LabelOnly(ModelAttack):
-    takes: ClassVar[frozenset[Kind]] = IMAGES
+    takes: ClassVar[frozenset[Kind]] = frozenset({"images", "rows"})  # between two texts there is nothing
     queries: int = Field(500, ge=16)  # labels asked for each candidate
     probes: int = Field(30, ge=2)  # of them, for one estimate of the boundary's normal
     bisections: int = Field(8, ge=1)  # of them, for one way to the boundary
@@ -51,12 +53,16 @@ class LabelOnly(ModelAttack):
         right = predict(scene.x) == scene.y
         distance = torch.zeros(len(scene.y), dtype=torch.float64, device=scene.device)
         x, y = scene.x[right], scene.y[right]
-        distance[right] = self.distances(predict, x, y, scene.auxiliary[0], scene.rng("probes"))
+        others = scene.auxiliary[0]
+        bounds = (-1.0, 1.0) if scene.shape.kind == "images" else reach(torch.cat([scene.x, others]))
+        distance[right] = self.distances(predict, x, y, others, scene.rng("probes"), bounds)
         return Claims(distance)
 
-    def distances(self, predict: Predict, x: Tensor, y: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
-        """How far rightly classified images are from the boundary of their class, at most."""
-        farthest = 2 * math.sqrt(x[0].numel()) if len(x) else 0.0
+    def distances(
+        self, predict: Predict, x: Tensor, y: Tensor, others: Tensor, rng: torch.Generator, bounds: Bounds = (-1.0, 1.0)
+    ) -> Tensor:
+        """How far rightly classified records are from the boundary of their class, at most."""
+        farthest = math.sqrt(x[0].numel()) * (bounds[1] - bounds[0]) if len(x) else 0.0
         found = torch.full((len(x),), farthest, dtype=torch.float64, device=x.device)
         labels = predict(others) if len(others) else y[:0]
         for rows in torch.arange(len(x), device=x.device).split(CANDIDATES):
@@ -64,10 +70,12 @@ class LabelOnly(ModelAttack):
             rows = rows[far.isfinite().any(1)]
             if len(rows):
                 start = others[far[far.isfinite().any(1)].argmin(1)]
-                found[rows] = self._search(predict, x[rows], y[rows], start, rng)
+                found[rows] = self._search(predict, x[rows], y[rows], start, rng, bounds)
         return found
 
-    def _search(self, predict: Predict, x: Tensor, y: Tensor, start: Tensor, rng: torch.Generator) -> Tensor:
+    def _search(
+        self, predict: Predict, x: Tensor, y: Tensor, start: Tensor, rng: torch.Generator, bounds: Bounds
+    ) -> Tensor:
         shape = x.shape[1:]
         x, point = x.flatten(1).double(), start.flatten(1).double()
 
@@ -79,7 +87,7 @@ class LabelOnly(ModelAttack):
         point = self._bisect(outside, x, point)
         left, t = self.queries - 1 - self.bisections, 1  # one was asked for the candidate itself
         while left >= self.probes + self.steps + self.bisections:
-            point = self._closer(outside, x, point, t, rng)
+            point = self._closer(outside, x, point, t, rng, bounds)
             left, t = left - self.probes - self.steps - self.bisections, t + 1
         return (point - x).norm(dim=1)
 
@@ -92,7 +100,9 @@ class LabelOnly(ModelAttack):
             near, far = near.where(other, middle), middle.where(other, far)
         return x + far * (point - x)
 
-    def _closer(self, outside: Predict, x: Tensor, point: Tensor, t: int, rng: torch.Generator) -> Tensor:
+    def _closer(
+        self, outside: Predict, x: Tensor, point: Tensor, t: int, rng: torch.Generator, bounds: Bounds
+    ) -> Tensor:
         """One round of the search; a candidate for which it does not come closer keeps its point."""
         n, pixels = x.shape
         distance = (point - x).norm(dim=1, keepdim=True)
@@ -100,7 +110,7 @@ class LabelOnly(ModelAttack):
         u /= u.norm(dim=2, keepdim=True)
         # As wide as the last bisection was coarse, so that probes fall on both sides of the boundary.
         delta = (distance * max(1 / pixels, 2.0**-self.bisections))[:, :, None]
-        probes = (point[:, None] + delta * u).clamp(-1, 1)
+        probes = (point[:, None] + delta * u).clamp(*bounds)
         sign = outside(probes).double() * 2 - 1
         mean = sign.mean(1, keepdim=True)
         weight = torch.where(mean.abs() < 1, sign - mean, sign)  # all alike: their mean says as much as there is
@@ -109,10 +119,15 @@ class LabelOnly(ModelAttack):
         step, new = distance / math.sqrt(t), point
         open_ = torch.ones(n, 1, dtype=torch.bool, device=x.device)
         for _ in range(self.steps):
-            tried = (point + step * normal).clamp(-1, 1)
+            tried = (point + step * normal).clamp(*bounds)
             good = outside(tried)[:, None] & open_
             new, open_ = tried.where(good, new), open_ & ~good
             step = step / 2
         new = self._bisect(outside, x, new)
         closer = (new - x).norm(dim=1, keepdim=True) < distance
         return new.where(closer, point)
+
+
+def reach(x: Tensor) -> Bounds:
+    """The least and the greatest number in rows."""
+    return float(x.min()), float(x.max())

@@ -27,7 +27,8 @@ def runs(tmp_path_factory):
     api.run(**ROWS, out=folder / "rows")
     api.run(**TEXTS, out=folder / "texts", privacy=PRIVACY)
     for name in ("rows", "texts"):
-        api.attack(folder / name, attacks=["loss", "gradient_norm", "gradient_match", "imprint"])
+        few = {"attack": "label_only", "queries": 64, "probes": 8}
+        api.attack(folder / name, attacks=["loss", "gradient_norm", "gradient_match", "imprint", few])
     return folder
 
 
@@ -41,6 +42,7 @@ def test_a_run_of_own_records_learns_and_is_attacked(runs, name):
     for attack in ("loss", "gradient_norm", "blind_pixels", "blind_nearest", "blind_prior"):
         assert found[attack].ran
         assert found[attack].pooled.auc.low < found[attack].pooled.auc.value < found[attack].pooled.auc.high
+    assert found["label_only"].ran == (name == "rows")  # between two texts there is nothing
     for attack in ("gradient_match", "imprint"):
         assert not found[attack].ran
         assert "does not apply: it is for images" in found[attack].reason
@@ -81,6 +83,11 @@ def test_the_gate_holds_them_to_budgets(runs, tmp_path, fedaudit, name, most, ke
     (tmp_path / "b.toml").write_text(f'[[budget]]\nmethod = "fedavg"\ndirection = "down"\nmax = "{most} B"\n')
     code, out, err = fedaudit("check", runs / name, "--budget", tmp_path / "b.toml")
     assert code == (0 if kept else 1), out + err
+
+
+def test_an_isolated_run_of_texts_has_the_same_bits(runs, tmp_path):
+    record = api.run(**{**TEXTS, "isolate": True}, out=tmp_path / "run", privacy=PRIVACY)
+    assert record.transcript_digest == api.read_record(runs / "texts").transcript_digest
 
 
 def test_a_stacked_run_of_texts_is_the_serial_one(runs, tmp_path):
