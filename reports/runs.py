@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -82,7 +83,13 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     sets = [tuple(of[seed] for seed in sorted(of)) for of in found.values()]
     settings = [runs[0].record.setting for runs in sets]
     groups = [_labelled(runs, settings) for runs in sets]
-    return sorted(groups, key=lambda g: (str(g.arena), g.method, bool(g.setting.privacy), g.label))
+    return sorted(groups, key=lambda g: (str(g.arena), g.method, bool(g.setting.privacy), _natural(g.label)))
+
+
+def _natural(label: str) -> list[str | float]:
+    """For sorting: numbers as numbers, so that epsilon = 8 stands between 2 and 32. Words and numbers take turns."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", label)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _labelled(runs: tuple[Run, ...], settings: Sequence[Setting]) -> Group:

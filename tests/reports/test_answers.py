@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 import reported
@@ -101,3 +102,13 @@ def test_rows_and_columns_of_a_latex_table_can_be_chosen(tmp_path):
     assert text.count("fedavg &") == 1
     assert "81.0 \\% {\\scriptsize $\\pm$ 1.0} & 8 & 0.001 \\\\" in text
     assert "Attack AUC" not in text
+
+
+def test_rows_are_in_the_order_of_their_numbers(tmp_path):
+    """Epsilon = 2, 8, 32: letter by letter 32 would stand between them."""
+    for epsilon in (32.0, 8.0, 2.0):
+        policy = {"training": {"epsilon": epsilon, "sensitivity": "clip:1", "delta": 1e-4}}
+        reported._save(tmp_path, str(epsilon), reported._record("fedavg", 0, 0.9, privacy=policy), [])
+    reported._save(tmp_path, "plain", reported._record("fedavg", 0, 0.9), [])
+    labels = [row.group.label for row in rows_below(tmp_path)[0]]
+    assert [re.findall(r"ε=(\d+)", label) for label in labels] == [[], ["2"], ["8"], ["32"]]
