@@ -151,9 +151,10 @@ def test_declarations_hold(method, tiny):
 # --- the checks themselves can fail ------------------------------------------------------------------------------
 
 
-def test_a_false_declaration_is_found(tiny):
+@pytest.mark.parametrize("liar", ["Liar", "LateLiar"])
+def test_a_false_declaration_is_found(liar, tiny):
     with pytest.raises(ContractError, match=r'Weights\.w is declared via="model", but it changes'):
-        check_declarations(tiny("outside:Liar"))
+        check_declarations(tiny(f"outside:{liar}"))
 
 
 @pytest.mark.parametrize(

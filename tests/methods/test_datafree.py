@@ -228,9 +228,9 @@ def test_the_guard_counts_validation_records_and_is_billed(tiny, tmp_path):
 def test_the_record_has_the_model_before_and_after_and_what_was_measured(tiny, tmp_path, fedaudit):
     common = {"rounds": 1, "partition": "dirichlet:0.3"}
     alone = run(tiny("fedavg", set=LOCAL, **common), out=tmp_path / "fedavg")
-    both = run(tiny("fedavg+dfrd", set={**STEPS, "host": LOCAL}, **common), out=tmp_path / "both")
+    both = run(tiny("fedavg+dfrd", set={**STEPS, "eta_d": 50.0, "host": LOCAL}, **common), out=tmp_path / "both")
     before = both.result.last.global_points["before distillation"]
-    assert before == alone.result.last.global_
+    assert before == alone.result.last.global_ != both.result.last.global_, "a rate of 50 spoils any model"
     assert both.rounds[0].diagnostics.keys() == {
         "fidelity", "fidelity_mean", "epsilon", "L_div", "agreement", "kept_host",
     }  # fmt: skip

@@ -24,7 +24,7 @@ def training(text):
     return dict([parse_policy(f"training:{text}")])
 
 
-def one_step(policy, n=40, seed=0, lr=1.0, **options):
+def one_step(policy, n=40, seed=0, lr=1.0, sample=1, **options):
     torch.manual_seed(seed)
     model = models.build("mlp", shape=(1, 4, 4), classes=3)
     x, y = torch.randn(n, 1, 4, 4), torch.randint(3, (n,))
@@ -35,7 +35,7 @@ def one_step(policy, n=40, seed=0, lr=1.0, **options):
         ce,
         (x, y),
         policy=policy,
-        rng=torch.Generator().manual_seed(1),
+        rng=torch.Generator().manual_seed(sample),
         noise=torch.Generator().manual_seed(2),
         **values,
     )
@@ -81,6 +81,15 @@ def test_poisson_sampling_and_steps():
     assert fitted.steps == entry.steps == 12
     assert entry.sample_rate == 0.25
     assert entry.relation == "add-or-remove"
+
+
+def test_samples_differ_in_size():
+    """One step at q = 1/40 without noise to speak of: of 30 samples e^-1 are empty, and leave the model where it is."""
+    policy, empty = Policy(mechanism="dp-sgd", noise_multiplier=1e-9), 0
+    for sample in range(30):
+        model, before, *_ = one_step(policy, batch=1, epochs=None, steps=1, sample=sample)
+        empty += all(torch.allclose(p, before[name], atol=1e-6) for name, p in model.named_parameters())
+    assert 4 <= empty <= 18  # 11 expected; less than 1 % outside
 
 
 def test_empty_samples_are_steps_too():

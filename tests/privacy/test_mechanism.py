@@ -375,6 +375,40 @@ def test_classes_and_counts_are_a_release_of_their_own():
     assert [(e.kind, e.noise_multiplier > 0) for e in entries] == [("prototypes", True), ("label_counts", False)]
 
 
+class OfModel(Up):
+    p: dict[int, Tensor] = private("prototypes", via="model", unit="client")
+
+
+def test_classes_are_a_release_also_of_what_goes_through_the_model():
+    made = context(prototypes=ONE)
+    mean = torch.ones(3)
+    made.means[digest_of(mean)] = (1.0, 11)
+    _, _, (means, classes) = protect(OfModel({0: mean}), made)
+    assert (means.kind, classes.kind) == ("prototypes", "label_counts")
+    assert classes.noise_multiplier == 0
+    assert "scaled by their counts" in classes.condition
+
+
+class Views(Up):
+    e: dict[str, Tensor] = private("embeddings", via="model", unit="record")
+
+
+@pytest.mark.parametrize(("relation", "swing"), [("replace-one", 2.0), ("zero-out", 1.0)])
+def test_a_record_moves_its_row_in_every_view(relation, swing):
+    """Three views of the same records, C = 3: one record moves a row in each, so swing sqrt(3) C together."""
+    p = {"epsilon": 1.0, "sensitivity": "clip:3", "relation": relation}
+    views = Views({name: torch.randn(8, 5) for name in "abc"})
+    assert entry(views, embeddings=p).sensitivity == pytest.approx(swing * 3 * math.sqrt(3))
+
+
+@pytest.mark.parametrize(("trained", "plain", "free"), [(1, 0, True), (1, 1, False), (0, 0, False)])
+def test_a_model_is_free_after_private_trainings_alone(trained, plain, free):
+    made = context(training={"mechanism": "dp-sgd", "noise_multiplier": 1.0})
+    made.spent["training"], made.plain_fits = trained, plain
+    _, _, (weights,) = protect(Many({1: torch.zeros(4, 3)}), made)
+    assert (weights.noise_multiplier == math.inf) is free
+
+
 class ByClass(Up):
     x: dict[int, Tensor] = private("synthetic_images", via="data", unit="client", dtype="uint8")
 

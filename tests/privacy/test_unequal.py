@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Up, private, sgd
+from fedaudit.privacy import dpsgd
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.dpsgd import fit_private, multiplier_for
@@ -139,6 +140,14 @@ def test_a_shared_calibration_is_enough_for_the_client_that_needs_most(delta, q,
     """Rounded to two digits: 1.09e-5 to 1.0e-5, 0.0191 to 0.020, 191 to 200. The other way would be too little."""
     spent = compose([Event(multiplier_for(1.0, delta, q, steps), q, steps)], delta, compare=False).epsilon_of_record
     assert 0.9 < spent <= 1.0
+
+
+def test_a_shared_calibration_is_sought_on_the_safe_side(monkeypatch):
+    """Less delta, a higher rate, more steps: what the accountant says of them is more than any client spends."""
+    asked = []
+    monkeypatch.setattr(dpsgd, "calibrated", lambda *values: asked.append(values) or 1.0)
+    multiplier_for(1.0, 1.09e-5, 0.0191, 191)
+    assert asked == [(1.0, pytest.approx(1.0e-5), pytest.approx(0.020), 200)]
 
 
 def test_delta_is_taken_off_both_rates():

@@ -16,7 +16,7 @@ from fedaudit.runtime.runner import run
 from fedaudit.runtime.start import first_setting
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Setting
-from fedaudit.suite.scheduler import audit, make_cells
+from fedaudit.suite.scheduler import _Queue, audit, make_cells
 from fedaudit.suite.suite_file import Suite
 from fedaudit.wire.codec import decode
 
@@ -122,6 +122,16 @@ def test_cells_share_one_first_cell_for_each_seed(tmp_path):
         ("local", 0), ("fedzge", 0), ("local", 1), ("fedzge", 1), ("fedzge", 0), ("fedzge", 1)
     ]  # fmt: skip
     assert [cell.attacks for cell in cells if cell.setting.method == "local"] == [[], []]
+
+
+def test_a_cell_is_not_taken_before_the_one_it_starts_with_is_done(tmp_path):
+    first, *others = make_cells(suite().model_copy(update={"attacks": []}), tmp_path)
+    queue = _Queue([first, *others])
+    assert queue.take() is first
+    assert not queue.ready(), "the others wait"
+    first.status = "done"
+    assert queue.ready()
+    assert queue.take() is others[0]
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
