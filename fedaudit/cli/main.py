@@ -354,7 +354,7 @@ def transcript(
         # A message counts once for each of its fields, so that messages by field do not add up.
         total = () if by == "entry" or threat == "outsider" else ("payload", "wire")
         title = f"{run}, by {by}" if threat != "outsider" else f"{run}: sizes and times, all that an outsider sees"
-        print_table(rows, title, total=total if by == "field" or not total else ("messages", *total))
+        print_table(rows, title, total=total if by == "field" or not total else ("messages", *total), narrow=True)
 
 
 # --- attack, audit, report -------------------------------------------------------------------------------------

@@ -105,12 +105,16 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
-def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = ()) -> None:
+def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = (), narrow: bool = False) -> None:
+    """`narrow`: no frame, and no column that is nothing but zeros, so that eight columns fit a terminal."""
     from rich.console import Console
     from rich.table import Table
 
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title, title_justify="left", show_footer=bool(total))
+    if narrow:
+        columns = [column for column in columns if column != "buffers" or any(row.get(column) for row in rows)]
+    frame: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if narrow else {}
+    table = Table(title=title, title_justify="left", show_footer=bool(total), **frame)
     for column in columns:
         number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
         footer = _cell(sum(row.get(column) or 0 for row in rows), column) if column in total else ""

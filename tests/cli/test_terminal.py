@@ -128,6 +128,28 @@ def test_a_comparison_fits(fedaudit, tmp_path):
     assert out == (GOLDEN / "compare.txt").read_text()
 
 
+def test_traffic_fits(capsys, monkeypatch):
+    """A line each, nothing cut; buffers only where something has some."""
+    monkeypatch.setenv("COLUMNS", "80")
+    sent = {"messages": 6, "payload": 230640, "buffers": 0, "wire": 231190}
+    rows = [
+        {"direction": "down", "field": "Global.(frame)", **sent, "kind": None, "protection": None},
+        {"direction": "up", "field": "Local.w", **sent, "kind": "weights", "protection": "none"},
+    ]
+    output.print_table(rows, "a", total=("payload", "wire"), narrow=True)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines == [
+        ["a"],
+        ["direction", "field", "messages", "payload", "wire", "kind", "protection"],
+        ["down", "Global.(frame)", "6", "230.64", "kB", "231.19", "kB"],
+        ["up", "Local.w", "6", "230.64", "kB", "231.19", "kB", "weights", "none"],
+        ["461.28", "kB", "462.38", "kB"],
+    ]
+    rows[0]["buffers"] = 8
+    output.print_table(rows, "a", narrow=True)
+    assert "buffers" in capsys.readouterr().out
+
+
 def test_a_dry_run_has_a_line_for_each_row_of_the_grid(fedaudit, tmp_path):
     (tmp_path / "s.toml").write_text(
         "attacks = []\n[grid]\nseed = [0, 1, 2]\nprivacy = [{}, { training = { epsilon = 1.0 } }]\n"
