@@ -87,6 +87,17 @@ def test_audits_on_whole_runs_keep_their_level(table):
             assert row["low"] <= (0.01 / 3 if case == "honest" else 0.05)
 
 
+def test_more_uploads_tell_more(table):
+    """In the mean over seeds, for both attacks: as the page says."""
+    rows = table.kept("rounds")
+    assert {row["attack"] for row in rows} == {"lira", "rmia"}
+    assert len({row["seed"] for row in rows}) >= 3
+    for attack in ("lira", "rmia"):
+        aucs = [[r["auc"] for r in rows if (r["attack"], r["rounds"]) == (attack, n)] for n in (1, 3, 5)]
+        one, three, five = (sum(of) / len(of) for of in aucs)
+        assert one < three < five
+
+
 def test_the_scripts_run_in_small(tmp_path):
     calibration = script("epsilon_calibration")
     calibration.main([str(tmp_path / "a.json"), "--repetitions", "2", "--table", "bounds", "--table", "one_run"])
