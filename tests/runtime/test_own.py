@@ -85,6 +85,7 @@ def test_the_gate_holds_them_to_budgets(runs, tmp_path, fedaudit, name, most, ke
     assert code == (0 if kept else 1), out + err
 
 
+@pytest.mark.slow
 def test_an_isolated_run_of_texts_has_the_same_bits(runs, tmp_path):
     record = api.run(**{**TEXTS, "isolate": True}, out=tmp_path / "run", privacy=PRIVACY)
     assert record.transcript_digest == api.read_record(runs / "texts").transcript_digest
@@ -185,7 +186,8 @@ def code(tmp_path, monkeypatch):
      ('"server_model":null', '"server_model":"NAME:Mine"')],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "words", [("attack",), ("run", "--resume", "--out"), ("run", "--method", "local", "--resume", "--out")]
+    "words",
+    [("attack", "--attack", "loss"), ("run", "--resume", "--out"), ("run", "--method", "local", "--resume", "--out")],
 )
 def test_a_run_folder_that_names_own_code_imports_nothing(fedaudit, tmp_path, code, before, after, words):
     """Nor where the user names the method, and the folder's file the rest."""
