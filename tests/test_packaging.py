@@ -119,8 +119,11 @@ def test_versions_agree():
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("tool", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])
+@pytest.mark.parametrize(
+    "tool", [["ruff", "check"], ["ruff", "format", "--check"], pytest.param(["mypy"], marks=pytest.mark.slow)]
+)
 def test_lint_and_types(tool):
+    """Types take a minute without a cache, so they are checked by `make lint`, which .ci/run calls, and here slowly."""
     done = subprocess.run(
         [sys.executable, "-m", *tool, *([] if tool[0] == "mypy" else ["."])],
         cwd=ROOT,
