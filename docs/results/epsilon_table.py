@@ -162,8 +162,8 @@ def silent() -> str:
     where = sorted({f"{row['case']}, x {row['noise']:g}" for row in quiet})
     who = f" ({'; '.join(where)})" if where else ""
     return (
-        f"Of {len(less)} runs with less noise than promised {len(quiet)} are silent, that is neither refuted nor "
-        f'"cannot tell"{who}. Of {len(honest)} honest runs {accused} are refuted.'
+        f"Runs with less noise than promised: {len(less)}, of which silent: {len(quiet)}, that is neither refuted nor "
+        f'"cannot tell"{who}. Honest runs: {len(honest)}, of which refuted: {accused}.'
     )
 
 
@@ -227,6 +227,10 @@ The same under the rule as it stands, with seeds that nobody had looked at when 
 {fresh}
 
 {silent}
+
+The silent run is seed 105: its audit of residuals, which could find noise x 0.68 at best, refutes the claim by itself
+(p = 0.045) and so does not say that it cannot tell; after Holm's correction for the run's three audits the refutation
+does not stand. The rule has a gap there, and it is left as it is until it can be tried on seeds that are fresh again.
 
 Audit by audit, by seed, of the first set:
 
