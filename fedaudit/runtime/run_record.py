@@ -364,8 +364,11 @@ def _versions() -> dict[str, str]:
     """Looked up once: reading what is installed takes as long as a round of a small run."""
     import torch
 
+    from fedaudit import __version__  # also of a checkout that is not installed
+
     found = {"python": platform.python_version(), "platform": f"{sys.platform}-{platform.machine()}"}
-    for name in ("fedaudit", "torch", "torchvision", "numpy", "safetensors", "opacus", "ray"):
+    found["fedaudit"] = __version__
+    for name in ("torch", "torchvision", "numpy", "safetensors", "opacus", "ray"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -600,7 +600,7 @@ def test_names_facts_and_availability_need_no_files(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"x": torch.zeros(4, 1, 2, 2)}, "x is torch.float32"),
+        ({"x": torch.zeros(4, 1, 2, 2)}, "x torch.float32; give records of one kind"),
         ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "has to be uint8"),
         ({"y": torch.zeros(3, dtype=torch.int64)}, "y is torch.int64 of shape"),
         ({"y": torch.tensor([0, 1, 2, 0])}, "labels from 0 to 2, but there are 2 classes"),

@@ -17,6 +17,7 @@ from fedaudit.methods.dsfl import DSFL
 from fedaudit.methods.fedzge import FedZGE, Generator
 from fedaudit.methods.mhat import MHAT
 from fedaudit.runtime.runner import run
+from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.wire.message import Size, as_size
 from fedaudit.wire.traffic import NUMBER, Plan
@@ -265,7 +266,7 @@ def plan(classes: int, archs: list[str], server: str | None = None, public: int 
         n=dict.fromkeys(ids, 5000),
         archs=dict(enumerate(archs)),
         server_arch=server or archs[0],
-        shape=(3, 32, 32),
+        shape=Shape((3, 32, 32)),
         classes=classes,
         model_size=lambda arch: Size(4 * parameters(arch, classes), 12345),  # buffers are in no published figure
         clients=len(archs),

@@ -13,6 +13,7 @@ from fedaudit.runtime.planned_traffic import make_plan
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.world import World
 from fedaudit.setting import Setting
+from fedaudit.shape import Shape
 from fedaudit.wire.transcript import Transcript
 
 
@@ -34,7 +35,7 @@ def rng():
 def test_colour_becomes_grey_and_small(colours):
     """Away from the edge between the halves, an 8 x 8 image has the value 0.299 R + 0.587 G + 0.114 B of each half."""
     data = load(colours)
-    x = fitted(data, (1, 8, 8), 0.0, rng())
+    x = fitted(data, Shape((1, 8, 8)), 0.0, rng())
     assert x.shape == (40, 1, 8, 8)
     assert x.dtype == torch.uint8
     colour = data.x.double()
@@ -44,15 +45,15 @@ def test_colour_becomes_grey_and_small(colours):
 
 
 def test_grey_becomes_colour(colours):
-    x = fitted(load("digits"), (3, 16, 16), 0.0, rng())
+    x = fitted(load("digits"), Shape((3, 16, 16)), 0.0, rng())
     assert x.shape[1:] == (3, 16, 16)
     assert torch.equal(x[:, 0], x[:, 2])
     with pytest.raises(SettingError, match="has 3 channels and the task's images have 2"):
-        fitted(load(colours), (2, 8, 8), 0.0, rng())
+        fitted(load(colours), Shape((2, 8, 8)), 0.0, rng())
 
 
 def test_a_share_of_it(colours):
-    some, all_ = fitted(load(colours), (3, 16, 16), 0.25, rng()), load(colours).x
+    some, all_ = fitted(load(colours), Shape((3, 16, 16)), 0.25, rng()), load(colours).x
     assert len(some) == 10
     assert all(any(torch.equal(a, b) for b in all_) for a in some)
     assert not torch.equal(some, all_[:10])
@@ -63,7 +64,7 @@ def test_the_tasks_own_records_stay_with_the_clients(colours):
     world = World(Setting.make(method="dsfl", public_dataset=colours))
     assert len(world.federation.public) == 0
     x, y = world.public()
-    assert torch.equal(x, to_float(fitted(load(colours), (1, 8, 8), 0.0, torch.Generator())))
+    assert torch.equal(x, to_float(fitted(load(colours), Shape((1, 8, 8)), 0.0, torch.Generator())))
     assert y.tolist() == [-1] * 40
     assert world.plan(1, [0]).public == 40
     share = World(Setting.make(method="dsfl", public_dataset=colours, public=0.5))
