@@ -94,6 +94,9 @@ def test_rounding_errors_do_not_pass_for_privacy() -> None:
     assert "rounding" in c.reason
     assert "prv" not in c.by_accountant
     assert c.epsilon_of_record > truth
+    less = compose([Event(50.0, 0.999999, 2000)], 1e-12)  # errors of 4e-13: below delta, and far above a thousandth
+    assert less.accountant == "rdp"
+    assert "rounding" in less.reason
 
 
 @pytest.mark.parametrize(
