@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.errors import ContractError
+from fedaudit.privacy.mechanism import dependence, leaves_of
 from fedaudit.registry import find
 from fedaudit.runtime.method import Method, parts_of
 from fedaudit.runtime.run_record import versions
@@ -26,15 +28,18 @@ from fedaudit.runtime.site import Swap
 from fedaudit.runtime.source import source_of_method
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.runtime.tested import Entry
+from fedaudit.runtime.world import world_of
 from fedaudit.setting import Setting
 from fedaudit.wire.codec import decode, encode_tree, read_header
 from fedaudit.wire.message import Declared, Down, Up
 
 
 class SwapEngine:
-    """Runs each task four times: as it is; with other records after the last private fit, and with other records for
+    """Runs each task six times: as it is; with other records after the last private fit, and with other records for
     all that reads them itself while training has the real ones, where nothing declared `via="model"`, `via="released"`
-    or `public()` may change; and with other records from the start, where nothing `public()` may.
+    or `public()` may change; with other records from the start, where nothing `public()` may; and twice with one other
+    record alone, where one row may change of what has a row per record, and of what goes into class means: noise is
+    scaled for that.
 
     The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
     `strict` ends the run at the first thing that is not as declared; otherwise all of them are gathered in `broken`.
@@ -53,8 +58,9 @@ class SwapEngine:
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         for task in tasks:
-            done = run_task(task)
+            done = run_task(dataclasses.replace(task, watch=True))
             if done.reply is not None:
+                self._one(task, done)
                 self._again(task, done, "late", Swap(done.private_fits), ("model", "released"))
                 if not done.brought:  # else training was given what the task read, and the ledger knows
                     self._again(task, done, "outside", Swap(0, in_fit=False), ("model", "released"))
@@ -97,6 +103,26 @@ class SwapEngine:
                 same = _bits(getattr(before, name)) == _bits(getattr(after, name))
                 self._hold(where, declared, same, task, way, must_stay)
 
+    def _one(self, task: Task, done: Done) -> None:
+        world = world_of(task.setting)
+        n = world.site(task.k).count
+        for i in sorted({0, n // 2} if n else ()):
+            swap = Swap(done.private_fits, only=i)
+            swapped = run_task(dataclasses.replace(task, swap=swap, watch=True))
+            if done.reply is None or swapped.reply is None:
+                continue
+            if (moved := max(map(_moved, done.rows, swapped.rows), default=0)) > 1:
+                self._break(f"{task.fn} (class means)", _mixed(f"What {task.fn} gives class_means", task.k, moved))
+            before, after = decode(done.reply, Up), decode(swapped.reply, Up)
+            for name, declared in before.declared().items():
+                per_record = declared is not None and declared.role == "private" and dependence(declared) == "record"
+                if per_record and declared is not None and declared.kind not in world.policies and hasattr(after, name):
+                    where = f"{type(before).__name__}.{name}"
+                    leaves = (leaves_of(getattr(message, name), where) for message in (before, after))
+                    moved = max((_moved(_rows(a), _rows(b)) for a, b in zip(*leaves, strict=False)), default=0)
+                    if moved > 1:
+                        self._break(where, _mixed(where, task.k, moved))
+
     def _hold(
         self, where: str, declared: Declared, same: bool, task: Task, way: str, must_stay: tuple[str, ...]
     ) -> None:
@@ -118,6 +144,22 @@ class SwapEngine:
         if self.strict:
             raise ContractError(how)
         self.broken.setdefault(where, how)
+
+
+def _mixed(what: str, k: int, moved: int) -> str:
+    return (
+        f"{what} has a row per record, but where one record of client {k} is another one, {moved} rows change, and the "
+        "noise is scaled for one. Compute each row from its own record alone (a model in evaluation mode)."
+    )
+
+
+def _rows(t: Tensor) -> list[str]:
+    return [_tensor_bits(row) for row in t]
+
+
+def _moved(before: list[str], after: list[str]) -> int:
+    """How many rows are not there any more, in whatever order."""
+    return sum((Counter(before) - Counter(after)).values())
 
 
 _WHEN = {

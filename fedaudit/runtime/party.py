@@ -162,6 +162,7 @@ class Client(Party):
         self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
         self.entries: list[Entry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
+        self.watched: list[list[str]] | None = None  # digests of what went into class means: for the test, too
         self.replay: list[Any] = []  # stands in for what `protect` would give back: for the test of declarations
         self._attempt = attempt
         self._seen: dict[tuple[bool, bool], Rows] = {}
@@ -275,6 +276,8 @@ class Client(Party):
                     f"client.class_means was given {len(rows)} rows, and the client has {len(self)} records: a record "
                     "that counts more than once is not bounded by the noise of its class. Give one row per record."
                 )
+        if self.watched is not None:
+            self.watched.append([digest_of(row) for row in rows])
         means = {}
         for c in y.unique().tolist():
             of_class = rows[y == c]

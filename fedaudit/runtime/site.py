@@ -26,6 +26,7 @@ class Swap:
 
     after: int
     in_fit: bool = True  # also for training; else only for what reads the records itself
+    only: int | None = None  # one record alone is another one, under the same label
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class Site(Place):
         """The records as they are seen after so many private fits, by training or by the method itself."""
         swap = self.swap
         swapped = swap is not None and private_fits >= swap.after and (swap.in_fit or not fitting)
-        return self.others() if swapped else self.own()
+        if not swapped or swap is None or swap.only is None:
+            return self.others() if swapped else self.own()
+        (x, y), (other, _) = self.own(), self.others()
+        x = x.clone()
+        x[swap.only] = other[swap.only]
+        return x, y
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Task:
     drop: bool = False  # this client is to fail after it received the message
     attempt: int = 0  # counts replays of a round where the bits of a replay are not promised: fresh noise
     swap: Swap | None = None  # for the test of declarations: other records, from when on and for whom
+    watch: bool = False  # for the same test: tell what went into class means, row by row
     replay: bytes | None = None  # for the same test: what client.protect gave back the first time
 
 
@@ -84,6 +85,7 @@ class Done:
     told: list[str] = field(default_factory=list)  # by training after a look: steps, rates, ... that nobody knew
     chose: bool = False  # whether this message, after a look, is one of several that its function may give
     brought: bool = False  # whether training was given what the task read itself: that is billed, and needs no proof
+    rows: list[list[str]] = field(default_factory=list)  # of a watched task: digests of the rows of each class_means
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
     detail: str = ""  # the whole of it, for the log on the machine that runs this
@@ -109,6 +111,7 @@ def run_task(task: Task) -> Done:
                 message = received(task.message, world.device)
                 site = dataclasses.replace(world.site(task.k), swap=task.swap)
                 client = open_client(site, task.t, task.ask, meter, task.state, task.attempt, message, Client)
+            client.watched = [] if task.watch else None
             if task.replay:
                 client.replay = decode_tree(task.replay, device=world.device)
             fn, known = find_function(world.method, task.fn), class_ids()
@@ -149,6 +152,7 @@ def run_task(task: Task) -> Done:
         private_fits=client.private_fits,
         brought=client.brought,
         told=client.told,
+        rows=client.watched or [],
         chose=bool(world.policies) and client.looked and len(_promised(getattr(fn, "__func__", fn))) != 1,
     )
 

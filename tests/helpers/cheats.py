@@ -527,9 +527,12 @@ class First(Averages):
 class FirstRate(First):
     """Asks one client alone, and that one reads its rate off its records."""
 
+    B: int = 16
+    S: int = 2
+
     def update(self, client, msg) -> Weights:
         load(client.model, msg.w)
-        client.fit(ce, steps=2, batch=16, opt=sgd(abs(float(client.x.mean()))))
+        client.fit(ce, steps=self.S, batch=self.B, opt=sgd(abs(float(client.x.mean()))))
         return Weights(state_of(client.model))
 
 
@@ -784,6 +787,40 @@ class PublishesQuietly(Publishes):
 
     def personal(self, client):
         return client.model
+
+
+class Asks(Averages):
+    """Averages nothing."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.update, Sent(s.w))
+        return Last(s.w, server.t)
+
+
+class Mixes(Asks):
+    """A row for each record, and the first record in all of them."""
+
+    def update(self, client, msg):
+        e = client.model.eval().encode(client.x).detach()
+        return Rows(e + e[:1])
+
+
+class OwnRows(Asks):
+    def update(self, client, msg):
+        return Rows(client.model.eval().encode(client.x).detach())
+
+
+class Repeats(Asks):
+    """Class means of as many rows as there are records, all of them the first record's."""
+
+    def update(self, client, msg):
+        z = client.model.eval()(client.x).detach()
+        return Means(client.class_means(z[:1].expand(len(z), -1), "logits"))
+
+
+class OwnMeans(Asks):
+    def update(self, client, msg):
+        return Means(client.class_means(client.model.eval()(client.x).detach(), "logits"))
 
 
 # --- careful ones -----------------------------------------------------------------------------------------------------

@@ -52,12 +52,19 @@ def test_a_careful_method_holds(tried):
         ("Switches", "update (message class)", "which message comes tells of the records"),
         ("FailsByRecords", "update (absence)", "failed on client"),
         ("NamedByData", "(the run)", "while it ran"),
+        ("Mixes", "Rows.e", "the noise is scaled for one"),
+        ("Repeats", "update (class means)", "the noise is scaled for one"),
     ],
 )
 def test_what_is_broken_is_named(tried, name, field, words):
     found, fields = tried(name)
     assert not found.held
     assert (fields[field].verdict, words in fields[field].why) == ("broken", True)
+
+
+@pytest.mark.parametrize("name", ["OwnRows", "OwnMeans"])
+def test_a_row_for_each_record_holds(tried, name):
+    assert tried(name)[0].held
 
 
 def test_a_broken_field_does_not_hide_the_others(tried):
