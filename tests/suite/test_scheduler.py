@@ -371,6 +371,7 @@ def said(err: str) -> list[str]:
     return [line for line in err.splitlines() if not re.match(r"audit: +\d+% \d+ of \d+ cells", line)]
 
 
+@pytest.mark.slow
 def test_workers_are_processes_of_their_own(tmp_path):
     """The whole command, as a user starts it: everything else here forks its workers to save the imports."""
     suite = written(tmp_path, 'attacks = ["loss"]\n[base]\nclients = 2\nrounds = 1\nmodel = "mlp"\n')

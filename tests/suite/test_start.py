@@ -144,6 +144,7 @@ def test_a_suite_runs_first_cells_first(jobs, tmp_path):
     assert read_record(cells[0].folder).finished <= min(began[1:])
 
 
+@pytest.mark.slow
 def test_cells_whose_first_cell_fails_say_so(tmp_path):
     bad = suite().model_copy(update={"attacks": [], "base": {**BASE, "start": {**LOCAL, "set": {"nothing": 1}}}})
     with pytest.raises(RunError, match="No cell of the suite came through"):

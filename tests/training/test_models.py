@@ -338,6 +338,7 @@ def test_build_says_what_is_wrong(arch: str, shape: tuple[int, ...], classes: in
 # --- torchvision ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torchvision_is_imported_late_and_also_where_its_wheel_does_not_fit_torch() -> None:
     code = """
 import sys
