@@ -218,7 +218,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self.log,
             pass_fds=[lock],
-            env={**os.environ, "PYTHONPATH": path},
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},  # beside each other: a thread each
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

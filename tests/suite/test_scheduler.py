@@ -371,6 +371,27 @@ def said(err: str) -> list[str]:
     return [line for line in err.splitlines() if not re.match(r"audit: +\d+% \d+ of \d+ cells", line)]
 
 
+@pytest.mark.parametrize(("mine", "theirs"), [(None, "1"), ("3", "3")])
+def test_a_worker_has_one_thread_unless_the_user_says_otherwise(mine, theirs, monkeypatch):
+    """Two workers with a thread for each processor wait for each other: an audit then takes half as long again."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if mine:
+        monkeypatch.setenv("OMP_NUM_THREADS", mine)
+    given = {}
+
+    class Started(Exception):
+        pass
+
+    def popen(words, env, **how):
+        given.update(env)
+        raise Started
+
+    monkeypatch.setattr(auditing.subprocess, "Popen", popen)
+    with pytest.raises(Started):
+        auditing._Worker(0, [])
+    assert given["OMP_NUM_THREADS"] == theirs
+
+
 @pytest.mark.slow
 def test_workers_are_processes_of_their_own(tmp_path):
     """The whole command, as a user starts it: everything else here forks its workers to save the imports."""
