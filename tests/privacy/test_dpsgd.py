@@ -64,15 +64,17 @@ def test_one_step_equals_opacus_on_plain_cross_entropy():
     assert not any(hasattr(p, "grad_sample") for p in model.parameters()), "nothing is left behind"
 
 
-def test_the_noise_on_a_step_has_the_right_scale():
-    """With C = 1, multiplier 2 and an expected batch of 40, the step is clipped mean + N(0, (2 / 40)^2)."""
-    quiet, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9))
-    loud, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=2.0))
+@pytest.mark.parametrize("batch", [40, 10])
+def test_the_noise_on_a_step_has_the_right_scale(batch):
+    """C = 1, multiplier 2, an expected batch of B of 40 records: the step is the clipped mean + N(0, (2 / B)^2)."""
+    how = {"batch": batch, "epochs": None, "steps": 1}
+    quiet, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9), **how)
+    loud, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=2.0), **how)
     difference = torch.cat(
         [(a - b).detach().flatten() for a, b in zip(loud.parameters(), quiet.parameters(), strict=True)]
     )
-    assert float(difference.std()) == pytest.approx(2 / 40, rel=0.1)
-    assert abs(float(difference.mean())) < 4 * (2 / 40) / math.sqrt(len(difference))
+    assert float(difference.std()) == pytest.approx(2 / batch, rel=0.1)
+    assert abs(float(difference.mean())) < 4 * (2 / batch) / math.sqrt(len(difference))
 
 
 def test_poisson_sampling_and_steps():

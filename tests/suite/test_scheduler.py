@@ -321,6 +321,9 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
 
     privacy = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}}
     setting = Setting.make(method="dffke", clients=3, rounds=1, set=dict(find("dffke").quick), privacy=privacy)
+    carry_out(Cell(tmp_path / "a", setting, [], ["server"]))
+    look(untried := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
+    assert untried.status != "done", "its claim has yet to be tried"
     carry_out(cell := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
     assert cell.status == "done", cell.reason
     tried = {audit.test: audit for audit in read_record(tmp_path / "a").audits if audit.kind == "embeddings"}
