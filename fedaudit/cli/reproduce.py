@@ -52,7 +52,7 @@ def reproduce(
             "tables to reproduce: fedaudit reproduce PAPER TABLE",
         )
         return
-    from fedaudit.suite.reproduce import carry_out_plan, plan, results
+    from fedaudit.suite.reproduce import carry_out_plan, foreseen, plan, results
 
     found, size = find_table(paper, table), _scale(scale)
     folder = out or Path("reproduced") / f"{found.paper}-{found.table}-{size}"
@@ -64,7 +64,9 @@ def reproduce(
         for why, number in Counter(one.why_not for one in left_out).items():
             print(f"not run: {number} x {why}")
     if dry_run:
-        if fits:
+        if as_json:
+            print(json.dumps([asdict(row) for row in foreseen(planned)], indent=1))
+        elif fits:
             print_forecast([one.forecast for one in fits], jobs)
         return
     try:

@@ -103,6 +103,40 @@ def carry_out_plan(planned: list[Planned], out: Path, watch: Watch | None = None
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """A cell before it is run: all its seeds, one after another. None: not known, and `note` says why."""
+
+    column: str
+    method: str
+    runs: int
+    seconds: float | None
+    bytes: int | None
+    note: str
+
+
+def foreseen(planned: list[Planned]) -> list[Foreseen]:
+    """One row per cell, for a table of forecasts."""
+    cells: dict[tuple[str, str], list[Planned]] = {}
+    for one in planned:
+        cells.setdefault((one.cell.column.name, one.cell.method), []).append(one)
+    rows = []
+    for (column, method), of in cells.items():
+        seconds, sizes = [one.forecast.seconds for one in of], [one.forecast.bytes for one in of]
+        note = "; ".join(dict.fromkeys(filter(None, (one.why_not or one.forecast.note for one in of))))
+        rows.append(
+            Foreseen(
+                column,
+                method,
+                len(of),
+                None if None in seconds else sum(s or 0.0 for s in seconds),
+                None if None in sizes else sum(size or 0 for size in sizes),
+                note,
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True)
 class Row:
     """A cell: published, ours, and what follows."""
 

@@ -195,6 +195,25 @@ def test_a_forecast_is_measured_where_that_is_asked_for(mine, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_forecasts_as_json_add_up_the_seeds_of_a_cell(mine, tmp_path, monkeypatch):
+    took = {0: 40.0, 1: 50.0}
+    monkeypatch.setattr(
+        reproduce,
+        "forecast",
+        lambda cells, measure: [
+            Forecast(c, "new", 3, None if c.setting.method == "constant" and c.setting.seed else took[c.setting.seed])
+            for c in cells
+        ],
+    )
+    said = called("mine", 7, "--scale", "gpu", "--out", tmp_path / "out", "--dry-run", "--json")
+    fedavg, constant, skewed = json.loads(said.stdout)
+    assert (fedavg["column"], fedavg["method"], fedavg["runs"]) == ("even", "fedavg", 2)
+    assert (fedavg["seconds"], fedavg["bytes"]) == (90.0, 6)
+    assert constant["seconds"] is None, "one of its seeds is not known"
+    assert skewed["seconds"] is None
+    assert "cifar10 is not here" in skewed["note"]
+
+
 def test_a_seed_that_failed_on_one_side_is_no_pair(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [Forecast(c, "new", 1, 1.0) for c in cells])
     monkeypatch.setattr(reproduce, "_record", lambda one: SimpleNamespace(rounds=[1, 2], seed=one.run.setting.seed))
