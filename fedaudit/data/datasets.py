@@ -76,6 +76,11 @@ def is_own(name: str) -> bool:
     return _split(name)[0] == "own"
 
 
+def is_yours(name: str) -> bool:
+    """Whether somebody's function, files or cache give it: the same name may stand for other data tomorrow."""
+    return _split(name)[0] not in _SOURCES
+
+
 def available(name: str, root: Path | str = ".data") -> bool:
     """Whether the files are there. They are not opened: a damaged file shows when it is loaded."""
     kind, path = _split(name)

@@ -105,11 +105,12 @@ def _own(setting: Setting) -> tuple[dict[str, str], list[Any]]:
     others: list[Any] = [own_model.maker(path) for path in dict.fromkeys(paths)]
     digests = {}
     for key, name in (("dataset", setting.dataset), ("public_dataset", setting.public_dataset)):
-        if name is not None and datasets.is_own(name):
-            others += [own_data.function(name)] if is_path(name) else []
-            digests[f"{key} (its arrays)"] = own_data.digest(
-                datasets.load(name, setting.data_dir, size=setting.image_size)
-            )
+        if name is None or not datasets.is_yours(name):
+            continue
+        others += [own_data.function(name)] if datasets.is_own(name) and is_path(name) else []
+        if datasets.available(name, setting.data_dir):  # else it counts as gone, and its run will say so
+            data = datasets.load(name, setting.data_dir, size=setting.image_size)
+            digests[f"{key} (its arrays)"] = own_data.digest(data)
     return digests, others
 
 

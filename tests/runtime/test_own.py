@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -259,6 +260,24 @@ def test_other_arrays_of_the_same_function_are_other_data(tmp_path, monkeypatch)
         own.function.cache_clear()
     assert len(changed) == 1
     assert changed[0].startswith("dataset (its arrays) was ")
+
+
+def test_other_arrays_in_the_same_file_are_other_data(tmp_path):
+    from fedaudit.data import datasets
+    from fedaudit.suite.cell import Cell, why_stale
+
+    file, x = tmp_path / "mine.npz", torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0)).numpy()
+    y = torch.arange(60).numpy() % 3
+    np.savez(file, x=x, y=y)
+    setting = Setting.make(method="constant", dataset=f"npz:{file}", model="mlp", clients=2, rounds=1, device="cpu")
+    cell = Cell(tmp_path / "run", setting, [], [])
+    record = api.run(setting, out=cell.folder)
+    assert why_stale(cell, record) is None
+    np.savez(file, x=x, y=(y + 1) % 3)
+    datasets._load.cache_clear()  # a later process
+    assert why_stale(cell, record).startswith("dataset (its arrays) was ")
+    file.unlink()
+    assert why_stale(cell, record).endswith("is not there")
 
 
 # --- gradients of single rows ------------------------------------------------------------------------------------
