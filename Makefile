@@ -12,6 +12,9 @@ PARALLEL ?= -n 2 --dist loadfile
 audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
 
+# Processes that tests start import what the first of them compiled, also where the environment says not to keep it.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(STAMP)  ## the test suite, without what takes minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 

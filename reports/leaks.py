@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.runs import Group
@@ -57,7 +57,7 @@ def pooled(found: Found) -> Pooled | None:
     if not values:
         return None
     value, deviation = sum(values) / len(values), math.sqrt(sum(variances)) / len(values)
-    p = float(norm.sf((value - 0.5) / deviation)) if deviation > 0 else float(value <= 0.5)
+    p = float(ndtr((0.5 - value) / deviation)) if deviation > 0 else float(value <= 0.5)
     half = 1.959964 * deviation
     return Pooled(found, value, max(0.0, value - half), min(1.0, value + half), p)
 

@@ -79,6 +79,23 @@ def test_wilsons_interval_covers(n):
     assert wilson(0, n)[1] == pytest.approx(3.8414588 / (n + 3.8414588))  # z^2 / (n + z^2)
 
 
+@pytest.mark.parametrize(("n", "confidence"), [(14, 0.95), (7, 0.5), (1437, 0.99)])
+def test_wilsons_interval_is_scipys(n, confidence):
+    for k in sorted({0, 1, n // 3, n - 1, n}):
+        theirs = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
+        assert wilson(k, n, confidence) == pytest.approx((theirs.low, theirs.high), rel=1e-12, abs=0)
+    assert wilson(0, n, confidence)[0] == 0
+    assert wilson(n, n, confidence)[1] == 1
+
+
+@pytest.mark.parametrize("n", [2, 3, 40])
+def test_students_interval_is_scipys(n):
+    values = [math.sin(i) for i in range(n)]
+    theirs = stats.t.interval(0.9, n - 1, np.mean(values), stats.sem(values))
+    found = student_t(values, 0.9)
+    assert (found.low, found.high) == pytest.approx(theirs)
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_steinkes_bound_has_its_level_on_randomised_response(epsilon):
     """m coins told with probability e^eps / (1 + e^eps): the bound exceeds the true epsilon for v of m or more, and

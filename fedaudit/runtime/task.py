@@ -260,11 +260,12 @@ def open_client(
 def compute(world: World) -> Iterator[None]:
     """The conditions under which equal inputs give equal bits: thread count, kernels, deterministic algorithms."""
     debugging: Any = torch.utils.deterministic
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, strictness = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     benchmark, fill = torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory
     if threads != world.setting.threads:
         torch.set_num_threads(world.setting.threads)
-    torch.use_deterministic_algorithms(world.setting.deterministic)
+    # As use_deterministic_algorithms, which imports torch's compiler on its first call: two seconds of every process.
+    torch.set_deterministic_debug_mode("error" if world.setting.deterministic else "default")
     torch.backends.cudnn.benchmark = not world.setting.deterministic
     debugging.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
     onednn = torch.backends.mkldnn.set_flags(uses_onednn(world))[0]
@@ -281,7 +282,7 @@ def compute(world: World) -> Iterator[None]:
         torch.backends.mkldnn.set_flags(onednn)
         if threads != world.setting.threads:
             torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        torch.set_deterministic_debug_mode(strictness)
         torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory = benchmark, fill
 
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import contextlib
 import importlib
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("fedaudit", "methods", "attacks", "reports")
 KEYS = {"name", "file", "find", "replace", "tests", "why"}
 WARM = (
     "numpy", "pydantic", "pytest", "hypothesis", "safetensors.torch", "scipy.stats", "scipy.optimize", "scipy.special",
@@ -89,8 +92,7 @@ class Mutant:
 
 
 def sources(root: Path) -> list[Path]:
-    rooms = ("fedaudit", "methods", "attacks", "reports")
-    return [path for room in rooms for path in sorted((root / room).rglob("*.py")) if not path.is_symlink()]
+    return [path for room in ROOMS for path in sorted((root / room).rglob("*.py")) if not path.is_symlink()]
 
 
 def listed(folder: Path = ROOT / "tests" / "mutants") -> list[Mutant]:
@@ -117,7 +119,7 @@ def slice_of(mutants: Sequence[Mutant], text: str) -> list[Mutant]:
 
 
 def copied(root: Path, to: Path) -> Path:
-    """What git knows or would add, links as links, with their times: compiled files stay valid."""
+    """What git knows or would add, links as links, the package compiled: a file that is edited then is read anew."""
     names = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
@@ -128,6 +130,8 @@ def copied(root: Path, to: Path) -> Path:
         if (root / name).is_symlink() or (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name, follow_symlinks=False)
+    for room in filter(Path.is_dir, (to / name for name in ROOMS)):
+        compileall.compile_dir(room, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
     return to
 
 

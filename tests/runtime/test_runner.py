@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fedaudit.errors import RunError, SettingError, WireError
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
+from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import results
 
 
@@ -355,3 +357,15 @@ def test_a_curve_that_the_rounds_do_not_add_up_to_is_refused(tiny, tmp_path):
     del written["curve"]  # as records were before they had one
     path.write_text(json.dumps(written))
     assert len(read_record(path).curve) == 2
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_operations_of_other_bits_are_refused_within_a_run_alone(deterministic):
+    setting = Setting.make(threads=2, deterministic=deterministic, onednn="off")
+    before = torch.get_deterministic_debug_mode(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+    with compute(SimpleNamespace(setting=setting, device=torch.device("cpu"))):
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.backends.cudnn.benchmark is not deterministic
+        assert torch.get_num_threads() == 2
+    assert before == (torch.get_deterministic_debug_mode(), torch.get_num_threads(), torch.backends.cudnn.benchmark)
