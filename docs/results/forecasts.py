@@ -1,6 +1,6 @@
 """How long each paper's main table takes, in small and as published: a round of each cell is timed, and multiplied.
 
-python docs/results/forecasts.py SCALE FILE [--column TABLE=TEXT] [--random-data] [--limit SECONDS]   time, kept in FILE
+python docs/results/forecasts.py SCALE FILE [--only TABLE=COLUMN] [--random-data] [--limit SECONDS]   time, kept in FILE
 python docs/results/forecasts.py --table FILE...                                                     the Markdown table
 
 `--random-data` writes pictures of noise in the layout of CIFAR-10 and CIFAR-100 where these are not here: what a round
@@ -44,13 +44,13 @@ def random_data(root: Path) -> None:
             (root / folder / name).write_bytes(rows.tobytes())
 
 
-def timed(scale: str, columns: dict[str, str], limit: float) -> list[dict[str, Any]]:
-    """A process for each cell, so that one that is too long stops nobody else."""
-    rows = []
-    for name in TABLES:
+def timed(scale: str, only: dict[str, str], limit: float, file: Path) -> None:
+    """A process for each cell, so that one that is too long stops nobody else. Kept after each."""
+    rows: list[dict[str, Any]] = []
+    for name in only or TABLES:
         paper, table = name.split("-")
         size: Scale = "gpu" if scale == "gpu" else "cpu"
-        for cell in wanted(find_table(paper, table), size, [columns[name]] if name in columns else []):
+        for cell in wanted(find_table(paper, table), size, [only[name]] if only.get(name) else []):
             words = ["reproduce", paper, table, "--scale", scale, "--method", cell.method]
             words += ["--column", cell.column.name, "--seeds", "1", "--dry-run", "--measure", "--json"]
             try:
@@ -65,8 +65,8 @@ def timed(scale: str, columns: dict[str, str], limit: float) -> list[dict[str, A
                     raise SystemExit(f"fedaudit {' '.join(words)}: {said.stderr or said.stdout}")
                 found = [row for row in json.loads(said.stdout) if row["column"] == cell.column.name]
             rows += [{"table": name, "scale": scale, **row} for row in found]
+            file.write_text(json.dumps(rows, indent=1) + "\n")
             print(name, cell.column.name, cell.method, [row["seconds"] for row in found], flush=True)
-    return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -84,7 +84,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("what", nargs="*")
     words.add_argument("--table", action="store_true")
-    words.add_argument("--column", action="append", default=[])
+    words.add_argument("--only", action="append", default=[], help="TABLE, or TABLE=COLUMN; repeatable")
     words.add_argument("--random-data", action="store_true")
     words.add_argument("--limit", type=float, default=600.0)
     asked = words.parse_args()
@@ -94,8 +94,8 @@ def main() -> None:
     scale, file = asked.what
     if asked.random_data:
         random_data(Path(".data"))
-    rows = timed(scale, dict(one.split("=", 1) for one in asked.column), asked.limit)
-    Path(file).write_text(json.dumps(rows, indent=1) + "\n")
+    only = {name: column for name, _, column in (one.partition("=") for one in asked.only)}
+    timed(scale, only, asked.limit, Path(file))
 
 
 if __name__ == "__main__":
