@@ -2,7 +2,7 @@
 
 A canary is a row of the client's training like any other: drawn by the Poisson sample, differentiated, clipped, summed
 and noised by the code that trains. Its loss is K w_j, with K beyond the clipping norm, so that its clipped gradient is
-C e_j. A fair coin says of each whether it is in; out, its loss is 0. Every canary has a parameter of its own, so that
+C e_j. A fair coin says of each whether it is in; out, it is not there. Every canary has a parameter of its own, so that
 one training tries hundreds of them at once.
 
 The attacker repeats the training without canaries and without noise (a replayed update), and looks at what the real one
@@ -109,29 +109,30 @@ def _probe(fit: PrivateFit, scores: Scores) -> None:
     if m < len(scores.inside):  # fewer parameters than canaries: the others are never asked
         scores.inside, scores.total = scores.inside[:m], scores.total[:m]
     at = torch.randperm(fit.start[name].numel(), generator=generator(TEST, "at"))[:m]  # the same in every round
-    rows = [torch.cat([row, row[torch.zeros(m, dtype=torch.long, device=row.device)]]) for row in fit.rows]
-    inside = torch.where(scores.inside, at, torch.full_like(at, OUT))
+    inside = at[scores.inside]
+    more = len(inside)
+    rows = [torch.cat([row, row[torch.zeros(more, dtype=torch.long, device=row.device)]]) for row in fit.rows]
     mark = torch.cat([torch.full((n,), REAL), inside]).to(fit.device)
-    blank = torch.cat([torch.full((n,), REAL), torch.full((m,), OUT)]).to(fit.device)
+    blank = torch.cat([torch.full((n,), REAL), torch.full((more,), OUT)]).to(fit.device)  # drawn as they were
     loss = functools.partial(_with_canaries, loss=fit.loss, name=name, steep=STEEP * fit.C)
     # The sample rate stays that of the real training, and so does the number of steps.
-    batch = max(1, round(fit.batch * (n + m) / n))
+    batch = max(1, round(fit.batch * (n + more) / n))
     made = replace(fit, loss=loss, batch=batch, epochs=None, steps=fit.count)
     noisy = replace(made, rows=(mark, *rows)).after(fit.sigma / fit.C)
     clean = replace(made, rows=(blank, *rows)).after(QUIET)
     gone = (clean[name] - noisy[name]).reshape(-1)[at.to(fit.device)] / STEP * replace(made, rows=(mark,)).expected
     scores.total += gone.cpu() / fit.sigma
     scores.steps += fit.count
-    scores.rate = batch / (n + m)
+    scores.rate = batch / (n + more)
 
 
-REAL, OUT = -1, -2  # instead of a canary's parameter: a record of the client, a canary that is out
+REAL, OUT = -1, -2  # instead of a canary's parameter: a record of the client, a row that counts nothing
 
 
 def _with_canaries(
     f: Any, mark: Tensor, *rows: Tensor, loss: Callable[..., Tensor], name: str, steep: float, **given: Any
 ) -> Tensor:
-    """The method's loss for its records; K w_j for a canary at j; 0 for one that is out."""
+    """The method's loss for its records; K w_j for a canary at j; 0 for a row that counts nothing."""
     own = loss(f, *rows, **given)
     w = f.params[name].reshape(-1)[mark.clamp(min=0)]
     return torch.where(mark == REAL, own, torch.where(mark == OUT, torch.zeros_like(own), steep * w))

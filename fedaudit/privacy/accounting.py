@@ -15,6 +15,7 @@ Epsilons of different relations do not compose. The ledger keeps them apart; the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import numbers
@@ -28,6 +29,7 @@ import numpy as np
 
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.calibration import check_delta, compose_mu, gaussian_epsilon
+from fedaudit.privacy.renyi import renyi_divergence
 
 CLOSED_FORM = "gaussian-closed-form"
 PRV = "prv"
@@ -171,7 +173,10 @@ def _rdp_analysis() -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _renyi(sigma: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
-    """The Renyi divergence of one step at each order (Mironov, Talwar and Zhang 2019, Section 3.3)."""
+    """The Renyi divergence of one step at each order; by opacus where there is no closed series for all of them."""
+    if 0 < q < 1:
+        with contextlib.suppress(ArithmeticError):
+            return renyi_divergence(sigma, q, orders)
     return np.asarray(_rdp_analysis().compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=orders))
 
 

@@ -23,7 +23,8 @@ from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
 
-CHUNK = 64  # rows whose gradients are held at a time
+CHUNK = 64  # rows whose gradients are held at a time, at least
+ROOM = 32 << 20  # bytes of gradients up to which more rows are held: one call for a whole sample of a small model
 
 
 def fit_private(
@@ -62,6 +63,7 @@ def fit_private(
         expected_batch_size=plan.expected,
         generator=noise,
     )
+    together = max(CHUNK, ROOM // max(1, sum(p.numel() * p.element_size() for p in parameters.values())))
     was_training = model.training
     model.train()
     for _ in range(plan.steps):
@@ -70,7 +72,7 @@ def fit_private(
         for p in parameters.values():
             p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
             p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
-        for part in index.split(CHUNK):  # clipped and summed chunk by chunk: memory is that of CHUNK copies
+        for part in index.split(together):  # clipped and summed chunk by chunk: memory is that of so many copies
             gradients = row_gradients(model, loss, [row[part] for row in rows], given)
             for name, total in clip_and_sum(gradients, C)[0].items():
                 parameters[name].summed_grad += total  # type: ignore[attr-defined]

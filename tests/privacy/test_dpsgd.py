@@ -170,18 +170,23 @@ def test_secure_training_does_not_repeat(tiny, tmp_path):
     assert len({run(setting, out=tmp_path / name).transcript_digest for name in "ab"}) == 2
 
 
-def test_memory_is_that_of_a_chunk():
-    """130 rows in chunks of 64: the step is the same as with all gradients at once."""
+def test_memory_is_that_of_a_chunk(monkeypatch):
+    """130 rows in chunks of 64, where there is no room for more: the step is the same as with all gradients at once."""
     from fedaudit.privacy import dpsgd
 
-    whole = []
-    for chunk in (64, 1000):
-        before, dpsgd.CHUNK = dpsgd.CHUNK, chunk
-        try:
-            model, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9), n=130)
-        finally:
-            dpsgd.CHUNK = before
+    whole, held = [], []
+    real = dpsgd.row_gradients
+
+    def watched(model, loss, rows, given):
+        held.append(len(rows[0]))
+        return real(model, loss, rows, given)
+
+    monkeypatch.setattr(dpsgd, "row_gradients", watched)
+    for room in (0, dpsgd.ROOM):
+        monkeypatch.setattr(dpsgd, "ROOM", room)
+        model, *_ = one_step(Policy(mechanism="dp-sgd", noise_multiplier=1e-9), n=130)
         whole.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert held == [64, 64, 2, 130], "a small model's sample takes one call"
     assert torch.allclose(whole[0], whole[1], atol=1e-6)
 
 
