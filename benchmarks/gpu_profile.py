@@ -33,13 +33,15 @@ from torch import Tensor, nn  # noqa: E402
 from torch.func import functional_call, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from fedaudit.training.recorded import halves  # noqa: E402
+
 PHASES = """
 fedaudit.runtime.runner:_Run._round _Run._evaluate _Run._commit _Run._check_traffic
 fedaudit.runtime.task:run_task received open_client encode
 fedaudit.runtime.world:World.blank_model World.fresh_model World.members World.site
 fedaudit.runtime.checkpoint:Store.client Store.put_client Store.settle Store._write
 fedaudit.runtime.party:Client.release Client.settle Client.fit Server.fit Party.optimise
-fedaudit.runtime.turns:Turn.go_on Turn._away Turn.__post_init__ Globals.put Globals.keep stacks
+fedaudit.runtime.turns:Turn.go_on Turn._away Turn.__post_init__ Globals.put Globals.keep stacks _descend
 fedaudit.runtime.meter:Meter.close Meter.__init__
 fedaudit.wire.channel:Wire.back Wire._record encode decode
 fedaudit.wire.transcript:TranscriptWriter.message TranscriptWriter.end_round
@@ -52,7 +54,8 @@ fedaudit.training.descent:_UnderWay.begin Descent.alone
 """
 
 
-TF32 = {"precision": "tf32"}
+TF32, BF16 = {"precision": "tf32"}, {"precision": "bf16"}
+LAST = TF32 | {"channels_last": True}
 
 
 class Clock:
@@ -120,10 +123,14 @@ class Profile(Bench):
         "fedfree_cnn": [(STACKED, True), (SERIAL, False)],
         "dfrd": [(STACKED | TF32, True), (SERIAL, False), (COMPILED | TF32, False)],
         "dffke": [(STACKED | TF32, True), (SERIAL, False)],
+        "fedaf": [(COMPILED | TF32, True), (STACKED | TF32, True), (COMPILED | BF16, True), (COMPILED | LAST, False)],
     }
+    shorter: ClassVar[dict[str, dict[str, Any]]] = {"fedaf": {"steps": 200, "E": 100}}  # a fifth of the preset's
 
     def variants(self, names: dict[str, dict[str, Any]], rounds: int = 2, **setting: Any) -> None:
         rounds = min(rounds, 2)
+        if self.name in self.shorter and not self.tiny:
+            setting["set"] = {**setting.get("set", {}), **self.shorter[self.name]}
         for how, looked_at in self.ways[self.name]:
             key = "_".join(str(value) for value in how.values())
             for kernels in (False, True) if looked_at else (False,):
@@ -161,45 +168,48 @@ class Profile(Bench):
 # --- ways to run a step of many networks -----------------------------------------------------------------------------
 
 
+def clocked(bench: Profile, step: Callable[[], Any], times: int = 20) -> float:
+    """Milliseconds of a step, recorded where there is a GPU."""
+    run = step
+    if bench.device.startswith("cuda"):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+        run = graph.replay
+    run()
+    bench.sync()
+    begun = time.perf_counter()
+    for _ in range(times):
+        run()
+    bench.sync()
+    return round((time.perf_counter() - begun) / times * 1000, 3)
+
+
+def several(bench: Profile, name: str, makes: dict[str, Callable[[], Callable[[], Any]]]) -> None:
+    found: dict[str, Any] = {}
+    for way, make in makes.items():
+        if bench.left() < 5:
+            break
+        try:
+            found[way] = clocked(bench, make())
+        except Exception as e:  # noqa: BLE001
+            found[way] = f"{type(e).__name__}: {e}".splitlines()[0][:120]
+    bench.save(**{name: found})
+
+
 def ways(bench: Profile) -> None:
-    """Milliseconds of one step of ten networks, recorded where there is a GPU."""
+    """Milliseconds of one step of ten networks."""
     from fedaudit.training.models import build
     from fedaudit.training.products import conv2d
 
     device, cuda = torch.device(bench.device), bench.device.startswith("cuda")
     M, B = (2, 4) if bench.tiny else (10, 64)
-
-    def clocked(step: Callable[[], Any], times: int = 20) -> float:
-        run = step
-        if cuda:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    step()
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
-                    step()
-            run = graph.replay
-        run()
-        bench.sync()
-        begun = time.perf_counter()
-        for _ in range(times):
-            run()
-        bench.sync()
-        return round((time.perf_counter() - begun) / times * 1000, 3)
-
-    def several(name: str, makes: dict[str, Callable[[], Callable[[], Any]]]) -> None:
-        found: dict[str, Any] = {}
-        for way, make in makes.items():
-            if bench.left() < 5:
-                break
-            try:
-                found[way] = clocked(make())
-            except Exception as e:  # noqa: BLE001
-                found[way] = f"{type(e).__name__}: {e}".splitlines()[0][:120]
-        bench.save(**{name: found})
 
     def one_after_another(step: Callable[[int], None]) -> None:
         for m in range(M):
@@ -309,10 +319,115 @@ def ways(bench: Profile) -> None:
         said = f"{precision} {'deterministic' if deterministic else 'free'}"
         for last in (False, True):
             at = f"{said}{' channels_last' if last else ''}"
-            several(f"layer {at}", layer(last, True))
-            several(f"layer to its input {at}", layer(last, False))
-            several(f"convnet {at}", whole("convnet", B, last))
-        several(f"fedfree_cnn {said}", whole("fedfree_cnn", 10, False))
+            several(bench, f"layer {at}", layer(last, True))
+            several(bench, f"layer to its input {at}", layer(last, False))
+            several(bench, f"convnet {at}", whole("convnet", B, last))
+        several(bench, f"fedfree_cnn {said}", whole("fedfree_cnn", 10, False))
+    torch.use_deterministic_algorithms(False)
+
+
+# --- a step of condensation ------------------------------------------------------------------------------------------
+
+
+def condense(bench: Profile) -> None:
+    """Milliseconds of the parts of a client's step in FedAF's condensation, at Fashion-MNIST's size."""
+    from fedaudit.methods._condense import Records, Sampled, dm
+    from fedaudit.methods._folded import _carry_out
+    from fedaudit.training.models import build
+    from fedaudit.training.recorded import conditions
+
+    device = torch.device(bench.device)
+    B, IPC = (8, 4) if bench.tiny else (256, 50)
+
+    def client(P: int) -> tuple[Sampled, Records, Tensor]:
+        net = build("convnet", shape=(1, 28, 28), classes=10).to(device)
+        x = torch.rand(P * 3 * B, 1, 28, 28, device=device) * 2 - 1
+        D = Records(x, torch.arange(len(x), device=device) % P, B)
+        D.ahead(0)
+        return Sampled(net, folded=True), D, D.start("average", IPC, 10).requires_grad_()
+
+    def step(P: int) -> Callable[[], Any]:
+        w, D, S = client(P)
+
+        def go() -> None:
+            w.interpolate(0.9)
+            mu = D.mean(w.real(D.draw()))
+            loss = dm(mu, w.encode(S.flatten(0, 1)).unflatten(0, S.shape[:2]).mean(1))
+            torch.autograd.grad(loss, S)
+
+        return go
+
+    def syn(P: int) -> Callable[[], Any]:
+        w, _, S = client(P)
+        return lambda: torch.autograd.grad(w.encode(S.flatten(0, 1)).square().sum(), S)
+
+    def real(P: int) -> Callable[[], Any]:
+        w, D, _ = client(P)
+        x = D.draw().clone()
+        return lambda: w.real(x)
+
+    def stages(P: int, at: int) -> Callable[[], Any]:
+        """The real records through one stage alone."""
+        w, D, _ = client(P)
+        assert w._folded is not None
+        x, dtype = D.draw().clone(), halves() or torch.float32
+        with torch.no_grad():
+            for i, stage in enumerate(w._folded._stages):
+                weight, b = (t.to(dtype) for t in stage.folded())
+                if i == at:
+                    break
+                x = _carry_out(x.to(dtype), weight, b, stage.padding, stage.pool)
+            x = x.to(dtype).clone(memory_format=torch.preserve_format)
+
+        def go() -> None:
+            with torch.no_grad():
+                _carry_out(x, weight, b, stage.padding, stage.pool)
+
+        return go
+
+    def product(P: int) -> Callable[[], Any]:
+        """The second stage's convolution without what comes after it."""
+        x = torch.randn(P * B, 128, 14, 14, device=device, dtype=halves() or torch.float32)
+        x = x.to(memory_format=torch.channels_last)
+        w = torch.randn(128, 128, 3, 3, device=device, dtype=x.dtype).to(memory_format=torch.channels_last)
+        return lambda: F.conv2d(x, w, padding=1)
+
+    def lanes(P: int, K: int) -> Callable[[], Any]:
+        steps = [step(P) for _ in range(K)]
+        streams = [torch.cuda.Stream() for _ in steps] if device.type == "cuda" else []
+
+        def go() -> None:
+            if not streams:
+                for one in steps:
+                    one()
+                return
+            here = torch.cuda.current_stream()
+            for one, stream in zip(steps, streams, strict=True):
+                stream.wait_stream(here)
+                with torch.cuda.stream(stream):
+                    one()
+            for stream in streams:
+                here.wait_stream(stream)
+
+        return go
+
+    P_ = functools.partial
+    for precision, stepping, free in (
+        ("tf32", "compiled", False), ("tf32", "recorded", False), ("bf16", "compiled", False),
+        ("tf32", "compiled", True), ("bf16", "compiled", True), ("float32", "recorded", False),
+    ):  # fmt: skip
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
+        torch.use_deterministic_algorithms(not free)
+        torch.backends.cudnn.benchmark = free
+        with conditions(stepping, bf16=precision == "bf16", stacked=True):  # type: ignore[arg-type]
+            for P in (1, 3):
+                several(bench, f"{precision} {stepping}{' free' if free else ''}, {P} classes", {
+                    "step": P_(step, P), "weights": lambda P=P: P_(client(P)[0].interpolate, 0.9),
+                    "draw": lambda P=P: client(P)[1].draw, "real": P_(real, P), "syn": P_(syn, P),
+                    "real 1": P_(stages, P, 0), "real 2": P_(stages, P, 1), "real 3": P_(stages, P, 2),
+                    "product 2": P_(product, P),
+                    "eight clients": P_(lanes, P, 8),
+                })  # fmt: skip
     torch.use_deterministic_algorithms(False)
 
 
@@ -329,7 +444,7 @@ def main() -> None:
         bench.name, bench.figures = name, {}
         bench.save(torch=torch.__version__, seconds_left=round(bench.left(), 1))
         try:
-            (ways if name == "ways" else LINES[name])(bench)
+            {"ways": ways, "condense": condense}.get(name, LINES.get(name))(bench)
         except Exception as e:  # noqa: BLE001 (a line that fails must not cost the others)
             traceback.print_exc()
             bench.save(failed=f"{type(e).__name__}: {e}".splitlines()[0])

@@ -19,7 +19,7 @@ What the papers leave open, and where the two methods must agree to be compared,
   sixth. The network itself is fed [-1, 1] in any case.
 - `restart`: S_k starts anew in each round, or goes on where the last one ended ("update S_k" leans to the latter).
 - `aug`: nothing, or the siamese set of dataset condensation (`_siamese.py`), which is on by default in the code of [37]
-  and named by neither paper. It is applied while condensing, not on the server.
+  and named by neither paper, while condensing. `aug_w`: the same on the server, one view for each mini-batch.
 - `dm_scale`: Eq. 4 sums over the features; `"mean"` divides by their number, as a mean-squared-error loss does.
 - `start`, `averaged`: FedAF's images begin as averages of records, of how many is not said.
 - `least`, the fewest records that make a class held. Table 7's uploads are those of clients that condense classes of
@@ -43,10 +43,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedaudit import Client, Method, sgd
+from fedaudit import Client, Method, ce, sgd
 from fedaudit.errors import SettingError
 from fedaudit.methods._folded import Folded
-from fedaudit.methods._siamese import Augmentation
+from fedaudit.methods._siamese import Augmentation, views
 from fedaudit.training import forward
 from fedaudit.training.models import Net
 
@@ -78,6 +78,7 @@ class Condensing(Method):
     E: int = 500  # epochs on the server
     B_w: int = 256  # batch size on the server
     eta_w: float = 0.001  # learning rate on the server
+    aug_w: Augmentation = "none"  # of a mini-batch on the server
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of both optimisers
 
     def begin(self, client: Client, D: Records) -> Tensor:
@@ -97,9 +98,18 @@ class Condensing(Method):
 
         opt = sgd(self.eta_S * self.sigma_x**2, momentum=self.momentum)
         client.optimise([S], step, steps=self.steps, opt=opt, repeats=True, before=D.ahead if S.is_cuda else None)
+        self._check(client, S)
         if not self.restart:
             client.memory["S"] = S.detach().clamp(-1, 1) if self.clamp == "step" else S.detach()
         return dict(zip(D.classes, S.detach().clamp(-1, 1), strict=True))
+
+    def _check(self, client: Client, S: Tensor) -> None:
+        if not bool(S.isfinite().all()):
+            raise SettingError(
+                f"The condensed images of client {client.id} are not finite after {self.steps} steps: with an image "
+                f"learning rate of {self.eta_S} they left the range ever faster. Set eta_S=... lower, or clamp=step, "
+                "which keeps them in [-1, 1]."
+            )
 
 
 class Records:
@@ -264,6 +274,11 @@ def dm(mu_real: Tensor, mu_syn: Tensor, scale: Scale = "sum") -> Tensor:
     """sum_c ||mu^real_c - mu^syn_c||^2 (FedAF, Eq. 4); with scale = "mean" over the number of features."""
     distance = (mu_real - mu_syn).square().sum()
     return distance / mu_real.shape[1] if scale == "mean" else distance
+
+
+def seen_ce(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, *, aug: Augmentation) -> Tensor:
+    """Cross-entropy of a mini-batch that all goes through one view."""
+    return ce(f, *views(aug, x), y)
 
 
 def gathered(sets: Mapping[int, Mapping[int, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,6 @@ from fedaudit import (
     Size,
     State,
     Up,
-    ce,
     kl,
     load,
     private,
@@ -66,8 +65,8 @@ from fedaudit import (
     sgd,
     state_of,
 )
-from fedaudit.methods._condense import Condensing, Records, Sampled, Scale, dm, gathered, in_chunks
-from fedaudit.methods._siamese import views
+from fedaudit.methods._condense import Condensing, Records, Sampled, Scale, dm, gathered, in_chunks, seen_ce
+from fedaudit.methods._siamese import Augmentation, views
 
 
 class Global(Down):
@@ -134,9 +133,10 @@ def l_glob(
     tau: float,
     lambda_glob: float,
     scale: Scale = "sum",
+    aug: Augmentation = "none",
 ) -> Tensor:
     """Eq. 14. The LGKM term is one number, the same on every row."""
-    z = f(x)
+    z = f(*views(aug, x))
     matched = lgkm(z, y, r, held, tau, scale) if S is None else lgkm(f(S[0]), S[1], r, held, tau, scale)
     return cross_entropy(z, y, reduction="none") + lambda_glob * matched
 
@@ -160,6 +160,7 @@ class FedAF(Condensing):
 
     on_digits: ClassVar = {
         "IPC": 10, "steps": 30, "E": 40, "eta_w": 0.02, "lambda_loc": 0.01, "lambda_glob": 1.0,
+        "clamp": "step",
     }  # fmt: skip
     quick: ClassVar = {"IPC": 2, "steps": 2, "B": 16, "E": 2, "B_w": 16, "eta_w": 0.05}
     presets: ClassVar = {  # Section 5.1 and Appendix A; `least` as Table 7 has it
@@ -180,11 +181,17 @@ class FedAF(Condensing):
         w = load(server.model(), s.w)
         opt = sgd(self.eta_w, momentum=self.momentum)
         if not self.lambda_glob:
-            server.fit(w, ce, S, epochs=self.E, batch=self.B_w, opt=opt)
+            server.fit(w, seen_ce, S, epochs=self.E, batch=self.B_w, opt=opt, given={"aug": self.aug_w})
             return Trained(state_of(w))
         r, held = self.soft_targets({k: a.R for k, a in sent.items()}, server.classes, server.device)
-        given = {"r": r, "held": held, "tau": self.tau, "lambda_glob": self.lambda_glob, "scale": self.lgkm_scale}
-        given["S"] = S if self.T_over == "all" else None
+        given: dict[str, Any] = {
+            "r": r,
+            "held": held,
+            "tau": self.tau,
+            "lambda_glob": self.lambda_glob,
+            "scale": self.lgkm_scale,
+        }
+        given |= {"S": S if self.T_over == "all" else None, "aug": self.aug_w}
         server.fit(w, l_glob, S, epochs=self.E, batch=self.B_w, opt=opt, given=given, separable=False)  # Eqs. 13-16
         return Trained(state_of(w))
 

@@ -30,14 +30,13 @@ from fedaudit import (
     Size,
     State,
     Up,
-    ce,
     load,
     private,
     register,
     sgd,
     state_of,
 )
-from fedaudit.methods._condense import Condensing, Records, Sampled, dm, gathered
+from fedaudit.methods._condense import Condensing, Records, Sampled, dm, gathered, seen_ce
 from fedaudit.methods._siamese import views
 
 
@@ -75,7 +74,8 @@ class FedDM(Condensing):
         sent: dict[int, Any] = cohort.ask(self.condense, Global(s.w))
         w = load(server.model(), s.w)
         S = gathered({k: a.S for k, a in sent.items()})
-        server.fit(w, ce, S, epochs=self.E, batch=self.B_w, opt=sgd(self.eta_w, momentum=self.momentum))
+        opt = sgd(self.eta_w, momentum=self.momentum)
+        server.fit(w, seen_ce, S, epochs=self.E, batch=self.B_w, opt=opt, given={"aug": self.aug_w})
         return Trained(state_of(w))
 
     def condense(self, client: Client, msg: Global) -> Condensed:  # on client k

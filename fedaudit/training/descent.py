@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedaudit.training import recorded
 from fedaudit.training.fit import Opt, moments_of
-from fedaudit.training.recorded import Recording, record, records_steps
+from fedaudit.training.recorded import Recording, record_giving_back, records_steps, shared
 
 Moments = dict[str, Tensor]
 
@@ -89,10 +89,8 @@ class _UnderWay:
         kept = self.descent.kept or Kept(self.descent.steps)
         if not kept.tried:
             kept.tried = True
-            shared = _shared(self.descent.device)
-            drawn = shared.get_state()
-            kept.recording = record(self._gradient, [*self.params, *kept.changes])
-            shared.set_state(drawn)  # what was drawn while recording is given back
+            changed = [*self.params, *kept.changes]
+            kept.recording = record_giving_back(self._gradient, changed, self.descent.device)
         return kept.recording
 
     def step(self, i: int) -> None:
@@ -116,13 +114,6 @@ class _UnderWay:
         return [p.grad for p in self.params]
 
 
-def _shared(device: torch.device) -> torch.Generator:
-    """The global generator of a device."""
-    if device.type != "cuda":
-        return torch.default_generator
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-
-
 def side_by_side(descents: Sequence[Descent], drawn: Sequence[Tensor]) -> list[tuple[Moments, Tensor]]:
     """Carry out descents that record, on a GPU. `drawn`: the state of the device's global generator that belongs to
     each. Returns what each optimiser remembers, and its generator's state after it.
@@ -131,14 +122,14 @@ def side_by_side(descents: Sequence[Descent], drawn: Sequence[Tensor]) -> list[t
     its own: numbers of one do not depend on how far the others have come.
     """
     device = descents[0].device
-    shared = _shared(device)
-    usual = shared.graphsafe_get_state()
+    generator = shared(device)
+    usual = generator.graphsafe_get_state()
     begun, lanes = torch.cuda.current_stream(device), []
     try:
         for descent, state in zip(descents, drawn, strict=True):
-            mine = shared.clone_state()
-            shared.graphsafe_set_state(mine)
-            shared.set_state(state)
+            mine = generator.clone_state()
+            generator.graphsafe_set_state(mine)
+            generator.set_state(state)
             under, stream = _UnderWay(descent), torch.cuda.Stream(device)
             stream.wait_stream(begun)
             with torch.cuda.stream(stream):
@@ -147,15 +138,15 @@ def side_by_side(descents: Sequence[Descent], drawn: Sequence[Tensor]) -> list[t
         for i in range(max(descent.steps for descent in descents)):
             for under, mine, stream in lanes:
                 if i < under.descent.steps:
-                    shared.graphsafe_set_state(mine)
+                    generator.graphsafe_set_state(mine)
                     with torch.cuda.stream(stream):
                         under.step(i)
         found = []
         for under, mine, stream in lanes:
             begun.wait_stream(stream)
-            shared.graphsafe_set_state(mine)
-            found.append((moments_of(under.optimiser), shared.get_state()))
+            generator.graphsafe_set_state(mine)
+            found.append((moments_of(under.optimiser), generator.get_state()))
         torch.cuda.synchronize(device)  # so that its time is known
         return found
     finally:
-        shared.graphsafe_set_state(usual)
+        generator.graphsafe_set_state(usual)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.errors import ContractError
-from fedaudit.training.recorded import Recording, precision, record, recordable
+from fedaudit.training.recorded import Recording, precision, record_giving_back, recordable
 
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
@@ -227,7 +227,7 @@ class _Gradient:
         if n != self._usual and self._came[n] < OFTEN:
             return None
         mine = [row.clone() for row in rows]
-        made = record(lambda: self._eager(mine), [self._total, *self._buffers])
+        made = record_giving_back(lambda: self._eager(mine), [self._total, *self._buffers], self._total.device)
         if made is None:
             self._records = n != self._usual
             self._came[n] = -self._planned  # not again

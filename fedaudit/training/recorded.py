@@ -124,6 +124,22 @@ def record(step: Callable[[], Outputs], state: Sequence[Tensor], like: Any = Non
         return None
 
 
+def shared(device: torch.device) -> torch.Generator:
+    """The global generator of a device."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def record_giving_back(step: Callable[[], Outputs], state: Sequence[Tensor], device: torch.device) -> Recording | None:
+    """As `record`; what the step drew of the device's global generator while it was recorded is given back."""
+    generator = shared(device)
+    drawn = generator.get_state()
+    made = record(step, state)
+    generator.set_state(drawn)
+    return made
+
+
 def timed(recording: Recording, state: Sequence[Tensor], times: int = 5) -> float:
     """Seconds that so many replays take; the state is as it was afterwards."""
     before = [t.detach().clone() for t in state]

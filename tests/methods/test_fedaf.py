@@ -12,8 +12,10 @@ from scipy.stats import wasserstein_distance
 from torch import nn
 
 from fedaudit import ce, load
+from fedaudit.errors import SettingError
 from fedaudit.methods import fedaf, feddm
-from fedaudit.methods._condense import Records, Sampled, dm, gathered, in_chunks
+from fedaudit.methods._condense import Records, Sampled, dm, gathered, in_chunks, seen_ce
+from fedaudit.methods._siamese import views
 from fedaudit.registry import find
 from fedaudit.rng import generator
 from fedaudit.runtime.contract import check_declarations
@@ -411,6 +413,23 @@ def test_l_glob_by_hand():
     assert (every - rows).tolist() == pytest.approx([more, more], rel=1e-4)
 
 
+@pytest.mark.parametrize("loss", [fedaf.l_glob, seen_ce])
+def test_a_mini_batch_on_the_server_goes_through_one_view(loss):
+    """With aug_w: the loss of the images as the view drawn next makes them; without, of the images as they are. The
+    images of Eq. 13 are not moved."""
+    torch.manual_seed(0)
+    f = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    x, y = torch.rand(4, 1, 6, 6) * 2 - 1, torch.tensor([0, 1, 1, 0])
+    given = {} if loss is seen_ce else {"r": R, "held": torch.ones(2), "tau": 1.0, "lambda_glob": 2.0, "S": (x, y)}
+    torch.manual_seed(3)
+    moved = views("siamese", x)[0]
+    assert (moved - x).abs().max() > 0.1
+    torch.manual_seed(3)
+    seen = loss(f, x, y, aug="siamese", **given)
+    torch.testing.assert_close(seen, loss(f, moved, y, aug="none", **given))
+    assert not torch.allclose(seen, loss(f, x, y, aug="none", **given))
+
+
 # --- whole rounds ------------------------------------------------------------------------------------------------
 
 
@@ -656,6 +675,17 @@ def test_images_may_go_on_where_the_last_round_ended(tiny, tmp_path):
         run(setting, out=folder)
         first, second = sent(folder, "Condensed", 1)[0]["S"], sent(folder, "Condensed", 2)[0]["S"]
         assert all(torch.equal(S, second[c]) for c, S in first.items()) == same
+
+
+def test_images_that_run_away_are_an_error_that_names_the_remedy(tiny):
+    """A rate far too large: at clamp=end each step goes further out; clamp=step holds them, with the same rate."""
+    client = client_of(tiny("fedaf", model="cnn"))
+    D = Records(client.x, client.y, 1000)
+    wild = fedaf.FedAF(steps=30, IPC=2, eta_S=1e12, lambda_loc=0)
+    with pytest.raises(SettingError, match=r"client 0 are not finite after 30 steps.*lower, or clamp=step"):
+        wild.condensed(client, D, {})
+    held = wild.model_copy(update={"clamp": "step"}).condensed(client, D, {})
+    assert all(S.isfinite().all() for S in held.values())
 
 
 def test_one_domain_per_client(tiny, tmp_path):

@@ -27,6 +27,22 @@ def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int
     assert found == wanted
 
 
+def test_what_a_loss_draws_while_it_is_recorded_is_given_back(replays: list[int]) -> None:
+    def noisy(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(f(x + torch.randn_like(x)), y, reduction="none")
+
+    found = []
+    for how in ("eager", "recorded"):
+        jobs = make("cnn_bn", counts=[40], epochs=8, loss=noisy)
+        torch.manual_seed(1)
+        with recorded.conditions(how):  # type: ignore[arg-type]
+            found.append((jobs, jobs[0].alone(), torch.rand(3)))
+    assert sum(replays) > 0
+    assert distance(found[0][0], found[1][0]) == 0
+    assert found[0][1] == found[1][1]
+    assert torch.equal(found[0][2], found[1][2])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_recorded_stack_is_what_each_would_be_alone(case: str, replays: list[int]) -> None:
     """Those that are through stay in it as idle models, and leave when they are half of it."""
