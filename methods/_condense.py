@@ -278,7 +278,8 @@ def dm(mu_real: Tensor, mu_syn: Tensor, scale: Scale = "sum") -> Tensor:
 
 def seen_ce(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, *, aug: Augmentation) -> Tensor:
     """Cross-entropy of a mini-batch that all goes through one view."""
-    return ce(f, *views(aug, x), y)
+    (seen,) = views(aug, x)
+    return ce(f, seen, y)
 
 
 def gathered(sets: Mapping[int, Mapping[int, Tensor]]) -> tuple[Tensor, Tensor]:
