@@ -6,6 +6,9 @@ so a kill at any instant leaves the last whole round. Memory does not grow with 
 Large tensors in what a client remembers are files of their own, named by their content, and the state refers to them: a
 buffer that all clients hold lies there once, and what a task left as it was is not written again. A client's model
 changes with each training, and stays in the state's own file.
+
+Files are written behind, one after another in the order in which they were put here, and so is `HEAD.json`: the next
+round goes on meanwhile. What failed to be written is said at the next occasion, and no later round becomes a fact.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,8 @@ import xxhash
 from fedaudit.errors import RunError
 from fedaudit.wire.codec import node_of, read_header, value_of
 
-BEHIND = 4  # files that may be on their way to the disk at a time
+BEHIND = 8  # files that may be on their way to the disk at a time
+ROOM = 1 << 28  # bytes that they may have together, if it is more than one
 LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
 _PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
 # The names of the files that a store writes: it removes no other.
@@ -45,21 +50,33 @@ def write_atomic(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """Something that is being written meanwhile."""
+
+    done: Future[None]
+    content: bytes
+
+
 class Store:
     def __init__(self, folder: Path):
         self.folder = folder
         self.clients: dict[int, str] = {}
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # written since the last whole round
+        self._known: set[str] = set()  # files of parts that stay: of the last whole round, and fresh ones
         self._head = folder / "HEAD.json"
         self._behind = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: dict[str, Future[None]] = {}  # by name: files that are being written meanwhile
+        self._pending: dict[str, _Pending] = {}  # by name: files that are being written meanwhile, in their order
+        self._failed: BaseException | None = None  # the first write that failed: nothing is a fact any more after it
 
     def head(self) -> dict[str, Any] | None:
         """The last whole round, or None. Forgets everything after it."""
         head = self.peek()
         if head is not None:
-            self._sweep(head["server"])
+            wanted = self._wanted(head["server"])
+            self._known = {name for name in wanted if name.startswith("part-")}
+            self._sweep(wanted)
         return head
 
     def peek(self) -> dict[str, Any] | None:
@@ -97,18 +114,18 @@ class Store:
         self._write_behind(name, state)
         before, self.clients[k] = self.clients.get(k, name), name
         if before != name and before.split(".")[1] == str(t):  # of an earlier ask of this round: nobody goes back to it
-            self._wait(before)
-            (self.folder / before).unlink(missing_ok=True)
+            self._later(f"without {before}", lambda: (self.folder / before).unlink(missing_ok=True))
             self._parts.pop(before, None)
 
     def _keep(self, content: bytes) -> str:
         """A file with this content, and its name: written if there is none yet."""
         name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
-        known = name in self._pending or (path.exists() and path.stat().st_size == len(content))
-        if not known:  # or not whole: a kill in the middle of writing
+        there = name in self._pending or (path.exists() and path.stat().st_size == len(content))
+        if name not in self._known or not there:  # or not whole: a kill in the middle of writing
             self._write_behind(name, content)
             self._fresh.add(name)
+            self._known.add(name)
         return name
 
     def _whole(self, name: str) -> bytes:
@@ -123,47 +140,80 @@ class Store:
             at += before
         return b"".join([*whole, own[at:]])
 
-    def commit(self, t: int, server_state: bytes, facts: dict[str, Any]) -> None:
+    def commit(self, t: int, server_state: bytes, facts: Mapping[str, Any]) -> None:
         """Make round t a fact."""
+        self.commit_behind(t, server_state, lambda: facts)
         self.settle()
-        name = f"server.{t}"
-        self._write(name, server_state)
-        for file in (name, *sorted(self._fresh), *(n for n in self.clients.values() if n.split(".")[1] == str(t))):
-            with open(self.folder / file, "rb") as handle:
-                os.fsync(handle.fileno())
-        head = {"round": t, "server": name, "clients": {str(k): v for k, v in self.clients.items()}, **facts}
-        write_atomic(self._head, json.dumps(head).encode())
+
+    def commit_behind(
+        self,
+        t: int,
+        server_state: bytes,
+        facts: Callable[[], Mapping[str, Any]],
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make round t a fact while the next one goes on, and do what is to follow. `facts` may wait for something."""
+        name, clients = f"server.{t}", dict(self.clients)
+        files = [name, *sorted(self._fresh), *(n for n in clients.values() if n.split(".")[1] == str(t))]
+        wanted = self._wanted(name)
         self._fresh.clear()
-        self._sweep(name)
+        self._known = {file for file in wanted if file.startswith("part-")}
+
+        def make_a_fact() -> None:
+            self._write(name, server_state)
+            for file in files:
+                with open(self.folder / file, "rb") as handle:
+                    os.fsync(handle.fileno())
+            head = {"round": t, "server": name, "clients": {str(k): v for k, v in clients.items()}, **facts()}
+            write_atomic(self._head, json.dumps(head).encode())
+            self._sweep(wanted)
+            then()
+
+        self._later(self._head.name, make_a_fact, server_state)
 
     def amend(self, **facts: Any) -> None:
         """Change facts of the last whole round, and leave the round as it is."""
+        self.settle()
         head = self.peek() or {}
         write_atomic(self._head, json.dumps({**head, **facts}).encode())
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Nothing is being written any more after this, however it ends."""
-        try:
-            yield
-        finally:
-            self.settle()
 
     def settle(self) -> None:
         """Wait until everything is written that was put here; a write that failed says so now."""
         for name in list(self._pending):
             self._wait(name)
 
+    def abandon(self) -> None:
+        """The same for a run that ends by an error, which is the one to be said: nothing is being written any more."""
+        for name in list(self._pending):
+            with suppress(Exception):
+                self._wait(name)
+
     def _wait(self, name: str) -> None:
         if name in self._pending:
-            self._pending.pop(name).result()
+            self._pending.pop(name).done.result()
 
     def _write_behind(self, name: str, content: bytes) -> None:
-        """Write while the run goes on; so much at a time that memory does not grow with the number of clients."""
-        while len(self._pending) >= BEHIND:
+        self._later(name, lambda: self._write(name, content), content)
+
+    def _later(self, name: str, work: Callable[[], object], content: bytes = b"") -> None:
+        """Do it while the run goes on; so much at a time that memory does not grow with the number of clients."""
+        while self._pending and not self._has_room(len(content)):
             self._wait(next(iter(self._pending)))
         self._wait(name)
-        self._pending[name] = self._behind.submit(self._write, name, content)
+        self._pending[name] = _Pending(self._behind.submit(self._unless_failed, work), content)
+
+    def _has_room(self, size: int) -> bool:
+        ahead = sum(len(pending.content) for pending in self._pending.values())
+        return len(self._pending) < BEHIND and ahead + size <= ROOM
+
+    def _unless_failed(self, work: Callable[[], object]) -> None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            work()
+        except BaseException as e:
+            self._failed = e
+            raise
 
     def _write(self, name: str, content: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -173,17 +223,22 @@ class Store:
         path.write_bytes(content)
 
     def _read(self, name: str) -> bytes:
-        self._wait(name)
+        if name in self._pending:
+            return self._pending[name].content  # not on the disk yet, or so by now
         try:
             return (self.folder / name).read_bytes()
         except OSError as e:
             raise RunError(f"The checkpoint misses {name}: {e}. Start the run anew in another folder.") from e
 
-    def _sweep(self, server: str) -> None:
+    def _wanted(self, server: str) -> set[str]:
+        """The files that count, of a round whose server's state lies in this one."""
         wanted = {server, self._head.name, *self.clients.values()}
         for name in self.clients.values():
             wanted.update(self._referred(name))
         self._parts = {name: parts for name, parts in self._parts.items() if name in wanted}
+        return wanted
+
+    def _sweep(self, wanted: set[str]) -> None:
         for file in self.folder.iterdir():
             if file.name not in wanted and OWN.fullmatch(file.name) and file.is_file() and not file.is_symlink():
                 file.unlink()

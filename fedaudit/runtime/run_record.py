@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -232,7 +232,12 @@ class RunRecord(Kept):
 
     def save(self, folder: Path) -> None:
         """Write record.json. Attacks and audits lie beside it: a run that goes on must not lose or repeat them."""
-        write_atomic(folder / "record.json", self.model_dump_json(indent=1, exclude=set(BESIDE)).encode())
+        self.saving(folder)()
+
+    def saving(self, folder: Path) -> Callable[[], None]:
+        """The same, for later: it writes the record as it is now."""
+        text = self.model_dump_json(indent=1, exclude=set(BESIDE)).encode()
+        return lambda: write_atomic(folder / "record.json", text)
 
     def bytes(self, direction: str, convention: Literal["payload", "wire"] = "payload") -> int:
         return sum(getattr(row, convention) for row in self.traffic if row.direction == direction)

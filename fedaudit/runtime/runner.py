@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,7 @@ class _Run:
         try:
             return self._go()
         finally:
+            self.store.abandon()  # after an error: whoever goes on finds the last whole round
             if self.given_engine is None and "engine" in vars(self):
                 self.engine.close()
 
@@ -192,7 +194,7 @@ class _Run:
             first = self._init()
             if self.first is not None:
                 self.ledger = Ledger(take_over(self.first, self.record, self.store).ledger)
-            self.state = self._commit(0, first, self.transcript.end_round(0))
+            self.state = self._commit(0, first, self.transcript.end_round_behind(0))
         else:
             self.record = self._read_head(head)
             self._check_same(self.record.setting)
@@ -246,17 +248,16 @@ class _Run:
         alike = Alike()
         ask = self._asker(t, wire, meter, absent, entries, alike, self._quorum(participants))
         cohort = Cohort(participants, ask)
-        with self.store.writing():
-            if self.apart is not None:
-                after = self._round_apart(self.apart, t, cohort, ask)
-            else:
-                with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
-                    after = self.method.round(self.state, self._server(t, meter), cohort)
-                self._check_state(after, "round")
-                self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
+        if self.apart is not None:
+            after = self._round_apart(self.apart, t, cohort, ask)
+        else:
+            with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
+                after = self.method.round(self.state, self._server(t, meter), cohort)
+            self._check_state(after, "round")
+            self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
         self._note(f"steps not recorded: {reason}" for reason in unrecorded)
         self._check_traffic(t, participants, wire)
-        offset = self.transcript.end_round(t)
+        end = self.transcript.end_round_behind(t)
         utility = self._evaluate(t, after)
         self._count(wire)
         self._enter(t, [*entries, *alike.entries()], wire)
@@ -275,7 +276,7 @@ class _Run:
                 wall_s=round(time.perf_counter() - begun, 4),
             )
         )
-        self.state = self._commit(t, after, offset)
+        self.state = self._commit(t, after, end)
         self.watch(t, self.setting.rounds, f"round {t}")
 
     def _round_apart(self, apart: IsolatedEngine, t: int, cohort: Cohort, ask: Asker) -> Record:
@@ -292,6 +293,7 @@ class _Run:
 
     def _finish(self) -> None:
         self.record.published = self._save_models()
+        self.store.settle()
         self.record.ledger = self.ledger.close()
         self._note_idle_policies()
         self.record.status = "done"
@@ -479,8 +481,9 @@ class _Run:
             with open(self.folder / "errors.log", "a") as file:
                 file.write(f"round {t}, ask {ask}, client {done.k}: {done.detail}\n")
 
-    def _commit(self, t: int, state: Record, offset: int) -> Record:
-        """Make the round a fact; the state goes on as its codec left it, so that a resumed run cannot differ."""
+    def _commit(self, t: int, state: Record, end: Future[int]) -> Record:
+        """Make the round a fact, once its transcript has ended, while the next one begins. The state goes on as its
+        codec left it, so that a resumed run cannot differ."""
         blob = encode(state)
         record = self.record
         record.traffic = [self.traffic[key] for key in sorted(self.traffic)]
@@ -492,14 +495,13 @@ class _Run:
         record.curve = curve_of(record.rounds)
         record.result = results(record.rounds)
         facts = {
-            "transcript": offset,
             "seq": self.transcript.seq,
             "attempt": self.attempt,
             "clock": self.transcript.clock(),
             "record": json.loads(record.model_dump_json(exclude=set(BESIDE))),
         }
-        self.store.commit(t, blob, facts)
-        record.save(self.folder)
+        save = record.saving(self.folder)
+        self.store.commit_behind(t, blob, lambda: {"transcript": end.result(), **facts}, then=save)
         return decode(blob, Record, device=self.world.device)
 
     def _save_models(self) -> list[str]:

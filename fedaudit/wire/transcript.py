@@ -4,7 +4,7 @@ On disk: `index.jsonl`, one row per message or event, each behind its own checks
 and synced per round; and two packs of tensors per round, model states apart from the rest so that old ones can be
 dropped. A pack is written before the row that refers to it, so a kill at any instant loses at most the messages
 being written. Within a round a tensor is stored once however often it is sent. Large messages are written behind, in
-their order, while the run goes on; nothing is on its way any more when a round ends.
+their order, while the run goes on; so is the end of a round, which no row of the next one overtakes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from fedaudit.wire.release import Sent
 SERVER = "server"
 ACTIVE = "active-server"
 LARGE = 1 << 18  # bytes from which a message is written behind: below, handing it over takes as long as writing it
-BEHIND = 4  # messages that may be on their way to the disk at a time
+BEHIND = 16  # messages that may be on their way to the disk at a time
+ROOM = 1 << 28  # bytes that they may have together, if it is more than one
 PACK = re.compile(r"([0-9]{6,})\.(?:weights|content)\.pack")  # the names of packs: no other file is touched
 
 
@@ -80,19 +81,20 @@ class TranscriptWriter:
             name = PACK.fullmatch(pack.name)
             if name and int(name[1]) > last_round and pack.is_file() and not pack.is_symlink():
                 pack.unlink()
-        self.seq = seq
+        self.seq, self._t = seq, last_round
         self._packs: dict[str, Any] = {}
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
         self._broadcast: tuple[bytes, list[Any]] | None = None  # the message that went down last, and its tensors
         self._behind = ThreadPoolExecutor(1, "transcript")
-        self._pending: deque[Future[None]] = deque()
+        self._pending: deque[tuple[Future[Any], int]] = deque()  # and how many bytes it is
+        self._failed: BaseException | None = None  # the first write that failed: no round ends any more after it
 
     def clock(self) -> float:
         """Seconds since the run began, resumptions joined: what an outsider can time."""
         return round(time.time() - self.started, 4)
 
     def begin_round(self, t: int) -> None:
-        self._t = t
+        self._in_order(functools.partial(setattr, self, "_t", t), 0)
 
     def message(self, blob: bytes, head: Header, base: Header | None = None, **facts: Any) -> None:
         """Record one message. `facts`: round, ask, fn, from, to, direction, fields, ...
@@ -111,17 +113,37 @@ class TranscriptWriter:
 
     def _in_order(self, write: Callable[[], None], size: int) -> None:
         """Write now, or after what is being written; a write that failed says so at the next one."""
-        while self._pending and (self._pending[0].done() or len(self._pending) >= BEHIND):
-            self._pending.popleft().result()
+        self._make_room(size)
         if size < LARGE and not self._pending:
             write()
         else:
-            self._pending.append(self._behind.submit(write))
+            self._later(write, size)
+
+    def _make_room(self, size: int) -> None:
+        while self._pending:
+            ahead = sum(of_one for _, of_one in self._pending)
+            if not self._pending[0][0].done() and len(self._pending) < BEHIND and ahead + size <= ROOM:
+                break
+            self._pending.popleft()[0].result()
+
+    def _later(self, write: Callable[[], Any], size: int) -> Future[Any]:
+        done = self._behind.submit(self._unless_failed, write)
+        self._pending.append((done, size))
+        return done
+
+    def _unless_failed(self, write: Callable[[], Any]) -> Any:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return write()
+        except BaseException as e:
+            self._failed = e
+            raise
 
     def settle(self) -> None:
         """Wait until everything is written that was recorded."""
         while self._pending:
-            self._pending.popleft().result()
+            self._pending.popleft()[0].result()
 
     def _message(self, blob: bytes, head: Header, base: Header | None, facts: dict[str, Any]) -> None:
         weights = state_tensors(head.tree)
@@ -145,8 +167,16 @@ class TranscriptWriter:
 
     def end_round(self, t: int) -> int:
         """Sync, drop what is not kept, and return the index's length: the point to resume from."""
-        self.event(event="round", round=t)
+        end = self.end_round_behind(t)
         self.settle()
+        return end.result()
+
+    def end_round_behind(self, t: int) -> Future[int]:
+        """The same, while the run goes on."""
+        self.event(event="round", round=t)
+        return self._later(functools.partial(self._end, t), 0)
+
+    def _end(self, t: int) -> int:
         for file in (*self._packs.values(), self._index):
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -129,6 +130,55 @@ def test_what_is_being_written_is_read_whole_and_a_failed_write_is_said(
     assert Store(tmp_path).peek()["round"] == 1  # type: ignore[index]
 
 
+def test_a_round_becomes_a_fact_while_the_next_goes_on(tmp_path: Path) -> None:
+    """A part that no state refers to any more is swept with the round; the next round may bring it back before that."""
+    store, go, followed = Store(tmp_path), threading.Event(), []
+    store.put_client(0, 1, 0, state({"a": large(1)}))
+    store.put_client(1, 1, 0, state({"b": large(2)}))
+    store.commit(1, b"first", {})
+    store.put_client(0, 2, 0, state({}, seed=5))
+
+    def facts() -> dict[str, Any]:
+        assert go.wait(20)
+        return {"said": 2}
+
+    store.commit_behind(2, b"second", facts, then=lambda: followed.append(Store(tmp_path).peek()["round"]))  # type: ignore[index]
+    store.put_client(1, 3, 0, state({"a": large(1)}, seed=6))  # the part that round 2 is about to sweep
+    assert store.client(1) == state({"a": large(1)}, seed=6), "while it is not on the disk yet"
+    assert store.client(0) == state({}, seed=5)
+    assert Store(tmp_path).peek()["round"] == 1, "it is no fact before all of it is there"  # type: ignore[index]
+    go.set()
+    store.settle()
+    assert followed == [2]
+    killed = Store(tmp_path)
+    clients = {"0": "client-000000.2.0", "1": "client-000001.1.0"}
+    assert killed.peek() == {"round": 2, "server": "server.2", "clients": clients, "said": 2}
+    assert killed.client(1) == state({"b": large(2)})
+    assert store.client(1) == state({"a": large(1)}, seed=6)
+    store.commit(3, b"third", {})
+    again = Store(tmp_path)
+    again.head()
+    assert again.client(1) == state({"a": large(1)}, seed=6)
+    assert len(parts(tmp_path)) == 1
+
+
+def test_after_a_write_that_failed_no_later_round_is_a_fact(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({}))
+    store.commit(1, b"first", {})
+
+    def full() -> dict[str, Any]:
+        raise OSError("no space left on device")
+
+    store.commit_behind(2, b"second", full)
+    with pytest.raises(OSError, match="no space left"):
+        store.settle()
+    with pytest.raises(OSError, match="no space left"):
+        store.commit(3, b"third", {})
+    assert Store(tmp_path).peek()["round"] == 1  # type: ignore[index]
+    store.abandon()
+
+
 def test_a_round_keeps_one_new_state_of_a_client_beside_the_last_whole_rounds(tmp_path: Path) -> None:
     """A round of three asks does not take the disk of three."""
     store = Store(tmp_path)
@@ -148,13 +198,14 @@ def test_an_unlimited_buffer_grows_by_one_copy_a_round(tmp_path: Path, monkeypat
     """DFFKE: every client remembers each round's decoder and all clients' embeddings."""
     monkeypatch.setattr(checkpoint, "LARGE", 1024)
     sizes: list[int] = []
-    real = Store.commit
+    real = Store.commit_behind
 
-    def commit(self: Store, t: int, *rest: Any) -> None:
-        real(self, t, *rest)
+    def commit(self: Store, t: int, *rest: Any, **more: Any) -> None:
+        real(self, t, *rest, **more)
+        self.settle()
         sizes.append(sum(path.stat().st_size for path in self.folder.glob("part-*")))
 
-    monkeypatch.setattr(Store, "commit", commit)
+    monkeypatch.setattr(Store, "commit_behind", commit)
     quick = {**registry.find("dffke").quick, "R": "unlimited"}  # type: ignore[attr-defined]
     setting: dict[str, Any] = {"method": "dffke", "model": "mlp", "rounds": 3, "eval_every": 3, "set": quick}
     for clients in (2, 4):

@@ -181,6 +181,36 @@ def test_large_messages_are_written_behind_and_in_order(tmp_path, monkeypatch):
     writer.close()
 
 
+def test_a_round_ends_while_the_next_one_is_written(tmp_path, monkeypatch):
+    """The disk is slow here: what the next round sends waits for the end of this one, and lies in its own pack."""
+    end = TranscriptWriter._end
+
+    def slow(self, t):
+        time.sleep(0.1)
+        return end(self, t)
+
+    monkeypatch.setattr(TranscriptWriter, "_end", slow)
+    writer = TranscriptWriter(tmp_path, keep_weights=2)
+    ends = []
+    for t in (1, 2):
+        writer.begin_round(t)
+        wire = Wire(writer, t)
+        for k, _ in wire.down({0: Sent(State({"w": torch.full((1000,), float(t))}))}):
+            wire.back(Done(k, b"", encode(shared(k, t))), "update", "cpu")
+        ends.append(writer.end_round_behind(t))
+        assert not ends[-1].done(), "nothing was left for behind, so nothing was shown"
+    writer.settle()
+    writer.close()
+    assert ends[1].result() == (tmp_path / "index.jsonl").stat().st_size
+    lines = (tmp_path / "index.jsonl").read_bytes()[: ends[0].result()].splitlines()
+    assert len(lines) == 3, "two messages of the first round, and its end"
+    for t in (1, 2):
+        assert (tmp_path / f"00000{t}.weights.pack").stat().st_size == 4000 + 20
+    for entry in Transcript(tmp_path).entries():
+        if entry.direction == "down":
+            assert torch.equal(entry["w"]["w"], torch.full((1000,), float(entry.round)))
+
+
 def test_a_write_behind_that_fails_is_said(tmp_path, monkeypatch):
     def full(self, data, pack):
         raise OSError("no space left on device")
@@ -191,6 +221,9 @@ def test_a_write_behind_that_fails_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(TranscriptWriter, "_store", full)
     blob = encode(Sent(State({"w": torch.zeros(LARGE)})))
     wire._record(blob, read_header(blob), "down", 0, 0, "update", {}, at=0.0)
+    end = writer.end_round_behind(1)
+    with pytest.raises(OSError, match="no space left"):
+        end.result()
     with pytest.raises(OSError, match="no space left"):
         writer.end_round(1)
     writer.close()
