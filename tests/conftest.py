@@ -78,3 +78,22 @@ def ray_engine():
     engine = RayEngine(Setting.make(engine="ray", workers=2))
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def nursery_at():
+    """A process that has imported everything and forks a worker whenever it is asked to: one for the whole session."""
+    from suite_tools import started
+
+    with started() as path:
+        yield path
+
+
+@pytest.fixture
+def quick(nursery_at, monkeypatch):
+    """An audit's workers are forks of the nursery instead of processes that import everything again."""
+    from suite_tools import from_nursery
+
+    from fedaudit.suite import scheduler
+
+    monkeypatch.setattr(scheduler._Worker, "start", from_nursery(nursery_at))

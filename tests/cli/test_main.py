@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from suite_tools import nursery_at, quick  # noqa: F401 (fixtures: workers that need no import)
 from typer.testing import CliRunner
 
 from fedaudit.cli.main import app
@@ -185,7 +184,7 @@ def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tm
     }  # fmt: skip
 
 
-def test_audit_runs_reports_and_does_not_repeat(quick, fedaudit, tmp_path):  # noqa: F811
+def test_audit_runs_reports_and_does_not_repeat(quick, fedaudit, tmp_path):
     (tmp_path / "s.toml").write_text(
         'attacks = ["loss"]\n[base]\nclients = 3\nrounds = 1\n[grid]\nseed = [0, 1]\n'
         '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n[[methods]]\nmethod = "outside:Broken"\n'
@@ -206,7 +205,7 @@ def test_audit_runs_reports_and_does_not_repeat(quick, fedaudit, tmp_path):  # n
 
 
 @pytest.mark.slow  # tests/suite/test_scheduler.py has it without the command line
-def test_audit_in_several_processes_gives_the_same(quick, fedaudit, tmp_path):  # noqa: F811
+def test_audit_in_several_processes_gives_the_same(quick, fedaudit, tmp_path):
     from fedaudit import read_record
 
     (tmp_path / "s.toml").write_text(

@@ -6,6 +6,8 @@ to. The test process cannot fork its own: it has computed with torch, whose thre
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -17,13 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from outside import Averages, Margin
 
 from fedaudit import read_record
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack
-from fedaudit.suite import scheduler as auditing
 
 TIMES = ("started", "finished", "timings", "peak_rss_bytes", "peak_gpu_bytes", "wall_s")
 
@@ -59,7 +59,7 @@ def nursery(path: str) -> None:
         except TimeoutError:
             continue
         with connection:
-            group, fds, _, _ = socket.recv_fds(connection, 64, 3)
+            text, fds, _, _ = socket.recv_fds(connection, 1 << 16, 3)
             if not fds:
                 continue  # killed before it could ask
             pid = os.fork()
@@ -67,7 +67,8 @@ def nursery(path: str) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 server.close()
                 connection.close()
-                os.setpgid(0, int(group))
+                group, sys.path[:] = json.loads(text)
+                os.setpgid(0, group)
                 serve(fds[0], fds[1])
                 os._exit(0)
             for fd in fds:
@@ -86,7 +87,8 @@ class Born:
         theirs, replies = os.pipe()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
-            socket.send_fds(connection, [str(os.getpgrp()).encode()], [requests, replies, lock])
+            said = json.dumps([os.getpgrp(), [p or os.getcwd() for p in sys.path]])  # as a process of its own would get
+            socket.send_fds(connection, [said.encode()], [requests, replies, lock])
             self.pid = int(connection.recv(64))
         os.close(requests)
         os.close(replies)
@@ -109,8 +111,9 @@ def _answers(path: str) -> bool:
         return connection.connect_ex(path) == 0
 
 
-@pytest.fixture(scope="session")
-def nursery_at() -> Iterator[str]:
+@contextlib.contextmanager
+def started() -> Iterator[str]:
+    """A nursery; where it is to be asked."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/socket"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -133,12 +136,6 @@ def from_nursery(path: str) -> Any:
         worker.requests, worker.replies = worker.process.stdin.fileno(), worker.process.stdout.fileno()
 
     return start
-
-
-@pytest.fixture
-def quick(nursery_at, monkeypatch):
-    """Workers are forks of the nursery, which has imported everything, instead of processes that import it again."""
-    monkeypatch.setattr(auditing._Worker, "start", from_nursery(nursery_at))
 
 
 # --- methods and attacks ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from suite_tools import comparable, from_nursery, nursery_at  # noqa: F401 (a fixture)
+from suite_tools import comparable, from_nursery
 
 from fedaudit.suite import scheduler as auditing
 from fedaudit.suite.scheduler import audit
@@ -65,7 +65,7 @@ def state(out: Path) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, nursery_at):  # noqa: F811
+def whole(tmp_path_factory, nursery_at):
     """The suite undisturbed, and how long it takes."""
     out = tmp_path_factory.mktemp("whole")
     finish(out, 1, nursery_at)
@@ -102,7 +102,7 @@ def rounds_of(out: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_at_random_instants_and_gone_on(whole, nursery_at, tmp_path, jobs):  # noqa: F811
+def test_killed_at_random_instants_and_gone_on(whole, nursery_at, tmp_path, jobs):
     """Ten kills for each number of jobs, 20 in all. One folder is shot again and again until it is through, then the
     next is begun; before each shot, the finished cells are noted, and must be the same files after it."""
     expected, seconds = whole
@@ -130,7 +130,7 @@ def test_killed_at_random_instants_and_gone_on(whole, nursery_at, tmp_path, jobs
         assert finished(folder) == done, "run again although nothing was left to do"
 
 
-def test_a_worker_stops_when_its_audit_is_gone(nursery_at, tmp_path):  # noqa: F811
+def test_a_worker_stops_when_its_audit_is_gone(nursery_at, tmp_path):
     """The lock is inherited: that it is free shows that nobody of the killed audit is left."""
     assert shoot(tmp_path, 2, nursery_at, 0.3, everybody=False)
     begun = time.monotonic()

@@ -160,7 +160,7 @@ def test_an_order_needs_seeds_that_agree():
     assert order_verdict(80, 90, "cannot be told, x") == "cannot be told, x"
 
 
-def test_the_command_runs_what_fits_and_goes_on(mine, tmp_path):
+def test_the_command_runs_what_fits_and_goes_on(mine, quick, tmp_path):
     out = tmp_path / "out"
     done = called("mine", 7, "--scale", "cpu", "--out", out, "--json")
     assert done.exit_code == 0, done.output

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from suite_tools import comparable, nursery_at, quick  # noqa: F401 (fixtures)
+from suite_tools import comparable
 
 from fedaudit import read_record, run
 from fedaudit.errors import FedauditError, RunError
@@ -109,7 +109,7 @@ def test_budgets_of_a_suite_from_a_file_or_in_it(tmp_path):
 # --- carrying out ----------------------------------------------------------------------------------------------
 
 
-def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_alone(quick, tmp_path, monkeypatch):  # noqa: F811
+def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_alone(quick, tmp_path, monkeypatch):
     suite = Suite(
         base=SMALL,
         attacks=["loss"],
@@ -192,7 +192,7 @@ def test_claims_are_tried_in_runs_of_the_named_seeds_alone(tmp_path):
     assert [cell.trials for cell in everywhere] == [20, 20, 20]
 
 
-def test_a_killed_cell_stops_no_other(quick, tmp_path):  # noqa: F811
+def test_a_killed_cell_stops_no_other(quick, tmp_path):
     """What the kernel does when memory is short."""
     suite = Suite(base=SMALL, attacks=[], methods=[{"method": "suite_tools:Killed", "set": {}}, {"method": "fedavg"}])
     killed, other = audit(suite, tmp_path)
@@ -201,13 +201,13 @@ def test_a_killed_cell_stops_no_other(quick, tmp_path):  # noqa: F811
     assert other.status == "done"
 
 
-def test_when_nothing_comes_through(quick, tmp_path):  # noqa: F811
+def test_when_nothing_comes_through(quick, tmp_path):
     suite = Suite(base={**SMALL, "method": "outside:Broken", "set": {}}, attacks=[])
     with pytest.raises(RunError, match=r"No cell of the suite came through\..*ZeroDivisionError"):
         audit(suite, tmp_path)
 
 
-def test_a_damaged_record_fails_its_cell_alone(quick, tmp_path):  # noqa: F811
+def test_a_damaged_record_fails_its_cell_alone(quick, tmp_path):
     suite = Suite(base=SMALL, attacks=[], grid={"seed": [0, 1]})
     first, second = audit(suite, tmp_path)
     (first.folder / "record.json").write_text("{")
@@ -217,7 +217,7 @@ def test_a_damaged_record_fails_its_cell_alone(quick, tmp_path):  # noqa: F811
     assert second.status == "done"
 
 
-def test_two_audits_of_one_folder_do_not_clash(quick, tmp_path, monkeypatch):  # noqa: F811
+def test_two_audits_of_one_folder_do_not_clash(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(auditing, "PATIENCE", 0.1)
     suite = Suite(base=SMALL, attacks=[])
     with auditing.locked(tmp_path, "audit"), pytest.raises(RunError, match="Another audit is at work in"):
@@ -225,7 +225,7 @@ def test_two_audits_of_one_folder_do_not_clash(quick, tmp_path, monkeypatch):  #
     assert audit(suite, tmp_path)[0].status == "done"
 
 
-def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch):  # noqa: F811
+def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(auditing, "make_engine", lambda setting: ray_engine)
     monkeypatch.setattr(ray_engine, "close", lambda: None)
     suite = Suite(base=SMALL, attacks=["loss"], grid={"seed": [0, 1]})
@@ -240,7 +240,7 @@ def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch)
         audit(suite, tmp_path / "c", engine="rai")
 
 
-def test_progress_with_time_left_is_told_to_whoever_watches(quick, tmp_path):  # noqa: F811
+def test_progress_with_time_left_is_told_to_whoever_watches(quick, tmp_path):
     told = []
     suite = Suite(base={**SMALL, "rounds": 3}, attacks=["loss"], grid={"seed": [0, 1]})
     audit(suite, tmp_path, watch=lambda *what: told.append(what))
@@ -255,7 +255,7 @@ def test_progress_with_time_left_is_told_to_whoever_watches(quick, tmp_path):  #
 CLIP = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}, "logits": {"epsilon": 1.0, "sensitivity": "clip:1"}}
 
 
-def test_privacy_that_is_about_nothing_released_is_refused_and_marked(quick, tmp_path):  # noqa: F811
+def test_privacy_that_is_about_nothing_released_is_refused_and_marked(quick, tmp_path):
     suite = Suite(base=SMALL, attacks=["loss"], grid={"privacy": [{}, CLIP]})
     plain, private = audit(suite, tmp_path)
     assert (plain.status, private.status) == ("done", "refused")
@@ -337,7 +337,7 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
     assert again.status == "done"
 
 
-def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):  # noqa: F811
+def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):
     base = '[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n'
     base += '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n'
     kept = written(tmp_path, 'attacks = []\nbudgets = { max = "1 MiB" }\n' + base)
@@ -351,7 +351,7 @@ def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):  # noqa: F811
     assert "The report is in" in out
 
 
-def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, fedaudit, tmp_path):  # noqa: F811
+def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, fedaudit, tmp_path):
     path = written(
         tmp_path,
         'attacks = []\n[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n[grid]\nseed = [0, 1]\n'
@@ -406,7 +406,7 @@ def test_workers_are_processes_of_their_own(tmp_path):
     assert "loss" in [a.attack for a in read_record(record).attacks]
 
 
-def test_a_worker_forks_for_each_cell(nursery_at):  # noqa: F811
+def test_a_worker_forks_for_each_cell(nursery_at):
     """Nothing that it imports keeps it from that: else every cell would pay for the imports, ten seconds of them."""
     from fedaudit.suite.worker import FORK
 
@@ -416,7 +416,7 @@ def test_a_worker_forks_for_each_cell(nursery_at):  # noqa: F811
 # --- forecasts -------------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_is_exact_about_bytes_and_honest_about_time(quick, tmp_path):  # noqa: F811
+def test_a_dry_run_is_exact_about_bytes_and_honest_about_time(quick, tmp_path):
     suite = Suite(base=SMALL, attacks=["loss"], grid={"seed": [0, 1], "privacy": [{}, CLIP]})
     fresh = forecast(make_cells(suite, tmp_path))
     assert [f.state for f in fresh] == ["new", "does not apply", "new", "does not apply"]
@@ -468,7 +468,7 @@ def test_the_pace_of_the_nearest_like_cell():
     assert pace.left([(one, 1.0), (one.model_copy(update={"clients": 6}), 1.0)], 1) == 40.0
 
 
-def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):  # noqa: F811
+def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):
     """A protected cell with trials: as measured in a like cell; where none was, as long as the run once more."""
     private = {"training": {"noise_multiplier": 1.0, "delta": 1e-2}}
     suite = Suite(base={**SMALL, "privacy": private}, attacks=[], trials=20, grid={"seed": [0, 1]})

@@ -134,8 +134,8 @@ def test_a_cell_is_not_taken_before_the_one_it_starts_with_is_done(tmp_path):
     assert queue.take() is others[0]
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_suite_runs_first_cells_first(jobs, tmp_path):
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_suite_runs_first_cells_first(jobs, quick, tmp_path):
     """With three processes at hand two have to wait for the first, and must not carry it out themselves."""
     few = suite().model_copy(update={"attacks": []})
     cells = audit(few, tmp_path, jobs=jobs)
@@ -144,8 +144,7 @@ def test_a_suite_runs_first_cells_first(jobs, tmp_path):
     assert read_record(cells[0].folder).finished <= min(began[1:])
 
 
-@pytest.mark.slow
-def test_cells_whose_first_cell_fails_say_so(tmp_path):
+def test_cells_whose_first_cell_fails_say_so(quick, tmp_path):
     bad = suite().model_copy(update={"attacks": [], "base": {**BASE, "start": {**LOCAL, "set": {"nothing": 1}}}})
     with pytest.raises(RunError, match="No cell of the suite came through"):
         audit(bad, tmp_path, jobs=2)

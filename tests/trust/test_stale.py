@@ -61,7 +61,7 @@ def own(tmp_path, monkeypatch):
     return folder, name
 
 
-def test_an_edited_method_reruns_its_cells_and_no_other(own, tmp_path):
+def test_an_edited_method_reruns_its_cells_and_no_other(own, quick, tmp_path):
     folder, name = own
     (tmp_path / "suite.toml").write_text(SUITE.format(name=name))
     out = tmp_path / "out"
@@ -162,8 +162,7 @@ def test_a_digest_is_the_same_for_every_python():
     assert before != source_text(ast.parse("def f(x: int = 2) -> None:\n    return f'{x}'"))
 
 
-@pytest.mark.slow
-def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, tmp_path):
+def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, quick, tmp_path):
     (tmp_path / "suite.toml").write_text(
         'attacks = ["loss"]\n[base]\nrounds = 1\nclients = 2\n[[methods]]\nmethod = "fedavg"'
     )
