@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group, Run
-from fedaudit.reports.tests_over_seeds import LEVEL, holm, over_seeds
+from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
+from fedaudit.runtime.told import refuting
 from fedaudit.suite.measured import OUTER, near_chance
 from fedaudit.units import UNITS
 
@@ -211,10 +212,7 @@ def _lower(group: Group) -> Cell:
 
 def refuted_claims(group: Group) -> list[EpsilonAudit]:
     """Audits that refute a claim, how many were tried being considered."""
-    tried = [audit for run in group.runs for audit in run.audits if audit.trials]
-    adjusted = holm([audit.p_value for audit in tried])
-    told = [(audit, p or 0.0) for audit, p in zip(tried, adjusted, strict=True) if audit.verdict == "refuted"]
-    return [audit for audit, p in told if p < LEVEL]
+    return refuting([audit for run in group.runs for audit in run.audits])
 
 
 def claim_text(audit: EpsilonAudit) -> str:

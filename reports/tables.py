@@ -19,6 +19,7 @@ from fedaudit.reports.runs import Run, privacy_text, read_runs
 from fedaudit.reports.table import accuracy, seconds
 from fedaudit.runtime.attack_result import AnyResult, MembershipResult, NotRun, leak_of, measures_of
 from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.told import refuting
 from fedaudit.stats import Estimate
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _run_row(name: str, run: Run) -> RunRow:
         epsilon=None if None in epsilons or record.status != "done" else max((e for e in epsilons if e), default=0.0),
         delta=max((client.delta for client in ledgers), default=None),
         lower_bound=max(tried, default=None),
-        refuted=sum(audit.verdict == "refuted" for audit in run.audits),
+        refuted=len(refuting(run.audits)),
         auc=max((value for value in aucs if value is not None), default=None),
         leaks=sum(bool(_leak(result)) for result in record.attacks),
         up_payload=record.bytes("up"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from scipy import stats
 
+from fedaudit.levels import holm as holm
 from fedaudit.stats import Estimate, student_t
 
 LEVEL = 0.05
@@ -84,14 +85,3 @@ def compared(a: Mapping[Any, float], b: Mapping[Any, float]) -> Test:
         result, how = stats.ttest_ind(y, x, equal_var=False), f"Welch's t-test, {len(x)} and {len(y)} seeds"
     low, high = result.confidence_interval(1 - LEVEL)
     return Test(difference, float(result.pvalue), how, float(low), float(high), min(len(x), len(y)))
-
-
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p-values adjusted for how many there are (Holm 1979): below 0.05 together, wrong in at most 5 % of families."""
-    order = sorted((i for i, p in enumerate(ps) if p is not None), key=lambda i: ps[i])  # type: ignore[arg-type, return-value]
-    adjusted: list[float | None] = [None] * len(ps)
-    largest = 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * ps[i]))  # type: ignore[operator]
-        adjusted[i] = largest
-    return adjusted

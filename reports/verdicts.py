@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedaudit.levels import level_of
 from fedaudit.reports.attack_rows import attacks_of
 from fedaudit.reports.leaks import leak, pooled_attacks, rebuilt
-from fedaudit.reports.table import Row, claim_text, refused, refuted_claims
+from fedaudit.reports.table import Row, claim_text, refused
+from fedaudit.runtime.told import judged
 from fedaudit.suite.budgets import cases as budget_cases
 from fedaudit.suite.budgets import check_runs
 from fedaudit.suite.junit import Case
@@ -39,19 +41,30 @@ def _run(row: Row) -> list[Case]:
 def _claims(row: Row) -> list[Case]:
     """Each claim by each test, over all seeds."""
     audits = [audit for run in row.group.runs for audit in run.audits]
-    refuted = {(a.test, a.claim): a for a in reversed(refuted_claims(row.group))}
+    together = judged(audits)
+    refuted = {(a.test, a.claim): a for a, word in reversed(together) if word == "refuted"}
     cases = []
     for test, claim in dict.fromkeys((a.test, a.claim) for a in audits):
         of_claim = [a for a in audits if (a.test, a.claim) == (test, claim)]
         name = f"{row.label}: {claim_text(of_claim[0])} ({test})"
         if (test, claim) in refuted:
             a = refuted[test, claim]
-            said = f"refuted: at least {a.lower_bound:.3g} at {100 * a.confidence:g} %, p = {a.p_value:.2g}; {a.how}"
+            said = (
+                f"refuted at a level of {level_of(a.confidence):g}, p = {a.p_value:.2g}: at least {a.lower_bound:.3g} "
+                f"at {100 * a.confidence:g} %; {a.how}"
+            )
             cases.append(Case("claim", name, "failure", said))
-        elif any(a.verdict == "not refuted" for a in of_claim):
+            continue
+        words = {word: a for a, word in together if (a.test, a.claim) == (test, claim)}
+        if "suspicious" in words:
+            a = words["suspicious"]
+            said = f"suspicious, p = {a.p_value:.2g}: repeat it with another seed or more trials; {a.how}"
+            cases.append(Case("claim", name, "skipped", said))
+        elif "not refuted" in words:
             cases.append(Case("claim", name, "passed"))
         else:
-            cases.append(Case("claim", name, "skipped", f"{of_claim[0].verdict}: {of_claim[0].how}"))
+            word = next(iter(words), of_claim[0].verdict)
+            cases.append(Case("claim", name, "skipped", f"{word}: {of_claim[0].how}"))
     return cases
 
 

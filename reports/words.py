@@ -59,7 +59,7 @@ COLUMNS = (
     Column(
         "lower", "Measured ε ≥", "Guarantee", "epsilon", None, True,
         "Empirical lower bound: attacks on planted records show that the true epsilon is at least this, with 95 % "
-        "confidence. If it is above the claim, the claim is refuted. A small value shows nothing.",
+        "confidence. A claim below it is refuted where p < 0.001, all audits considered. A small value shows nothing.",
     ),
     Column(
         "tpr", "TPR at 1 % FPR", "Attacks", "share", "low", True,

@@ -109,6 +109,7 @@ def test_every_module_lives_in_a_room():
         "units",
         "stats",
         "kept",
+        "levels",
         "watch",
         "registry",
         "shape",

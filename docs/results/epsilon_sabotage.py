@@ -3,8 +3,8 @@
     python docs/results/epsilon_sabotage.py OUT.json [--case NAME ...] [--seeds 20] [--first 0] [--scale X ...]
 
 The noise is scaled where it is drawn, in the run and in its audits; the ledger goes on to claim what it claims: epsilon
-= 1 for a release. Digits, three clients, two rounds. A row is refuted, not refuted, or says that it cannot tell; what
-counts for a run is what a report would say: refuted after Holm's correction for all of its audits.
+= 1 for a release. Digits, three clients, two rounds. What counts for a run is what all of its audits say together
+(fedaudit.runtime.told): refuted, suspicious, cannot tell or not refuted, at the level that Holm's correction leaves.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedaudit.attack.gradient_canaries import audit_canaries
 from fedaudit.attack.release_path import audit_releases
 from fedaudit.attack.residuals import audit_residuals
 from fedaudit.privacy import mechanism
-from fedaudit.reports.tests_over_seeds import LEVEL, holm
 from fedaudit.runtime.contract import setting_for
 from fedaudit.runtime.run_record import EpsilonAudit
 from fedaudit.runtime.runner import run
+from fedaudit.runtime.told import told
 
 SCALES = (1.0, 0.9, 0.5, 0.0)
 ONE = {"epsilon": 1.0, "delta": 1e-2}
@@ -77,24 +77,23 @@ def audited(case: str, scale: float, seed: int, trials: int) -> list[EpsilonAudi
         return found + audit_releases(out, trials=trials)
 
 
-def told(audits: list[EpsilonAudit]) -> str:
-    """What a report says of one run."""
-    adjusted = holm([audit.p_value for audit in audits])
-    if any(a.verdict == "refuted" and (p or 0.0) < LEVEL for a, p in zip(audits, adjusted, strict=True)):
-        return "refuted"
-    return "cannot tell" if any(a.verdict == "cannot tell" for a in audits) else "not refuted"
-
-
 def rows(
     case: str, seeds: int, trials: int, scales: Iterable[float] = SCALES, first: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """With less noise 3 seeds, with 0.9 of it as many as with all of it from the second set of seeds on."""
+    """So many seeds at each scale; of the first set (seeds from 0 on) 3 at most with less noise."""
     for scale in scales:
-        many = scale == 1.0 or (scale == 0.9 and first)
+        many = scale == 1.0 or first
         for seed in range(first, first + (seeds if many else min(seeds, 3))):
             audits = audited(case, scale, seed, trials)
             by_test = {
-                a.test: {"verdict": a.verdict, "p": a.p_value, "bound": a.lower_bound, "finds": a.finds, "n": a.trials}
+                a.test: {
+                    "verdict": a.verdict,
+                    "p": a.p_value,
+                    "bound": a.lower_bound,
+                    "finds": a.finds,
+                    "n": a.trials,
+                    "tells_at": a.tells_at,
+                }
                 for a in audits
             }
             yield {"case": case, "noise": scale, "seed": seed, "told": told(audits), "tests": by_test}

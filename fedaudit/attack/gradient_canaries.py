@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.attack.release_path import would_find
+from fedaudit.attack.held import Place, held, held_path
 from fedaudit.attack.witness import QUIET, STEP, PrivateFit, repeat
 from fedaudit.errors import DataError, FedauditError, RunError, SettingError
-from fedaudit.privacy.lower_bounds import Bound, ceiling, gdp_mean_shift, one_run_fdp
+from fedaudit.privacy.lower_bounds import gdp_mean_shift, one_run_fdp
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
@@ -42,7 +42,6 @@ from fedaudit.watch import Watch, unwatched
 
 TEST = "gradient canaries"
 STEEP = 1e3  # K over the clipping norm
-SHOULD_FIND = 0.5  # as for release paths
 
 
 @dataclass
@@ -150,45 +149,17 @@ def _audit(run: RunFolder, found: dict[int, Scores], confidence: float) -> list[
     gaps = scores - shift / 2
     order = np.argsort(-np.abs(gaps), kind="stable")[: (m + 1) // 2]
     right = int(((gaps > 0) == member)[order].sum())
-    finds = would_find(gdp_mean_shift, shift, m // 2, claim, delta, confidence)
     how = (
         f"{m} canaries of {len(found)} clients, {some.steps} steps at sample rate {some.rate:.3g}; with the promised "
         f"noise {shift:.3g} deviations apart"
     )
     guesses = (m + 1) // 2
-    tests: list[tuple[str, Bound, float, float | None, str]] = [
-        (
-            f"{TEST}, Gaussian", gdp_mean_shift(scores, member, delta, confidence),
-            ceiling(gdp_mean_shift, m, delta, confidence), finds, f"would find noise x {finds:g}",
-        ),
-        (
-            f"{TEST}, f-DP", one_run_fdp(m, guesses, right, delta, confidence),
-            ceiling(one_run_fdp, m, delta, confidence, guesses=guesses), None,
-            f"{right} of {guesses} guesses right",
-        ),
-    ]  # fmt: skip
-    rows = []
-    for test, bound, top, would, words in tests:
-        verdict = bound.against(claim)
-        blind = top <= claim if would is None else would < SHOULD_FIND
-        rows.append(
-            EpsilonAudit(
-                test=test,
-                kind=TRAINING,
-                threat="whoever sees every step of training",
-                claim="training, all rounds",
-                claim_epsilon=claim,
-                ledger_epsilon=claim,
-                lower_bound=bound.epsilon,
-                p_value=verdict.p_value,
-                trials=m,
-                confidence=confidence,
-                delta=delta,
-                verdict="refuted" if verdict.verdict == "refuted" else "cannot tell" if blind else "not refuted",
-                method=bound.method,
-                how=f"{how}; {words}; so many canaries can show {top:.3g}; assumes: {bound.assumes}",
-                ceiling=top,
-                finds=would,
-            )
-        )
-    return rows
+    place = Place(TRAINING, "whoever sees every step of training", "training, all rounds", claim, claim)
+    gaussian = held_path(place, f"{TEST}, Gaussian", gdp_mean_shift, scores, member, shift, delta, confidence, how)
+    best = one_run_fdp(m, guesses, guesses, delta, confidence)
+    guessed = held(
+        place, f"{TEST}, f-DP", one_run_fdp(m, guesses, right, delta, confidence), best.epsilon,
+        f"{how}; {right} of {guesses} guesses right; so many canaries can show {best.epsilon:.3g}",
+        tells_at=best.p_value(claim),
+    )  # fmt: skip
+    return [gaussian, guessed]

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fedaudit.attack.attack_run import made
 from fedaudit.attack.claims import Claims
+from fedaudit.attack.held import Place, held
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger
@@ -89,7 +90,7 @@ def audit_run(
             f"one run, {name} by the {parsed}, {short}",
             parsed,
             bound(m, r, v, *_terms(claim, ledger, confidence)),
-            bound(m, r, r, *_terms(claim, ledger, confidence)).epsilon,
+            bound(m, r, r, *_terms(claim, ledger, confidence)),
             claim,
             ledger,
             how,
@@ -190,25 +191,14 @@ def _terms(claim: Claim, ledger: list[ClientLedger], confidence: float) -> tuple
 
 
 def _verdict(
-    test: str, threat: Threat, bound: Bound, top: float, claim: Claim, ledger: list[ClientLedger], how: str
+    test: str, threat: Threat, bound: Bound, best: Bound, claim: Claim, ledger: list[ClientLedger], how: str
 ) -> EpsilonAudit:
-    """`top`: the bound if every guess had been right. A claim that it does not exceed could not have been refuted."""
+    """`best`: the bound if every guess had been right. A claim that it does not refute could not have been refuted."""
     words, epsilon, relation = claim
     totals = [row.epsilon for row in ledger]
-    return EpsilonAudit(
-        test=test,
-        kind="run",
-        threat=str(threat),
-        claim=words,
-        claim_epsilon=epsilon,
-        ledger_epsilon=None if None in totals else max(t for t in totals if t is not None),
-        lower_bound=bound.epsilon,
-        p_value=bound.p_value(epsilon) if math.isfinite(epsilon) else 1.0,
-        trials=bound.trials,
-        confidence=bound.confidence,
-        delta=bound.delta,
-        verdict="refuted" if bound.epsilon > epsilon else "cannot tell" if top <= epsilon < math.inf else "not refuted",
-        method=bound.method,
-        how=f"{how}; so many guesses can show {top:.3g}; {relation}; assumes: {bound.assumes}",
-        ceiling=top,
-    )
+    spent = None if None in totals else max(t for t in totals if t is not None)
+    return held(
+        Place("run", str(threat), words, epsilon, spent), test, bound, best.epsilon,
+        f"{how}; so many guesses can show {best.epsilon:.3g}; {relation}",
+        tells_at=best.p_value(epsilon) if math.isfinite(epsilon) else None,
+    )  # fmt: skip

@@ -40,13 +40,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from fedaudit.attack.closed import closed_run
+from fedaudit.attack.held import Place, held_path
 from fedaudit.errors import SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.lower_bounds import Bound, ceiling, from_scores, gdp_mean_shift
+from fedaudit.privacy.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.privacy.mechanism import (
     Context,
     Prepared,
@@ -77,8 +77,6 @@ from fedaudit.wire.transcript import Entry
 OWN, AUXILIARY = 8, 8  # candidates of each sort, beside the extreme images
 TEST = "release path"
 GAUSSIAN = "release path, Gaussian"
-SCALES = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # of the promised noise, to say which would be found
-SHOULD_FIND = 0.5  # an audit that would miss half of the promised noise cannot tell
 
 
 class Rehearsal(Client):
@@ -243,57 +241,18 @@ def _audit_field(
     tests: dict[str, Callable[..., Bound]] = {TEST: from_scores}
     if worst.release.policy.mechanism == "gaussian" and worst.release.declared.dtype != "uint8":
         tests[GAUSSIAN] = gdp_mean_shift
-    rows = []
-    for test, bound in tests.items():
-        measured = bound(scores.ravel(), member, delta, confidence)
-        finds = None if claim == 0 else would_find(bound, worst.distance, trials, claim, delta, confidence)
-        top = ceiling(bound, 2 * trials, delta, confidence)
-        rows.append(_found(run, kind, worst, measured, claim, how, test, top, finds))
-    return rows
-
-
-def would_find(
-    bound: Callable[..., Bound], distance: float, trials: int, claim: float, delta: float, confidence: float
-) -> float:
-    """The largest share of the promised noise that such an audit would find in the median: on the quantiles of two
-    Gaussians, as far apart as they would be with so little noise."""
-    quantiles = ndtri((np.arange(trials) + 0.5) / trials)
-    member = np.repeat([True, False], trials)
-    for scale in SCALES:
-        scores = np.concatenate([quantiles + distance / scale, quantiles])
-        if bound(scores, member, delta, confidence).epsilon > claim:
-            return scale
-    return 0.0
-
-
-def _found(
-    run: RunFolder, kind: str, pair: Pair, bound: Bound, claim: float, how: str, test: str, top: float,
-    finds: float | None,
-) -> EpsilonAudit:  # fmt: skip
-    verdict = bound.against(claim)
-    blind = verdict.verdict == "not refuted" and finds is not None and finds < SHOULD_FIND
-    said = f"so many trials can show {top:.3g}"
-    if finds is not None:
-        said += f" and would find noise x {finds:g}" if finds else ", and would find no lack of noise"
-    ledger = next(c for c in run.record.ledger if c.client == pair.client)
-    return EpsilonAudit(
-        test=test,
+    ledger = next(c for c in run.record.ledger if c.client == worst.client)
+    place = Place(
         kind=kind,
         threat=f"whoever sees the release: {', '.join(ledger.observers.get(kind, ['server']))}",
-        claim=f"{pair.release.where}, one release",
-        claim_epsilon=verdict.claim,
-        ledger_epsilon=ledger.by_kind.get(kind, math.inf),
-        lower_bound=verdict.lower_bound,
-        p_value=verdict.p_value,
-        trials=verdict.trials,
-        confidence=verdict.confidence,
-        delta=verdict.delta,
-        verdict="cannot tell" if blind else verdict.verdict,
-        method=verdict.method,
-        how=f"{how}; {said}; assumes: {verdict.assumes}",
-        ceiling=top,
-        finds=finds,
+        claim=f"{worst.release.where}, one release",
+        epsilon=claim,
+        ledger=ledger.by_kind.get(kind, math.inf),
     )
+    return [
+        held_path(place, test, bound, scores.ravel(), member, worst.distance, delta, confidence, how)
+        for test, bound in tests.items()
+    ]
 
 
 def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: float) -> EpsilonAudit:

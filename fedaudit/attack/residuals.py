@@ -22,9 +22,10 @@ from torch import Tensor
 from fedaudit.attack.closed import closed_run
 from fedaudit.attack.witness import Repeated, Seen, Stepped, repeat
 from fedaudit.errors import FedauditError
+from fedaudit.levels import Said, level_of, said
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.noise_tests import Finding, Residual, examine, residual
+from fedaudit.privacy.noise_tests import SEEKS, Finding, Residual, examine, residual
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import seed_of
 from fedaudit.runtime.folder import RunFolder
@@ -36,7 +37,6 @@ from fedaudit.wire.compression import SMALL
 
 TEST = "residuals"
 FAITHFUL = 1e-3  # relative difference up to which a repetition is the run's computation but for rounding
-SHOULD_FIND = 0.9  # an audit that could not find noise of so many times what is promised says that it cannot tell
 LARGE = 1 << 16  # numbers of a parameter that are looked at
 LEVELS = np.arange(256) / 127.5 - 1  # what a uint8 field can say
 
@@ -198,19 +198,19 @@ def _audit(
 ) -> EpsilonAudit:  # fmt: skip
     apart = max(found.apart for found in repeated)
     faithful = apart <= FAITHFUL
-    if wrong or (finding.p < 1 - finding.confidence and (faithful or kind == TRAINING)):
-        verdict = "refuted"
-    elif not faithful or finding.finds < SHOULD_FIND:
+    p = min(finding.p, 1e-15) if wrong else finding.p
+    counts = faithful or kind == TRAINING or bool(wrong)
+    verdict: Said = said(p, finding.tells_at, finding.confidence) if counts else "cannot tell"
+    if not faithful and verdict == "not refuted":
         verdict = "cannot tell"
-    else:
-        verdict = "not refuted"
     strongest = finding.strongest
     how = [
         f"noise x {finding.scale:.4g} of what is promised, at most x {finding.high:.4g}, over {releases} releases of "
         f"{len(repeated)} clients",
         f"strongest of {len(finding.tests)} tests: {strongest.name}, p = {strongest.p:.2g}"
         + (f" ({strongest.worst})" if strongest.worst else ""),
-        f"noise x {finding.finds:.3g} or less would be found with a probability of 99 %",
+        f"noise x {finding.finds:.3g} or less would be refuted with a probability of 99 %, at a level of "
+        f"{level_of(finding.confidence):g}",
     ]
     if not faithful:
         how.append(f"what was sent, or the client's model, does not come out again (relative difference {apart:.2g})")
@@ -222,16 +222,18 @@ def _audit(
         claim=claim,
         claim_epsilon=epsilon,
         ledger_epsilon=worst.by_kind.get(kind, math.inf),
-        lower_bound=bound if verdict == "refuted" else min(bound, epsilon),
-        p_value=finding.p if not wrong else min(finding.p, 1e-15),
+        lower_bound=bound if verdict in ("refuted", "suspicious") else min(bound, epsilon),
+        p_value=p,
         trials=finding.numbers,
         confidence=finding.confidence,
         delta=delta,
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,
         method="chi-square and F tests of residuals",
         how="; ".join([*([wrong] if wrong else []), *how, *([note] if note else [])]),
         ceiling=math.inf,
         finds=finding.finds,
+        seeks=SEEKS,
+        tells_at=finding.tells_at if faithful or kind == TRAINING else 1.0,
     )
 
 

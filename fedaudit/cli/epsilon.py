@@ -14,6 +14,7 @@ from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 from fedaudit.kept import plain
+from fedaudit.levels import holm, level_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -110,7 +111,7 @@ def release_path(
             run, kinds=kind, clients=chosen_clients(client), trials=trials, confidence=confidence, watch=watch
         )
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
+    _fail_if(fail_if_refuted and claims_refuted(audits))
 
 
 @epsilon_app.command("residuals")
@@ -131,7 +132,7 @@ def residuals(
     with progress_bar("residuals") as watch:
         audits = audit_residuals(run, kinds=kind, clients=chosen_clients(client), confidence=confidence, watch=watch)
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
+    _fail_if(fail_if_refuted and claims_refuted(audits))
 
 
 @epsilon_app.command("canaries")
@@ -154,7 +155,7 @@ def canaries(
             run, canaries=number, clients=chosen_clients(client), confidence=confidence, watch=watch
         )
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
+    _fail_if(fail_if_refuted and claims_refuted(audits))
 
 
 @epsilon_app.command("audit")
@@ -182,7 +183,7 @@ def audit(
             watch=watch,
         )  # fmt: skip
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and any(audit.verdict == "refuted" for audit in audits))
+    _fail_if(fail_if_refuted and claims_refuted(audits))
 
 
 # --- in and out --------------------------------------------------------------------------------------------------
@@ -234,6 +235,13 @@ def _score(text: str | None, path: Path, line: int) -> float:
     return value
 
 
+def claims_refuted(audits: list[EpsilonAudit]) -> bool:
+    """Whether these audits refute a claim, how many they are being considered."""
+    from fedaudit.runtime.told import refuting
+
+    return bool(refuting(audits))
+
+
 def _fail_if(refuted: bool) -> None:
     if refuted:
         raise typer.Exit(1)
@@ -256,7 +264,10 @@ def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool, fa
         if name in verdicts:
             v = verdicts[name]
             print(f"  epsilon = {v.claim:g}: {v.verdict} (p = {v.p_value:.3g}, {v.trials} trials)")
-    _fail_if(fail_if_refuted and any(v.verdict == "refuted" for v in verdicts.values()))
+    if fail_if_refuted:
+        adjusted = holm([v.p_value for v in verdicts.values()])
+        level = level_of(next(iter(bounds.values())).confidence)
+        _fail_if(any(p is not None and p < level for p in adjusted))
 
 
 def print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:

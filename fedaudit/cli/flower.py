@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedaudit.cli.epsilon import Fail, print_audits
+from fedaudit.cli.epsilon import Fail, claims_refuted, print_audits
 from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import SettingError
@@ -83,7 +83,7 @@ def epsilon(
     with progress_bar("mods") as watch:
         audits = audit_mods(run, read_app(app).client, trials=trials, confidence=confidence, seed=seed, watch=watch)
     print_audits(audits, run, as_json)
-    if fail_if_refuted and any(audit.verdict == "refuted" for audit in audits):
+    if fail_if_refuted and claims_refuted(audits):
         raise typer.Exit(1)
 
 

@@ -22,12 +22,12 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaudit.attack.release_path import SHOULD_FIND, would_find
+from fedaudit.attack.held import Place, held_path
 from fedaudit.errors import RunError, SettingError
 from fedaudit.flower.claims import LocalClaim, local_claims, training_mods
 from fedaudit.flower.client import identify
 from fedaudit.flower.messages import array_of, contents_of, tensor_of
-from fedaudit.privacy.lower_bounds import Bound, ceiling, from_scores, gdp_mean_shift
+from fedaudit.privacy.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
@@ -142,32 +142,16 @@ def _held(
     scores: np.ndarray,
     confidence: float,
 ) -> EpsilonAudit:
-    trials = scores.shape[1]
-    member = np.repeat([True, False], trials)
-    verdict = bound(scores.ravel(), member, claim.delta, confidence).against(claim.epsilon)
-    apart = min(claim.sensitivity, 2 * claim.clip) / claim.sigma
-    finds = would_find(bound, apart, trials, claim.epsilon, claim.delta, confidence)
-    top = ceiling(bound, 2 * trials, claim.delta, confidence)
-    blind = verdict.verdict == "not refuted" and finds < SHOULD_FIND
-    said = f" and would find noise x {finds:g}" if finds else ", and would find no lack of noise"
     kind = "weights" if any(f.kind == "weights" for f in run.record.releases) else "unmapped"
     ledger = next((c for c in run.record.ledger if c.client == entry.client), None)
-    return EpsilonAudit(
-        test=test,
+    apart = min(claim.sensitivity, 2 * claim.clip)
+    place = Place(
         kind=kind,
         threat="whoever sees the upload: server",
         claim=f"{claim.mod}, one upload",
-        claim_epsilon=claim.epsilon,
-        ledger_epsilon=math.inf if ledger is None else ledger.by_kind.get(kind, math.inf),
-        lower_bound=verdict.lower_bound,
-        p_value=verdict.p_value,
-        trials=verdict.trials,
-        confidence=verdict.confidence,
-        delta=verdict.delta,
-        verdict="cannot tell" if blind else verdict.verdict,
-        method=verdict.method,
-        how=f"two updates {min(claim.sensitivity, 2 * claim.clip):g} apart, on the request to client {entry.client} in "
-        f"round {entry.round}; so many trials can show {top:.3g}{said}; assumes: {verdict.assumes}",
-        ceiling=top,
-        finds=finds,
+        epsilon=claim.epsilon,
+        ledger=math.inf if ledger is None else ledger.by_kind.get(kind, math.inf),
     )
+    how = f"two updates {apart:g} apart, on the request to client {entry.client} in round {entry.round}"
+    member = np.repeat([True, False], scores.shape[1])
+    return held_path(place, test, bound, scores.ravel(), member, apart / claim.sigma, claim.delta, confidence, how)

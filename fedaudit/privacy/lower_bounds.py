@@ -1,7 +1,8 @@
 """Lower bounds on epsilon from what an attack achieved, and what they say about a claim.
 
-Each bound is a test turned around: the epsilons that the evidence refutes at level 1 - confidence are those below it.
-A bound may be 0, which refutes nothing. A claim that is not refuted is not thereby true: no verdict says "private".
+Each bound is a test turned around: the epsilons below it are those that the evidence speaks against at level
+1 - confidence. A bound may be 0, which says nothing. A claim is refuted at a stricter level (fedaudit.levels), and one
+that is not refuted is not thereby true: no verdict says "private".
 
 What each bound takes for granted stands in its `assumes`. The bounds from scores and counts need independent trials.
 The one-run bounds need a fair coin per canary, and a number of guesses that was fixed before the scores were seen:
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, nctdtr, ndtr, ndtri
 
 from fedaudit.errors import ContractError, SettingError, unknown
+from fedaudit.levels import Said, said
 from fedaudit.privacy.calibration import gaussian_delta
 from fedaudit.stats import Counts, Floats, above, check_confidence, cp_lower, cp_upper, parted, split_classes
 
@@ -46,7 +48,7 @@ class Verdict:
     method: str
     assumes: str
     p_value: float  # of the claim under the test; at least 1e-15
-    verdict: Literal["refuted", "not refuted"]
+    verdict: Said
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +87,7 @@ class Bound:
             method=self.method,
             assumes=self.assumes,
             p_value=p,
-            verdict="refuted" if self.epsilon > claim else "not refuted",
+            verdict=said(p, confidence=self.confidence),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Whether noise is what the ledger says: tests on residuals, (what was sent - the release without noise) / sigma.
 
 If the mechanism added independent Gaussian noise of deviation sigma, residuals are independent standard normal numbers,
-whatever the records, the model and the method. Every test below is exact under that hypothesis, except `shape`
-(D'Agostino and Pearson 1973, good from 20 numbers on) and those on rounded releases (`Rounded`), which are simulated.
+whatever the records, the model and the method. Every test below is exact under that hypothesis, except two whose tails
+are approximated, and measured to be right where claims are refuted (docs/results/epsilon.md): `shape`, and the scale of
+rounded releases (fedaudit.privacy.rounded_noise).
 
     scale     too little noise in all of it              sum of squares, chi-square, lower tail
     excess    more noise than promised, where the release without noise is exact: something else was sent
@@ -10,7 +11,7 @@ whatever the records, the model and the method. Every test below is exact under 
     part      too little noise in one tensor (a layer)   the same by part
     mean      noise that is off centre                   normal
     signal    more or less of the release than its share (clipping left out)   normal, along the noise-free release
-    shape     noise of another distribution              skewness and kurtosis
+    shape     noise of another distribution              mean of |z| over their root mean square; signs against squares
     rows      one draw for all numbers of a row          F: row means against the rest
     columns   one draw for all rows                      F: column means against the rest
     shared    a common part in releases of one shape     F: means over releases against the rest
@@ -25,35 +26,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betainc, chdtr, chdtrc, chdtri, log_ndtr, ndtr, ndtri
+from scipy.special import betainc, chdtr, chdtrc, chdtri, gammainc, gammaincc, ndtr
 
 from fedaudit.errors import ContractError
+from fedaudit.levels import level_of
+from fedaudit.privacy.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.stats import Floats, check_confidence
 
 LEAST = 20  # numbers from which on a shape is tested
 PREFIX = 4096  # numbers of a release that are compared with those of another
 MOST = 1000  # releases that are compared with one another: a million pairs
-DRAWS = 1999  # simulations where a release was rounded
 POWER = 0.99  # with which an audit that says it could find something would find it
-GRID = (0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # scales for which the power is simulated where a release was rounded
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """A release that travelled rounded: a residual lies between `low` and `high`, and any cell was possible.
-
-    `edges` are the limits of all cells before division by sigma, the outermost infinite: values beyond the range were
-    clamped to it.
-    """
-
-    low: Floats
-    high: Floats
-    clean: Floats  # the noise-free numbers, in units of sigma
-    edges: Floats  # in units of sigma
+SEEKS = 0.9  # noise of so many times what is promised should be found
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,8 @@ class Finding:
     p: float  # of all tests together
     p_more: float  # of the scale being no larger than promised
     tests: tuple[Test, ...]
-    finds: float  # noise of so many times what is promised would be found with a probability of 99 %
+    finds: float  # noise of so many times what is promised would be refuted with a probability of 99 %
+    tells_at: float  # the strictest level at which noise x 0.9 would be
 
     @property
     def strongest(self) -> Test:
@@ -113,7 +101,7 @@ def residual(
     low, high = edges[cell] - _matrix(clean) / sigma, edges[cell + 1] - _matrix(clean) / sigma
     u = np.random.default_rng(seed).random(low.shape)
     return Residual(
-        client, round, part, _within(low, high, u), _matrix(clean), Rounded(low, high, _matrix(clean) / sigma, edges)
+        client, round, part, within(low, high, u), _matrix(clean), Rounded(low, high, _matrix(clean) / sigma, edges)
     )
 
 
@@ -122,18 +110,10 @@ def _matrix(values: Floats) -> Floats:
     return values.reshape(len(values), -1) if values.ndim > 1 else values.reshape(1, -1)
 
 
-def _within(low: Floats, high: Floats, u: Floats) -> Floats:
-    """The normal number at share u of a cell. Cells above 0 are mirrored: far out, 1 - Phi is exact and Phi is not."""
-    turn = low > 0
-    a, b = np.where(turn, -high, low), np.where(turn, -low, high)
-    z = ndtri(ndtr(a) + u * (ndtr(b) - ndtr(a)))
-    return np.where(turn, -1, 1) * np.clip(z, np.maximum(a, -40), np.minimum(b, 40))
-
-
 # --- the tests ----------------------------------------------------------------------------------------------------
 
 
-def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: bool = False, seed: int = 0) -> Finding:
+def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: bool = False) -> Finding:
     """All tests on the residuals of one kind of release: all clients, all rounds.
 
     `exact`: the release without noise is known to the bit, so that more noise than promised is no rounding either.
@@ -144,9 +124,9 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
         raise ContractError("There are no residuals to examine: nothing was sent.")
     z = np.concatenate([r.z.ravel() for r in residuals])
     clean = np.concatenate([r.clean.ravel() for r in residuals])
-    simulated = _Simulated(residuals, seed) if any(r.rounded for r in residuals) else None
+    rounded = _rounded(residuals)
     squares = float(z @ z)
-    p_scale, p_more = (chdtr(len(z), squares), chdtrc(len(z), squares)) if simulated is None else simulated.p_values()
+    p_scale, p_more = (chdtr(len(z), squares), chdtrc(len(z), squares)) if rounded is None else rounded.p_values()
     tests = [Test("scale", float(p_scale)), Test("mean", _two_sided(z.sum() / math.sqrt(len(z))))]
     if exact:
         tests.append(Test("excess", float(p_more)))
@@ -154,17 +134,20 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
         tests.append(Test("signal", _two_sided(float(z @ clean) / length)))
     if len(z) >= LEAST and np.ptp(z) > 0:
         tests.append(Test("shape", _shape(z)))
-    if simulated is None:
+    if rounded is None:
         for name, key in (("client", lambda r: f"client {r.client}"), ("part", lambda r: r.part)):
             tests += _worst_scale(name, residuals, key)
     tests += [t for t in (_rows(residuals), _columns(residuals), _shared(residuals), _reused(residuals)) if t]
-    each = level / 2
-    low, high = _limits(len(z), squares, level, each) if simulated is None else simulated.limits(level, each)
-    finds = _finds(len(z), each) if simulated is None else simulated.finds(each)
-    scale = math.sqrt(squares / len(z)) if simulated is None else simulated.scale
+    each, strict = level / 2, level_of(confidence) / 2
+    if rounded is None:
+        low, high = _limits(len(z), squares, level, each)
+        scale, finds, tells_at = math.sqrt(squares / len(z)), _finds(len(z), strict), 2 * _level(len(z), SEEKS)
+    else:
+        low, high = rounded.limits(level, each)
+        scale, finds, tells_at = rounded.scale, rounded.finds(strict, POWER), 2 * rounded.level(SEEKS, POWER)
     others = min(test.p for test in tests[1:]) * (len(tests) - 1)
     p = min(1.0, 2 * tests[0].p, 2 * others)
-    return Finding(len(z), scale, low, high, confidence, p, float(p_more), tuple(tests), finds)
+    return Finding(len(z), scale, low, high, confidence, p, float(p_more), tuple(tests), finds, tells_at)
 
 
 def _two_sided(t: float) -> float:
@@ -181,10 +164,43 @@ def _finds(n: int, each: float) -> float:
     return math.sqrt(float(chdtri(n, 1 - each)) / float(chdtri(n, 1 - POWER)))
 
 
-def _shape(z: Floats) -> float:
-    from scipy.stats import normaltest
+def _level(n: int, scale: float) -> float:
+    """P[X < scale^2 times the 99 % quantile of X]: the level at which the sum of squares would be found too small."""
+    return float(chdtr(n, scale**2 * float(chdtri(n, 1 - POWER))))
 
-    return float(normaltest(z).pvalue)
+
+def _rounded(residuals: Sequence[Residual]) -> RoundedScale | None:
+    cells = [r.rounded for r in residuals if r.rounded is not None]
+    if cells and len(cells) != len(residuals):
+        raise ContractError("Rounded releases and others do not belong in one test: examine each field by itself.")
+    return RoundedScale(cells) if cells else None
+
+
+def _shape(z: Floats) -> float:
+    """Tails that are too heavy or too light, and a lack of symmetry; neither depends on the scale."""
+    low, high = _geary(float(np.abs(z).mean() / math.sqrt(float(z @ z) / len(z))), len(z))
+    # Given their sizes, symmetric numbers have fair signs: a sum of signs has lighter tails than the normal's.
+    lopsided = _two_sided(float(z @ np.abs(z)) / math.sqrt(float((z**4).sum())))
+    return min(1.0, 2 * min(2 * low, 2 * high, lopsided))
+
+
+def _geary(a: float, n: int) -> tuple[float, float]:
+    """P[A <= a] and P[A >= a] of A = mean |z| / root mean square of n normal numbers (Geary 1935).
+
+    A is independent of the root mean square (Basu 1955), so that E A^k = E (mean |z|)^k / E rms^k exactly; the tails
+    are those of the gamma distribution with A's first three moments.
+    """
+    m, e = math.sqrt(2 / math.pi), 1 / n
+    r1 = 1 - e / 4 + e**2 / 32 + 5 * e**3 / 128 - 21 * e**4 / 2048  # E rms = sqrt(2 / n) G((n + 1) / 2) / G(n / 2)
+    one = m / r1
+    two = e + (1 - e) * m**2
+    three = (2 * m * e**2 + 3 * m * e * (1 - e) + m**3 * (1 - e) * (1 - 2 * e)) / (r1 * (1 + e))
+    variance = two - one**2
+    skewness = min((three - 3 * one * two + 2 * one**3) / variance**1.5, -1e-3)
+    x = (a - one) / math.sqrt(variance)
+    k = 4 / skewness**2  # -A is gamma-like: its longer tail points to small values
+    y = max(k - x * math.sqrt(k), 0.0)
+    return float(gammaincc(k, y)), float(gammainc(k, y))
 
 
 def _worst_scale(name: str, residuals: Sequence[Residual], key: Callable[[Residual], str]) -> list[Test]:
@@ -265,92 +281,3 @@ def _reused(residuals: Sequence[Residual]) -> Test | None:
 
 def _place(r: Residual) -> str:
     return f"{r.part} of client {r.client} in round {r.round}"
-
-
-# --- releases that were rounded -----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Simulated:
-    """The scale of noise on rounded releases: the likelihood's derivative at 1, E[e^2 - 1 | its cell] summed up."""
-
-    residuals: Sequence[Residual]
-    seed: int
-    score: float = field(init=False)
-    null: Floats = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._cells = [r.rounded for r in self.residuals if r.rounded is not None]
-        if len(self._cells) != len(self.residuals):
-            raise ContractError("Rounded releases and others do not belong in one test: examine each field by itself.")
-        self.score = sum(float(_scores(c.low, c.high).sum()) for c in self._cells)
-        self.null = self._draws(1.0, DRAWS, "null")
-
-    def _draws(self, scale: float, count: int, purpose: str) -> Floats:
-        """The statistic on so many releases made with noise of so many sigma."""
-        rng = np.random.default_rng([self.seed, *purpose.encode()])
-        total = np.zeros(count)
-        for cells in self._cells:
-            clean, edges = cells.clean.ravel(), cells.edges
-            score = _scores(
-                edges[None, :-1] - clean[:, None], edges[None, 1:] - clean[:, None]
-            )  # of each possible cell
-            for begin in range(0, count, 64):
-                some = min(64, count - begin)
-                drawn = clean + scale * rng.standard_normal((some, len(clean)))
-                cell = np.searchsorted(edges[1:-1], drawn)
-                total[begin : begin + some] += score[np.arange(len(clean)), cell].sum(1)
-        return total
-
-    def p_values(self) -> tuple[float, float]:
-        """Of the scale being smaller, and being larger."""
-        less = (1 + int((self.null <= self.score).sum())) / (1 + len(self.null))
-        more = (1 + int((self.null >= self.score).sum())) / (1 + len(self.null))
-        return less, more
-
-    def finds(self, each: float) -> float:
-        limit = float(np.quantile(self.null, each, method="lower"))
-        for scale in GRID:
-            if (self._draws(scale, 200, f"at {scale}") < limit).mean() >= POWER:
-                return scale
-        return 0.0
-
-    @property
-    def scale(self) -> float:
-        return self._profile[0]
-
-    @cached_property
-    def _profile(self) -> tuple[float, Floats, Floats]:
-        grid = np.geomspace(0.01, 4.0, 200)
-        value = np.array([sum(_likelihood(c, r) for c in self._cells) for r in grid])
-        return float(grid[int(value.argmax())]), grid, value
-
-    def limits(self, level: float, each: float) -> tuple[float, float]:
-        """From the profile of the likelihood: asymptotic, where the p-value is not."""
-        best, grid, value = self._profile
-        drop = value.max() - value
-        low = grid[(grid <= best) & (drop <= float(ndtri(level / 2)) ** 2 / 2)]
-        high = grid[(grid >= best) & (drop <= float(ndtri(each)) ** 2 / 2)]
-        return float(low.min()), float(high.max()) if high.max() < grid[-1] else math.inf
-
-
-def _scores(low: Floats, high: Floats) -> Floats:
-    """E[e^2 - 1 | low < e < high] for standard normal e: (low phi(low) - high phi(high)) / (Phi(high) - Phi(low))."""
-    a, b = np.where(low > 0, -high, low), np.where(low > 0, -low, high)
-    mass = ndtr(b) - ndtr(a)
-    up = _times_density(a) - _times_density(b)
-    middle = np.clip((a + b) / 2, -40, 40)
-    return np.where(mass > 1e-290, up / np.maximum(mass, 1e-300), middle**2 - 1)
-
-
-def _times_density(x: Floats) -> Floats:
-    finite = np.where(np.isfinite(x), x, 0.0)
-    return finite * np.exp(-(finite**2) / 2) / math.sqrt(2 * math.pi)
-
-
-def _likelihood(cells: Rounded, scale: float) -> float:
-    low, high = cells.low / scale, cells.high / scale
-    turn = low > 0
-    a, b = np.where(turn, -high, low), np.where(turn, -low, high)
-    upper, lower = log_ndtr(b), log_ndtr(a)
-    return float((upper + np.log1p(-np.exp(np.minimum(lower - upper, -1e-16)))).sum())

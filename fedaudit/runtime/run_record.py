@@ -116,11 +116,13 @@ class EpsilonAudit(Kept):
     trials: int
     confidence: float
     delta: float
-    verdict: Literal["refuted", "not refuted", "cannot tell", "not tried"]
+    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]  # by itself: see told.py
     method: str
     how: str
     ceiling: float | None = None  # the largest bound that so many trials could give; None: not computed
     finds: float | None = None  # noise of so many times what is promised would be found (see the test's module)
+    seeks: float | None = None  # noise of so many times what is promised is what it should find
+    tells_at: float | None = None  # the strictest level at which it would find that; None: not computed
 
 
 class Declarations(Kept):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fedaudit.errors import SettingError
 from fedaudit.runtime.attack_result import MembershipResult, MembershipScores
 from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.told import refuting
 from fedaudit.stats import Estimate
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others
@@ -66,7 +67,7 @@ def refuted(record: RunRecord) -> float:
             f"No claim of the run of {record.setting.method} was tried: fedaudit epsilon release-path, or trials in "
             "the suite."
         )
-    return float(sum(audit.verdict == "refuted" for audit in record.audits))
+    return float(len(refuting(record.audits)))
 
 
 def auc(record: RunRecord) -> float:

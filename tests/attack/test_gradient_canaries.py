@@ -56,7 +56,7 @@ def test_without_noise_the_claim_is_refuted_in_one_run(trained, monkeypatch):
 def test_less_noise_is_never_silent(trained, monkeypatch):
     less_noise(monkeypatch, 0.5)
     shift = audit_canaries(trained, canaries=200)[0]
-    assert shift.verdict in ("refuted", "cannot tell")
+    assert shift.verdict in ("refuted", "suspicious", "cannot tell")
 
 
 def scores_of(folder, canaries=300):

@@ -137,13 +137,13 @@ def leaky(tmp_path_factory):
 
 
 def test_an_overtrained_run_is_found_out_and_a_claim_for_it_refuted(tmp_path):
-    """Embeddings are noised at epsilon 0.5, the weights beside them are not: read as the run's, 0.5 is refuted."""
-    privacy = {"embeddings": {"epsilon": 0.5, "delta": 1e-3}}
+    """Embeddings are noised at epsilon 0.1, the weights beside them are not: read as the run's, 0.1 is refuted."""
+    privacy = {"embeddings": {"epsilon": 0.1, "delta": 1e-5}}
     quick = {"tau": "off", "E_local": 30, "B": 16, "h": 4, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
     run(method="dffke", rounds=1, canaries=120, set=quick, privacy=privacy, out=tmp_path / "a", **SMALL)
     audits = audit_run(tmp_path / "a")
-    assert {(a.claim_epsilon, a.verdict) for a in audits} == {(0.5, "refuted")}
-    assert all(a.p_value < 0.01 and a.ledger_epsilon == math.inf for a in audits)
+    assert {(a.claim_epsilon, a.verdict) for a in audits} == {(0.1, "refuted")}
+    assert all(a.p_value < 0.001 and a.ledger_epsilon == math.inf for a in audits)
     assert read_record(tmp_path / "a").audits == sorted(audits, key=lambda a: a.test)
 
 

@@ -94,9 +94,7 @@ def test_honest_noise_is_as_large_as_the_ledger_says(honest):
     assert read_record(honest).audits == sorted(audits, key=lambda a: (a.test, a.claim))
 
 
-@pytest.mark.parametrize(
-    ("factor", "found_in"), [(0.9, {"embeddings", "logits", "synthetic_images"}), (0.5, set(ALL)), (0.0, set(ALL))]
-)
+@pytest.mark.parametrize(("factor", "found_in"), [(0.9, {"embeddings", "logits"}), (0.5, set(ALL)), (0.0, set(ALL))])
 def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_path, monkeypatch):
     """The run was made with less noise than its ledger has; the audit is honest code, and only has the transcript."""
     with monkeypatch.context() as m:
@@ -104,7 +102,7 @@ def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_p
         everything(tmp_path / "a")
     found = by_kind(audit_residuals(tmp_path / "a"))
     assert {kind for kind, a in found.items() if a.verdict == "refuted"} >= found_in
-    assert {a.verdict for a in found.values()} <= {"refuted", "cannot tell"}, "never silent"
+    assert {a.verdict for a in found.values()} <= {"refuted", "suspicious", "cannot tell"}, "never silent"
     embeddings = found["embeddings"]
     assert embeddings.p_value < 1e-9
     assert embeddings.lower_bound > 1.0

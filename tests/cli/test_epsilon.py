@@ -36,7 +36,7 @@ def test_one_run_reference_values(fedaudit):
     code, out, _ = fedaudit(*words, "--claim", 1)
     assert "epsilon >= 0.73174" in out
     assert "epsilon >= 1.37198" in out
-    assert out.index("epsilon = 1: not refuted") < out.index("epsilon = 1: refuted (p = 0.00")
+    assert out.index("epsilon = 1: not refuted") < out.index("epsilon = 1: suspicious (p = 0.00")
     assert "private" not in out
     assert json.loads(fedaudit(*words[:-1], "0.5", "--json")[1])["steinke"]["epsilon"] > 0.73174
     assert "f_dp" not in json.loads(
@@ -45,11 +45,13 @@ def test_one_run_reference_values(fedaudit):
 
 
 def test_a_refuted_claim_stops_a_build_where_that_is_asked_for(fedaudit):
-    """700 of 1000 guesses: at least 0.73 by Steinke's bound, 1.37 by f-DP. Epsilon = 1 is refuted, 3 is not."""
+    """700 of 1000 guesses: at least 0.73 by Steinke's bound, 1.37 by f-DP. Epsilon = 0.5 is refuted; of 1 f-DP says p =
+    0.001, by which no build is stopped; 3 is beyond both."""
     words = ("epsilon", "one-run", "--canaries", 1000, "--correct", 700)
-    assert fedaudit(*words, "--claim", 1)[0] == 0
-    assert fedaudit(*words, "--claim", 1, "--fail-if-refuted")[0] == 1
-    assert fedaudit(*words, "--claim", 1, "--fail-if-refuted", "--json")[0] == 1
+    assert fedaudit(*words, "--claim", 0.5)[0] == 0
+    assert fedaudit(*words, "--claim", 0.5, "--fail-if-refuted")[0] == 1
+    assert fedaudit(*words, "--claim", 0.5, "--fail-if-refuted", "--json")[0] == 1
+    assert fedaudit(*words, "--claim", 1, "--fail-if-refuted")[0] == 0
     assert fedaudit(*words, "--claim", 3, "--fail-if-refuted")[0] == 0
     code, _, err = fedaudit(*words, "--fail-if-refuted")
     assert (code, "needs a claim to refute" in err) == (2, True)

@@ -245,6 +245,6 @@ def _audit(
 ) -> EpsilonAudit:
     return EpsilonAudit(
         test="worst pair", threat="server", kind="weights", claim=claim, claim_epsilon=claim_epsilon,
-        ledger_epsilon=claim_epsilon, lower_bound=bound, p_value=0.001, trials=1000, confidence=0.95,
+        ledger_epsilon=claim_epsilon, lower_bound=bound, p_value=1e-6, trials=1000, confidence=0.95,
         delta=1e-5, verdict=verdict, method="Clopper-Pearson over thresholds", how="by scores",
     )  # fmt: skip

@@ -277,7 +277,9 @@ def test_verdict_bound_and_p_value_agree(name):
     bound = BOUNDS[name]()
     assert bound.epsilon > 0.3
     below, above = bound.against(bound.epsilon * 0.999), bound.against(bound.epsilon * 1.001)
-    assert (below.verdict, above.verdict) == ("refuted", "not refuted")
+    assert (below.verdict, above.verdict) == ("suspicious", "not refuted")
+    edge = next(c for c in np.linspace(bound.epsilon, 0, 200) if bound.p_value(c) < 0.001)
+    assert bound.against(edge).verdict == "refuted", "at one in a thousand, not at one in twenty"
     assert below.p_value < 0.05 < above.p_value
     assert bound.p_value(bound.epsilon) == pytest.approx(0.05, rel=1e-3)
     assert [bound.p_value(c) for c in (0, 0.5, 1, 5, 50)] == sorted(bound.p_value(c) for c in (0, 0.5, 1, 5, 50))
@@ -379,7 +381,8 @@ def test_p_values_and_bounds_agree():
     scores, member = shifted(200, 0.8, 0)
     for bound in (eps.gdp_mean_shift(scores, member, 1e-2), eps.gdp_from_counts(130, 70, 70, 130, 1e-2)):
         assert bound.p_value(bound.epsilon) == pytest.approx(0.05, abs=1e-3)
-        assert bound.against(bound.epsilon * 0.9).verdict == "refuted"
+        assert bound.against(bound.epsilon * 0.9).verdict == "suspicious"
+        assert bound.against(0.0).verdict == "refuted"
         assert bound.against(bound.epsilon * 1.1).p_value > 0.05
 
 

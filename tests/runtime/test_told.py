@@ -1,0 +1,83 @@
+"""What several audits say together: corrected for how many they are, and never silent where nothing could be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedaudit.levels import LEVEL, level_of, said
+from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.runtime.told import judged, refuting, told
+
+
+def audit(p=0.5, tells_at=1e-9, *, test="residuals", seeks: float | None = 0.9, trials=100, **facts) -> EpsilonAudit:
+    """As an audit by itself would be filled in."""
+    given = {"kind": "logits", "claim": "Y, one release", "verdict": said(p, tells_at), **facts}
+    return EpsilonAudit(
+        test=test, threat="server", claim_epsilon=1.0, ledger_epsilon=1.0, lower_bound=0.0, p_value=p, trials=trials,
+        confidence=0.95, delta=0.01, method="", how="", seeks=seeks, tells_at=tells_at, **given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("p", "tells_at", "tests", "word"),
+    [
+        (0.0009, None, 1, "refuted"),
+        (0.001, None, 1, "suspicious"),  # a level is not reached by standing on it
+        (0.049, None, 1, "suspicious"),
+        (0.06, None, 1, "not refuted"),
+        (0.06, 0.0009, 1, "not refuted"),
+        (0.06, 0.001, 1, "cannot tell"),
+        (0.06, 0.0004, 2, "not refuted"),
+        (0.06, 0.0004, 3, "cannot tell"),  # 0.001 / 3 is less
+        (0.0009, 1.0, 9, "refuted"),
+    ],
+)
+def test_a_word_for_a_p_value(p, tells_at, tests, word):
+    assert said(p, tells_at, tests=tests) == word
+
+
+def test_who_asks_for_more_confidence_gets_it():
+    assert level_of(0.95) == level_of(0.5) == LEVEL
+    assert level_of(0.9999) == pytest.approx(1e-4)
+    assert said(5e-4, confidence=0.9999) == "not refuted"
+
+
+def test_one_audit_among_many_is_corrected():
+    """0.0004 of 2 is refuted (0.0008), of 3 suspicious (0.0012)."""
+    assert told([audit(0.0004), audit()]) == "refuted"
+    assert told([audit(0.0004), audit(), audit()]) == "suspicious"
+    assert [a.p_value for a in refuting([audit(0.0004), audit(0.0003), audit(trials=0)])] == [0.0004, 0.0003]
+    assert refuting([audit(0.0004), audit(), audit()]) == []
+
+
+def test_a_refutation_that_falls_does_not_hide_that_nothing_can_be_told():
+    """p = 0.045 is suspicious by itself; of three it is 0.135, and of what is left the audit could find too little."""
+    alone = audit(0.045, tells_at=0.4)
+    assert alone.verdict == "suspicious"
+    others = [audit(test="release path", seeks=0.5), audit(test="release path, Gaussian", seeks=0.5)]
+    assert told([alone, *others]) == "cannot tell"
+    assert told([audit(0.045), *others]) == "not refuted"
+
+
+def test_power_counts_at_the_level_that_is_left():
+    """What would be found at 0.0005 is found by one audit, or one of two's share; of three, 0.00033 is left."""
+    assert told([audit(tells_at=0.0004)]) == "not refuted"
+    assert told([audit(tells_at=0.0004), audit(claim="V, one release")]) == "not refuted"
+    two_more = [audit(claim="V, one release"), audit(claim="W, one release")]
+    assert told([audit(tells_at=0.0004), *two_more]) == "cannot tell"
+
+
+def test_the_sharpest_test_of_a_claim_decides_whether_it_could_be_told():
+    """A test that could have found half of the noise does not speak for one that looks for nine tenths."""
+    half = audit(test="release path", seeks=0.5)
+    assert told([audit(tells_at=0.5), half]) == "cannot tell"
+    assert told([audit(), audit(tells_at=0.5, test="release path", seeks=0.5)]) == "not refuted"
+    assert told([audit(), audit(tells_at=0.5, claim="V, one release")]) == "cannot tell", "of another claim"
+    guesses = [audit(tells_at=0.5, seeks=None), audit(tells_at=1e-9, seeks=None)]
+    assert told(guesses) == "not refuted", "one of two that ask the same could tell"
+
+
+def test_a_p_value_of_a_run_that_does_not_come_out_again_counts_for_nothing():
+    astray = audit(1e-12, tells_at=1.0, verdict="cannot tell")
+    assert [word for _, word in judged([astray])] == ["cannot tell"]
+    assert told([astray]) == "cannot tell"
