@@ -165,7 +165,7 @@ def _row(row: Row) -> dict[str, Any]:
         ],
         "ledger": story.ledger_rows(row),
         "attacks": attacks,
-        "audits": [{"seed": run.seed, **audit.model_dump()} for run in row.group.runs for audit in run.audits],
+        "audits": story.audit_rows(row),
         "traffic": story.traffic(row),
         "time": story.phases(row),
         "setting": made["setting"],

@@ -243,7 +243,7 @@ def _inside_alt(row: Row) -> str:
 
 
 def _audits(row: Row) -> list[dict[str, Any]]:
-    return [{"seed": run.seed, **audit.model_dump()} for run in row.group.runs for audit in run.audits]
+    return story.audit_rows(row)
 
 
 def _pictures(row: Row) -> list[tuple[Run, ReconstructionResult]]:

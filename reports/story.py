@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedaudit.levels import LEVEL as REFUTES
 from fedaudit.reports.attack_rows import attacks_of, best_attack
 from fedaudit.reports.leaks import leaks_by_seed, pooled_attacks
 from fedaudit.reports.runs import Group, command
@@ -13,6 +14,7 @@ from fedaudit.reports.table import Row, asked, refused, uses_gpu
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import BY_KEY, VIA, kind_text, protection_text, seen_by, text
 from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
+from fedaudit.runtime.told import judged, told
 from fedaudit.suite.measured import OUTER
 
 LIMITS = (
@@ -74,7 +76,7 @@ def verdict(row: Row) -> list[str]:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
     if row.cells["lower"].value is not None:
         lower = row.cells["lower"]
-        lines.append(f"An audit measured ε ≥ {lower.value:.3g}" + (": the claim is refuted." if lower.flag else "."))
+        lines.append(f"An audit measured ε ≥ {lower.value:.3g}{_said_of_claims(row)}.")
     if auc.value is None:
         lines.append(f"Membership attacks: {auc.reason or 'none'}.")
     else:
@@ -85,6 +87,28 @@ def verdict(row: Row) -> list[str]:
         worth = f", {identified.flag}" if identified.flag else ""
         lines.append(f"The best reconstruction identifies {share} of its images{worth}: {identified.detail}.")
     return lines
+
+
+def _said_of_claims(row: Row) -> str:
+    """What all audits of all seeds say together, and at which level."""
+    audits = [audit for run in row.group.runs for audit in run.audits]
+    at = f"at a level of {REFUTES:g}, corrected for all audits ({sum(a.trials > 0 for a in audits)})"
+    return {
+        "refuted": f": the claim is refuted ({at})",
+        "suspicious": f": suspicious, which is to be repeated; a claim is refuted {at}",
+        "cannot tell": f"; whether the noise is as promised could not be told {at}",
+        "not refuted": f"; no claim is refuted {at}",
+    }[told(audits)]
+
+
+def audit_rows(row: Row) -> list[dict[str, Any]]:
+    """Each audit by its seed; `together` is what it says among all of them."""
+    audits = [(run.seed, audit) for run in row.group.runs for audit in run.audits]
+    words = judged([audit for _, audit in audits])
+    return [
+        {"seed": seed, **audit.model_dump(), "together": word}
+        for (seed, audit), (_, word) in zip(audits, words, strict=True)
+    ]
 
 
 def releases(rows: Sequence[Row]) -> list[dict[str, Any]]:

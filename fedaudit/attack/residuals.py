@@ -258,4 +258,5 @@ def _not_tried(run: RunFolder, kind: str, claim: str, reasons: list[str], confid
         verdict="cannot tell" if lossy else "not tried",
         method="none",
         how=(reasons[0] if reasons else "nothing protected came out again") if released else none,
+        seeks=SEEKS if released else None,
     )

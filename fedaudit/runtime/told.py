@@ -7,22 +7,27 @@ at its share of the level: one that alone could have told may not be able to amo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fedaudit.levels import Said, holm, said
 from fedaudit.runtime.run_record import EpsilonAudit
 
+Judged = tuple[EpsilonAudit, Said | Literal["not tried"]]
 
-def judged(audits: Sequence[EpsilonAudit]) -> list[tuple[EpsilonAudit, Said]]:
-    """Each audit that was tried, with what it says among the others."""
-    tried = [audit for audit in audits if audit.trials]
+
+def judged(audits: Sequence[EpsilonAudit]) -> list[Judged]:
+    """Each audit, with what it says among the others. Only those that were tried count as tests."""
+    tests = sum(audit.trials > 0 for audit in audits)
     # Where a repetition did not come out as the run, no p-value counts: the audit itself says that it cannot tell.
-    ps = [audit.p_value if audit.verdict in ("refuted", "suspicious") else 1.0 for audit in tried]
-    found = []
-    for audit, p in zip(tried, holm(ps), strict=True):
-        tells_at = audit.tells_at
-        if audit.verdict == "cannot tell":
-            tells_at = 1.0
-        found.append((audit, said(1.0 if p is None else p, tells_at, audit.confidence, len(tried))))
+    accuses = [audit.trials > 0 and audit.verdict in ("refuted", "suspicious") for audit in audits]
+    ps = [(a.p_value if accused else 1.0) if a.trials else None for a, accused in zip(audits, accuses, strict=True)]
+    found: list[Judged] = []
+    for audit, p in zip(audits, holm(ps), strict=True):
+        if p is None:
+            found.append((audit, "cannot tell" if audit.verdict == "cannot tell" else "not tried"))
+            continue
+        tells_at = 1.0 if audit.verdict == "cannot tell" else audit.tells_at
+        found.append((audit, said(p, tells_at, audit.confidence, tests)))
     return found
 
 
@@ -35,18 +40,21 @@ def told(audits: Sequence[EpsilonAudit]) -> Said:
     """One word for a run: the worst that is said of any of its claims.
 
     Of a claim that several tests were made of, those that look for the least lack of noise decide whether it could be
-    told: what a test that looks for half of the noise does not find says nothing of nine tenths of it.
+    told: what a test that looks for half of the noise does not find says nothing of nine tenths of it. A test that
+    should have been made and could not be is one that cannot tell.
     """
     found = judged(audits)
     words = {word for _, word in found}
-    for word in ("refuted", "suspicious"):
-        if word in words:
-            return word
-    claims: dict[tuple[str, str], list[tuple[float, Said]]] = {}
+    if "refuted" in words:
+        return "refuted"
+    if "suspicious" in words:
+        return "suspicious"
+    claims: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for audit, word in found:
-        claims.setdefault((audit.kind, audit.claim), []).append((audit.seeks or 0.0, word))
+        if word != "not tried" or audit.seeks is not None:
+            claims.setdefault((audit.kind, audit.claim), []).append((audit.seeks or 0.0, word))
     for tests in claims.values():
         sharpest = max(seeks for seeks, _ in tests)
-        if all(word == "cannot tell" for seeks, word in tests if seeks == sharpest):
+        if all(word != "not refuted" for seeks, word in tests if seeks == sharpest):
             return "cannot tell"
-    return "not refuted"
+    return "not refuted" if claims else "cannot tell"

@@ -81,3 +81,15 @@ def test_a_p_value_of_a_run_that_does_not_come_out_again_counts_for_nothing():
     astray = audit(1e-12, tells_at=1.0, verdict="cannot tell")
     assert [word for _, word in judged([astray])] == ["cannot tell"]
     assert told([astray]) == "cannot tell"
+
+
+def test_a_test_that_could_not_be_made_cannot_tell():
+    """Residuals that were to be examined and could not; a kind that was never sent is no claim to test."""
+    half = audit(test="release path", seeks=0.5)
+    assert told([audit(trials=0, verdict="not tried"), half]) == "cannot tell"
+    assert told([audit(trials=0, verdict="not tried", seeks=None, claim="V, one release"), half]) == "not refuted"
+    assert told([audit(trials=0, verdict="cannot tell", seeks=None, claim="V, one release"), half]) == "cannot tell"
+    assert told([]) == told([audit(trials=0, verdict="not tried", seeks=None)]) == "cannot tell"
+    assert told([audit(0.0009), audit(trials=0, verdict="not tried", seeks=None)]) == "refuted", (
+        "no test, no correction"
+    )
