@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -24,6 +23,7 @@ from fedaudit.runtime.scores import (
 )
 from fedaudit.runtime.world import World
 from fedaudit.stats import mean_std, wilson
+from fedaudit.training.copying import copied
 
 DEPLOYED = ""  # the name, among a client's scores, of the model that it would deploy
 SETS = ("global_test", "local_test", "validation")
@@ -138,7 +138,7 @@ def _spread(values: list[float]) -> Spread | None:
 def _frozen(model: nn.Module, what: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ContractError(f"Method.{what} returned a {type(model).__name__}, not a module.")
-    return copy.deepcopy(model).eval()
+    return copied(model).eval()
 
 
 def results(rounds: Sequence[RoundRecord]) -> Result:

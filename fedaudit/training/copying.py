@@ -4,12 +4,14 @@ looks at every attribute of every layer, and takes longer than a step of a small
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 _PLAIN = (bool, int, float, str, bytes, type(None), type)
+_OFTEN_EMPTY = (dict, OrderedDict, set, list)  # a layer has a dozen of them, for hooks that it has not
 
 
 def copied(model: M) -> M:
@@ -38,6 +40,8 @@ def _attribute(name: str, value: Any, known: dict[int, Any]) -> Any:
         return value
     if type(value) is tuple and all(isinstance(item, _PLAIN) for item in value):
         return value
+    if type(value) in _OFTEN_EMPTY and not value:
+        return known.setdefault(id(value), type(value)())
     return copy.deepcopy(value, known)
 
 

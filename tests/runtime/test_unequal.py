@@ -11,13 +11,14 @@ import torch
 from engines import DropEngine
 
 from fedaudit import State, read_record, run, weighted_mean
+from fedaudit.errors import ContractError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.runner import _Run
 from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
-from fedaudit.runtime.utility import results
+from fedaudit.runtime.utility import _frozen, results
 from fedaudit.runtime.world import World
 from fedaudit.setting import Setting
 from fedaudit.wire.transcript import Transcript
@@ -200,3 +201,13 @@ def test_a_weighted_mean_of_unequal_clients_by_hand():
 def test_who_did_not_answer_is_no_part_of_the_mean():
     a = State({"w": torch.tensor([1.0])})
     assert weighted_mean({2: a}, {2: 1, 7: 3})["w"].tolist() == [1.0]
+
+
+def test_evaluating_a_model_leaves_it_as_it_is():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).train()
+    tried = _frozen(model, "predictor")
+    assert (model.training, tried.training, tried[1].training) == (True, False, False)
+    assert tried[0].weight is not model[0].weight
+    assert torch.equal(tried[0].weight, model[0].weight)
+    with pytest.raises(ContractError, match=r"Method\.personal returned a dict"):
+        _frozen({}, "personal")

@@ -43,6 +43,8 @@ def test_what_is_shared_stays_shared_and_attributes_are_copied() -> None:
     model[1].weight = model[0].weight
     model.add_module("again", model[2])
     model.seen = [1, [2]]  # type: ignore[assignment]
+    model.empty, model[0].also = [], {}  # type: ignore[assignment]
+    model[2].also = model[0].also
     model[0].register_forward_hook(lambda m, x, out: out * 2)
     model[0].register_buffer("not kept", torch.ones(1), persistent=False)
     mine = copied(model)
@@ -51,6 +53,9 @@ def test_what_is_shared_stays_shared_and_attributes_are_copied() -> None:
     assert mine.again is mine[2]
     mine.seen[1].append(3)  # type: ignore[index]
     assert model.seen == [1, [2]]
+    mine.empty.append(1), mine[0].also.update(a=1)  # type: ignore[operator,union-attr]
+    assert (model.empty, model[0].also) == ([], {}), "what was empty is a copy too"
+    assert mine[2].also is mine[0].also
     x = torch.randn(2, 3)
     assert torch.equal(mine(x), model(x))
     mine[0]._forward_hooks.clear()
