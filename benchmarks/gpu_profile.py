@@ -45,8 +45,8 @@ fedaudit.runtime.turns:Turn.go_on Turn._away Turn.__post_init__ Globals.put Glob
 fedaudit.runtime.meter:Meter.close Meter.__init__
 fedaudit.wire.channel:Wire.back Wire._record encode decode
 fedaudit.wire.transcript:TranscriptWriter.message TranscriptWriter.end_round
-fedaudit.wire.packing:at_home packed unpacked
-fedaudit.wire.codec:_digest _digest_there at_home packed unpacked
+fedaudit.wire.packing:at_home packed unpacked digest Held.copies
+fedaudit.wire.codec:digest _digest_there at_home packed unpacked
 fedaudit.training.fit:fit
 fedaudit.training.recorded:_capture
 fedaudit.training.stack:_Fitting.__init__ _Fitting._record _Fitting._step _Fitting.go _Fitting.result _mapped

@@ -9,6 +9,7 @@ changes with each training, and stays in the state's own file.
 
 Files are written behind, one after another in the order in which they were put here, and so is `HEAD.json`: the next
 round goes on meanwhile. What failed to be written is said at the next occasion, and no later round becomes a fact.
+A state that was held (see fedaudit.wire.packing) is given back as it is while there is room for it where it lies.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ import torch
 import xxhash
 
 from fedaudit.errors import RunError
-from fedaudit.wire.codec import node_of, read_header, value_of
+from fedaudit.wire.codec import node_of, tree_of, value_of
+from fedaudit.wire.packing import Blob, Held, raw
 
 BEHIND = 8  # files that may be on their way to the disk at a time
 ROOM = 1 << 28  # bytes that they may have together, if it is more than one
 LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
+STAYS = 1 << 30  # bytes of states that stay where they are, on a GPU, beside their files
 _PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
 # The names of the files that a store writes: it removes no other.
 OWN = re.compile(r"client-[0-9]{6,}\.[0-9]+\.[0-9]+|server\.[0-9]+|part-[0-9a-f]{32}|\.HEAD\.json\.tmp")
@@ -55,7 +58,8 @@ class _Pending:
     """Something that is being written meanwhile."""
 
     done: Future[None]
-    content: bytes
+    content: Callable[[], bytes]
+    size: int
 
 
 class Store:
@@ -63,6 +67,7 @@ class Store:
         self.folder = folder
         self.clients: dict[int, str] = {}
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
+        self._held: dict[int, tuple[str, Held]] = {}  # by client: states that stay where they are, and their files
         self._fresh: set[str] = set()  # written since the last whole round
         self._known: set[str] = set()  # files of parts that stay: of the last whole round, and fresh ones
         self._head = folder / "HEAD.json"
@@ -93,37 +98,51 @@ class Store:
     def server(self, name: str) -> bytes:
         return self._read(name)
 
-    def client(self, k: int) -> bytes | None:
+    def client(self, k: int) -> Blob | None:
         """Client k's last state; None if it was never asked."""
+        if k in self._held and self._held[k][0] == self.clients.get(k):
+            return self._held[k][1]
         return self._whole(self.clients[k]) if k in self.clients else None
 
-    def put_client(self, k: int, t: int, ask: int, state: bytes) -> None:
+    def put_client(self, k: int, t: int, ask: int, state: Blob) -> None:
         """Client k's state after an ask. It counts for the rest of the round; a kill undoes it."""
         name = f"client-{k:06d}.{t}.{ask}"
+        self._hold(k, name, state)
         self._parts[name] = []
-        pieces, at = [], 0
-        for begin, end in _remembered(state):
-            part = self._keep(state[begin:end])
+        pieces, at, inside = [], 0, _remembered(state)
+        for i, begin, end in inside:
+            part = self._keep(raw(state.tensors[i]) if isinstance(state, Held) else state[begin:end])
             self._parts[name].append(part)
             pieces.append([begin - at, end - begin, part])  # so many bytes of the state's own, then that file
             at = end
-        if pieces:
-            table = json.dumps(pieces).encode()
-            own = _without(state, pieces)
-            state = b"".join([_PARTS, len(table).to_bytes(8, "little"), table, own])
-        self._write_behind(name, state)
+        table = json.dumps(pieces).encode()
+        before_own = [_PARTS, len(table).to_bytes(8, "little"), table] if pieces else []
+
+        def content() -> list[Any]:
+            if isinstance(state, Held):
+                apart = {i for i, _, _ in inside}
+                return [*before_own, *(piece for i, piece in state.pieces() if i not in apart)]
+            return [*before_own, _without(state, pieces)] if pieces else [state]
+
+        self._later(name, lambda: self._write(name, content()), lambda: b"".join(content()), len(state))
         before, self.clients[k] = self.clients.get(k, name), name
         if before != name and before.split(".")[1] == str(t):  # of an earlier ask of this round: nobody goes back to it
             self._later(f"without {before}", lambda: (self.folder / before).unlink(missing_ok=True))
             self._parts.pop(before, None)
 
-    def _keep(self, content: bytes) -> str:
+    def _hold(self, k: int, name: str, state: Blob) -> None:
+        """Keep a state where it lies, while there is room."""
+        self._held.pop(k, None)
+        if isinstance(state, Held) and len(state) + sum(len(of) for _, of in self._held.values()) <= STAYS:
+            self._held[k] = name, state
+
+    def _keep(self, content: Any) -> str:
         """A file with this content, and its name: written if there is none yet."""
         name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
         there = name in self._pending or (path.exists() and path.stat().st_size == len(content))
         if name not in self._known or not there:  # or not whole: a kill in the middle of writing
-            self._write_behind(name, content)
+            self._later(name, lambda: self._write(name, [content]), lambda: bytes(content), len(content))
             self._fresh.add(name)
             self._known.add(name)
         return name
@@ -160,7 +179,7 @@ class Store:
         self._known = {file for file in wanted if file.startswith("part-")}
 
         def make_a_fact() -> None:
-            self._write(name, server_state)
+            self._write(name, [server_state])
             for file in files:
                 with open(self.folder / file, "rb") as handle:
                     os.fsync(handle.fileno())
@@ -169,7 +188,7 @@ class Store:
             self._sweep(wanted)
             then()
 
-        self._later(self._head.name, make_a_fact, server_state)
+        self._later(self._head.name, make_a_fact, size=len(server_state))
 
     def amend(self, **facts: Any) -> None:
         """Change facts of the last whole round, and leave the round as it is."""
@@ -192,18 +211,17 @@ class Store:
         if name in self._pending:
             self._pending.pop(name).done.result()
 
-    def _write_behind(self, name: str, content: bytes) -> None:
-        self._later(name, lambda: self._write(name, content), content)
-
-    def _later(self, name: str, work: Callable[[], object], content: bytes = b"") -> None:
+    def _later(
+        self, name: str, work: Callable[[], object], content: Callable[[], bytes] = lambda: b"", size: int = 0
+    ) -> None:
         """Do it while the run goes on; so much at a time that memory does not grow with the number of clients."""
-        while self._pending and not self._has_room(len(content)):
+        while self._pending and not self._has_room(size):
             self._wait(next(iter(self._pending)))
         self._wait(name)
-        self._pending[name] = _Pending(self._behind.submit(self._unless_failed, work), content)
+        self._pending[name] = _Pending(self._behind.submit(self._unless_failed, work), content, size)
 
     def _has_room(self, size: int) -> bool:
-        ahead = sum(len(pending.content) for pending in self._pending.values())
+        ahead = sum(pending.size for pending in self._pending.values())
         return len(self._pending) < BEHIND and ahead + size <= ROOM
 
     def _unless_failed(self, work: Callable[[], object]) -> None:
@@ -215,16 +233,18 @@ class Store:
             self._failed = e
             raise
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, content: Sequence[Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / name
         if path.is_symlink():
             path.unlink()  # the link, not what it points at
-        path.write_bytes(content)
+        with open(path, "wb") as file:
+            for piece in content:
+                file.write(piece)
 
     def _read(self, name: str) -> bytes:
         if name in self._pending:
-            return self._pending[name].content  # not on the disk yet, or so by now
+            return self._pending[name].content()  # not on the disk yet, or so by now
         try:
             return (self.folder / name).read_bytes()
         except OSError as e:
@@ -250,18 +270,18 @@ class Store:
         return self._parts[name]
 
 
-def _remembered(state: bytes) -> list[tuple[int, int]]:
-    """Where the large tensors of a client's memory lie in its state, in order."""
-    head = read_header(state)
+def _remembered(state: Blob) -> list[tuple[int, int, int]]:
+    """The large tensors of a client's memory: their numbers, and where they lie in its state, in order."""
+    tree, tensors = tree_of(state)
     numbers: set[int] = set()
 
     def look(i: int) -> torch.Tensor:
         numbers.add(i)
         return torch.empty(0)
 
-    value_of(node_of(head.tree, "memory"), look, plain=True)
-    spans = sorted(head.tensors[i][2:] for i in numbers)
-    return [(begin, end) for begin, end in spans if end - begin >= LARGE]
+    value_of(node_of(tree, "memory"), look, plain=True)
+    spans = sorted((*tensors[i][2:], i) for i in numbers)
+    return [(i, begin, end) for begin, end, i in spans if end - begin >= LARGE]
 
 
 def _without(state: bytes, pieces: list[list[Any]]) -> bytes:

@@ -32,6 +32,7 @@ from fedaudit.runtime.world import world_of
 from fedaudit.setting import Setting
 from fedaudit.wire.codec import decode, encode_tree, read_header
 from fedaudit.wire.message import Declared, Down, Up
+from fedaudit.wire.packing import Blob
 
 
 class SwapEngine:
@@ -54,7 +55,7 @@ class SwapEngine:
         self.declared: dict[str, Declared] = {}  # the fields that were sent
         self.compared: set[str] = set()  # fields that had to stay, and did
         self.changed: set[str] = set()  # fields declared via="data" that did change
-        self._states: dict[tuple[str, int], bytes | None] = {}  # of the clients with other records
+        self._states: dict[tuple[str, int], Blob | None] = {}  # of the clients with other records
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         for task in tasks:

@@ -177,4 +177,5 @@ class RunFolder:
         """Client k's state after the last whole round; None if it was never asked."""
         store = Store(self.folder / "checkpoint")
         store.peek()
-        return store.client(k)
+        state = store.client(k)
+        return None if state is None else bytes(state)

@@ -240,7 +240,8 @@ class _Run:
         begun = time.perf_counter()
         self.watch(t - 1, self.setting.rounds, f"round {t}")
         participants = self._participants(t)
-        wire = Wire(self.transcript, t, self.answers)
+        here = self.world.device if self.engine.in_process and self.world.compression is None else None
+        wire = Wire(self.transcript, t, self.answers, here)
         absent: list[Absence] = []
         entries: Entries = []
         self.transcript.begin_round(t)
@@ -349,7 +350,7 @@ class _Run:
             tasks = (
                 Task(
                     self.json, path, k, t, number, self.store.client(k), blob,
-                    drop=self._drops(k, t, number), attempt=self.attempt,
+                    drop=self._drops(k, t, number), attempt=self.attempt, here=self.engine.in_process,
                 )
                 for k, blob in wire.down(messages)
             )  # fmt: skip

@@ -28,8 +28,9 @@ from fedaudit.runtime.turns import Left, here
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, hold
 from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, load, state_of
+from fedaudit.wire.packing import Blob, Held
 from fedaudit.wire.release import Protection
 
 C = TypeVar("C", bound=Client)
@@ -52,19 +53,20 @@ class ClientState(Record):
 
 @dataclass(frozen=True)
 class Task:
-    """What travels to a worker: names and bytes."""
+    """What travels to a worker: names and bytes. Where the worker is this process, bytes may be held instead."""
 
     setting: str  # JSON
     fn: str
     k: int
     t: int
     ask: int
-    state: bytes | None  # None: this client was never asked before
-    message: bytes
+    state: Blob | None  # None: this client was never asked before
+    message: Blob
     drop: bool = False  # this client is to fail after it received the message
     attempt: int = 0  # counts replays of a round where the bits of a replay are not promised: fresh noise
     swap: Swap | None = None  # for the test of declarations: other records, from when on and for whom
     watch: bool = False  # for the same test: tell what went into class means, row by row
+    here: bool = False  # runs in the process of who asks: the result need not be bytes
     replay: bytes | None = None  # for the same test: what client.protect gave back the first time
 
 
@@ -73,8 +75,8 @@ class Done:
     """What comes back. `reply` is None where the client failed; its state is then unchanged."""
 
     k: int
-    state: bytes | None = None
-    reply: bytes | None = None
+    state: Blob | None = None
+    reply: Blob | None = None
     protection: dict[str, Protection] = field(default_factory=dict)  # public: parameters of the mechanisms
     entries: list[Entry] = field(default_factory=list)  # for the ledger
     released: bytes | None = None  # what client.protect gave back, for the test of declarations
@@ -124,9 +126,10 @@ def run_task(task: Task) -> Done:
             kept = client.settle()
             reply, protection = client.release(reply)
             with meter.span("encode"):
+                at = world.device if task.here else torch.device("cpu")
                 answered = _kept(task.message, world.device) if world.compression else None
-                blob = encode(reply, world.compression, answered)
-                state = encode(state_after(client, kept))
+                blob = encode(reply, world.compression, answered) if world.compression else hold(reply, at)
+                state = hold(state_after(client, kept), at)
                 released = encode_tree(client.released) if client.released else None
     except (KeyboardInterrupt, Left):
         raise
@@ -171,15 +174,17 @@ def _may_tell(client: Client) -> bool:
     return client.looked or client.fitting or client.dirty or client.plain_fits > 0
 
 
-_last: list[tuple[bytes, torch.device, Down]] = []  # the message that was decoded last: a cache, and nothing more
+_last: list[tuple[Blob, torch.device, Down]] = []  # the message that was decoded last: a cache, and nothing more
 
 
-def received(message: bytes, device: torch.device) -> Down:
+def received(message: Blob, device: torch.device) -> Down:
     """The message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for each."""
+    if isinstance(message, Held):
+        return decode(message, Down, device=device)
     return cast(Down, fresh(_kept(message, device)))
 
 
-def _kept(message: bytes, device: torch.device) -> Down:
+def _kept(message: Blob, device: torch.device) -> Down:
     """The message as it was decoded, to look at: a method works on copies, and may change those."""
     if not _last or _last[0][0] is not message or _last[0][1] != device:
         _last[:] = [(message, device, decode(message, Down, device=device))]
@@ -239,7 +244,7 @@ def open_client(
     t: int,
     ask: int,
     meter: Meter,
-    state: bytes | None,
+    state: Blob | None,
     attempt: int = 0,
     message: Down | None = None,
     cls: type[C] | None = None,

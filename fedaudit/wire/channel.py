@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
+
 from fedaudit.errors import ContractError
-from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, measure, read_header
+from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, hold, measure, read_header
 from fedaudit.wire.message import Down, Size, Up, class_named
+from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Protection, Release, Sent
 from fedaudit.wire.traffic import Key
 from fedaudit.wire.transcript import SERVER, TranscriptWriter, party
@@ -53,7 +56,7 @@ class Answer(Protocol):
     @property
     def k(self) -> int: ...
     @property
-    def reply(self) -> bytes | None: ...
+    def reply(self) -> Blob | None: ...
     @property
     def error(self) -> str | None: ...
     @property
@@ -63,18 +66,25 @@ class Answer(Protocol):
 class Wire:
     """One round's traffic through one transcript."""
 
-    def __init__(self, transcript: TranscriptWriter, t: int, answers: dict[str, type[Up]] | None = None):
-        self.transcript, self.t = transcript, t
+    def __init__(
+        self,
+        transcript: TranscriptWriter,
+        t: int,
+        answers: dict[str, type[Up]] | None = None,
+        here: torch.device | None = None,
+    ):
+        """`here`: the device of clients that run in this process, where a message need not become bytes to arrive."""
+        self.transcript, self.t, self.here = transcript, t, here
         self.traffic = RoundTraffic()
         self._answers = {} if answers is None else answers  # the one message class of each function, over the run
-        self._sent: dict[int, tuple[bytes, Header, float]] = {}  # on its way: bounded by what an engine has in hand
-        self._last: tuple[bytes, Any, Down] | None = None  # what was decoded last of what went down, and where to
+        self._sent: dict[int, tuple[Blob, Header, float]] = {}  # on its way: bounded by what an engine has in hand
+        self._last: tuple[Blob, Any, Down] | None = None  # what was decoded last of what went down, and where to
 
-    def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, bytes]]:
+    def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, Blob]]:
         """Bytes for each client, by ascending client. One message object sent to many is encoded once; one that comes
         encoded, from a server in another process, is only looked at."""
         self.traffic.asks.append((sorted(messages), []))
-        encoded: dict[int, tuple[bytes, Header]] = {}
+        encoded: dict[int, tuple[Blob, Header]] = {}
         for k in sorted(messages):
             message = messages[k]
             if not isinstance(message, Down | bytes):
@@ -83,7 +93,9 @@ class Wire:
                 encoded.clear()  # a broadcast is one object; of many objects only one needs to be held
                 if isinstance(message, bytes):
                     decode(message, Down)
-                blob = message if isinstance(message, bytes) else encode(message)
+                    blob: Blob = message
+                else:
+                    blob = encode(message) if self.here is None else hold(message, self.here)
                 encoded[id(message)] = blob, read_header(blob)
             blob, head = encoded[id(message)]
             self._sent[k] = blob, head, self.transcript.clock()
@@ -112,7 +124,7 @@ class Wire:
         self.traffic.asks[-1][1].append(k)
         return reply
 
-    def _message(self, blob: bytes, device: Any) -> Down:
+    def _message(self, blob: Blob, device: Any) -> Down:
         """What a client was sent, as it has it: what it answers may be a change of that."""
         if self._last is None or self._last[0] is not blob or self._last[1] != device:
             self._last = blob, device, decode(blob, Down, device=device)
@@ -124,7 +136,7 @@ class Wire:
 
     def _record(
         self,
-        blob: bytes,
+        blob: Blob,
         head: Header,
         direction: str,
         k: int,

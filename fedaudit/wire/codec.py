@@ -34,10 +34,24 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, WireError
 from fedaudit.wire.compression import PARTS, Stage, applies, from_parts, own_names, reference, restored, squeezed
 from fedaudit.wire.message import DTYPES, Declared, Dtype, LowRank, Record, State, class_named
-from fedaudit.wire.packing import brought, gathered, packed, raw, unpacked
+from fedaudit.wire.packing import (
+    FORMAT,
+    HELD,
+    HELD_ON,
+    NAMES,
+    Blob,
+    Gathered,
+    Held,
+    Spans,
+    brought,
+    digest,
+    gathered,
+    packed,
+    raw,
+    unpacked,
+)
 from fedaudit.wire.svd import recombined
 
-FORMAT = 1
 STRING_LIMIT = 4096  # characters: a longer text is data, and data travels as a tensor
 BLOB_LIMIT = 1 << 36  # bytes
 _STORED = {
@@ -78,6 +92,24 @@ class _Encoder:
 
     def settle(self) -> list[Tensor]:
         """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
+        return brought(self.tensors, self._checked())
+
+    def hold(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The same, and all of them as they are where they are, all in memory of their own."""
+        there = self._checked()
+        elsewhere = {i for group, _ in there for i in group}
+        mine = [
+            t if i in elsewhere else t.detach().clone(memory_format=torch.contiguous_format)
+            for i, t in enumerate(self.tensors)
+        ]
+        home, device = brought(mine, there), list(mine)
+        for group, whole in there:
+            for i, part in zip(group, whole.split([mine[i].numel() for i in group]), strict=True):
+                device[i] = part.view(mine[i].shape)
+        return home, device
+
+    def _checked(self) -> list[Gathered]:
+        """What lies on GPUs, gathered, after a look at all numbers."""
         there, checked = gathered(self.tensors), dict(self._finite)
         # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
         sums: list[tuple[Tensor, list[int]]] = []
@@ -102,7 +134,7 @@ class _Encoder:
                     f"{checked[i]} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
                     "such values are meant, declare the field with finite=False."
                 )
-        return brought(self.tensors, there)
+        return there
 
     def node(
         self, value: Any, where: str, dtype: str | None = None, finite: bool = True, stage: Stage | None = None
@@ -236,14 +268,6 @@ def _dequantise(t: Tensor, dtype: str) -> Tensor:
     return real / 127.5 - 1 if dtype == "uint8" else real
 
 
-def _digest(tree: str, tensors: list[Tensor]) -> str:
-    h = xxhash.xxh3_128(tree.encode())
-    for t in tensors:
-        h.update(f"{t.dtype}{list(t.shape)}".encode())
-        h.update(raw(t))
-    return h.hexdigest()
-
-
 def _digest_there(blob: bytes, head: Header) -> str:
     """The same, of tensors as they lie in a message."""
     h, view = xxhash.xxh3_128(head.text.encode()), memoryview(blob)
@@ -258,7 +282,7 @@ def digest_of(value: Any) -> str:
     """A digest of any tree that may travel: the same for equal content, whatever memory it lies in."""
     encoder = _Encoder()
     tree = json.dumps(encoder.node(value, "value", None, False), separators=(",", ":"), allow_nan=False)
-    return _digest(tree, encoder.settle())
+    return digest(tree, encoder.settle())
 
 
 def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:
@@ -270,7 +294,7 @@ def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, fi
 def _finished(encoder: _Encoder, node: Any) -> bytes:
     tree = json.dumps(node, separators=(",", ":"), allow_nan=False)
     tensors = encoder.settle()
-    return packed(tensors, f"{FORMAT}:{_digest(tree, tensors)}:{tree}")
+    return packed(tensors, f"{FORMAT}:{digest(tree, tensors)}:{tree}")
 
 
 def encode(record: Record, compress: Stage | None = None, answered: Record | None = None) -> bytes:
@@ -280,6 +304,17 @@ def encode(record: Record, compress: Stage | None = None, answered: Record | Non
     """
     encoder = _Encoder(compress, answered)
     return _finished(encoder, encoder.node(record, type(record).__name__))
+
+
+def hold(record: Record, device: torch.device) -> Blob:
+    """As `encode`, for who decodes it in this process: its bytes are put together when somebody asks for them, where
+    that takes long and it is not too much to hold."""
+    encoder = _Encoder()
+    node = encoder.node(record, type(record).__name__)
+    size = sum(t.numel() * t.element_size() for t in encoder.tensors)
+    if device.type not in HELD_ON or size > HELD or any(t.dtype not in NAMES for t in encoder.tensors):
+        return _finished(encoder, node)
+    return Held(json.dumps(node, separators=(",", ":"), allow_nan=False), *encoder.hold())
 
 
 def encode_field(
@@ -303,7 +338,9 @@ class Header:
     tensors: dict[int, tuple[str, tuple[int, ...], int, int]]  # dtype, shape, begin, end (in the blob)
 
 
-def read_header(blob: bytes | memoryview) -> Header:
+def read_header(blob: Blob | memoryview) -> Header:
+    if isinstance(blob, Held):
+        return Header(json.loads(blob.text), blob.text, blob.digest, blob.spans)
     try:
         length = int.from_bytes(bytes(blob[:8]), "little")
         if length > len(blob) - 8:
@@ -317,6 +354,23 @@ def read_header(blob: bytes | memoryview) -> Header:
         return Header(json.loads(text), text, digest, tensors)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as e:
         raise WireError(f"A message of {len(blob)} bytes is damaged or no message at all: {e}.") from e
+
+
+def tree_of(blob: Blob) -> tuple[Any, Spans]:
+    """The tree of a message, and where its tensors lie."""
+    if isinstance(blob, Held):
+        return json.loads(blob.text), blob.spans  # the digest is left to who needs it
+    head = read_header(blob)
+    return head.tree, head.tensors
+
+
+def content_of(blob: Blob, head: Header) -> Callable[[int], Any]:
+    """The bytes of a tensor of a message, by its number."""
+    if isinstance(blob, Held):
+        tensors = blob.tensors
+        return lambda i: memoryview(raw(tensors[i]))
+    view = memoryview(blob)
+    return lambda i: view[slice(*head.tensors[i][2:])]
 
 
 def _placed(t: Any, start: int, length: int) -> tuple[str, tuple[int, ...], int, int]:
@@ -405,11 +459,15 @@ class _Decoder:
         return cls(**values)
 
 
-def decode_tree(blob: bytes, *, device: torch.device | str = "cpu", plain: bool = False, base: Base = _no_base) -> Any:
+def decode_tree(blob: Blob, *, device: torch.device | str = "cpu", plain: bool = False, base: Base = _no_base) -> Any:
     """The value that was encoded, in fresh memory. `plain` gives dicts for records, for readers without the classes.
     `base` gives the fields of the message that was answered, which compressed states are changes of."""
     if len(blob) > BLOB_LIMIT:
         raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}.")
+    if isinstance(blob, Held):
+        decoder = _Decoder(blob.copies(torch.device(device)), base)
+        decoder.plain = plain
+        return decoder.value(json.loads(blob.text))
     head = read_header(blob)
     try:
         if _digest_there(blob, head) != head.digest:
@@ -435,7 +493,7 @@ R = TypeVar("R", bound=Record)
 
 
 def decode(
-    blob: bytes, cls: type[R], *, device: torch.device | str = "cpu", answered: Callable[[], Record] | None = None
+    blob: Blob, cls: type[R], *, device: torch.device | str = "cpu", answered: Callable[[], Record] | None = None
 ) -> R:
     """A message or another record; `answered` gives the message that a compressed one is the reply to."""
     base = _no_base if answered is None else lambda field: getattr(answered(), field)

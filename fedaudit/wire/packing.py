@@ -3,6 +3,8 @@ own writer has it.
 
 That writer copies each tensor twice, and a model on a GPU would come over tensor by tensor. Here all tensors of one
 device and type come in one transfer, and are copied once, into the message; back there is one transfer too.
+
+`Held` is a message that stays in the process that made it: nobody puts its bytes together before somebody reads them.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import safetensors.torch
 import torch
+import xxhash
 from torch import Tensor
 
 # By the names of the format, in the order in which its writer puts them: what needs the widest alignment first.
@@ -23,6 +27,9 @@ NAMES = {
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 PINNED = 1 << 28  # bytes of a message that pinned memory is kept for
+HELD = 1 << 26  # bytes up to which a message is held: ten clients' messages lie in pinned memory at a time
+HELD_ON = {"cuda"}  # where tensors are for which putting bytes together, and taking them apart, takes long
+FORMAT = 1
 _PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
 Gathered = tuple[list[int], Tensor]
 Spans = dict[int, tuple[str, tuple[int, ...], int, int]]  # by number of the tensor: type, shape, begin, end
@@ -76,16 +83,73 @@ def packed(tensors: Sequence[Tensor], head: str) -> bytes:
     """The message: tensors in main memory, named by their number, and `head` under the metadata key `fedaudit`."""
     if any(t.dtype not in NAMES for t in tensors):
         return safetensors.torch.save({str(i): t.clone() for i, t in enumerate(tensors)}, metadata={"fedaudit": head})
+    text, order, _ = _laid_out(tensors, head)
+    return b"".join([text, *(raw(tensors[i]) for i in order)])
+
+
+def _laid_out(tensors: Sequence[Tensor], head: str) -> tuple[bytes, list[int], Spans]:
+    """What stands before the tensors, the order in which they lie, and where."""
     table: dict[str, Any] = {"__metadata__": {"fedaudit": head}}
     order, at = sorted(range(len(tensors)), key=lambda i: (_PLACE[tensors[i].dtype], str(i))), 0
+    spans: Spans = {}
     for i in order:
         t = tensors[i]
         end = at + t.numel() * t.element_size()
         table[str(i)] = {"dtype": NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
+        spans[i] = NAMES[t.dtype], tuple(t.shape), at, end
         at = end
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(raw(tensors[i]) for i in order)])
+    start = 8 + len(text)
+    placed = {i: (name, shape, start + begin, start + end) for i, (name, shape, begin, end) in spans.items()}
+    return len(text).to_bytes(8, "little") + text, order, placed
+
+
+def digest(tree: str, tensors: Sequence[Tensor]) -> str:
+    """Of the tree and of all bytes of tensors in main memory."""
+    h = xxhash.xxh3_128(tree.encode())
+    for t in tensors:
+        h.update(f"{t.dtype}{list(t.shape)}".encode())
+        h.update(raw(t))
+    return h.hexdigest()
+
+
+class Held:
+    """A message that was encoded here: the tree as text, its tensors in main memory, and as they were on the device.
+
+    It is what its bytes are, and nobody may change it: whoever decodes it gets copies of the tensors on the device.
+    """
+
+    def __init__(self, text: str, tensors: Sequence[Tensor], there: Sequence[Tensor]):
+        self.text, self.tensors, self.there = text, list(tensors), list(there)
+        unknown = "0" * 32  # as long as a digest: where things lie does not depend on it
+        start, self._order, self.spans = _laid_out(self.tensors, f"{FORMAT}:{unknown}:{text}")
+        self._length = len(start) + sum(end - begin for *_, begin, end in self.spans.values())
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.text, self.tensors)
+
+    def pieces(self) -> list[tuple[int, Any]]:
+        """What stands before the tensors (-1), and the bytes of each by its number, as they follow one another."""
+        start, _, _ = _laid_out(self.tensors, f"{FORMAT}:{self.digest}:{self.text}")
+        return [(-1, start), *((i, raw(self.tensors[i])) for i in self._order)]
+
+    def __bytes__(self) -> bytes:
+        return b"".join([piece for _, piece in self.pieces()])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(self),)  # in another process it is bytes
+
+    def copies(self, device: torch.device) -> list[Tensor]:
+        """The tensors on a device, in memory of their own."""
+        return [t.to(device, copy=True) for t in self.there]
+
+
+Blob = bytes | Held
 
 
 def unpacked(blob: bytes, spans: Spans, device: torch.device) -> list[Tensor]:

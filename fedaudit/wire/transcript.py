@@ -32,6 +32,7 @@ from fedaudit.wire.codec import (
     bases_of,
     check_size,
     class_of,
+    content_of,
     moved,
     names_of,
     node_of,
@@ -40,6 +41,7 @@ from fedaudit.wire.codec import (
     stored_tensor,
     value_of,
 )
+from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Sent
 
 SERVER = "server"
@@ -84,7 +86,7 @@ class TranscriptWriter:
         self.seq, self._t = seq, last_round
         self._packs: dict[str, Any] = {}
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
-        self._broadcast: tuple[bytes, list[Any]] | None = None  # the message that went down last, and its tensors
+        self._broadcast: tuple[Blob, list[Any]] | None = None  # the message that went down last, and its tensors
         self._behind = ThreadPoolExecutor(1, "transcript")
         self._pending: deque[tuple[Future[Any], int]] = deque()  # and how many bytes it is
         self._failed: BaseException | None = None  # the first write that failed: no round ends any more after it
@@ -96,7 +98,7 @@ class TranscriptWriter:
     def begin_round(self, t: int) -> None:
         self._in_order(functools.partial(setattr, self, "_t", t), 0)
 
-    def message(self, blob: bytes, head: Header, base: Header | None = None, **facts: Any) -> None:
+    def message(self, blob: Blob, head: Header, base: Header | None = None, **facts: Any) -> None:
         """Record one message. `facts`: round, ask, fn, from, to, direction, fields, ...
 
         `base`: of the message that was recorded just before, and that this one answers: a compressed state is a change
@@ -145,17 +147,17 @@ class TranscriptWriter:
         while self._pending:
             self._pending.popleft()[0].result()
 
-    def _message(self, blob: bytes, head: Header, base: Header | None, facts: dict[str, Any]) -> None:
+    def _message(self, blob: Blob, head: Header, base: Header | None, facts: dict[str, Any]) -> None:
         weights = state_tensors(head.tree)
         before = self._broadcast
         if self._broadcast is not None and self._broadcast[0] is blob:
             tensors = self._broadcast[1]  # the very bytes that went to another client of this ask
         else:
-            tensors, view = [], memoryview(blob)
+            tensors, content = [], content_of(blob, head)
             for i in range(len(head.tensors)):
                 dtype, shape, begin, end = head.tensors[i]
                 pack = "weights" if i in weights else "content"
-                digest, offset = self._store(view[begin:end], pack)
+                digest, offset = self._store(content(i), pack)
                 tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
         if facts.get("direction") == "down":
             self._broadcast = blob, tensors

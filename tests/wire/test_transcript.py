@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
@@ -212,7 +213,10 @@ def test_a_round_ends_while_the_next_one_is_written(tmp_path, monkeypatch):
 
 
 def test_a_write_behind_that_fails_is_said(tmp_path, monkeypatch):
+    go = threading.Event()
+
     def full(self, data, pack):
+        assert go.wait(20)
         raise OSError("no space left on device")
 
     writer = TranscriptWriter(tmp_path, keep_weights=1)
@@ -222,6 +226,7 @@ def test_a_write_behind_that_fails_is_said(tmp_path, monkeypatch):
     blob = encode(Sent(State({"w": torch.zeros(LARGE)})))
     wire._record(blob, read_header(blob), "down", 0, 0, "update", {}, at=0.0)
     end = writer.end_round_behind(1)
+    go.set()
     with pytest.raises(OSError, match="no space left"):
         end.result()
     with pytest.raises(OSError, match="no space left"):

@@ -71,7 +71,9 @@ class IsolatedEngine:
             "facts": _facts(world, task.k, task.t),
         }
         try:
-            with self._party(said, [task.message, task.state or b"", _rows(world, task.k)], world) as file:
+            with self._party(
+                said, [bytes(task.message), bytes(task.state or b""), _rows(world, task.k)], world
+            ) as file:
                 return done_of(receive(file), task.k)
         except (EOFError, OSError):
             return Done(task.k, error="its process ended before it answered", lost=True)
