@@ -14,6 +14,16 @@ settings.register_profile("fedaudit", deadline=None)  # a busy machine is no fai
 settings.load_profile("fedaudit")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where files are shared out to several processes: see `sharing_out`."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from sharing_out import SharedOut
+
+    return SharedOut(config, log)
+
+
 @pytest.fixture(autouse=True)
 def _computing():
     """As a run on digits does: what a test computes by hand must come out to the bit."""

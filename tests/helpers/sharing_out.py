@@ -1,0 +1,42 @@
+"""How `make test` shares its files out to two processes: the long ones first, so that both end at the same time, and
+those that want the same expensive thing (a pool of Ray's, a nursery of workers, a run of an app) to one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdist.scheduler.loadfile import LoadFileScheduling
+
+TOGETHER = {
+    "ray": ("tests/test_contract.py", "tests/suite/test_scheduler.py", "tests/wire/test_compression.py"),
+    "nursery": (
+        "tests/cli/test_main.py", "tests/suite/test_kill.py", "tests/suite/test_reproduce.py",
+        "tests/suite/test_start.py", "tests/trust/test_stale.py",
+    ),
+    "flower": ("tests/flower/",),
+}  # fmt: skip
+JOINED = {"nursery": "ray"}  # the scheduler's tests want both
+SECONDS = {
+    "ray": 130, "flower": 30, "tests/test_readme.py": 30, "tests/attack/test_release_path.py": 22,
+    "tests/attack/test_reconstruction.py": 20, "tests/trust/test_isolate.py": 20, "tests/training/test_models.py": 17,
+    "tests/methods/test_fingerprints.py": 20, "tests/runtime/test_stacked.py": 18, "tests/reports/test_reports.py": 16,
+    "tests/test_packaging.py": 15, "tests/reports/test_browser.py": 15, "tests/privacy/test_dpsgd.py": 10,
+}  # fmt: skip
+# about, on one core; of others what follows from how many tests they have
+EACH = 0.1
+
+
+def unit_of(file: str) -> str:
+    """Which files go to one process: named by the thing that they share, or a file by itself."""
+    found = next((thing for thing, files in TOGETHER.items() if file.startswith(files)), file)
+    return JOINED.get(found, found)
+
+
+class SharedOut(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(super()._split_scope(nodeid))
+
+    def _assign_work_unit(self, node: Any) -> None:
+        longest = max(self.workqueue, key=lambda unit: SECONDS.get(unit, EACH * len(self.workqueue[unit])))
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
