@@ -9,7 +9,8 @@ changes with each training, and stays in the state's own file.
 
 Files are written behind, one after another in the order in which they were put here, and so is `HEAD.json`: the next
 round goes on meanwhile. What failed to be written is said at the next occasion, and no later round becomes a fact.
-A state that was held (see fedaudit.wire.packing) is given back as it is while there is room for it where it lies.
+A state that was held (see fedaudit.wire.packing) is given back as it is while there is room for it where it lies, and
+is written when the round becomes a fact: what later asks of the round replace is never written.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ from fedaudit.wire.packing import Blob, Held, raw
 BEHIND = 8  # files that may be on their way to the disk at a time
 ROOM = 1 << 28  # bytes that they may have together, if it is more than one
 LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
-STAYS = 1 << 30  # bytes of states that stay where they are, on a GPU, beside their files
+STAYS = 1 << 30  # bytes of states that stay where they are, if nothing is known of the room there
 _PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
 # The names of the files that a store writes: it removes no other.
 OWN = re.compile(r"client-[0-9]{6,}\.[0-9]+\.[0-9]+|server\.[0-9]+|part-[0-9a-f]{32}|\.HEAD\.json\.tmp")
+
+
+def room_for_states(device: torch.device) -> int | None:
+    """Bytes of clients' states that may stay on a device."""
+    return torch.cuda.get_device_properties(device).total_memory // 16 if device.type == "cuda" else None
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -55,33 +61,34 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class _Pending:
-    """Something that is being written meanwhile."""
+    """Something that is being done meanwhile; of a state, the state."""
 
     done: Future[None]
-    content: Callable[[], bytes]
-    size: int
+    size: int = 0
+    state: Blob = b""
 
 
 class Store:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, stays: int | None = None):
+        """`stays`: bytes of states that may stay where they are."""
         self.folder = folder
         self.clients: dict[int, str] = {}
-        self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
+        self._stays = STAYS if stays is None else stays
         self._held: dict[int, tuple[str, Held]] = {}  # by client: states that stay where they are, and their files
-        self._fresh: set[str] = set()  # written since the last whole round
-        self._known: set[str] = set()  # files of parts that stay: of the last whole round, and fresh ones
+        self._unwritten: set[int] = set()  # of these, who has no file yet
         self._head = folder / "HEAD.json"
         self._behind = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: dict[str, _Pending] = {}  # by name: files that are being written meanwhile, in their order
+        self._pending: dict[str, _Pending] = {}  # by name: what is being done meanwhile, in its order
         self._failed: BaseException | None = None  # the first write that failed: nothing is a fact any more after it
+        # Of who writes:
+        self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
+        self._fresh: set[str] = set()  # parts that were written since the last whole round
 
     def head(self) -> dict[str, Any] | None:
         """The last whole round, or None. Forgets everything after it."""
         head = self.peek()
         if head is not None:
-            wanted = self._wanted(head["server"])
-            self._known = {name for name in wanted if name.startswith("part-")}
-            self._sweep(wanted)
+            self._sweep(head["server"], self.clients)
         return head
 
     def peek(self) -> dict[str, Any] | None:
@@ -107,48 +114,54 @@ class Store:
     def put_client(self, k: int, t: int, ask: int, state: Blob) -> None:
         """Client k's state after an ask. It counts for the rest of the round; a kill undoes it."""
         name = f"client-{k:06d}.{t}.{ask}"
-        self._hold(k, name, state)
-        self._parts[name] = []
-        pieces, at, inside = [], 0, _remembered(state)
+        before, self.clients[k] = self.clients.get(k, name), name
+        written = k not in self._unwritten
+        self._unwritten.discard(k)
+        self._held.pop(k, None)
+        if isinstance(state, Held) and len(state) + sum(len(of) for _, of in self._held.values()) <= self._stays:
+            self._held[k] = name, state
+            self._unwritten.add(k)
+        else:
+            self._later(name, lambda: self._put(name, state), len(state), state)
+        if before != name and before.split(".")[1] == str(t) and written:  # of an earlier ask of this round: nobody
+            self._later(f"without {before}", lambda: self._remove(before))  # goes back to it
+
+    def _put(self, name: str, state: Blob) -> None:
+        """Write a state, and what it refers to."""
+        home = state.at_home() if isinstance(state, Held) else []
+        pieces: list[list[Any]] = []
+        at, inside = 0, _remembered(state)
         for i, begin, end in inside:
-            part = self._keep(raw(state.tensors[i]) if isinstance(state, Held) else state[begin:end])
-            self._parts[name].append(part)
+            part = self._keep(raw(home[i]) if isinstance(state, Held) else state[begin:end])
             pieces.append([begin - at, end - begin, part])  # so many bytes of the state's own, then that file
             at = end
+        self._parts[name] = [part for *_, part in pieces]
         table = json.dumps(pieces).encode()
         before_own = [_PARTS, len(table).to_bytes(8, "little"), table] if pieces else []
-
-        def content() -> list[Any]:
-            if isinstance(state, Held):
-                apart = {i for i, _, _ in inside}
-                return [*before_own, *(piece for i, piece in state.pieces() if i not in apart)]
-            return [*before_own, _without(state, pieces)] if pieces else [state]
-
-        self._later(name, lambda: self._write(name, content()), lambda: b"".join(content()), len(state))
-        before, self.clients[k] = self.clients.get(k, name), name
-        if before != name and before.split(".")[1] == str(t):  # of an earlier ask of this round: nobody goes back to it
-            self._later(f"without {before}", lambda: (self.folder / before).unlink(missing_ok=True))
-            self._parts.pop(before, None)
-
-    def _hold(self, k: int, name: str, state: Blob) -> None:
-        """Keep a state where it lies, while there is room."""
-        self._held.pop(k, None)
-        if isinstance(state, Held) and len(state) + sum(len(of) for _, of in self._held.values()) <= STAYS:
-            self._held[k] = name, state
+        if isinstance(state, Held):
+            apart = {i for i, _, _ in inside}
+            self._write(name, [*before_own, *(piece for i, piece in state.pieces(home) if i not in apart)])
+        else:
+            self._write(name, [*before_own, _without(state, pieces)] if pieces else [state])
 
     def _keep(self, content: Any) -> str:
         """A file with this content, and its name: written if there is none yet."""
         name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
-        there = name in self._pending or (path.exists() and path.stat().st_size == len(content))
-        if name not in self._known or not there:  # or not whole: a kill in the middle of writing
-            self._later(name, lambda: self._write(name, [content]), lambda: bytes(content), len(content))
+        there = path.exists() and path.stat().st_size == len(content)
+        if not there:  # or not whole: a kill in the middle of writing
+            self._write(name, [content])
             self._fresh.add(name)
-            self._known.add(name)
         return name
 
-    def _whole(self, name: str) -> bytes:
+    def _remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+        self._parts.pop(name, None)
+
+    def _whole(self, name: str) -> Blob:
         """A state with what it refers to back in its place."""
+        if name in self._pending:
+            return self._pending[name].state  # not on the disk yet, or so by now
         blob = self._read(name)
         if not blob.startswith(_PARTS):
             return blob
@@ -173,22 +186,23 @@ class Store:
     ) -> None:
         """Make round t a fact while the next one goes on, and do what is to follow. `facts` may wait for something."""
         name, clients = f"server.{t}", dict(self.clients)
-        files = [name, *sorted(self._fresh), *(n for n in clients.values() if n.split(".")[1] == str(t))]
-        wanted = self._wanted(name)
-        self._fresh.clear()
-        self._known = {file for file in wanted if file.startswith("part-")}
+        unwritten = [self._held[k] for k in sorted(self._unwritten)]
+        self._unwritten.clear()
 
         def make_a_fact() -> None:
+            for file, state in unwritten:
+                self._put(file, state)
             self._write(name, [server_state])
-            for file in files:
+            for file in (name, *sorted(self._fresh), *(n for n in clients.values() if n.split(".")[1] == str(t))):
                 with open(self.folder / file, "rb") as handle:
                     os.fsync(handle.fileno())
             head = {"round": t, "server": name, "clients": {str(k): v for k, v in clients.items()}, **facts()}
             write_atomic(self._head, json.dumps(head).encode())
-            self._sweep(wanted)
+            self._fresh.clear()
+            self._sweep(name, clients)
             then()
 
-        self._later(self._head.name, make_a_fact, size=len(server_state))
+        self._later(self._head.name, make_a_fact, len(server_state))
 
     def amend(self, **facts: Any) -> None:
         """Change facts of the last whole round, and leave the round as it is."""
@@ -211,14 +225,12 @@ class Store:
         if name in self._pending:
             self._pending.pop(name).done.result()
 
-    def _later(
-        self, name: str, work: Callable[[], object], content: Callable[[], bytes] = lambda: b"", size: int = 0
-    ) -> None:
+    def _later(self, name: str, work: Callable[[], object], size: int = 0, state: Blob = b"") -> None:
         """Do it while the run goes on; so much at a time that memory does not grow with the number of clients."""
         while self._pending and not self._has_room(size):
             self._wait(next(iter(self._pending)))
         self._wait(name)
-        self._pending[name] = _Pending(self._behind.submit(self._unless_failed, work), content, size)
+        self._pending[name] = _Pending(self._behind.submit(self._unless_failed, work), size, state)
 
     def _has_room(self, size: int) -> bool:
         ahead = sum(pending.size for pending in self._pending.values())
@@ -243,22 +255,17 @@ class Store:
                 file.write(piece)
 
     def _read(self, name: str) -> bytes:
-        if name in self._pending:
-            return self._pending[name].content()  # not on the disk yet, or so by now
         try:
             return (self.folder / name).read_bytes()
         except OSError as e:
             raise RunError(f"The checkpoint misses {name}: {e}. Start the run anew in another folder.") from e
 
-    def _wanted(self, server: str) -> set[str]:
-        """The files that count, of a round whose server's state lies in this one."""
-        wanted = {server, self._head.name, *self.clients.values()}
-        for name in self.clients.values():
+    def _sweep(self, server: str, clients: Mapping[int, str]) -> None:
+        """Remove what does not count any more."""
+        wanted = {server, self._head.name, *clients.values()}
+        for name in clients.values():
             wanted.update(self._referred(name))
         self._parts = {name: parts for name, parts in self._parts.items() if name in wanted}
-        return wanted
-
-    def _sweep(self, wanted: set[str]) -> None:
         for file in self.folder.iterdir():
             if file.name not in wanted and OWN.fullmatch(file.name) and file.is_file() and not file.is_symlink():
                 file.unlink()

@@ -22,7 +22,7 @@ from fedaudit.privacy.ledger import Entry, Ledger
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.alike import Alike
 from fedaudit.runtime.applies import inapplicable, released_kinds
-from fedaudit.runtime.checkpoint import Store, write_atomic
+from fedaudit.runtime.checkpoint import Store, room_for_states, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, save_model
@@ -124,7 +124,7 @@ class _Run:
         self.json = setting.model_dump_json()
         self.world: World = world_of(self.json)
         self.method = self.world.method
-        self.store = Store(folder / "checkpoint")
+        self.store = Store(folder / "checkpoint", room_for_states(self.world.device))
         self.timings = Timings()
         self.answers: dict[str, type[Up]] = {}  # the message class of each function
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}

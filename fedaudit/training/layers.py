@@ -3,7 +3,8 @@
 - A convolution that sees one or a few channels becomes, for a stack of models, one of as many groups as models with
   hardly a channel each, for which a GPU has no fast kernel. Here it is a product with the neighbours of each pixel,
   with the bias as one neighbour more that is always 1.
-- The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, is a mean over dimensions.
+- The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, spreads its gradient in one copy; where
+  steps are compiled it is a mean over dimensions, which a compiler joins with what is around it.
 - Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
   (`apart`), which a recorded step starts at once all the same.
 
@@ -43,6 +44,33 @@ class HalvingPool2d(nn.AvgPool2d):
         h, w = input.shape[-2] // 2, input.shape[-1] // 2
         even = input if input.shape[-2:] == (2 * h, 2 * w) else input[..., : 2 * h, : 2 * w]
         return even.reshape(*input.shape[:-2], h, 2, w, 2).mean((-3, -1))
+
+
+class SpreadingPool2d(nn.AvgPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return cast(Tensor, _Halved.apply(input))
+
+
+class _Halved(torch.autograd.Function):
+    """The mean of each 2 x 2 pixels; an odd last row or column is left out."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.odd = inputs[0].shape[-2] % 2, inputs[0].shape[-1] % 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        g = grads[0] / 4
+        *rows, h, w = g.shape
+        spread = g[..., :, None, :, None].expand(*rows, h, 2, w, 2).reshape(*rows, 2 * h, 2 * w)
+        down, right = ctx.odd
+        return F.pad(spread, (0, right, 0, down)) if down or right else spread
 
 
 class ApartConv2d(nn.Conv2d):
@@ -109,25 +137,26 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, how: How, wanted: Any) -> tuple[
     return found[0] if mask[0] else None, found[1] if mask[1] else None
 
 
-def quicker(model: M, *, apart: bool = False) -> M:
+def quicker(model: M, *, apart: bool = False, compiled: bool = False) -> M:
     """A copy whose layers run in these ways; the model itself where there is none of them, or somebody listens."""
     layers = list(model.modules())
     listened = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in layers)
-    if listened or not any(_other(m, apart) for m in layers):
+    if listened or not any(_other(m, apart, compiled) for m in layers):
         return model
     mine = copied(model)
     for m in mine.modules():
-        if (kind := _other(m, apart)) is not None:
+        if (kind := _other(m, apart, compiled)) is not None:
             m.__class__ = kind
     return mine
 
 
-def _other(m: nn.Module, apart: bool) -> type[nn.Module] | None:
+def _other(m: nn.Module, apart: bool, compiled: bool) -> type[nn.Module] | None:
     if type(m) is nn.Conv2d and m.groups == 1 and not isinstance(m.padding, str) and m.padding_mode == "zeros":
         if m.in_channels <= NARROW and set(m.stride) | set(m.dilation) == {1}:
             return NarrowConv2d
         return ApartConv2d if apart else None
     if type(m) is nn.AvgPool2d:
         plain = not m.ceil_mode and m.divisor_override is None and m.padding in (0, (0, 0))
-        return HalvingPool2d if plain and m.kernel_size in (2, (2, 2)) and m.stride in (2, (2, 2)) else None
+        if plain and m.kernel_size in (2, (2, 2)) and m.stride in (2, (2, 2)):
+            return HalvingPool2d if compiled else SpreadingPool2d
     return None

@@ -36,7 +36,6 @@ from fedaudit.wire.compression import PARTS, Stage, applies, from_parts, own_nam
 from fedaudit.wire.message import DTYPES, Declared, Dtype, LowRank, Record, State, class_named
 from fedaudit.wire.packing import (
     FORMAT,
-    HELD,
     HELD_ON,
     NAMES,
     Blob,
@@ -94,19 +93,9 @@ class _Encoder:
         """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
         return brought(self.tensors, self._checked())
 
-    def hold(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The same, and all of them as they are where they are, all in memory of their own."""
-        there = self._checked()
-        elsewhere = {i for group, _ in there for i in group}
-        mine = [
-            t if i in elsewhere else t.detach().clone(memory_format=torch.contiguous_format)
-            for i, t in enumerate(self.tensors)
-        ]
-        home, device = brought(mine, there), list(mine)
-        for group, whole in there:
-            for i, part in zip(group, whole.split([mine[i].numel() for i in group]), strict=True):
-                device[i] = part.view(mine[i].shape)
-        return home, device
+    def hold(self, text: str) -> Held:
+        """The same, left where they are, in memory of their own."""
+        return Held(text, self.tensors, self._checked())
 
     def _checked(self) -> list[Gathered]:
         """What lies on GPUs, gathered, after a look at all numbers."""
@@ -308,13 +297,12 @@ def encode(record: Record, compress: Stage | None = None, answered: Record | Non
 
 def hold(record: Record, device: torch.device) -> Blob:
     """As `encode`, for who decodes it in this process: its bytes are put together when somebody asks for them, where
-    that takes long and it is not too much to hold."""
+    that takes long."""
     encoder = _Encoder()
     node = encoder.node(record, type(record).__name__)
-    size = sum(t.numel() * t.element_size() for t in encoder.tensors)
-    if device.type not in HELD_ON or size > HELD or any(t.dtype not in NAMES for t in encoder.tensors):
+    if device.type not in HELD_ON or any(t.dtype not in NAMES for t in encoder.tensors):
         return _finished(encoder, node)
-    return Held(json.dumps(node, separators=(",", ":"), allow_nan=False), *encoder.hold())
+    return encoder.hold(json.dumps(node, separators=(",", ":"), allow_nan=False))
 
 
 def encode_field(

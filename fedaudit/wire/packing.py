@@ -10,6 +10,7 @@ device and type come in one transfer, and are copied once, into the message; bac
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
@@ -27,7 +28,6 @@ NAMES = {
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 PINNED = 1 << 28  # bytes of a message that pinned memory is kept for
-HELD = 1 << 26  # bytes up to which a message is held: ten clients' messages lie in pinned memory at a time
 HELD_ON = {"cuda"}  # where tensors are for which putting bytes together, and taking them apart, takes long
 FORMAT = 1
 _PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
@@ -54,12 +54,12 @@ def gathered(tensors: Sequence[Tensor]) -> list[Gathered]:
     return [(group, torch.cat([tensors[i].detach().reshape(-1) for i in group])) for group in groups.values()]
 
 
-def brought(tensors: Sequence[Tensor], there: Sequence[Gathered]) -> list[Tensor]:
-    """The tensors in main memory; those that were gathered in one transfer of each group."""
+def brought(tensors: Sequence[Tensor], there: Sequence[Gathered], ready: Any = None) -> list[Tensor]:
+    """The tensors in main memory; those that were gathered in one transfer of each group, once they are `ready`."""
     elsewhere = {i for group, _ in there for i in group}
     found = [t if i in elsewhere else t.detach().contiguous() for i, t in enumerate(tensors)]
     for group, whole in there:
-        parts = _brought(whole).split([tensors[i].numel() for i in group])
+        parts = _brought(whole, ready).split([tensors[i].numel() for i in group])
         for i, part in zip(group, parts, strict=True):
             found[i] = part.view(tensors[i].shape)
     return found
@@ -69,14 +69,32 @@ def _is_home(t: Tensor) -> bool:
     return t.device.type == "cpu"
 
 
-def _brought(flat: Tensor) -> Tensor:
-    """In main memory. Pinned memory takes it at the full rate, and is used again for the next message."""
-    if flat.device.type != "cuda" or flat.numel() * flat.element_size() > PINNED:
+def _brought(flat: Tensor, ready: Any = None) -> Tensor:
+    """In main memory. Pinned memory takes it at the full rate, and is used again for the next message.
+
+    With `ready`, an event after which it is there, nothing else that the device has to do is waited for."""
+    if flat.device.type != "cuda":
         return flat.cpu()
-    here = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-    here.copy_(flat, non_blocking=True)
-    torch.cuda.current_stream(flat.device).synchronize()
+    stream = torch.cuda.current_stream(flat.device) if ready is None else _aside(flat.device)
+    with torch.cuda.stream(stream):
+        if ready is not None:
+            stream.wait_event(ready)
+        small = flat.numel() * flat.element_size() <= PINNED
+        here = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=small)
+        here.copy_(flat, non_blocking=True)
+        stream.synchronize()
     return here
+
+
+_streams = threading.local()
+
+
+def _aside(device: torch.device) -> Any:
+    """A stream of this thread for transfers."""
+    streams: dict[Any, Any] = _streams.__dict__
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
 
 
 def packed(tensors: Sequence[Tensor], head: str) -> bytes:
@@ -115,38 +133,71 @@ def digest(tree: str, tensors: Sequence[Tensor]) -> str:
 
 
 class Held:
-    """A message that was encoded here: the tree as text, its tensors in main memory, and as they were on the device.
+    """A message that was encoded here: the tree as text, and the tensors as they were, where they are.
 
-    It is what its bytes are, and nobody may change it: whoever decodes it gets copies of the tensors on the device.
+    It is what its bytes are, and nobody may change it: whoever decodes it gets copies of the tensors.
     """
 
-    def __init__(self, text: str, tensors: Sequence[Tensor], there: Sequence[Tensor]):
-        self.text, self.tensors, self.there = text, list(tensors), list(there)
+    def __init__(self, text: str, tensors: Sequence[Tensor], there: Sequence[Gathered]):
+        elsewhere = {i for group, _ in there for i in group}
+        self.text, self._there = text, list(there)
+        self._own = [
+            torch.empty_like(t, device="meta")
+            if i in elsewhere
+            else t.detach().clone(memory_format=torch.contiguous_format)
+            for i, t in enumerate(tensors)
+        ]
         unknown = "0" * 32  # as long as a digest: where things lie does not depend on it
-        start, self._order, self.spans = _laid_out(self.tensors, f"{FORMAT}:{unknown}:{text}")
+        start, self._order, self.spans = _laid_out(self._own, f"{FORMAT}:{unknown}:{text}")
         self._length = len(start) + sum(end - begin for *_, begin, end in self.spans.values())
+        self._ready = _done_by_now(there)
 
     def __len__(self) -> int:
         return self._length
 
     @cached_property
+    def tensors(self) -> list[Tensor]:
+        """All of them in main memory; to be kept there."""
+        return brought(self._own, self._there, self._ready)
+
+    def at_home(self) -> list[Tensor]:
+        """The same for the moment, if nobody keeps them."""
+        return vars(self).get("tensors") or brought(self._own, self._there, self._ready)
+
+    @cached_property
     def digest(self) -> str:
         return digest(self.text, self.tensors)
 
-    def pieces(self) -> list[tuple[int, Any]]:
+    def pieces(self, home: Sequence[Tensor]) -> list[tuple[int, Any]]:
         """What stands before the tensors (-1), and the bytes of each by its number, as they follow one another."""
-        start, _, _ = _laid_out(self.tensors, f"{FORMAT}:{self.digest}:{self.text}")
-        return [(-1, start), *((i, raw(self.tensors[i])) for i in self._order)]
+        found = vars(self).get("digest") or digest(self.text, home)
+        start, _, _ = _laid_out(home, f"{FORMAT}:{found}:{self.text}")
+        return [(-1, start), *((i, raw(home[i])) for i in self._order)]
 
     def __bytes__(self) -> bytes:
-        return b"".join([piece for _, piece in self.pieces()])
+        return b"".join([piece for _, piece in self.pieces(self.at_home())])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (bytes(self),)  # in another process it is bytes
 
     def copies(self, device: torch.device) -> list[Tensor]:
         """The tensors on a device, in memory of their own."""
-        return [t.to(device, copy=True) for t in self.there]
+        found = [t if t.is_meta else t.to(device, copy=True) for t in self._own]
+        for group, whole in self._there:
+            sizes = [self._own[i].numel() for i in group]
+            parts = cast(Any, torch.split_with_sizes_copy)(whole.to(device), sizes)
+            for i, part in zip(group, parts, strict=True):
+                found[i] = part.view(self._own[i].shape)
+        return found
+
+
+def _done_by_now(there: Sequence[Gathered]) -> Any:
+    """An event at which what was asked of the GPU so far is done; None without one."""
+    if not any(whole.is_cuda for _, whole in there):
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 Blob = bytes | Held

@@ -40,6 +40,8 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     store.put_client(0, 1, 0, first)
     store.put_client(1, 1, 0, state(small))
     store.put_client(2, 1, 0, state({}))
+    assert store.client(0) == first, "while it is written"
+    store.settle()
     assert store.client(0) == first
     assert store.client(1) == state(small)
     assert store.client(2) == state({})
@@ -92,6 +94,7 @@ def test_a_kill_leaves_the_last_whole_round(tmp_path: Path) -> None:
     damaged = next(tmp_path.glob("part-*"))
     damaged.write_bytes(damaged.read_bytes()[:-8])
     again.put_client(1, 2, 0, state({"a": large(1)}))
+    again.settle()
     assert again.client(1) == state({"a": large(1)}), "a part that was cut is written again"
 
 

@@ -16,15 +16,18 @@ from fedaudit.errors import WireError
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.task import ClientState, received
-from fedaudit.wire import codec, packing
+from fedaudit.wire import packing
 from fedaudit.wire.codec import content_of, decode, encode, hold, read_header
 from fedaudit.wire.packing import Held
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def held_here() -> Iterator[None]:
+@pytest.fixture(params=["one by one", "gathered"])
+def held_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a GPU: messages are held; gathered, with all tensors of a type in one."""
+    if request.param == "gathered":
+        monkeypatch.setattr(packing, "_is_home", lambda t: False)
     packing.HELD_ON.add("cpu")
     yield
     packing.HELD_ON.discard("cpu")
@@ -76,11 +79,7 @@ def test_only_finite_values_are_held(held_here: None) -> None:
         hold(Sent(State({"w": torch.tensor([1.0, torch.inf])})), CPU)
 
 
-def test_what_is_large_or_lies_here_already_becomes_bytes(held_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "HELD", 10)
-    assert isinstance(hold(shared(), CPU), bytes)
-    packing.HELD_ON.discard("cpu")
-    monkeypatch.setattr(codec, "HELD", 1 << 20)
+def test_where_bytes_are_made_at_once_nothing_is_held() -> None:
     assert isinstance(hold(shared(), CPU), bytes)
 
 
@@ -89,17 +88,15 @@ def kept(seed: int, memory: dict[str, Any]) -> ClientState:
     return ClientState(model, memory, 0, {})
 
 
-def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(
-    held_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: None, tmp_path: Path) -> None:
     large = torch.arange(40_000.0)
     states = {0: kept(0, {"a": large, "b": [3, large + 1]}), 1: kept(1, {"c": large}), 2: kept(2, {})}
-    one, two = Store(tmp_path / "held"), Store(tmp_path / "bytes")
-    monkeypatch.setattr(checkpoint, "STAYS", 600_000)  # room for the first, and the last
+    one, two = Store(tmp_path / "held", stays=700_000), Store(tmp_path / "bytes")  # room for the first, and the last
     for k, state in states.items():
         one.put_client(k, 1, 0, hold(state, CPU))
         two.put_client(k, 1, 0, encode(state))
         assert bytes(one.client(k) or b"") == encode(state)
+    one.settle()
     assert [isinstance(one.client(k), Held) for k in states] == [True, False, True]
     one.commit(1, b"", {})
     two.commit(1, b"", {})
@@ -109,6 +106,10 @@ def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(
     again = Store(tmp_path / "held")
     again.head()
     assert [again.client(k) for k in states] == [encode(state) for state in states.values()]
+    one.put_client(1, 2, 0, hold(states[2], CPU))
+    one.put_client(1, 2, 1, hold(states[2], CPU))
+    one.settle()
+    assert not list((tmp_path / "held").glob("client-*.2.*")), "it is written with the round"
     one.put_client(0, 2, 0, encode(states[2]))
     assert one.client(0) == encode(states[2]), "another state has taken the held one's place"
     one.put_client(0, 2, 1, hold(states[1], CPU))

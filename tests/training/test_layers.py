@@ -9,7 +9,14 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedaudit.training import stack
-from fedaudit.training.layers import ApartConv2d, HalvingPool2d, NarrowConv2d, _Convolutions, quicker
+from fedaudit.training.layers import (
+    ApartConv2d,
+    HalvingPool2d,
+    NarrowConv2d,
+    SpreadingPool2d,
+    _Convolutions,
+    quicker,
+)
 from fedaudit.training.many import Many
 from fedaudit.training.models import build
 
@@ -26,10 +33,11 @@ from fedaudit.training.models import build
         (nn.AvgPool2d(2), (3, 7, 5)),
     ],
 )
-def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...], compiled: bool) -> None:
     layer = layer.double()
-    other = quicker(layer, apart=True)
-    assert type(other) in (NarrowConv2d, HalvingPool2d, ApartConv2d)
+    other = quicker(layer, apart=True, compiled=compiled)
+    assert type(other) in (NarrowConv2d, HalvingPool2d if compiled else SpreadingPool2d, ApartConv2d)
     assert type(layer) in (nn.Conv2d, nn.AvgPool2d), "the model itself is as before"
     x = torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)  # two models, three rows
     found = []
