@@ -26,7 +26,7 @@ from torch.nn.functional import one_hot
 
 from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attacks._invert import learn, model_at, per_record, same_noise
+from fedaudit.attacks._invert import CLIENTS, learn, model_at, per_record, same_noise, stacks_on
 from fedaudit.registry import register_attack
 from fedaudit.shape import IMAGES, Kind
 
@@ -55,6 +55,9 @@ class DecoderAttack(Attack):
         if not len(scene.auxiliary[1]):
             return "there are no auxiliary images to train on: set --aux above 0"
         return None
+
+    def at_once(self, scene: Scene) -> int:
+        return CLIENTS if stacks_on(scene.device) else 1
 
     def run(self, scene: Scene) -> Reconstructions:
         x, y = scene.auxiliary

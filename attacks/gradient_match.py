@@ -21,18 +21,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cosine_similarity, one_hot
+from torch.nn.functional import one_hot
 
 from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attacks._invert import starts, total_variation
+from fedaudit.attacks._invert import stacks_on, starts
+from fedaudit.attacks._matching import Steps, Update, flat, match_cosine, simulated
 from fedaudit.attacks._models import records as records_of
 from fedaudit.attacks._view import in_chunks, received, uploaded
 from fedaudit.registry import find, register_attack
@@ -42,20 +41,6 @@ from fedaudit.training.models import Net
 from fedaudit.watch import Watch, unwatched
 
 EXACT = 1e-7  # relative squared distance of updates at which a further restart has nothing to find
-Update = dict[str, Tensor]  # by parameter: what training took away
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What the client did: which rows in which step, and with which learning rate."""
-
-    plan: list[Tensor]
-    eta: float
-
-    @property
-    def length(self) -> float:
-        """The update is this many times the mean gradient, while the model hardly moves."""
-        return self.eta * len(self.plan)
 
 
 @register_attack("gradient_match")
@@ -66,6 +51,7 @@ class GradientMatch(Attack):
     lr: float = Field(0.1, gt=0)  # of Adam
     tv: float = Field(1e-3, ge=0)  # cosine: weight of the total variation
     restarts: int = Field(1, ge=1)
+    together: int = Field(16, ge=1)  # cosine, on a GPU: restarts, of all clients, that are descended at the same time
     most: int = Field(8, ge=1)  # images from one update
     uploads: int = Field(1, ge=1)  # the first so many that the transcript kept
     epochs: int | None = Field(None, ge=1)  # of the client's training
@@ -87,6 +73,10 @@ class GradientMatch(Attack):
             return f"the method does not say its {', '.join(missing)}: set {', '.join(f'{m}=...' for m in missing)}"
         return None
 
+    def at_once(self, scene: Scene) -> int:
+        """L-BFGS searches along a line of its own for each: `dlg` and `idlg` go one after the other."""
+        return self.together if self.form == "cosine" and stacks_on(scene.device) else 1
+
     def run(self, scene: Scene) -> Reconstructions:
         rng = scene.rng("gradient_match")
         images = []
@@ -105,7 +95,8 @@ class GradientMatch(Attack):
             how: dict[str, Any] = {"iterations": self.steps, "restarts": self.restarts, "tell": scene.tell}
             if self.form == "cosine":
                 assert labels is not None
-                images.append(match_cosine(model, update, steps, labels, begin, tv=self.tv, lr=self.lr, **how))
+                how |= {"tv": self.tv, "lr": self.lr, "together": self.together}
+                images.append(match_cosine(model, update, steps, labels, begin, **how))
             else:
                 images.append(match_lbfgs(model, update, steps, labels, scene.classes, begin, rng, **how))
         return Reconstructions(torch.cat(images))
@@ -139,23 +130,7 @@ class GradientMatch(Attack):
         return Steps([every], eta * epochs * math.ceil(n / size))
 
 
-# --- the client's steps -----------------------------------------------------------------------------------------------
-
-
-def simulated(model: nn.Module, x: Tensor, y: Tensor, steps: Steps) -> Update:
-    """What SGD on images x with soft labels y would take away from the model; differentiable in both."""
-    start = {name: p.detach().to(x.dtype).requires_grad_() for name, p in model.named_parameters()}
-    now = start
-    for index in steps.plan:
-        log_p = functional_call(model, now, (x[index],)).log_softmax(1)
-        loss = -(y[index] * log_p).sum(1).mean()
-        gradient = torch.autograd.grad(loss, list(now.values()), create_graph=True)
-        now = {name: p - steps.eta * g for (name, p), g in zip(now.items(), gradient, strict=True)}
-    return {name: start[name] - now[name] for name in start}
-
-
-def flat(update: Update) -> Tensor:
-    return torch.cat([change.flatten() for change in update.values()])
+# --- labels -----------------------------------------------------------------------------------------------------------
 
 
 def inferred(model: nn.Module, update: Update, steps: Steps, n: int, auxiliary: Tensor) -> Tensor:
@@ -232,51 +207,6 @@ def match_lbfgs(
     model.float()
     assert best is not None, "restarts is at least 1"
     return best.float().nan_to_num().clamp(-1, 1)
-
-
-def match_cosine(
-    model: nn.Module,
-    update: Update,
-    steps: Steps,
-    labels: Tensor,
-    begin: Callable[[int], Tensor],
-    *,
-    tv: float,
-    lr: float,
-    iterations: int,
-    restarts: int = 1,
-    tell: Watch = unwatched,
-) -> Tensor:
-    """Geiping et al., Eq. 4."""
-    wanted = flat(update)
-    best, least = None, math.inf
-    for r in range(restarts):
-        x = begin(r).requires_grad_()
-        y = one_hot(labels, _classes(model, x)).to(x)
-        optimiser = torch.optim.Adam([x], lr=lr)
-        falls = [iterations * k // 8 for k in (3, 5, 7)]
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls, gamma=0.1)
-        value = math.inf
-        for step in range(iterations):
-            tell(r + step / iterations, restarts, f"step {step} of {iterations}")
-            made = flat(simulated(model, x, y, steps))
-            loss = 1 - cosine_similarity(made, wanted, dim=0) + tv * total_variation(x).mean()
-            (x.grad,) = torch.autograd.grad(loss, x)
-            x.grad.sign_()
-            optimiser.step()
-            schedule.step()
-            with torch.no_grad():
-                x.clamp_(-1, 1)
-            value = float(loss.detach())
-        if best is None or value < least:
-            best, least = x.detach(), value
-    assert best is not None, "restarts is at least 1"
-    return best
-
-
-def _classes(model: nn.Module, x: Tensor) -> int:
-    with torch.no_grad():
-        return model(x).shape[1]
 
 
 # --- the closed form --------------------------------------------------------------------------------------------------

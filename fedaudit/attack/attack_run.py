@@ -25,6 +25,7 @@ from fedaudit.runtime.folder import RunFolder, claim_for_attacks
 from fedaudit.runtime.run_record import save_attacks
 from fedaudit.runtime.source import source_of
 from fedaudit.runtime.task import compute
+from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import World
 from fedaudit.setting import validated
 from fedaudit.watch import Watch, unwatched
@@ -169,6 +170,18 @@ def _one(
     parts: list[Attacked] = []
     begun = time.perf_counter()
     reasons: list[str] = []
+    waiting: list[tuple[Scene, Tensor]] = []  # to be attacked at the same time
+
+    def carry_out() -> None:
+        for (scene, member), claims in zip(waiting, _claims(attack, name, [s for s, _ in waiting]), strict=True):
+            if isinstance(claims, ThreatError):  # found out on the way
+                reasons.append(str(claims))
+                continue
+            found = settled(claims, member)
+            truth = torch.tensor(scene.target in _received(run)) if isinstance(found, TookPart) else member
+            parts.append(Attacked(scene.target, found, scene.x, scene.y, truth))
+        waiting.clear()
+
     for place, k in enumerate(targets):
         x, y, member = _candidates(world, k)
         watch(place, len(targets), f"{name}, client {k}" if len(targets) > 1 else name)
@@ -179,13 +192,10 @@ def _one(
         if reason := attack.misfit(scene.shape) or attack.cannot(scene):
             reasons.append(reason)
             continue
-        with seeded("attack", name, k, device=world.device):
-            try:
-                claims = settled(attack.run(scene), member)
-                truth = torch.tensor(k in _received(run)) if isinstance(claims, TookPart) else member
-                parts.append(Attacked(k, claims, x, y, truth))
-            except ThreatError as e:  # found out on the way
-                reasons.append(str(e))
+        waiting.append((scene, member))
+        if len(waiting) >= attack.at_once(scene):
+            carry_out()
+    carry_out()
     if not parts:
         return NotRun(**who, ran=False, reason=reasons[0] if reasons else f"{threat} {NOBODY}"), []
     if all(isinstance(part.claims, TookPart) for part in parts) and len({bool(part.member) for part in parts}) == 1:
@@ -200,6 +210,35 @@ def _one(
     if scores:
         keep(run.folder, run.record, ran, scores)
     return result_of(ran, found, round(time.perf_counter() - begun, 3)), scores
+
+
+def _claims(attack: Attack, name: str, scenes: Sequence[Scene]) -> list[Any]:
+    """What an attack claims of each, or the ThreatError that it met. Several take turns, and what they join in is one
+    stack; each has the global generators that it would have alone."""
+    if len(scenes) < 2:
+        return [_claim(attack, name, scene) for scene in scenes]
+    turns = []
+    for scene in scenes:
+        generators = Globals(scene.device)
+        generators.seed("attack", name, scene.target)
+        turns.append(Turn(functools.partial(_run, attack, scene), generators))
+    take_turns(turns)
+    for turn in turns:
+        if turn.error is not None:
+            raise turn.error
+    return [turn.result for turn in turns]
+
+
+def _claim(attack: Attack, name: str, scene: Scene) -> Any:
+    with seeded("attack", name, scene.target, device=scene.device):
+        return _run(attack, scene)
+
+
+def _run(attack: Attack, scene: Scene) -> Any:
+    try:
+        return attack.run(scene)
+    except ThreatError as e:
+        return e
 
 
 def _within(watch: Watch, place: int, of: int, title: str = "") -> Watch:

@@ -212,6 +212,10 @@ class Attack(Frozen):
     def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram | TookPart:
         raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
 
+    def at_once(self, scene: Scene) -> int:
+        """So many clients may be attacked at the same time: what takes long is `turns.join`ed, and is one stack."""
+        return 1
+
     def misfit(self, shape: Shape) -> str | None:
         """Why this attack does not apply to records of this shape; None if it does."""
         if shape.kind in self.takes:

@@ -141,13 +141,15 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
     each, strict = level / 2, level_of(confidence) / 2
     if rounded is None:
         low, high = _limits(len(z), squares, level, each)
-        scale, finds, tells_at = math.sqrt(squares / len(z)), _finds(len(z), strict), 2 * _level(len(z), SEEKS)
+        scale, finds, tells_at = math.sqrt(squares / len(z)), _finds(len(z), strict), _level(len(z), SEEKS)
     else:
         low, high = rounded.limits(level, each)
-        scale, finds, tells_at = rounded.scale, rounded.finds(strict, POWER), 2 * rounded.level(SEEKS, POWER)
+        scale, finds, tells_at = rounded.scale, rounded.finds(strict, POWER), rounded.level(SEEKS, POWER)
     others = min(test.p for test in tests[1:]) * (len(tests) - 1)
     p = min(1.0, 2 * tests[0].p, 2 * others)
-    return Finding(len(z), scale, low, high, confidence, p, float(p_more), tuple(tests), finds, tells_at)
+    return Finding(
+        len(z), scale, low, high, confidence, p, float(p_more), tuple(tests), finds, min(1.0, 2 * tells_at)
+    )  # fmt: skip
 
 
 def _two_sided(t: float) -> float:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -57,6 +57,25 @@ def say_alone(reason: str) -> None:
     """Note that something is computed for one client alone, and why."""
     if (turn := here()) is not None:
         turn.alone.append(reason)
+
+
+class Joint(Protocol):
+    """Work that several functions may come to at once, and that is one stack then: an attack's on several clients."""
+
+    def alone(self) -> Any:
+        """Its result, computed by itself."""
+
+    def like(self, other: Any) -> bool:
+        """Whether the two can be one stack."""
+
+    def together(self, others: Sequence[Any]) -> Sequence[Any]:
+        """The results of this and those like it, in that order; nothing is changed where it fails."""
+
+
+def join(work: Joint) -> Any:
+    """As `carry_out`, for any work of that kind."""
+    turn = here()
+    return work.alone() if turn is None or turn.refuse is not None else turn.wait_joining(work)
 
 
 class Globals:
@@ -107,6 +126,7 @@ class Turn:
     away: Callable[[Away], None] = lambda away: None  # told how long it was away, in its own thread
     job: Job | PrivateJob | None = None
     descent: Descent | None = None
+    joint: Joint | None = None
     result: Any = None
     error: BaseException | None = None
     done: bool = False
@@ -116,6 +136,7 @@ class Turn:
     def __post_init__(self) -> None:
         self._fitted: Fitted | Trained | None = None
         self._moments: Moments | None = None
+        self._shared: tuple[Any] | None = None
         self._time = Away()
         self._left = False
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -150,6 +171,12 @@ class Turn:
         self._away(descent.device)
         return descent.alone() if self._moments is None else self._moments
 
+    def wait_joining(self, work: Joint) -> Any:
+        """The same, for work that others may share."""
+        self.joint = work
+        self._away(torch.device("cpu"))
+        return work.alone() if self._shared is None else self._shared[0]
+
     def _away(self, device: torch.device) -> None:
         begun, events = time.perf_counter(), _events(device)
         self._stopped.release()
@@ -163,11 +190,12 @@ class Turn:
         self.away(self._time)
 
     def go_on(
-        self, fitted: Fitted | Trained | None = None, time: Away | None = None, moments: Moments | None = None
-    ) -> None:
+        self, fitted: Fitted | Trained | None = None, time: Away | None = None, moments: Moments | None = None,
+        shared: tuple[Any] | None = None,
+    ) -> None:  # fmt: skip
         """Let it run until it wants to train, or is through. Without a result it trains by itself."""
-        self.job = self.descent = None
-        self._fitted, self._moments, self._time = fitted, moments, time or Away()
+        self.job = self.descent = self.joint = None
+        self._fitted, self._moments, self._shared, self._time = fitted, moments, shared, time or Away()
         self.generators.put()
         self._go.release()
         self._stopped.acquire()
@@ -187,13 +215,33 @@ def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
     try:
         for turn in turns:
             turn.go_on()
-        while waiting := [turn for turn in turns if turn.job is not None or turn.descent is not None]:
+        while waiting := [turn for turn in turns if turn.job or turn.descent or turn.joint]:
+            _join([turn for turn in waiting if turn.joint is not None])
             _descend([turn for turn in waiting if turn.descent is not None])
             _train([turn for turn in waiting if turn.job is not None], compile)
     finally:
         for turn in turns:
             turn.leave()
         before.put()
+
+
+def _join(turns: Sequence[Turn]) -> None:
+    """Carry out what waits and is alike as one, and let each go on with its own result, or by itself."""
+    left = list(turns)
+    while left:
+        first = left[0].joint
+        assert first is not None
+        mine = [turn for turn in left if turn is left[0] or first.like(turn.joint)]
+        left = [turn for turn in left if turn not in mine]
+        found: Sequence[Any] = []
+        if len(mine) > 1:
+            try:
+                found = first.together([turn.joint for turn in mine[1:]])
+            except Exception as e:  # noqa: BLE001 (alone, the one at fault fails and the others do not)
+                for turn in mine:
+                    turn.alone.append(f"{type(e).__name__}: {e}".splitlines()[0])
+        for i, turn in enumerate(mine):
+            turn.go_on(shared=(found[i],) if found else None)
 
 
 def _train(turns: Sequence[Turn], compile: bool) -> None:

@@ -1,0 +1,52 @@
+"""What an audit of a path says it would find, it finds: by drawing such paths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedaudit.attack.held import SEEKS, Place, held, held_path, would_find
+from fedaudit.privacy.lower_bounds import from_scores, gdp_mean_shift, one_run_fdp
+
+
+def drawn(apart: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    scores = np.concatenate([apart + rng.normal(size=trials), rng.normal(size=trials)])
+    return scores, np.repeat([True, False], trials)
+
+
+@pytest.mark.parametrize(("bound", "trials"), [(gdp_mean_shift, 200), (from_scores, 1000)])
+def test_what_it_says_it_would_find_it_finds(bound, trials):
+    """Noise x `finds` is refuted in 99 of 100: of 60, at least 56. At the level `tells_at`, half of the noise is."""
+    claim, delta, apart = 1.0, 1e-2, 0.45
+    finds, tells_at = would_find(bound, apart, trials, claim, delta, 0.95)
+    assert 0 < finds < 1
+    found = [bound(*drawn(apart / finds, trials, seed), delta).p_value(claim) < 0.001 for seed in range(60)]
+    assert sum(found) >= 56
+    half = np.array([bound(*drawn(apart / SEEKS, trials, seed), delta).p_value(claim) for seed in range(60)])
+    assert (half <= tells_at * 1.01).sum() >= 56
+    assert np.median(half) > tells_at / 1e6
+
+
+def test_the_row_of_a_path():
+    place = Place("logits", "server", "Y, one release", 1.0, 2.0)
+    row = held_path(place, "path", gdp_mean_shift, *drawn(0.45, 400, 0), 0.45, 1e-2, 0.95, "two rows")
+    assert (row.claim_epsilon, row.ledger_epsilon, row.kind, row.trials, row.seeks) == (1.0, 2.0, "logits", 800, 0.5)
+    assert row.how.startswith("two rows; so many trials can show ")
+    assert f"would find noise x {row.finds:g} at a level of 0.001" in row.how
+    without = held_path(place, "path", gdp_mean_shift, *drawn(20.0, 400, 0), 0.45, 1e-2, 0.95, "two rows")
+    assert (without.verdict, row.verdict == "refuted") == ("refuted", False)
+    few = held_path(place, "path", gdp_mean_shift, *drawn(0.45, 10, 0), 0.45, 1e-2, 0.95, "two rows")
+    assert (few.verdict, few.finds < 0.5) == ("cannot tell", True)
+
+
+def test_a_bound_that_perfect_guesses_could_not_raise_cannot_tell():
+    """Eight guesses, all right: p = (e / (1 + e))^8 and more: no claim of 1 falls by that."""
+    place = Place("run", "server", "the run", 1.0, None)
+    for guesses, word in ((8, "cannot tell"), (200, "not refuted")):
+        best = one_run_fdp(guesses, guesses, guesses, 1e-2)
+        bound = one_run_fdp(guesses, guesses, guesses // 2, 1e-2)
+        row = held(place, "guesses", bound, best.epsilon, "", tells_at=best.p_value(1.0))
+        assert (row.verdict, row.ceiling) == (word, best.epsilon)
+    open_claim = Place("run", "server", "none: something is unprotected", np.inf, np.inf)
+    assert held(open_claim, "guesses", bound, best.epsilon, "", tells_at=None).verdict == "not refuted"

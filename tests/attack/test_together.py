@@ -1,0 +1,221 @@
+"""Clients that are attacked at the same time: inverters and matched gradients as one stack are what they are alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+import fedaudit
+from fedaudit.attack import attack_run as module
+from fedaudit.attack.attack_run import made
+from fedaudit.attacks import _invert, _matching
+from fedaudit.attacks._invert import Inverter, Inverting
+from fedaudit.attacks._matching import Matching, Steps, flat, simulated
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.task import compute
+from fedaudit.runtime.turns import Globals, Turn, join, take_turns
+from fedaudit.training import models
+from fedaudit.wire.transcript import Threat
+
+
+@pytest.fixture
+def stacks(monkeypatch):
+    """As on a GPU, where a stack is the faster way."""
+    monkeypatch.setattr(_invert, "STACKS", {"cpu"})
+
+
+# --- inverters -------------------------------------------------------------------------------------------------------
+
+
+def inverting(k: int, **changes: object) -> Inverting:
+    """Client k's: 50 records (so that an epoch's last batch is smaller) of an encoder of its own, with noise."""
+    torch.manual_seed(k)
+    model = Inverter(6, (1, 8, 8), 2).double().train()
+    x, encoder = torch.rand(50, 1, 8, 8).double(), torch.randn(64, 6).double()
+    rng = torch.Generator().manual_seed(k)
+
+    def draw(index: Tensor) -> tuple[Tensor, Tensor]:
+        e = x[index].flatten(1) @ encoder
+        return e + torch.randn(e.shape, generator=rng, dtype=e.dtype), x[index]
+
+    given = {"records": 50, "steps": 7, "batch": 16, "lr": 1e-2} | changes
+    return Inverting(model, draw, rng=rng, **given)  # type: ignore[arg-type]
+
+
+def test_inverters_in_a_stack_learn_what_they_learn_alone():
+    one_by_one, stacked = ([inverting(k) for k in range(3)] for _ in range(2))
+    for job in one_by_one:
+        job.alone()
+    assert stacked[0].together(stacked[1:]) == [None] * 3
+    for alone, together in zip(one_by_one, stacked, strict=True):
+        assert not torch.equal(alone.model.layers[2].running_mean, torch.zeros(2).double())
+        found = together.model.state_dict()
+        for name, value in alone.model.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
+        assert torch.equal(alone.rng.get_state(), together.rng.get_state())
+    assert not torch.allclose(stacked[0].model.linear[0].weight, stacked[1].model.linear[0].weight)
+
+
+def test_only_inverters_that_are_alike_are_a_stack(stacks):
+    first = inverting(0)
+    assert first.like(inverting(1))
+    assert not any(first.like(inverting(1, **{name: 3})) for name in ("records", "steps", "batch", "lr"))
+    assert not first.like("something else")
+    other = inverting(1)
+    assert not first.like(Inverting(Inverter(7, (1, 8, 8), 2), other.draw, 50, 7, 16, 1e-2, other.rng))
+
+
+def test_on_a_processor_they_are_trained_one_after_the_other():
+    assert not inverting(0).like(inverting(1))
+
+
+# --- matched gradients -----------------------------------------------------------------------------------------------
+
+
+def matching(k: int, restarts: int = 2, **changes: object) -> Matching:
+    """Client k's update by two steps on three records, in an order of its own."""
+    torch.manual_seed(k)
+    model = models.build("mlp", shape=(1, 8, 8), classes=4).double().train()
+    x, y = torch.rand(3, 1, 8, 8).double() * 2 - 1, one_hot(torch.randint(4, (3,)), 4).double()
+    steps = Steps([torch.randperm(3)[:2], torch.randperm(3)[:2]], 0.5)
+    wanted = flat(simulated(model, x, y, steps)).detach()
+    begin = [torch.randn(3, 1, 8, 8).double().clamp(-1, 1) for _ in range(restarts)]
+    given = {"steps": steps, "y": y, "begin": begin, "tv": 1e-3, "lr": 0.05, "iterations": 8} | changes
+    return Matching(model, wanted, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("most", [16, 3])
+def test_matches_in_a_stack_are_what_they_are_alone(stacks, monkeypatch, most):
+    """Two clients with two beginnings each: four in a stack, or three and one; each client's best is its own."""
+    together = [matching(k, most=most) for k in range(2)]
+    found = together[0].together(together[1:])
+    monkeypatch.setattr(_invert, "STACKS", set())
+    for k, image in enumerate(found):
+        torch.testing.assert_close(image, matching(k).alone(), rtol=1e-6, atol=1e-8)
+    assert not torch.allclose(*found)
+
+
+def test_the_best_of_the_restarts_is_taken():
+    """Beginning at the records themselves costs nothing but their total variation: 0.05 a step does not lead away."""
+    job = matching(0, restarts=1)
+    torch.manual_seed(0)
+    models.build("mlp", shape=(1, 8, 8), classes=4)
+    records = torch.rand(3, 1, 8, 8).double() * 2 - 1
+    starts = [torch.zeros_like(records), records, -records]
+    several = matching(0, begin=starts, lr=1e-6, tv=0.0, iterations=2)
+    assert (several.alone() - records).abs().max() < 1e-3
+    assert (matching(0, begin=starts[::-1], lr=1e-6, tv=0.0, iterations=2).alone() - records).abs().max() < 1e-3
+    assert job.alone().shape == records.shape
+
+
+def test_only_matches_that_are_alike_are_a_stack(stacks):
+    first = matching(0)
+    assert first.like(matching(1, restarts=5))
+    for changes in ({"tv": 0.5}, {"lr": 0.5}, {"iterations": 9}, {"steps": Steps(first.steps.plan, 0.1)}):
+        assert not first.like(matching(1, **changes))
+    assert not first.like(matching(1, steps=Steps(first.steps.plan[:1], 0.5)))
+
+
+def test_stacked_steps_are_each_models_own(stacks):
+    """Row s of the stacked updates is what model s's own steps give, batch norms included."""
+    nets = [models.build("cnn", shape=(1, 8, 8), classes=4).double().train() for _ in range(2)]
+    x, y = torch.rand(2, 3, 1, 8, 8).double(), torch.rand(2, 3, 4).double().softmax(2)
+    orders = [[torch.tensor([0, 2]), torch.tensor([1, 0])], [torch.tensor([2, 1]), torch.tensor([0, 1])]]
+    plan = [torch.stack(step) for step in zip(*orders, strict=True)]
+    stacked = _matching.Models.of(nets, torch.float64).simulated(x, y, plan, 0.3)
+    for s in range(2):
+        torch.testing.assert_close(stacked[s], flat(simulated(nets[s], x[s], y[s], Steps(orders[s], 0.3))))
+
+
+# --- taking turns ----------------------------------------------------------------------------------------------------
+
+
+class Work:
+    def __init__(self, value: int, fails: bool = False):
+        self.value, self.fails, self.how = value, fails, ""
+
+    def alone(self) -> int:
+        self.how = "alone"
+        return self.value
+
+    def like(self, other: object) -> bool:
+        return isinstance(other, Work) and other.value % 2 == self.value % 2
+
+    def together(self, others: list[Work]) -> list[int]:
+        if self.fails:
+            raise RuntimeError("too large")
+        for work in (self, *others):
+            work.how = "together"
+        return [work.value for work in (self, *others)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_alike_is_joined_and_each_gets_its_own(fails):
+    works = [Work(value, fails) for value in (1, 2, 3, 5)]
+    turns = [Turn(lambda w=w: (join(w), join(w)), Globals(torch.device("cpu"))) for w in works]
+    take_turns(turns)
+    assert [turn.result for turn in turns] == [(1, 1), (2, 2), (3, 3), (5, 5)]
+    assert [work.how for work in works] == ["alone" if fails or w.value == 2 else "together" for w in works]
+    assert [bool(turn.alone) for turn in turns] == [fails and w.value != 2 for w in works]
+    assert join(Work(7)) == 7, "outside of any turn"
+
+
+# --- on runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "dffke"
+    quick = {"tau": "off", "E_local": 1, "B": 32, "h": 4, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
+    data = {"dataset": "digits", "clients": 3, "partition": "iid", "rounds": 1, "model": "mlp", "eval_clients": False}
+    fedaudit.run(method="dffke", set=quick, out=folder, **data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "fedavg"
+    data = {"dataset": "digits", "clients": 3, "partition": "iid", "rounds": 1, "model": "mlp", "eval_clients": False}
+    fedaudit.run(method="fedavg", set={"E": 1, "B": 64, "eta": 0.1}, out=folder, **data)
+    return folder
+
+
+def claims_of(monkeypatch, folder, spec):
+    """What an attack claimed of each client, and what was told on the way; without the blind baselines."""
+    told: list[str] = []
+    found = []
+    real = module._claims
+
+    def listen(attack, name, scenes):
+        claims = real(attack, name, scenes)
+        found.extend(claims)
+        return claims
+
+    opened = RunFolder(folder)
+    name, attack = made(spec)
+    with monkeypatch.context() as m, compute(opened.world):
+        m.setattr(module, "_claims", listen)
+        watch = lambda done, whole, what: told.append(what)  # noqa: E731
+        module._one(attack, name, opened, opened.world, Threat.parse("server"), None, watch)
+    return [claims.images for claims in found], told
+
+
+@pytest.mark.parametrize(
+    ("run", "spec", "words"),
+    [
+        ("embedded", {"attack": "decoder", "steps": 3, "width": 2}, "inverters of 3 clients, step 0 of 3"),
+        ("weights", {"attack": "gradient_match", "steps": 2, "restarts": 2, "most": 2}, "step 0 of 2"),
+    ],
+)
+def test_an_attack_on_all_clients_at_once(run, spec, words, request, monkeypatch):
+    folder = request.getfixturevalue(run)
+    alone, _ = claims_of(monkeypatch, folder, spec)
+    monkeypatch.setattr(_invert, "STACKS", {"cpu"})
+    together, told = claims_of(monkeypatch, folder, spec)
+    assert len(alone) == len(together) == 3
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    assert (alone[0][:2] - alone[1][:2]).abs().mean() > 0.01
+    assert any(words in line for line in told)
