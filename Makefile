@@ -30,7 +30,7 @@ tested: $(STAMP)  ## test what the package's methods declare, and keep the verdi
 mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20"
 	$(BIN)/python tests/helpers/mutants.py $(ARGS)
 
-fuzz: $(STAMP)  ## mutated messages, run folders and TOML files: nothing but our errors; NUMBER=1000000, SEED=0
+fuzz: $(STAMP)  ## mutated messages, run folders, data and TOML files: nothing but our errors; NUMBER=1000000, SEED=0
 	$(BIN)/python tests/helpers/fuzz.py --number $(or $(NUMBER),1000000) --seed $(or $(SEED),0)
 
 budgets: $(STAMP)  ## what the project's own methods send, held against the budgets beside the tests

@@ -1,6 +1,6 @@
-"""Mutated blobs, run folders and TOML files: whatever they hold, nothing but our errors comes of reading them.
+"""Mutated blobs, run folders, TOML and data files: whatever they hold, nothing but our errors comes of reading them.
 
-    python tests/helpers/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml] [--folders 0.01] [--part 3/10]
+    python tests/helpers/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml|data] [--folders 0.01] [--part 3/10]
 
 With `--part`, that part of the campaign: several processes share it. Each case follows from its kind, the seed and its
 number, so that one that failed is made again by naming these; those that once failed are kept in
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-KINDS = ("blob", "folder", "toml")
+KINDS = ("blob", "folder", "toml", "data")
 SEEDS = Path(__file__).parents[1] / "trust" / "seeds.json"
 WORDS = [b"1e999", b"-1", b"null", b"[]", b"{}", b"\"\"", b"NaN", b"Infinity", b"9" * 30, b"true", b"[" * 2000, b"0.5",
          b"1" * 5000, b"\0", b"\xff\xfe", b"\xc2\xb2", b"../../x", b"evil:X", b"=", b"'", b"100000000000"]  # fmt: skip
@@ -38,6 +38,30 @@ eta = 0.1
 [privacy.training]
 epsilon = 1.0
 clip = 1.0
+"""
+MORE = b"""
+method = "fedavg+dfrd"
+dataset = "hf:imdb?x=text&y=label&length=64"
+public_dataset = "npz:mine.npz"
+image_size = 32
+model = "cnn:2, mlp/64, transformer"
+server_model = "mine:Net#width=8"
+compress = "topk:0.1"
+minimum = 20
+dropout = 0.1
+quorum = 0.4
+precision = "tf32"
+step = "recorded"
+engine = "stacked"
+together = 4
+[start]
+method = "local"
+rounds = 1
+[privacy.embeddings]
+noise = 1.0
+sensitivity = "clip:1"
+calibration = "total"
+delta = 1e-5
 """
 SUITE = b"""
 attacks = ["loss", { attack = "lira" }]
@@ -130,6 +154,22 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
             yield from _places(tree[key])
 
 
+def _pictures(scratch: Path) -> list[Path]:
+    """Arrays, packed and not, and a folder of pictures."""
+    import numpy as np
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, (24, 8, 8), dtype=np.uint8), np.arange(24) % 3
+    np.savez(scratch / "plain.npz", x=x, y=y, domain=np.array(["a", "b"] * 12))
+    np.savez_compressed(scratch / "packed.npz", x=x / np.float32(255), y=y, test_x=x[:6], test_y=y[:6])
+    for k in range(12):
+        place = scratch / "pictures" / ("train", "test")[k % 2] / f"class {k % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[k]).save(place / f"{k}.{('png', 'jpg', 'bmp')[k % 3]}")
+    return [*sorted(scratch.glob("*.npz")), *sorted((scratch / "pictures").rglob("*.*"))]
+
+
 class Fuzz:
     def __init__(self, scratch: Path):
         import torch
@@ -148,8 +188,9 @@ class Fuzz:
         self.budget = scratch / "budget.toml"
         self.budget.write_text('[[budgets]]\nmax = "1 MiB"\nper = "round"\n')
         self.files = [p for p in sorted(self.kept.rglob("*")) if p.is_file() and p.name not in (".lock", ".fedaudit")]
+        self.pictures = _pictures(scratch)
         self.tries: dict[str, Callable[[random.Random], None]] = {
-            "blob": self.blob, "folder": self.folder, "toml": self.toml,
+            "blob": self.blob, "folder": self.folder, "toml": self.toml, "data": self.data,
         }  # fmt: skip
 
     def case(self, kind: str, seed: int, number: int) -> str | None:
@@ -174,14 +215,31 @@ class Fuzz:
     def toml(self, rng: random.Random) -> None:
         from fedaudit.setting import Setting, read_toml
         from fedaudit.suite.suite_file import read_suite
+        from fedaudit.wire import compression
 
         path = self.scratch / "file.toml"
         if rng.random() < 0.7:
-            path.write_bytes(mutated(TOML, rng))
-            Setting.make(**read_toml(path))
+            path.write_bytes(mutated(rng.choice([TOML, MORE]), rng))
+            found = Setting.make(**read_toml(path))
+            if found.compress is not None:
+                compression.stage_of(found.compress)
         else:
             path.write_bytes(mutated(SUITE, rng))
             read_suite(path)
+
+    def data(self, rng: random.Random) -> None:
+        """Somebody's own arrays or pictures, one file of which is damaged."""
+        from fedaudit.data import load
+        from fedaudit.data.datasets import _load
+
+        path = rng.choice(self.pictures)
+        before = path.read_bytes()
+        try:
+            path.write_bytes(mutated(before, rng))
+            _load.cache_clear()
+            load(f"npz:{path}" if path.suffix == ".npz" else f"folder:{self.scratch / 'pictures'}")
+        finally:
+            path.write_bytes(before)
 
     def folder(self, rng: random.Random) -> None:
         """One file of a run folder is mutated, and everything that reads a folder reads it."""
@@ -229,13 +287,14 @@ def campaign(
     share_of_folders: float = 0.01,
     part: tuple[int, int] = (1, 1),
 ) -> list[list]:
-    """The cases that did not end well, as [kind, seed, number, what]. Folders are slow, and get a share."""
+    """The cases that did not end well, as [kind, seed, number, what]. Folders and data are slow, and get a share."""
     scratch = Path(tempfile.mkdtemp(prefix="fuzz-"))
     failed: list[list] = []
     try:
         fuzz = Fuzz(scratch)
         kept = [tuple(case) for case in json.loads(SEEDS.read_text())] if SEEDS.exists() else []
-        shares = {kind: share_of_folders if kind == "folder" else (1 - share_of_folders) / 2 for kind in kinds}
+        slow = {"folder", "data"}
+        shares = {kind: share_of_folders if kind in slow else (1 - 2 * share_of_folders) / 2 for kind in kinds}
         whole, (mine, parts) = sum(shares.values()), part
         new = ((kind, seed, i) for kind in kinds for i in range(mine - 1, round(number * shares[kind] / whole), parts))
         for kind, of_seed, i in [*(c for c in kept if c[0] in kinds), *new]:
