@@ -1,7 +1,9 @@
 """How long each paper's main table takes, in small and as published: a round of each cell is timed, and multiplied.
 
-python docs/results/forecasts.py SCALE FILE [--only TABLE=COLUMN] [--random-data] [--limit SECONDS]   time, kept in FILE
-python docs/results/forecasts.py --table FILE...                                                     the Markdown table
+python docs/results/forecasts.py SCALE FILE [--only TABLE=COLUMN] [--method NAME] [--random-data] [--limit SECONDS]
+python docs/results/forecasts.py --table FILE...
+
+The first keeps its times in FILE, the second prints the Markdown table.
 
 `--random-data` writes pictures of noise in the layout of CIFAR-10 and CIFAR-100 where these are not here: what a round
 costs does not depend on what is in the pictures. A cell whose round takes longer than `--limit` is left without a time.
@@ -44,13 +46,15 @@ def random_data(root: Path) -> None:
             (root / folder / name).write_bytes(rows.tobytes())
 
 
-def timed(scale: str, only: dict[str, str], limit: float, file: Path) -> None:
+def timed(scale: str, only: dict[str, str], methods: list[str], limit: float, file: Path) -> None:
     """A process for each cell, so that one that is too long stops nobody else. Kept after each."""
     rows: list[dict[str, Any]] = []
     for name in only or TABLES:
         paper, table = name.split("-")
         size: Scale = "gpu" if scale == "gpu" else "cpu"
         for cell in wanted(find_table(paper, table), size, [only[name]] if only.get(name) else []):
+            if methods and cell.method not in methods:
+                continue
             words = ["reproduce", paper, table, "--scale", scale, "--method", cell.method]
             words += ["--column", cell.column.name, "--seeds", "1", "--dry-run", "--measure", "--json"]
             try:
@@ -85,6 +89,7 @@ def main() -> None:
     words.add_argument("what", nargs="*")
     words.add_argument("--table", action="store_true")
     words.add_argument("--only", action="append", default=[], help="TABLE, or TABLE=COLUMN; repeatable")
+    words.add_argument("--method", action="append", default=[], help="only these; repeatable")
     words.add_argument("--random-data", action="store_true")
     words.add_argument("--limit", type=float, default=600.0)
     asked = words.parse_args()
@@ -95,7 +100,7 @@ def main() -> None:
     if asked.random_data:
         random_data(Path(".data"))
     only = {name: column for name, _, column in (one.partition("=") for one in asked.only)}
-    timed(scale, only, asked.limit, Path(file))
+    timed(scale, only, asked.method, asked.limit, Path(file))
 
 
 if __name__ == "__main__":
