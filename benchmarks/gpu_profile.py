@@ -372,8 +372,7 @@ def condense(bench: Profile) -> None:
         assert w._folded is not None
         x, dtype = D.draw().clone(), halves() or torch.float32
         with torch.no_grad():
-            for i, stage in enumerate(w._folded._stages):
-                weight, b = (t.to(dtype) for t in stage.folded())
+            for i, (stage, (weight, b)) in enumerate(zip(w._folded._stages, w._folded.weights(), strict=True)):
                 if i == at:
                     break
                 x = _carry_out(x.to(dtype), weight, b, stage.padding, stage.pool)

@@ -45,7 +45,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit import Client, Method, ce, sgd
 from fedaudit.errors import SettingError
-from fedaudit.methods._folded import Folded
+from fedaudit.methods._folded import Folded, Folding
 from fedaudit.methods._siamese import Augmentation, views
 from fedaudit.training import forward
 from fedaudit.training.models import Net
@@ -217,6 +217,7 @@ class Sampled:
         self.w = self.now.clone()
         fold = norm == "frozen" and (parameters[0].is_cuda if folded is None else folded)
         self._folded = Folded.of(self.f) if fold else None
+        self._weights: list[Folding] | None = None  # folded, at the weights of this step
         middle, width = zip(*(_initial(self.f)[id(p)] for p in parameters), strict=True)
         sizes = torch.tensor([p.numel() for p in parameters])
         self.middle = torch.tensor(middle).repeat_interleave(sizes).to(self.w)
@@ -224,19 +225,25 @@ class Sampled:
 
     def interpolate(self, gamma: float) -> Net:
         """f at gamma w + (1 - gamma) w~ (FedAF, Eq. 17), w as received and w~ fresh: nothing accumulates."""
+        self._weights = None
         self.now.uniform_(-1, 1).mul_(self.width).add_(self.middle)  # w~
         self.now.lerp_(self.w, gamma)
         return self.f
 
     def perturb(self, rho: float) -> Net:
         """f at w plus Gaussian noise that is cut to the ball of radius rho (FedDM)."""
+        self._weights = None
         self.now.normal_()
         self.now.mul_((rho / self.now.norm()).clamp(max=1)).add_(self.w)
         return self.f
 
     def encode(self, x: Tensor) -> Tensor:
         """The embeddings of f as it is now; on a GPU with frozen norms folded into the convolutions."""
-        return self.f.encode(x) if self._folded is None else self._folded(x)
+        if self._folded is None:
+            return self.f.encode(x)
+        if self._weights is None:
+            self._weights = self._folded.weights()  # once for real and condensed images
+        return self._folded(x, self._weights)
 
     def real(self, x: Tensor) -> Tensor:
         """The embeddings of real records, without gradient; with joint statistics in one pass."""

@@ -5,8 +5,8 @@ a (w * x + b) + c = (a w) * x + (a b + c). What is left is convolution, ReLU and
 read and written half as often. Channels lie innermost. The first layer, which sees one or three channels, is a product
 with the nine (or 27) neighbours of each pixel: no kernel for convolutions is made for so few channels.
 
-Where steps are compiled, bias, ReLU and halving are one kernel, and the first layer without gradient is one with them,
-so that its output at full size never exists.
+Where steps are compiled, bias, ReLU and halving are one kernel, and the first layer is one with them, so that its
+output at full size never exists; for the gradient of its images it is computed once more (`_Narrow`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from fedaudit.training.models import Net
 from fedaudit.training.recorded import compiles, halves, unrecorded
 
 Pool = Literal["average", "max", "none"]
+Pair = tuple[int, int]
+Folding = tuple[Tensor, Tensor]  # weight and bias of a convolution
 FORMS = 64  # of images, with and without gradient, for which a kernel is compiled
 NARROW = 4  # channels up to which a convolution is a product with each pixel's neighbours
 
@@ -36,18 +38,18 @@ class _Stage:
     norm: nn.BatchNorm2d | None
     pool: Pool
 
-    def folded(self) -> tuple[Tensor, Tensor]:
+    def folded(self) -> Folding:
         """Weight and bias of the convolution that does the batch norm's part as well."""
-        w, b = self.conv.weight, cast(Tensor, self.conv.bias)
+        w, b = self.conv.weight.detach(), cast(Tensor, self.conv.bias).detach()
         if self.norm is None:
             return w, b
         mean, var = cast(Tensor, self.norm.running_mean), cast(Tensor, self.norm.running_var)
-        a = self.norm.weight * (var + self.norm.eps).rsqrt()
-        return w * a[:, None, None, None], (b - mean) * a + self.norm.bias
+        run = _compiled(fold, rows=False) if _fuses(w) else fold
+        return run(w, b, mean, var, self.norm.weight.detach(), self.norm.bias.detach(), self.norm.eps)
 
     @property
-    def padding(self) -> tuple[int, int]:
-        return cast(tuple[int, int], self.conv.padding)
+    def padding(self) -> Pair:
+        return cast(Pair, self.conv.padding)
 
 
 class Folded:
@@ -73,13 +75,30 @@ class Folded:
             stages.append(_Stage(conv, norm, _pool(layers)))
         return cls(stages, nn.Sequential(*layers)) if stages else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        full, dtype = x.dtype, halves() or x.dtype
-        x = x.to(dtype)
-        for stage in self._stages:
-            w, b = (t.to(dtype) for t in stage.folded())
+    @torch.no_grad()
+    def weights(self) -> list[Folding]:
+        """Of each stage, at the network's weights as they are now: for all images that go through it before they
+        change."""
+        return [_laid_out(*stage.folded()) for stage in self._stages]
+
+    def __call__(self, x: Tensor, weights: list[Folding]) -> Tensor:
+        full = x.dtype
+        x = x.to(halves() or full)
+        for stage, (w, b) in zip(self._stages, weights, strict=True):
             x = _carry_out(x, w, b, stage.padding, stage.pool)
         return cast(Tensor, self._rest(x.to(full)))
+
+
+def fold(w: Tensor, b: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Folding:
+    a = scale * (var + eps).rsqrt()
+    return w * a[:, None, None, None], (b - mean) * a + shift
+
+
+def _laid_out(w: Tensor, b: Tensor) -> Folding:
+    """In the type that is computed in, and where there are many channels with these innermost on a GPU."""
+    dtype = halves() or w.dtype
+    w, b = w.to(dtype), b.to(dtype)
+    return w.contiguous(memory_format=torch.channels_last) if w.is_cuda and w.shape[1] > NARROW else w, b
 
 
 def _pool(layers: list[nn.Module]) -> Pool:
@@ -95,13 +114,15 @@ def _fuses(x: Tensor) -> bool:
     return compiles() and x.is_cuda and not is_in_torch_dispatch_mode()
 
 
-def _carry_out(x: Tensor, w: Tensor, b: Tensor, padding: tuple[int, int], pool: Pool) -> Tensor:
+def _carry_out(x: Tensor, w: Tensor, b: Tensor, padding: Pair, pool: Pool) -> Tensor:
     fused = _fuses(x)
     if w.shape[1] > NARROW:
-        w = w.contiguous(memory_format=torch.channels_last) if x.is_cuda else w
         return _finished(F.conv2d(x, w, padding=padding), b, pool, fused)
-    if fused and not (x.requires_grad and torch.is_grad_enabled()) and pool == "average":
-        return _compiled(narrow)(x, w.flatten(1).T.contiguous(), b, w.shape[2:], padding)
+    if fused and pool == "average":
+        taps = w.flatten(1).T.contiguous()
+        if x.requires_grad and torch.is_grad_enabled():
+            return cast(Tensor, _Narrow.apply(x, taps, b, w.shape[2:], padding))
+        return _compiled(narrow)(x, taps, b, w.shape[2:], padding)
     return _finished(products.conv2d(x, w, None, padding), b, pool, fused)
 
 
@@ -120,9 +141,16 @@ def finish(z: Tensor, b: Tensor) -> Tensor:
     return (a + b_ + c + d) * 0.25
 
 
-def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """Convolution, bias, ReLU and the mean of each 2 x 2 pixels, written so that a compiler makes one kernel of it:
-    for each of the four corners the sum over the neighbours, on tensors of the output's size."""
+    for each of the four corners the sum over the neighbours, on tensors of the output's size. `w`: (neighbour,
+    channel)."""
+    found = [total.relu() for total in _corners(x, w, b, kernel, padding)]
+    return ((found[0] + found[1] + found[2] + found[3]) * 0.25).permute(0, 3, 1, 2)
+
+
+def _corners(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> list[Tensor]:
+    """Convolution and bias at the four corners of each 2 x 2 pixels: (row, height / 2, width / 2, channel)."""
     channels = x.shape[1]
     h, width = x.shape[2] + 2 * padding[0] - kernel[0] + 1, x.shape[3] + 2 * padding[1] - kernel[1] + 1
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))[..., None]
@@ -134,17 +162,57 @@ def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: tuple[int, int], padding: tu
             for at in range(channels * kernel[0] * kernel[1]):
                 c, dy, dx = at // (kernel[0] * kernel[1]), at // kernel[1] % kernel[0], at % kernel[1]
                 total = total + x[:, c, i + dy : dy + high : 2, j + dx : dx + wide : 2] * w[at]
-            found.append(total.relu())
-    return ((found[0] + found[1] + found[2] + found[3]) * 0.25).permute(0, 3, 1, 2)
+            found.append(total)
+    return found
 
 
-def _compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compiled for each form of image, and for any number of them."""
+def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """From the gradient of `narrow` that of the convolution inside: (row, corner, height / 2, width / 2, channel)."""
+    g = g.permute(0, 2, 3, 1) * 0.25
+    return torch.stack([torch.where(total > 0, g, 0.0) for total in _corners(x, w, b, kernel, padding)], 1)
 
-    def call(x: Tensor, *rest: object) -> Tensor:
+
+def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """The gradient of the images x from that of each neighbour, (row, corner, height / 2, width / 2, neighbour)."""
+    channels, height, width = x.shape[1:]
+    full = g.unflatten(1, (2, 2)).permute(0, 5, 3, 1, 4, 2).flatten(4, 5).flatten(2, 3)  # (row, neighbour, y, x)
+    bottom = height + 2 * padding[0] - kernel[0] + 1 - full.shape[2]  # a last row or column that `narrow` dropped
+    right = width + 2 * padding[1] - kernel[1] + 1 - full.shape[3]
+    more = kernel[1] - 1, kernel[1] - 1 + right, kernel[0] - 1, kernel[0] - 1 + bottom
+    full = F.pad(full, more).unflatten(1, (channels, kernel[0] * kernel[1]))
+    total = torch.zeros_like(x)
+    for at in range(kernel[0] * kernel[1]):
+        top, left = kernel[0] - 1 - at // kernel[1] + padding[0], kernel[1] - 1 - at % kernel[1] + padding[1]
+        total = total + full[:, :, at, top : top + height, left : left + width]
+    return total
+
+
+class _Narrow(torch.autograd.Function):
+    """`narrow` with the gradient of its images alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+        ctx.save_for_backward(x, w, b)
+        ctx.form = kernel, padding
+        return cast(Tensor, _compiled(narrow)(x.detach(), w, b, kernel, padding))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, w, b = (t.detach() for t in ctx.saved_tensors)
+        inside = _compiled(narrow_inside)(gradients[0], x, w, b, *ctx.form)
+        each = inside @ w.T  # of the neighbours
+        return _compiled(narrow_images)(each, x, *ctx.form), None, None, None, None
+
+
+def _compiled(fn: Callable[..., Any], rows: bool = True) -> Callable[..., Any]:
+    """Compiled for each form of image; with `rows`, for any number of them."""
+
+    def call(x: Tensor, *rest: object) -> Any:
         from torch import _dynamo as dynamo  # takes a second to import
 
-        dynamo.maybe_mark_dynamic(x, 0)
+        for t in (x, *rest) if rows else ():
+            if isinstance(t, Tensor) and t.dim() >= 4:
+                dynamo.maybe_mark_dynamic(t, 0)
         dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, FORMS)
         try:
             return _kept(fn)(x, *rest) if fn not in _uncompiled else fn(x, *rest)
@@ -156,9 +224,9 @@ def _compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-_uncompiled: set[Callable[..., Tensor]] = set()
+_uncompiled: set[Callable[..., Any]] = set()
 
 
 @lru_cache
-def _kept(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return cast(Callable[..., Tensor], torch.compile(fn, dynamic=False))
+def _kept(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(fn, dynamic=False)

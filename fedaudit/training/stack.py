@@ -71,11 +71,14 @@ class Job:
     options: Mapping[str, Any]
 
     def alone(self) -> Fitted:
-        if compiles() and _on_gpu(self.rows) and _never(self) is None:  # what is compiled is kept for stacks
+        alike = self.loss, repr(self.structure)
+        # What is compiled is kept for stacks. What a compiler refused is not tried again in the next round.
+        if compiles() and _on_gpu(self.rows) and alike not in _refused and _never(self) is None:
             before = self.rng.get_state()
             try:
                 return fit_together([self])[0]
             except Exception as e:  # noqa: BLE001 (nothing was changed yet, and `fit` says better what is wrong)
+                _refused.add(alike)
                 unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
                 self.rng.set_state(before)
         return fit(self.model, self.loss, self.rows, rng=self.rng, **self.options)
@@ -712,6 +715,7 @@ def picking(products: bool) -> AbstractContextManager[Any]:
     return _PICKS[True] if products else nullcontext()
 
 
+_refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
 _compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedaudit.methods import _folded
 from fedaudit.methods._condense import AHEAD, Records, Sampled
-from fedaudit.methods._folded import Folded, finish, narrow
+from fedaudit.methods._folded import Folded, finish, fold, narrow, narrow_images, narrow_inside
 from fedaudit.training import models
 
 
@@ -45,7 +45,7 @@ def test_folded_is_the_network_itself(arch, shape):
 def test_what_is_compiled_is_the_same_arithmetic(shape, monkeypatch):
     """The forms written for a compiler, run as they stand in place of the usual ones."""
     used = []
-    monkeypatch.setattr(_folded, "_compiled", lambda fn: used.append(fn) or fn)
+    monkeypatch.setattr(_folded, "_compiled", lambda fn, rows=True: used.append(fn) or fn)
     monkeypatch.setattr(_folded, "_fuses", lambda x: True)
     f = Sampled(net("convnet@0.1", shape), folded=True)
     x = torch.randn(5, *shape, dtype=torch.float64, requires_grad=True)
@@ -54,7 +54,37 @@ def test_what_is_compiled_is_the_same_arithmetic(shape, monkeypatch):
     (b,) = torch.autograd.grad((f.f.encode(x) * direction).sum(), x)
     assert torch.allclose(f.real(x), f.f.encode(x), rtol=1e-10, atol=1e-12)
     assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
-    assert set(used) == {narrow, finish}
+    assert set(used) == {fold, narrow, narrow_inside, narrow_images, finish}
+
+
+@pytest.mark.parametrize("fresh", [lambda w: w.interpolate(0.5), lambda w: w.perturb(3.0)])
+def test_norms_are_folded_once_for_each_drawing_of_weights(fresh, monkeypatch):
+    folded = []
+    monkeypatch.setattr(_folded, "fold", lambda *given: folded.append(1) or fold(*given))
+    w = Sampled(net("cnn_bn", (1, 8, 8)), folded=True)
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    fresh(w)
+    first = w.encode(x)
+    assert torch.equal(first, w.real(x))
+    once = len(folded)
+    fresh(w)
+    assert not torch.allclose(first, w.encode(x))
+    assert (once, len(folded)) == (2, 4)  # two stages
+
+
+@pytest.mark.slow
+def test_a_compiler_takes_the_forms(monkeypatch):
+    """On a CPU, for two numbers of images: the compiled forms are what they are uncompiled, and none was refused."""
+    monkeypatch.setattr(_folded, "_fuses", lambda x: True)
+    for rows in (5, 3):
+        w = Sampled(net("convnet@0.1", (1, 7, 8)), folded=True)
+        x = torch.randn(rows, 1, 7, 8, dtype=torch.float64, requires_grad=True)
+        direction = torch.randn(rows, w.f.width, dtype=torch.float64)
+        (a,) = torch.autograd.grad((w.encode(x) * direction).sum(), x)
+        (b,) = torch.autograd.grad((w.f.encode(x) * direction).sum(), x)
+        assert torch.allclose(w.real(x), w.f.encode(x), rtol=1e-10, atol=1e-12)
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+    assert not _folded._uncompiled
 
 
 def test_other_networks_are_left_alone():

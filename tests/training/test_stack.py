@@ -11,6 +11,7 @@ from jobs import CASES, COUNTS, distance, held_out, make, mirrored
 from torch import Tensor, nn
 
 from fedaudit import adam
+from fedaudit.training import stack
 from fedaudit.training.fit import Opt, Turns
 from fedaudit.training.norms import MaskedNorms
 from fedaudit.training.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
@@ -195,3 +196,21 @@ def test_a_stack_on_a_gpu_has_no_gradient_of_an_index(monkeypatch: pytest.Monkey
     for job in alone:
         job.alone()
     assert distance(together, alone) < 1e-10
+
+
+def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU where steps are compiled: the first training tries it, and goes on without; the next does not."""
+    tried = []
+
+    def refuses(jobs: list[Job]) -> None:
+        tried.append(jobs)
+        raise RuntimeError("a loss that draws")
+
+    for name, value in (("compiles", lambda: True), ("_on_gpu", lambda rows: True), ("fit_together", refuses)):
+        monkeypatch.setattr(stack, name, value)
+    monkeypatch.setattr(stack, "_refused", set())
+    monkeypatch.setattr(stack, "unrecorded", {})
+    a, b = make("cnn", [8, 8])
+    assert a.alone().steps == b.alone().steps == 4
+    assert len(tried) == 1
+    assert list(stack.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
