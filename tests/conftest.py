@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -30,6 +31,15 @@ def _computing():
     torch.set_num_threads(1)
     if platform.machine() in ("aarch64", "arm64"):
         torch.backends.mkldnn.set_flags(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_power_cut():
+    """Runs wait for the disk a dozen times each, against a loss of power, which no test brings about. Kills are felt
+    without: what was written is the kernel's by then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -33,6 +34,7 @@ def room_of(module: str) -> str:
     return first if first in ROOMS else "ground"
 
 
+@cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(HOUSE.rglob("*.py")):
@@ -42,19 +44,27 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path, *, typing: bool, deferred: bool = True) -> set[str]:
-    """The modules of the house that a file imports. `typing`: also what only type checkers import; `deferred`: also
-    inside functions."""
+@cache
+def read(path: Path) -> tuple[list[ast.stmt], list[ast.AST], set[int]]:
+    """A file's statements, those that import anywhere within, and which of them are for type checkers only."""
     tree = ast.parse(path.read_text())
+    whole = list(ast.walk(tree))
     for_types = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in whole
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
+    return tree.body, [node for node in whole if isinstance(node, ast.Import | ast.ImportFrom)], for_types
+
+
+def imports(path: Path, *, typing: bool, deferred: bool = True) -> set[str]:
+    """The modules of the house that a file imports. `typing`: also what only type checkers import; `deferred`: also
+    inside functions."""
+    top, whole, for_types = read(path)
     names = modules()
     found = set()
-    for node in ast.walk(tree) if deferred else tree.body:
+    for node in whole if deferred else top:
         if id(node) in for_types and not typing:
             continue
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedaudit":

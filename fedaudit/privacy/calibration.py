@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -164,12 +165,18 @@ def classical(epsilon: float, delta: float, sensitivity: float) -> float:
 def analytic(epsilon: float, delta: float, sensitivity: float) -> float:
     """The least sigma that meets (epsilon, delta) in one release (Balle and Wang 2018, Theorem 8 and Algorithm 1)."""
     epsilon, delta, sensitivity = check_epsilon(epsilon), check_delta(delta), check_sensitivity(sensitivity)
+    return sensitivity / _largest_mu(epsilon, delta)
+
+
+@lru_cache(maxsize=1024)
+def _largest_mu(epsilon: float, delta: float) -> float:
+    """The Gaussian of the least noise that meets (epsilon, delta). Every release of a run asks for the same."""
     target = math.log(delta)
     # Start from the larger of two lower bounds on mu: delta <= Phi(mu/2 - epsilon/mu) and delta <= 2 Phi(mu/2) - 1.
     z = float(ndtri(delta))
     root = math.sqrt(z * z + 2 * epsilon)
     start = max(2 * epsilon / (root - z) if z < 0 else root + z, 2 * float(ndtri(0.5 + delta / 2)))
-    return sensitivity / _root(lambda mu: _log_delta(epsilon / mu, mu) - target, start)
+    return _root(lambda mu: _log_delta(epsilon / mu, mu) - target, start)
 
 
 def total(epsilon: float, delta: float, sensitivity: float, releases: int) -> float:

@@ -177,10 +177,13 @@ def records_of(path):
             parts = b""
 
 
-def test_wandb_offline_holds_history_config_and_summary(folder, tmp_path):
-    pytest.importorskip("wandb")
+def test_wandb_offline_holds_history_config_and_summary(folder, tmp_path, monkeypatch):
+    wandb, ended = pytest.importorskip("wandb"), []
+    end = wandb.teardown
+    monkeypatch.setattr(wandb, "teardown", lambda: ended.append(end()))
     said = export(folder / "runs" / "fedavg-dp-0", "wandb", tmp_path / "out", project="mine")
     assert "1 runs in" in said
+    assert len(ended) == 1, "until it is told to end, wandb's own process may not have written everything yet"
     (path,) = (tmp_path / "out" / "wandb").glob("offline-run-*/run-*.wandb")
     found = list(records_of(path))
     run = next(record.run for record in found if record.WhichOneof("record_type") == "run")
