@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import textwrap
@@ -174,23 +175,34 @@ def _near_chance(record: RunRecord) -> list[str]:
     from fedaudit.registry import find
     from fedaudit.suite.measured import near_chance
 
-    classes = record.data.classes
-    reached = record.result.last.test_score() if record.result.last else None
-    if not near_chance(reached, classes):
+    classes, last = record.data.classes, record.result.last
+    if last is None or not near_chance(last.test_score(), classes):
         return []
+    guessing = f"guessing gives {100 / (classes or 1):.0f} %"
+    own_models = last.clients.global_test if last.clients else None
+    if last.global_ is not None and own_models is not None and not near_chance(own_models.mean, classes):
+        return [
+            f"  GLOBAL MODEL NEAR CHANCE: {guessing}. What clients deploy learnt: {_percent(own_models.mean)}.",
+            "    A model that each client adapts may be so; else train it more gently.",
+        ]
     name = record.setting.method
-    own = ":" in name  # somebody's code, which is not imported for that
-    first: dict[str, Any] = {} if own else dict(getattr(find(name), "on_digits", {}))
+    first: dict[str, Any] = {}
+    if ":" not in name:  # else somebody's code, which is not imported for that
+        with contextlib.suppress(SettingError):  # a method of a package that is not installed here
+            first = dict(getattr(find(name), "on_digits", {}))
     flat = {f"{k}.{j}" if isinstance(v, dict) else k: w for k, v in first.items() for j, w in _parts(v)}
     advice = " ".join(f"--set {key}={value}" for key, value in flat.items()) or "more epochs and a larger learning rate"
-    lines = [
-        f"  NEAR CHANCE: guessing gives {100 / (classes or 1):.0f} %. Nothing was learnt, so nothing can be found.",
+    if first and all(record.setting.set.get(key) == value for key, value in first.items()):
+        advice = "another --seed, --partition iid, a smaller learning rate"  # it has these settings
+    if TRAINING in record.setting.privacy:  # steps with noise want to be few and large
+        advice = (
+            "larger batches and a larger learning rate than without noise, which DP-SGD takes (FedAvg on digits: "
+            "--set E=3 --set B=150 --set eta=1), a larger epsilon"
+        )
+    return [
+        f"  NEAR CHANCE: {guessing}. Nothing was learnt, so nothing can be found.",
         f"    Try {advice}, or more --rounds.",
     ]
-    if TRAINING in record.setting.privacy:  # steps with noise want to be few and large
-        lines[1] = "    DP-SGD takes larger batches and a larger learning rate than training without noise (FedAvg on"
-        lines.append("    digits: --set E=3 --set B=64 --set eta=0.5), more --rounds, or a larger epsilon.")
-    return lines
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:

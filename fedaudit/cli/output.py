@@ -139,5 +139,4 @@ def _cell(value: Any, column: str) -> str:
 def print_summary(record: Any) -> None:
     from fedaudit.cli.listing import summary
 
-    for line in summary(record):
-        print(line)
+    print(wrapped("\n".join(summary(record))))

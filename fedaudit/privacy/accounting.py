@@ -214,22 +214,10 @@ def _prv_accountant() -> Any:
             L = _rdp(tuple(self.history), delta_error / 4, beyond=False)
             for sigma, q, _ in self.history:
                 L = max(L, _rdp(((sigma, q, 1),), delta_error / (8 * steps), beyond=False))
-            mesh = eps_error / np.sqrt(steps * np.log(12 / delta_error) / 2)
-            half = _fast_half(math.ceil((max(L, eps_error) + 3) / mesh))
-            return Domain.create_aligned(-(half - 0.5) * mesh, (half - 0.5) * mesh, mesh)
+            L = max(L, eps_error) + 3
+            return Domain.create_aligned(-L, L, eps_error / np.sqrt(steps * np.log(12 / delta_error) / 2))
 
     return Quick
-
-
-def _fast_half(half: int) -> int:
-    """At least `half`, so that a grid from -half to half + 1 has a length whose Fourier transform is quick: a wider grid
-    cuts off less, and one of prime length takes five times as long."""
-    from scipy.fft import next_fast_len
-
-    size = 2 * half + 2
-    while (size := next_fast_len(size, real=True)) % 2:
-        size += 1
-    return size // 2 - 1
 
 
 @functools.lru_cache(maxsize=1024)

@@ -67,6 +67,15 @@ def test_the_help_names_every_command(fedaudit, monkeypatch):
     assert "\n".join(lines) + "\n" == (GOLDEN / "help.txt").read_text()
 
 
+def test_the_help_of_every_command_fits(fedaudit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [line.split()[0] for line in (GOLDEN / "help.txt").read_text().splitlines()]
+    for word in words:
+        code, out, _ = fedaudit(word, "--help")
+        assert code == 0
+        assert narrow(out), word
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -154,3 +154,12 @@ def test_an_audit_is_shown_in_80_columns(fedaudit, tmp_path):
     assert max(map(len, out.splitlines())) <= 80
     assert out == (Path(__file__).parents[1] / "golden" / "show.txt").read_text()
     assert '"report_schema": 1' in fedaudit("show", tmp_path, "--json")[1]
+
+
+def test_a_run_is_shown_in_80_columns(fedaudit, tmp_path):
+    """Attacks, a ledger, audits and a hostile name: what is too long goes on, indented."""
+    folder = reported.write(tmp_path)
+    runs = [folder / "runs" / name for name in ("fedavg-0", "fedavg-dp-0", "evil-0", "protos-0")]
+    out = "".join(fedaudit("show", run)[1] for run in runs)
+    assert max(map(len, out.splitlines())) <= 80
+    assert out == (Path(__file__).parents[1] / "golden" / "show_runs.txt").read_text()
