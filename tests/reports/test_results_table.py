@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import statistics
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -164,6 +165,39 @@ def test_what_else_was_changed_in_the_gate_on_the_page() -> None:
     nearest = next(curve for (scale, _), curve in curves.items() if scale == "mean")
     gains = [mine - theirs for mine, theirs in zip(nearest, control, strict=True)]
     assert (f"{min(gains):.1f}", f"{max(gains):.1f}", f"{gains[-1]:.1f}") == ("0.8", "3.4", "1.0")
+
+
+def test_what_was_changed_beside_lgkm_on_the_page() -> None:
+    """A row for each run, the control first and then the best first."""
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in (RESULTS / "records" / "fedaf_readings").glob("*.json")]
+    assert len(records) == 10
+    assert {kept["hyper_parameters"]["lgkm_scale"] for kept in records} == {"mean"}
+    records.sort(key=lambda kept: (len(kept["setting"]["set"]) > 3, -TABLE.best(kept)["accuracy"]))
+    cells = [f" | {TABLE.percent(TABLE.best(r))} | {TABLE.percent(r['rounds'][-1]['global'])} |" for r in records]
+    at = [text.index(cell) for cell in cells]
+    assert at == sorted(at)
+    for kept, place in zip(records, at, strict=True):
+        row = text[text.rindex("\n", 0, place) : place]
+        changed = set(kept["setting"]["set"]) - {"steps", "T_over", "lgkm_scale"}
+        assert all(f"`{name}" in row for name in changed), row
+
+
+def test_fedafs_table_on_digits_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    last: dict[str, list[float]] = {}
+    for path in (RESULTS / "records" / "fedaf_digits").glob("*.json"):
+        kept = json.loads(path.read_text())
+        values = kept["hyper_parameters"]
+        name = {"fedaf": "FedAF", "feddm": "FedDM", "fedavg": "FedAvg"}.get(kept["setting"]["method"])
+        if name == "FedAF":
+            name += "" if values["lambda_loc"] else " without CDC"
+            name += "" if values["lambda_glob"] else " without LGKM"
+        if name:
+            last.setdefault(name, []).append(100 * kept["rounds"][-1]["global"]["accuracy"])
+    assert len(last) == 5
+    for name, values in last.items():
+        assert f"| {name} | 3 | {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} |" in text, name
 
 
 def test_fedfrees_table_on_the_page() -> None:
