@@ -73,13 +73,16 @@ def test_norms_are_folded_once_for_each_drawing_of_weights(fresh, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_compiler_takes_the_forms(monkeypatch):
-    """On a CPU, for two numbers of images: the compiled forms are what they are uncompiled, and none was refused."""
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_compiler_takes_the_forms(device, monkeypatch):
+    """For two numbers of images: the compiled forms are what they are uncompiled, and none was refused."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU here")
     monkeypatch.setattr(_folded, "_fuses", lambda x: True)
     for rows in (5, 3):
-        w = Sampled(net("convnet@0.1", (1, 7, 8)), folded=True)
-        x = torch.randn(rows, 1, 7, 8, dtype=torch.float64, requires_grad=True)
-        direction = torch.randn(rows, w.f.width, dtype=torch.float64)
+        w = Sampled(net("convnet@0.1", (1, 7, 8)).to(device), folded=True)
+        x = torch.randn(rows, 1, 7, 8, dtype=torch.float64, device=device, requires_grad=True)
+        direction = torch.randn(rows, w.f.width, dtype=torch.float64, device=device)
         (a,) = torch.autograd.grad((w.encode(x) * direction).sum(), x)
         (b,) = torch.autograd.grad((w.f.encode(x) * direction).sum(), x)
         assert torch.allclose(w.real(x), w.f.encode(x), rtol=1e-10, atol=1e-12)
