@@ -3,8 +3,9 @@
     python docs/results/epsilon_calibration.py OUT.json [--repetitions 400] [--seed 0] [--table noise --release uint8]
 
 Every bound: 400 repetitions without any leak (null) and 400 of a mechanism that is exactly as private as it claims.
-A bound above the truth is an error; 5 % are allowed. Every test of noise: 400 repetitions of honest noise. Numpy and
-SciPy only, one thread.
+A bound above the truth is an error; 5 % are allowed. Every test of noise: 400 repetitions of honest noise. The table
+`level` says how often a true claim is refuted, at one in a thousand: give it 20,000 repetitions.
+Numpy and SciPy only, one thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedaudit.attack.membership import _tpr_interval
+from fedaudit.levels import LEVEL
 from fedaudit.privacy import lower_bounds as eps
 from fedaudit.privacy.noise_tests import Residual, examine, residual
 from fedaudit.stats import clopper_pearson
@@ -43,6 +45,27 @@ BOUNDS: Bounds = {
     "Clopper-Pearson, split": lambda s, m, d: eps.from_scores(s, m, d, correction="split").epsilon,
     "mu-GDP, fixed threshold": _at_zero,
     "mu-GDP, mean shift": lambda s, m, d: eps.gdp_mean_shift(s, m, d).epsilon,
+}
+
+
+def _guessed(bound: Callable[..., eps.Bound]) -> Callable[[np.ndarray, np.ndarray, float], float]:
+    """As a one-run audit would have it: as many canaries as scores, each guessed by its sign."""
+    known: dict[tuple[int, int, float], float] = {}
+
+    def p(scores: np.ndarray, member: np.ndarray, delta: float) -> float:
+        m, right = len(scores), int(((scores > 0) == member).sum())
+        if (m, right, delta) not in known:
+            known[m, right, delta] = bound(m, m, right, delta).p_value(1.0)
+        return known[m, right, delta]
+
+    return p
+
+
+CLAIMS: Bounds = {  # the p-value of epsilon = 1
+    "Clopper-Pearson, ranks": lambda s, m, d: eps.from_scores(s, m, d).p_value(1.0),
+    "mu-GDP, mean shift": lambda s, m, d: eps.gdp_mean_shift(s, m, d).p_value(1.0),
+    "one run, Steinke": _guessed(eps.one_run_steinke),
+    "one run, f-DP": _guessed(eps.one_run_fdp),
 }
 
 
@@ -101,16 +124,40 @@ def noise(
     """1,000 numbers of ten clients: how often noise of so many times what is promised is refuted."""
     for what, sigma, levels in (RELEASES[name] for name in releases):
         for scale in scales:
-            # Rounded releases are simulated, which takes a hundred times as long; what is plain needs fewer of them.
+            # Rounded releases take a hundred times as long; what is plain needs fewer of them.
             n = repetitions if levels is None or scale >= 0.9 else max(repetitions // 4, 1)
             rng = np.random.default_rng([seed, 2, int(10 * sigma), int(100 * scale)])
             findings = [examine(_releases(rng, scale, sigma, levels)) for _ in range(n)]
-            refuted = sum(f.p < 0.05 for f in findings)
-            low, high = clopper_pearson(refuted, n)
             yield {
-                "release": what, "sigma": sigma, "noise": scale, "refuted": refuted, "of": n, "rate": refuted / n,
-                "low": low, "high": high, "finds": float(np.median([f.finds for f in findings])),
+                "release": what, "sigma": sigma, "noise": scale, **rate(sum(f.p < 0.05 for f in findings), n),
+                "refuted": rate(sum(f.p < LEVEL for f in findings), n),
+                "finds": float(np.median([f.finds for f in findings])),
             }  # fmt: skip
+
+
+def level(
+    repetitions: int, seed: int, releases: Iterable[str] = RELEASES, claims: Iterable[str] = CLAIMS
+) -> Iterator[dict[str, Any]]:
+    """How often what is true is refuted, and how often it is suspicious: honest noise; bounds at the claim itself."""
+    for name in releases:
+        what, sigma, levels = RELEASES[name]
+        rng = np.random.default_rng([seed, 4, int(10 * sigma)])
+        ps = [examine(_releases(rng, 1.0, sigma, levels)).p for _ in range(repetitions)]
+        yield {"test": f"residuals, {what}, sigma {sigma:g}, 1,000 numbers", **_levels(ps)}
+    member = np.arange(2 * TRIALS) < TRIALS
+    for name in claims:
+        for delta in DELTAS:
+            rng = np.random.default_rng([seed, 5, int(1e6 * delta)])
+            mu = eps._mu_of(1.0, delta)
+            draws = (rng.normal(size=2 * TRIALS) + mu * (member - 0.5) for _ in range(repetitions))
+            ps = [CLAIMS[name](scores, member, delta) for scores in draws]
+            yield {"test": f"{name}, epsilon 1, delta {delta:g}", **_levels(ps)}
+
+
+def _levels(ps: list[float]) -> dict[str, Any]:
+    return {
+        "refuted": rate(sum(p < LEVEL for p in ps), len(ps)), "suspicious": rate(sum(p < 0.05 for p in ps), len(ps)),
+    }  # fmt: skip
 
 
 def _releases(rng: np.random.Generator, scale: float, sigma: float, levels: np.ndarray | None) -> list[Residual]:
@@ -156,6 +203,7 @@ TABLES: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "one_run": one_run,
     "noise": noise,
     "coverage": coverage,
+    "level": level,
 }
 
 
@@ -165,13 +213,20 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", choices=sorted(TABLES), action="append")
-    parser.add_argument("--release", choices=sorted(RELEASES), action="append", help="of the table noise")
+    parser.add_argument("--release", choices=sorted(RELEASES), action="append", help="of the tables noise and level")
+    parser.add_argument("--claim", choices=sorted(CLAIMS), action="append", help="of the table level")
     parser.add_argument("--noise", type=float, action="append", help="of the table noise: times what is promised")
     chosen = parser.parse_args(arguments)
-    some = {"noise": {"releases": chosen.release or RELEASES, "scales": chosen.noise or SCALES}}
+    some: dict[str, dict[str, Any]] = {
+        "noise": {"releases": chosen.release or RELEASES, "scales": chosen.noise or SCALES},
+        "level": {
+            "releases": chosen.release or ([] if chosen.claim else RELEASES),
+            "claims": chosen.claim or ([] if chosen.release else CLAIMS),
+        },
+    }
     tables = {
         name: list(TABLES[name](chosen.repetitions, chosen.seed, **some.get(name, {})))
-        for name in chosen.table or TABLES
+        for name in chosen.table or (name for name in TABLES if name != "level")
     }
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps({"repetitions": chosen.repetitions, "seed": chosen.seed, **tables}, indent=1))

@@ -4,7 +4,7 @@
     python docs/results/epsilon_whole_runs.py docs/results/epsilon/whole_runs.json --count OUT.json ...
 
 Each repetition is a run of its own: FedAvg with DP-SGD on digits, two clients, one round, a seed that nothing else
-used. `true claim`: audits of it as they are; the ledger's claim holds, so a refutation is an error. `null`: gradient
+used. `true claim`: audits of it as they are; the ledger's claim holds, so p < 0.05 comes about in 5 %. `null`: gradient
 canaries without any gradient, so that no coin can be told and every bound above 0 is an error. Twice: batches of 64,
 where sampling makes the claim smaller, and all records in every step, where the claim is as tight as it can be.
 
@@ -29,6 +29,7 @@ from fedaudit.attack import gradient_canaries
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.gradient_canaries import audit_canaries
 from fedaudit.attack.residuals import audit_residuals
+from fedaudit.levels import LEVEL
 from fedaudit.rng import generator
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.run_record import EpsilonAudit
@@ -45,7 +46,7 @@ CANARIES = 200  # of each client
 BLIND = ("blind_nearest", "blind_pixels", "blind_prior")
 
 
-def one(seed: int, folder: Path) -> Iterator[Row]:
+def one(seed: int, folder: Path, residuals_only: bool = False) -> Iterator[Row]:
     for name, batch in BATCHES.items():
         out = folder / name
         run(
@@ -53,16 +54,20 @@ def one(seed: int, folder: Path) -> Iterator[Row]:
             eval_clients=False, out=out, **SMALL,
         )  # fmt: skip
         yield from (said(a, name, "true claim", seed) for a in audit_residuals(out))
+        if residuals_only:
+            continue
         yield from (said(a, name, "true claim", seed) for a in audit_canaries(out, canaries=CANARIES))
         with mock.patch.object(gradient_canaries, "STEEP", 0.0):
             yield from (said(a, name, "null", seed) for a in audit_canaries(out, canaries=CANARIES))
+    if residuals_only:
+        return
     yield from split(out, "honest", seed)
     with mock.patch.object(World, "nonmembers", dithered):
         yield from split(out, "dithered", seed)
 
 
 def said(audit: EpsilonAudit, regime: str, case: str, seed: int) -> Row:
-    wrong = audit.verdict == "refuted" if case == "true claim" else audit.lower_bound > 0
+    wrong = audit.p_value < 0.05 if case == "true claim" else audit.lower_bound > 0
     return {
         "test": audit.test, "regime": regime, "case": case, "seed": seed, "wrong": wrong, "p": audit.p_value,
         "bound": audit.lower_bound, "claim": audit.claim_epsilon,
@@ -95,7 +100,12 @@ def counted(rows: list[Row]) -> Iterator[Row]:
         low, high = clopper_pearson(spoke, len(some))
         rate = {"spoke": spoke, "of": len(some), "rate": spoke / len(some), "low": low, "high": high}
         seeds = [min(r["seed"] for r in some), max(r["seed"] for r in some)]
-        yield {"test": test, "regime": regime, "case": case, **rate, "seeds": seeds}
+        row = {"test": test, "regime": regime, "case": case, **rate, "seeds": seeds}
+        if case == "true claim":
+            refuted = sum(r["p"] < LEVEL for r in some)
+            low, high = clopper_pearson(refuted, len(some))
+            row["refuted"] = {"wrong": refuted, "of": len(some), "rate": refuted / len(some), "low": low, "high": high}
+        yield row
 
 
 def main(arguments: list[str]) -> None:
@@ -103,6 +113,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--first", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--residuals", action="store_true", help="residuals alone")
     parser.add_argument("--count", type=Path, nargs="+", help="files that this script made: count them together")
     chosen = parser.parse_args(arguments)
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +125,7 @@ def main(arguments: list[str]) -> None:
         return
     for seed in range(chosen.first, chosen.first + chosen.runs):
         with tempfile.TemporaryDirectory() as folder:
-            found += one(seed, Path(folder))
+            found += one(seed, Path(folder), chosen.residuals)
         chosen.out.write_text(json.dumps({"whole_runs": found}))
 
 

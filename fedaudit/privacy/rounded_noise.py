@@ -98,44 +98,48 @@ class RoundedScale:
             squares += 2 * float((p * (s - mean) ** 2).sum())
         return squares / apart if apart > 0 else 0.0
 
+    @cached_property
+    def _range(self) -> tuple[float, float]:
+        """The least and the largest sum that can come about."""
+        pairs = list(zip(self._scores, self._chances, strict=True))
+        least = sum(float(np.where(p > 0, s, np.inf).min(1).sum()) for s, p in pairs)
+        return least, sum(float(np.where(p > 0, s, -np.inf).max(1).sum()) for s, p in pairs)
+
+    @cached_property
+    def _moments(self) -> tuple[float, float]:
+        """Mean and variance."""
+        return self._cumulants(0.0)[1:]
+
     def below(self, value: float) -> float:
         """P[the sum is at most this]."""
         value += self._step / 2
-        _, mean, variance = self._cumulants(0.0)
-        least = sum(float(np.where(p > 0, s, np.inf).min(1).sum()) for s, p in self._parts_of())
-        most = sum(float(np.where(p > 0, s, -np.inf).max(1).sum()) for s, p in self._parts_of())
+        (mean, variance), (least, most) = self._moments, self._range
         if variance <= 0 or value >= most:
             return 1.0
         x = (value - mean) / math.sqrt(variance)
         if abs(x) < 0.1:  # at the mean itself Lugannani and Rice divide by 0
             return float(ndtr(x))
-        t = self._tilt(max(value, least + 1e-9 * (most - least)), x)
-        k, _, k2 = self._cumulants(t)
+        t, k, k2 = self._tilt(max(value, least + 1e-9 * (most - least)))
         w = math.copysign(math.sqrt(max(2 * (t * value - k), 0.0)), t)
         u = t * math.sqrt(k2)
         density = math.exp(-(w**2) / 2) / math.sqrt(2 * math.pi)
         return min(1.0, max(0.0, float(ndtr(w)) + (density * (1 / w - 1 / u) if w * u > 0 else 0.0)))
 
-    def _parts_of(self) -> list[tuple[Floats, Floats]]:
-        return list(zip(self._scores, self._chances, strict=True))
-
-    def _tilt(self, value: float, x: float) -> float:
-        """t with K'(t) = value: Newton's steps, kept within a bracket."""
-        low, high = (-1.0, 0.0) if x < 0 else (0.0, 1.0)
-        while x < 0 and self._cumulants(low)[1] > value and low > -1e4:
-            low, high = 2 * low, low
-        while x > 0 and self._cumulants(high)[1] < value and high < 1e4:
-            low, high = high, 2 * high
-        t = (low + high) / 2
-        for _ in range(60):
-            _, k1, k2 = self._cumulants(t)
+    def _tilt(self, value: float) -> tuple[float, float, float]:
+        """t with K'(t) = value, and K and K'' there: Newton's steps, kept between values that lie on either side."""
+        mean, variance = self._moments
+        low, high = (-math.inf, 0.0) if value < mean else (0.0, math.inf)
+        t = (value - mean) / variance
+        for _ in range(100):
+            k, k1, k2 = self._cumulants(t)
             low, high = (t, high) if k1 < value else (low, t)
             ahead = t + (value - k1) / k2 if k2 > 0 else math.nan
-            ahead = ahead if low < ahead < high else (low + high) / 2
-            if abs(ahead - t) <= 1e-9 * max(1.0, abs(t)):
+            if not low < ahead < high:
+                ahead = (low + high) / 2 if math.isfinite(low + high) else 2 * t
+            if abs(ahead - t) <= 1e-7 * abs(t) or abs(t) > 1e4:
                 break
             t = ahead
-        return t
+        return t, k, k2
 
     def p_values(self) -> tuple[float, float]:
         """Of the scale being smaller, and being larger."""

@@ -146,8 +146,8 @@ def test_less_noise_is_found_through_rounding():
 
 @pytest.mark.parametrize(("sigma", "n"), [(0.5, 60), (20.0, 400)])
 def test_the_scale_of_rounded_noise_has_the_p_value_that_simulation_gives(sigma, n):
-    """The lower tail's p-value at quantiles of 40,000 simulated sums: no smaller than it should be (but for chance), and
-    no more than about twice as large. With sigma = 20 all but some 16 of 400 numbers are clamped: it is a count."""
+    """The lower tail's p-value at quantiles of 40,000 simulated sums: not smaller than it should be but for chance, nor
+    more than about twice as large. With sigma = 20 all but some 16 of 400 numbers are clamped: it is a count."""
     rng = np.random.default_rng(0)
     clean = rng.normal(size=(1, n)) * (0.3 if sigma < 1 else 0.0)
     made = residual(rounded(clean + sigma * rng.normal(size=(1, n))), clean, sigma, client=0, round=1, part="E",
