@@ -278,6 +278,69 @@ def shadows(bench: Bench) -> None:
                              "norms_apart": apart}})  # fmt: skip
 
 
+def _attacked(bench: Bench, spec: dict[str, Any], **setting: Any) -> None:
+    """One attack on every client of a run, one after the other and as one stack: the attack's own time, without scores.
+    Twice each; the second counts."""
+    from unittest import mock
+
+    from fedaudit.attack import attack_run
+    from fedaudit.attacks import _invert
+    from fedaudit.runtime.folder import RunFolder
+    from fedaudit.runtime.task import compute
+    from fedaudit.wire.transcript import Threat
+
+    _, folder, _ = bench.run(**{**setting, "holdout": 0.2, "aux": 0.2}, rounds=1, eval_every=1)
+    opened = RunFolder(folder)
+    real, images, spent = attack_run._claims, list[Any](), 0.0
+
+    def timed(attack: Any, name: str, scenes: Any) -> Any:
+        nonlocal spent
+        bench.sync()
+        begun = time.perf_counter()
+        claims = real(attack, name, scenes)
+        bench.sync()
+        spent += time.perf_counter() - begun
+        images.extend(found.images for found in claims)
+        return claims
+
+    base, alone_images = None, list[Any]()
+    for way, devices in (("one_by_one", set[str]()), ("stacked", {"cuda", "cpu"})):
+        seconds = []
+        for _ in range(2):
+            images.clear()
+            spent = 0.0
+            name, attack = attack_run.made(spec)
+            stacks, clock = (
+                mock.patch.object(_invert, "STACKS", devices),
+                mock.patch.object(attack_run, "_claims", timed),
+            )
+            with stacks, clock, compute(opened.world):
+                attack_run._one(attack, name, opened, opened.world, Threat.parse("server"), None, lambda *_: None)
+            seconds.append(spent)
+        base = base or seconds[-1]
+        alone_images = alone_images or list(images)
+        apart = max(float((a - b).abs().mean()) for a, b in zip(alone_images, images, strict=True))
+        bench.save(**{way: {"s": round(seconds[-1], 3), "first_s": round(seconds[0], 3),
+                            "times": round(base / seconds[-1], 2), "images_apart": apart}})  # fmt: skip
+
+
+@line
+def decoders(bench: Bench) -> None:
+    """Inversion networks for DFFKE's embeddings, one for each of ten clients (Fashion-MNIST)."""
+    quick = {"tau": "off", "E_local": 1, "B": 64, "h": 32, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
+    spec = {"attack": "decoder", "steps": 5 if bench.tiny else 300}
+    _attacked(bench, spec, method="dffke", set=quick, dataset="fashion-mnist", clients=10, model="cnn", partition="iid")
+
+
+@line
+def matching(bench: Bench) -> None:
+    """Gradients matched by the cosine: ten clients, four restarts each, eight images (Fashion-MNIST)."""
+    spec = {"attack": "gradient_match", "steps": 3 if bench.tiny else 100, "restarts": 4, "together": 64}
+    quick = {"E": 1, "B": 64, "eta": 0.1}
+    setting: dict[str, Any] = {"dataset": "fashion-mnist", "clients": 10, "model": "cnn", "partition": "iid"}
+    _attacked(bench, spec, method="fedavg", set=quick, **setting)
+
+
 FEDAF: dict[str, Any] = {"method": "fedaf", "dataset": "fashion-mnist", "clients": 10, "model": "convnet"}
 FEDAF |= {"preset": "fashion-mnist", "partition": "dirichlet-capped:0.05", "set": {"T_over": "batch"}}
 FEDAF_TINY: dict[str, Any] = {"preset": None, "clients": 3, "model": "cnn_bn"}
