@@ -66,18 +66,25 @@ _whole = {}
 
 
 @pytest.fixture
-def whole(method, tiny, tmp_path_factory):
+def small(tiny):
+    """The quick setting; what each client would deploy is evaluated for one method, which takes as long as the rest."""
+    return lambda method, **values: tiny(method, eval_clients=method == "fedavg", **values)
+
+
+@pytest.fixture
+def whole(method, small, tmp_path_factory):
     """An undisturbed run of three rounds, made once per method: (record, folder)."""
     if method not in _whole:
         folder = tmp_path_factory.mktemp("whole") / "run"
-        _whole[method] = run(tiny(method, rounds=3), out=folder), folder
+        _whole[method] = run(small(method, rounds=3), out=folder), folder
     return _whole[method]
 
 
 @pytest.fixture
-def some(method, tiny, tmp_path):
-    """An undisturbed run: the one that is there, or one of two rounds."""
-    return _whole.get(method) or (run(tiny(method, rounds=2), out=tmp_path / "some"), tmp_path / "some")
+def some(method, small, tmp_path):
+    """An undisturbed run: the one that is there, or one round. Three rounds of every method are in its fingerprint, and
+    are held against what it declares as well."""
+    return _whole.get(method) or (run(small(method, rounds=1), out=tmp_path / "some"), tmp_path / "some")
 
 
 def same(whole, record, folder):
@@ -86,35 +93,35 @@ def same(whole, record, folder):
 
 @pytest.mark.slow
 @core
-def test_same_seed_same_bits(method, whole, tiny, tmp_path):
+def test_same_seed_same_bits(method, whole, small, tmp_path):
     """Slow only because it says no more than the two below: a run on ray, and a resumed one, repeat the bits too."""
-    assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a"), tmp_path / "a")
+    assert same(whole, run(small(method, rounds=3), out=tmp_path / "a"), tmp_path / "a")
 
 
 @core
-def test_another_seed_is_another_run(method, whole, tiny, tmp_path):
-    other = run(tiny(method, rounds=1, seed=1), out=tmp_path / "a")
+def test_another_seed_is_another_run(method, whole, small, tmp_path):
+    other = run(small(method, rounds=1, seed=1), out=tmp_path / "a")
     assert facts(whole[0])[0][0] != facts(other)[0][0]
 
 
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[] if m in ON_RAY else pytest.mark.slow) for m in sorted(CORE)], indirect=True
 )
-def test_serial_equals_ray(method, whole, tiny, tmp_path, ray_engine):
-    assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
+def test_serial_equals_ray(method, whole, small, tmp_path, ray_engine):
+    assert same(whole, run(small(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
 
 
 @core
 @pytest.mark.parametrize("after", [4, pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
-def test_resumed_equals_uninterrupted(method, whole, tiny, tmp_path, after):
+def test_resumed_equals_uninterrupted(method, whole, small, tmp_path, after):
     with pytest.raises(Killed):
-        run(tiny(method, rounds=3), out=tmp_path / "a", engine=KillEngine(after))
-    assert same(whole, run(tiny(method, rounds=3), out=tmp_path / "a", resume=True), tmp_path / "a")
+        run(small(method, rounds=3), out=tmp_path / "a", engine=KillEngine(after))
+    assert same(whole, run(small(method, rounds=3), out=tmp_path / "a", resume=True), tmp_path / "a")
 
 
 @core  # every method has a drop-out in its fingerprint
-def test_partial_participation_and_drop_outs(method, tiny, tmp_path):
-    record = run(tiny(method, rounds=4, clients=5, participation=0.8, dropout=0.15, quorum=0.25), out=tmp_path / "a")
+def test_partial_participation_and_drop_outs(method, small, tmp_path):
+    record = run(small(method, rounds=4, clients=5, participation=0.8, dropout=0.15, quorum=0.25), out=tmp_path / "a")
     assert all(len(row.participants) == 4 for row in record.rounds)
     assert len({tuple(row.participants) for row in record.rounds}) > 1
     absent = [absence for row in record.rounds for absence in row.absent]
