@@ -36,9 +36,9 @@ def client_with(folder, device, *, shape, classes, each, model, **how):
 
 
 def loop(method, client, D, V):
-    """Class by class."""
+    """Class by class, through the network as it is."""
     S = D.start(method.start, method.IPC, method.averaged).requires_grad_()
-    w = Sampled(client.model)
+    w = Sampled(client.model, channels_last=False, folded=False)
     of_class = {c: client.x[client.y == c] for c in D.classes}
 
     def l_loc():
