@@ -20,7 +20,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.attack.held import Place, held, held_path
-from fedaudit.attack.witness import QUIET, STEP, PrivateFit, repeat
+from fedaudit.attack.witness import QUIET, STEP, PrivateFit, Probe, repeat
 from fedaudit.errors import DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.lower_bounds import gdp_mean_shift, one_run_fdp
 from fedaudit.privacy.policy import TRAINING
@@ -77,22 +77,53 @@ def audit_canaries(
     for k in clients or ():
         if not 0 <= k < run.world.setting.clients:
             raise SettingError(f"There is no client {k}; the run has {run.world.setting.clients}, numbered from 0.")
-    wanted = [row.client for row in run.record.ledger if clients is None or row.client in clients]
-    found: dict[int, Scores] = {}
-    reason = "no client took part"
+    found = Canaries(canaries)
     with compute(run.world):
-        for k in wanted:
-            scores = found.setdefault(k, Scores(*_coins(run, k, canaries)))
-            try:
-                repeat(run, k, watch or unwatched, functools.partial(_probe, scores=scores))
-            except FedauditError as e:
-                reason = str(e)
-            if not scores.steps:
-                del found[k]
-    if not found:
-        raise DataError(f"No private training could be repeated: {reason}.")
-    audits = _audit(run, found, confidence)
+        for row in run.record.ledger:
+            if clients is None or row.client in clients:
+                try:
+                    repeat(run, row.client, watch or unwatched, found.of(run, row.client))
+                except FedauditError as e:
+                    found.reason = str(e)
+    audits = found.audit(run, confidence)
     save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
+    return audits
+
+
+@dataclass
+class Canaries:
+    """Those of all clients, whose trainings are being repeated."""
+
+    each: int = 400
+    scores: dict[int, Scores] = field(default_factory=dict)  # by client
+    reason: str = "no client took part"  # why there are none
+
+    def of(self, run: RunFolder, k: int) -> Probe:
+        """What to do with each private training of client k."""
+        scores = self.scores[k] = Scores(*_coins(run, k, self.each))
+        return functools.partial(self._try, k, scores)
+
+    def _try(self, k: int, scores: Scores, fit: PrivateFit) -> None:
+        if k not in self.scores:
+            return
+        try:
+            _probe(fit, scores)
+        except FedauditError as e:  # a loss that does not bear a canary: the repetition goes on without
+            del self.scores[k]
+            self.reason = str(e)
+
+    def audit(self, run: RunFolder, confidence: float = 0.95) -> list[EpsilonAudit]:
+        found = {k: scores for k, scores in self.scores.items() if scores.steps}
+        if not found:
+            raise DataError(f"No private training could be repeated: {self.reason}.")
+        return _audit(run, found, confidence)
+
+
+def keep_canaries(folder: Path | str, found: Canaries) -> list[EpsilonAudit]:
+    """What canaries showed that were tried beside something else; kept in the run folder."""
+    run = RunFolder(folder)
+    audits = found.audit(run)
+    save_audits(run.folder, run.record.transcript_digest, audits, 0.0)  # the time is that of the other
     return audits
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from fedaudit.attack.closed import closed_run
-from fedaudit.attack.witness import Repeated, Seen, Stepped, repeat
+from fedaudit.attack.witness import Probe, Repeated, Seen, Stepped, noise_of, repeat
 from fedaudit.errors import FedauditError
 from fedaudit.levels import Said, level_of, said
 from fedaudit.privacy.accounting import Event, compose
@@ -48,8 +48,11 @@ def audit_residuals(
     clients: Sequence[int] | None = None,
     confidence: float = 0.95,
     watch: Watch | None = None,
+    beside: Callable[[RunFolder, int], Probe] | None = None,
 ) -> list[EpsilonAudit]:
-    """Examine the noise of each protected field, and of private training. The results are kept in the run folder."""
+    """Examine the noise of each protected field, and of private training. The results are kept in the run folder.
+
+    `beside`: what else is to be done with each private training of a client, while it is repeated."""
     begun = time.perf_counter()
     check_confidence(confidence)
     run = closed_run(folder, kinds, clients, "there is no noise to examine.")
@@ -61,7 +64,8 @@ def audit_residuals(
     with compute(world):
         for k in took_part:
             try:
-                repeated.append(repeat(run, k, watch or unwatched))
+                more = [] if beside is None else [beside(run, k)]
+                repeated.append(repeat(run, k, watch or unwatched, noise_of, *more))
                 reasons += repeated[-1].reasons
             except FedauditError as e:
                 reasons.append(str(e))

@@ -105,7 +105,7 @@ class Witness(Client):
     sent: Up
     was: Entry
     repeated: Repeated
-    probe: Probe
+    probes: Sequence[Probe]
     compression: Stage | None
     answered: Down
 
@@ -179,8 +179,9 @@ class Witness(Client):
                 options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
                 policy.releases or self._site.rounds, (*key, self._fits), self.device,
             )  # fmt: skip
-            with seeded("witness", self.id, self.t, device=self.device):
-                self.repeated.add(self.probe(fit))
+            for probe in self.probes:
+                with seeded("witness", self.id, self.t, device=self.device):
+                    self.repeated.add(probe(fit))
         return fitted
 
 
@@ -280,7 +281,7 @@ def apart(a: Any, b: Any) -> float:
     return max(gaps, default=math.inf) / (size or 1.0)
 
 
-def repeat(run: RunFolder, k: int, watch: Watch, probe: Probe = noise_of) -> Repeated:
+def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
     """All tasks of client k that it answered, again. Call it inside `compute(world)`."""
     world = run.world
     if world.setting.start is not None:
@@ -300,7 +301,7 @@ def repeat(run: RunFolder, k: int, watch: Watch, probe: Probe = noise_of) -> Rep
             message = decode(encode(down.record()), Down, device=world.device)
             client = open_client(site, down.round, down.ask, meter, state, message=message, cls=Witness)
             client.sent = decode(encode(up.record()), Up, device=world.device)
-            client.was, client.repeated, client.probe = up, found, probe
+            client.was, client.repeated, client.probes = up, found, probes
             client.compression, client.answered = world.compression, copy.deepcopy(message)
             reply = find_function(world.method, down.fn)(client, message)
             kept = client.settle()

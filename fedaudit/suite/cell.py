@@ -156,7 +156,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
     if not untried(cell, read_record(cell.folder)):
         return []
-    from fedaudit.attack.gradient_canaries import audit_canaries
+    from fedaudit.attack.gradient_canaries import Canaries, keep_canaries
     from fedaudit.attack.one_run import audit_run
     from fedaudit.attack.release_path import audit_releases
     from fedaudit.attack.residuals import audit_residuals
@@ -167,10 +167,11 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
         with contextlib.suppress(DataError):  # nothing there that the loss of a record could be read from
             audit_run(cell.folder)
         audit_releases(cell.folder, trials=cell.trials)
-        audit_residuals(cell.folder)
-        if TRAINING in cell.setting.privacy:
+        canaries = Canaries() if TRAINING in cell.setting.privacy else None
+        audit_residuals(cell.folder, beside=canaries.of if canaries else None)
+        if canaries:
             with contextlib.suppress(DataError):  # the method trains on nothing private, or cannot be repeated
-                audit_canaries(cell.folder)
+                keep_canaries(cell.folder, canaries)
     except Exception as e:  # noqa: BLE001 (as above)
         return [f"claims of epsilon: {_text(e)}"]
     return []

@@ -18,8 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# Imported on first use: by optimisers, scores, baselines.
-USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble")
+# Imported on first use: by optimisers, scores, baselines, pictures.
+USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin")
 BEAR_A_FORK = {"jemalloc_bg_thd"}
 FORK = sys.platform == "linux"  # elsewhere forking is not safe under all libraries: a process then serves one cell
 

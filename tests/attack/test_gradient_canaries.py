@@ -9,9 +9,19 @@ import pytest
 import torch
 
 from fedaudit import run
-from fedaudit.attack.gradient_canaries import OUT, REAL, Scores, _probe, _with_canaries, audit_canaries
+from fedaudit.attack.gradient_canaries import (
+    OUT,
+    REAL,
+    Canaries,
+    Scores,
+    _probe,
+    _with_canaries,
+    audit_canaries,
+    keep_canaries,
+)
+from fedaudit.attack.residuals import audit_residuals
 from fedaudit.attack.witness import repeat
-from fedaudit.errors import SettingError
+from fedaudit.errors import DataError, PrivacyError, SettingError
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
@@ -96,6 +106,26 @@ def test_the_loss_of_a_canary():
     mark = torch.tensor([REAL, OUT, 2])
     found = _with_canaries(F(), mark, torch.ones(3), loss=lambda f, x: 7 * x, name="w", steep=10.0)
     assert found.tolist() == [7.0, 0.0, 30.0]
+
+
+def test_beside_the_residuals_they_show_what_they_show_alone(trained):
+    """One repetition for both, as the audits of a suite make it."""
+    alone = [*audit_residuals(trained), *audit_canaries(trained, canaries=100)]
+    canaries = Canaries(100)
+    together = [*audit_residuals(trained, beside=canaries.of), *keep_canaries(trained, canaries)]
+    assert together == alone
+
+
+def test_a_training_that_bears_no_canary_does_not_stop_the_residuals(trained, monkeypatch):
+    def refuse(fit, scores):
+        raise PrivacyError("no")
+
+    monkeypatch.setattr("fedaudit.attack.gradient_canaries._probe", refuse)
+    canaries = Canaries(100)
+    (found,) = audit_residuals(trained, beside=canaries.of)
+    assert found.verdict == "not refuted"
+    with pytest.raises(DataError, match="could be repeated: no"):
+        keep_canaries(trained, canaries)
 
 
 def test_training_without_privacy_has_no_claim(tmp_path):
