@@ -225,6 +225,10 @@ class Store:
         if name in self._pending:
             self._pending.pop(name).done.result()
 
+    def behind(self, name: str, work: Callable[[], None]) -> None:
+        """Write something else of the run in the same way: it is there after `settle`."""
+        self._later(name, work)
+
     def _later(self, name: str, work: Callable[[], object], size: int = 0, state: Blob = b"") -> None:
         """Do it while the run goes on; so much at a time that memory does not grow with the number of clients."""
         while self._pending and not self._has_room(size):

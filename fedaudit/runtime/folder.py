@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -137,11 +137,16 @@ def locked(folder: Path, purpose: Literal["run", "audit"] = "run", patience: flo
 
 
 def save_model(path: Path, model: nn.Module) -> str:
+    saving_model(path, model)()
+    return path.name
+
+
+def saving_model(path: Path, model: nn.Module) -> Callable[[], None]:
+    """To save it later, as it is now."""
     tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
     arch = getattr(model, "arch", type(model).__name__)
     # A link of that name is replaced, not followed; a disk that is full is an OSError, as everywhere.
-    write_atomic(path, safetensors.torch.save(tensors, metadata={"arch": arch}))
-    return path.name
+    return lambda: write_atomic(path, safetensors.torch.save(tensors, metadata={"arch": arch}))
 
 
 def check_transcript(folder: Path, record: RunRecord) -> None:

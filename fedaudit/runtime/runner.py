@@ -25,7 +25,7 @@ from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Store, room_for_states, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
-from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, save_model
+from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_model
 from fedaudit.runtime.meter import Meter, Span, Timings, peak_rss
 from fedaudit.runtime.method import check_path, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
@@ -131,6 +131,7 @@ class _Run:
         self.releases: dict[str, Release] = {}
         self.ledger = Ledger()
         self.scores: dict[object, Scores] = {}
+        self._deployed: tuple[int, nn.Module | None] | None = None
         self.digest = ""
         self.started = self.attempt = 0
         self.state: Record
@@ -438,6 +439,7 @@ class _Run:
         meter = Meter("evaluation", t, self.world.device)
         with meter.span("evaluate"), seeded(self.setting.seed, "evaluation", t, device=self.world.device):
             predictor = self.method.predictor(state, self._server(t))
+            self._deployed = t, predictor
             utility = evaluate(
                 self.world,
                 predictor,
@@ -448,6 +450,13 @@ class _Run:
             )
         self.timings.add(meter.close())
         return utility
+
+    def _predictor(self, t: int, state: Record) -> nn.Module | None:
+        """What the server deploys after round t: what was evaluated, or the same again."""
+        if self._deployed is not None and self._deployed[0] == t:
+            return self._deployed[1]
+        with seeded(self.setting.seed, "evaluation", t, device=self.world.device):
+            return self.method.predictor(state, self._server(t))
 
     def _client(self, k: int) -> Client:
         meter = Meter(f"client {k}", self.setting.rounds, self.world.device)
@@ -510,12 +519,17 @@ class _Run:
         folder = self.folder / "models"
         folder.mkdir(exist_ok=True)
         saved = []
+
+        def save(name: str, model: nn.Module) -> None:
+            self.store.behind(f"models/{name}", saving_model(folder / name, model))
+            saved.append(name)
+
+        predictor = self._predictor(self.setting.rounds, self.state)
+        if predictor is not None:
+            save("global.safetensors", predictor)
         with seeded(self.setting.seed, "evaluation", "final", device=self.world.device):
-            predictor = self.method.predictor(self.state, self._server(self.setting.rounds))
-            if predictor is not None:
-                saved.append(save_model(folder / "global.safetensors", predictor))
             for k in sorted(self.store.clients):
-                saved.append(save_model(folder / f"client-{k:06d}.safetensors", self._personal(k, predictor is None)))
+                save(f"client-{k:06d}.safetensors", self._personal(k, predictor is None))
         # What an outsider gets to see: the global model, or, where a method has none, what the clients deploy.
         return saved[:1] if predictor is not None else saved
 

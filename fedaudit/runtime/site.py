@@ -16,6 +16,7 @@ from torch import Tensor
 from fedaudit.privacy.policy import Policy
 from fedaudit.shape import Shape
 from fedaudit.training.models import Net
+from fedaudit.wire.message import State
 
 Rows = tuple[Tensor, Tensor]
 
@@ -52,7 +53,7 @@ class Site(Place):
     releases: Callable[[str], int | None]  # how often a client will release a kind over the whole run
     absent: Callable[[int], frozenset[str]]  # fields of uploads that are None in a round, whatever the records are
     fresh_model: Callable[[], Net]
-    blank_model: Callable[[], Net]
+    model_with: Callable[[State], Net]
     server_model: Callable[[], Net]
     own: Callable[[], Rows]
     validation: Callable[[], Rows]  # held out to choose by; trained on by nobody

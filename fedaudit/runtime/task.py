@@ -29,7 +29,7 @@ from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, hold
-from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, load, state_of
+from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, state_of
 from fedaudit.wire.packing import Blob, Held
 from fedaudit.wire.release import Protection
 
@@ -254,7 +254,7 @@ def open_client(
     if state is None:
         return make(site, t, ask, meter, site.fresh_model(), {}, attempt=attempt, message=message)
     kept = decode(state, ClientState, device=site.device)
-    model = load(site.blank_model(), kept.model)
+    model = site.model_with(kept.model)
     return make(
         site, t, ask, meter, model, kept.memory, kept.plain_fits, kept.spent, attempt,
         dirty=kept.dirty, released=kept.released, message=message,

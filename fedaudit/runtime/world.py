@@ -21,9 +21,10 @@ from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
-from fedaudit.training.copying import copied
+from fedaudit.training.copying import copied, copied_with
 from fedaudit.wire.compression import stage_of
-from fedaudit.wire.message import KINDS, Part, Size, Up, as_size, message_classes, model_size
+from fedaudit.wire.message import KINDS, Part, Size, State, Up, as_size, message_classes, model_size
+from fedaudit.wire.message import load as put
 from fedaudit.wire.traffic import Plan
 
 
@@ -60,7 +61,7 @@ class World:
         self.policies = read_policies(setting.privacy, KINDS)
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
-        self._there = KeptRows()
+        self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)
 
     def misfit(self) -> str | None:
         """Why the method does not apply to records like these; None where it does."""
@@ -116,20 +117,27 @@ class World:
     def blank_model(self, k: int) -> models.Net:
         """A model of client k's architecture whose weights are about to be replaced. Built once, and copied: where all
         clients begin alike, it is what they begin with."""
+        return copied(self._template(k))
+
+    def model_with(self, k: int, state: State) -> models.Net:
+        """Client k's model with the tensors of a state, which become its own."""
+        made = copied_with(self._template(k), state)
+        return put(self.blank_model(k), state) if made is None else made
+
+    def _template(self, k: int) -> models.Net:
         arch = self.archs[k]
         if arch not in self._templates:
             with seeded(self.setting.seed, *self._start(k)):
                 self._templates[arch] = self.build(arch)
-        return copied(self._templates[arch])
+        return self._templates[arch]
 
     def count(self, k: int) -> int:
         shard = self.federation.shards[k]
         return len(shard.members) + len(shard.canaries)
 
     def members(self, k: int) -> Rows:
-        """In memory of their own. A GPU keeps what it got: bringing them takes longer than an epoch on them."""
-        if self.device.type == "cpu":
-            return self._to_device(self.federation.members(k))
+        """In memory of their own. A GPU keeps what it got: bringing them takes longer than an epoch on them. Here,
+        making numbers of pixels takes longer than a copy."""
         return copied_rows(self._there.get(k, lambda: self._to_device(self.federation.members(k))))
 
     def candidates(self, k: int) -> Rows:
@@ -249,7 +257,7 @@ class World:
             releases=self.releases,
             absent=self.absent,
             fresh_model=functools.partial(self.fresh_model, k),
-            blank_model=functools.partial(self.blank_model, k),
+            model_with=functools.partial(self.model_with, k),
             server_model=lambda: self.build(self.server_arch),
             own=functools.partial(self.members, k) if rows is None else lambda: rows,
             validation=functools.partial(self.validation, k) if rows is None else nothing_else,
@@ -294,21 +302,22 @@ class World:
 
 
 KEPT = 1 << 30  # bytes of records that stay on a GPU
+KEPT_HERE = 1 << 25  # and in main memory
 
 
 class KeptRows:
     """Records that stay where they are, up to so many bytes: what comes later is brought again each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self._rows: dict[int, Rows] = {}
-        self._bytes = 0
+        self._bytes, self._limit = 0, limit
 
     def get(self, k: int, make: Callable[[], Rows]) -> Rows:
         if k in self._rows:
             return self._rows[k]
         rows = make()
         size = sum(t.numel() * t.element_size() for t in rows)
-        if self._bytes + size <= KEPT:
+        if self._bytes + size <= self._limit:
             self._rows[k], self._bytes = rows, self._bytes + size
         return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
@@ -17,6 +18,23 @@ _OFTEN_EMPTY = (dict, OrderedDict, set, list)  # a layer has a dozen of them, fo
 def copied(model: M) -> M:
     """As `copy.deepcopy` would: layers that stand in two places and tensors that are shared stay so."""
     return cast(M, _layer(model, {}))
+
+
+def copied_with(model: M, state: Mapping[str, Tensor]) -> M | None:
+    """A copy that takes the tensors of a state for its own: nothing of the model's is copied that the state has. None
+    where the state does not fit, or the model is not plain enough to know that this is all."""
+    known: dict[int, Any] = {}
+    mine = model.state_dict(keep_vars=True)
+    if mine.keys() != state.keys():
+        return None
+    for name, t in mine.items():
+        given = state[name]
+        alike = (t.shape, t.dtype, t.device, t.stride()) == (given.shape, given.dtype, given.device, given.stride())
+        if id(t) in known or not alike or type(t) not in (Tensor, nn.Parameter) or not t.is_leaf or vars(t):
+            return None
+        own = given.detach()
+        known[id(t)] = nn.Parameter(own, t.requires_grad) if isinstance(t, nn.Parameter) else own
+    return cast(M, _layer(model, known))
 
 
 def _layer(layer: nn.Module, known: dict[int, Any]) -> nn.Module:

@@ -25,7 +25,6 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-import safetensors.torch
 import torch
 import xxhash
 from safetensors import SafetensorError
@@ -460,11 +459,7 @@ def decode_tree(blob: Blob, *, device: torch.device | str = "cpu", plain: bool =
     try:
         if _digest_there(blob, head) != head.digest:
             raise ValueError("the checksum does not match")
-        if torch.device(device).type == "cpu":
-            by_name = safetensors.torch.load(blob)
-            tensors = [by_name[str(i)] for i in range(len(by_name))]
-        else:
-            tensors = unpacked(blob, head.tensors, torch.device(device))
+        tensors = unpacked(blob, head.tensors, torch.device(device))
         decoder = _Decoder(tensors, base)
         decoder.plain = plain
         return decoder.value(head.tree)

@@ -71,17 +71,16 @@ def test_a_run_cannot_go_on_from_another_start(tmp_path, tiny):
         run(tiny("local", rounds=2, init="own"), out=tmp_path / "a", resume=True)
 
 
-def test_records_that_stay_on_a_gpu_are_brought_once_and_handed_out_as_copies(monkeypatch):
-    """The GPU's way, taken on this CPU; what is beyond the limit is brought each time."""
+def test_records_that_stay_are_brought_once_and_handed_out_as_copies(monkeypatch):
+    """What is beyond the limit is brought each time."""
     from fedaudit.runtime import world as worlds
 
     w = world()
     wanted = [w.members(k) for k in range(4)]
-    monkeypatch.setattr(w, "device", torch.device("cuda"))
     brought: list[int] = []
     monkeypatch.setattr(w, "_to_device", lambda rows: brought.append(len(rows[1])) or rows)
     size = sum(t.numel() * t.element_size() for t in wanted[0])
-    monkeypatch.setattr(worlds, "KEPT", size + 100)
+    monkeypatch.setattr(w, "_there", worlds.KeptRows(size + 100))
     for _ in range(3):
         for k in (0, 1):
             x, y = w.members(k)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.training.copying import copied
+from fedaudit.training.copying import copied, copied_with
 from fedaudit.training.models import build
 
 
@@ -66,3 +66,39 @@ def test_what_is_shared_stays_shared_and_attributes_are_copied() -> None:
 def test_the_memory_format_is_kept() -> None:
     model = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
     assert copied(model).weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_copy_takes_the_tensors_of_a_state_for_its_own() -> None:
+    model = build("cnn_bn", shape=(1, 8, 8), classes=4).eval()
+    next(model.parameters()).requires_grad_(False)
+    before = copy.deepcopy(model)
+    state = {name: t.clone() + 1 for name, t in model.state_dict().items()}
+    mine = copied_with(model, state)
+    assert mine is not None
+    assert same(model, before)
+    found = mine.state_dict()
+    assert list(found) == list(state)
+    assert all(t.data_ptr() == state[name].data_ptr() for name, t in found.items())
+    assert [(n, p.requires_grad, type(p)) for n, p in mine.named_parameters()] == [
+        (n, p.requires_grad, type(p)) for n, p in model.named_parameters()
+    ]
+    assert str(mine) == str(model)
+    assert not mine.training
+
+
+def test_where_a_state_does_not_fit_as_it_is_nothing_is_taken() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(2, 2, 3))
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    last = "1.weight"
+    for wrong in (
+        {**state, "more": torch.zeros(1)},
+        {name: t for name, t in state.items() if name != last},
+        {**state, last: state[last].double()},
+        {**state, last: state[last][:1]},
+        {**state, last: state[last].to(memory_format=torch.channels_last)},
+    ):
+        assert copied_with(model, wrong) is None
+    assert copied_with(model, state) is not None
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    assert copied_with(tied, dict(tied.state_dict())) is None, "two names, one tensor"
