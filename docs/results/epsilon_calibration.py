@@ -23,7 +23,7 @@ import numpy as np
 from fedaudit.attack.membership import _tpr_interval
 from fedaudit.levels import LEVEL
 from fedaudit.privacy import lower_bounds as eps
-from fedaudit.privacy.noise_tests import Residual, examine, residual
+from fedaudit.privacy.noise_tests import Residual, _shape, examine, residual
 from fedaudit.stats import clopper_pearson
 
 TRIALS = 1000  # of each of the two neighbours
@@ -154,6 +154,20 @@ def level(
             yield {"test": f"{name}, epsilon 1, delta {delta:g}", **_levels(ps)}
 
 
+def shape(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Normal numbers: how often two tests of their shape have p < 0.0001; that of skewness and kurtosis, and ours."""
+    from scipy.stats import normaltest
+
+    for n in (20, 60, 1000):
+        rng, many = np.random.default_rng([seed, 6, n]), max(1, repetitions * 60 // max(n, 60))
+        before = now = 0
+        for begin in range(0, many, 1000):
+            z = rng.normal(size=(min(1000, many - begin), n))
+            before += int((normaltest(z, axis=1).pvalue < 1e-4).sum())
+            now += sum(_shape(row) < 1e-4 for row in z)
+        yield {"numbers": n, "skewness_and_kurtosis": rate(before, many), "geary": rate(now, many)}
+
+
 def _levels(ps: list[float]) -> dict[str, Any]:
     return {
         "refuted": rate(sum(p < LEVEL for p in ps), len(ps)), "suspicious": rate(sum(p < 0.05 for p in ps), len(ps)),
@@ -204,6 +218,7 @@ TABLES: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "noise": noise,
     "coverage": coverage,
     "level": level,
+    "shape": shape,
 }
 
 
@@ -226,7 +241,7 @@ def main(arguments: list[str]) -> None:
     }
     tables = {
         name: list(TABLES[name](chosen.repetitions, chosen.seed, **some.get(name, {})))
-        for name in chosen.table or (name for name in TABLES if name != "level")
+        for name in chosen.table or (name for name in TABLES if name not in ("level", "shape"))
     }
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps({"repetitions": chosen.repetitions, "seed": chosen.seed, **tables}, indent=1))
