@@ -24,6 +24,7 @@ THREATS = {
     "peer": "another client, which sees its own messages",
 }
 NEITHER = "No setting here is both trained and protected."
+NEARLY = 0.02  # accuracy that one would give for a stricter guarantee without being asked
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def trained(row: Row) -> bool:
 
 
 def which(rows: Sequence[Row]) -> Answer:
-    """The most accurate protected setting, what it gives up against the best of all, and a stricter one."""
+    """The strictest protected setting that is as accurate as the best of them, or nearly; what the loosest would give,
+    what a stricter one costs, and what is given up against the best of all."""
     able = [row for row in rows if trained(row)]
     best = max(able, key=_accuracy, default=None)
     if best is None:
@@ -74,16 +76,25 @@ def which(rows: Sequence[Row]) -> Answer:
         return Answer(
             "", [f"{NEITHER} {_named(best)} is the most accurate, {_reached(best)}; it {_covers(best)}."], "bad"
         )
-    first = max(covered, key=_accuracy)
+    top = max(covered, key=_accuracy)
+    near = [row for row in covered if _accuracy(row) >= _accuracy(top) - NEARLY]
+    first = min(near, key=lambda row: (_spent(row), -_accuracy(row)))
     lines = [f"With a guarantee: {_named(first)}, accuracy {_reached(first)} at {_epsilon(first)}."]
-    stricter = [row for row in covered if (row.cells["epsilon"].value or 0.0) < (first.cells["epsilon"].value or 0.0)]
+    if _spent(first) < _spent(top):
+        more = 100 * (_accuracy(top) - _accuracy(first))
+        lines[0] += f" ε = {_spent(top):.3g} would give {more:.1f} points more."
+    stricter = [row for row in covered if _spent(row) < _spent(first)]
     if stricter:
-        least = min(stricter, key=lambda row: row.cells["epsilon"].value or 0.0)
+        least = min(stricter, key=_spent)
         lines[0] += f" Stricter: {_named(least)}, {_reached(least)} at {_epsilon(least)}."
     if best is not first:
         gap = 100 * (_accuracy(best) - _accuracy(first))
         lines.append(f"Without: {_named(best)}, {_reached(best)}, {gap:.1f} points more; it {_covers(best)}.")
     return Answer("", lines, "good")
+
+
+def _spent(row: Row) -> float:
+    return row.cells["epsilon"].value or 0.0
 
 
 def leaks(rows: Sequence[Row]) -> Answer:

@@ -58,6 +58,20 @@ def test_each_answer_has_its_figures(tmp_path):
     assert NEITHER not in " ".join(found.values())
 
 
+def test_of_nearly_equal_settings_the_strictest_is_named(tmp_path):
+    """Epsilon 32, 8, 2 at 85.0, 83.5 and 70 %: 1.5 points are given for a quarter of the epsilon, 13.5 are not."""
+    for epsilon, accuracy in ((32.0, 0.85), (8.0, 0.835), (2.0, 0.70)):
+        policy = {"training": {"epsilon": epsilon, "sensitivity": "clip:1"}}
+        for seed in range(3):
+            record = reported._record(
+                "fedavg", seed, accuracy + 0.01 * (seed - 1), releases=True, privacy=policy, epsilon=epsilon
+            )
+            reported._save(tmp_path, f"{epsilon}-{seed}", strict(record, 0.001), [])
+    found = said(rows_below(tmp_path)[0])["Which to use"]
+    assert found.startswith("With a guarantee: fedavg · training ε=8, clip 1, accuracy 83.5 %")
+    assert "ε = 32 would give 1.5 points more. Stricter: fedavg · training ε=2, clip 1, 70.0 %" in found
+
+
 @pytest.mark.parametrize(
     "change", [{"delta": 0.04}, {"private_accuracy": 0.26}, {"verdict": "refuted"}], ids=["delta", "chance", "refuted"]
 )
