@@ -18,6 +18,8 @@ from scipy import stats
 from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import _tpr_interval, auc, auc_difference, clopper_pearson, membership_scores
 from fedaudit.attack.verdict import judge, judge_blind
+from fedaudit.levels import LEVEL
+from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.lower_bounds import from_counts, from_scores, one_run_fdp, one_run_steinke
 from fedaudit.reports.tests_over_seeds import compared
 from fedaudit.stats import mean_std, student_t, wilson
@@ -104,6 +106,10 @@ def test_steinkes_bound_has_its_level_on_randomised_response(epsilon):
     from_v = next(v for v in range(int(m * p), m + 1) if one_run_steinke(m, m, v, delta=0.0).epsilon > epsilon)
     false_alarm = float(stats.binom.sf(from_v - 1, m, p))
     assert 0.03 < false_alarm <= 0.05
+    falls = (
+        v for v in range(from_v, m + 1) if one_run_steinke(m, m, v, delta=0.0).against(epsilon).verdict == "refuted"
+    )
+    assert 0.0006 < float(stats.binom.sf(next(falls) - 1, m, p)) <= LEVEL, "a claim falls at one in a thousand"
 
 
 def test_the_f_dp_bound_keeps_its_level_on_randomised_response():
@@ -112,19 +118,25 @@ def test_the_f_dp_bound_keeps_its_level_on_randomised_response():
     p = float(stats.norm.cdf(mu / 2))
     from_v = next(v for v in range(int(m * p), m + 1) if one_run_fdp(m, m, v, delta=1e-5).detail["mu"] > mu)
     assert float(stats.binom.sf(from_v - 1, m, p)) <= 0.05
+    claim = gaussian_epsilon(mu, 1e-5)
+    falls = (v for v in range(from_v, m + 1) if one_run_fdp(m, m, v, delta=1e-5).against(claim).verdict == "refuted")
+    assert float(stats.binom.sf(next(falls) - 1, m, p)) <= LEVEL
 
 
 @pytest.mark.parametrize(("n1", "n0"), [(60, 60), (40, 120)])
 def test_the_bound_from_counts_keeps_its_level(n1, n0):
     """Randomised response at epsilon = 1: TPR = e / (1 + e), FPR = 1 / (1 + e). Summed over all pairs of counts."""
     tpr, fpr = math.e / (1 + math.e), 1 / (1 + math.e)
-    alarm = 0.0
+    alarm = refuted = 0.0
     for tp in range(n1 + 1):
         for fp in range(n0 + 1):
             weight = stats.binom.pmf(tp, n1, tpr) * stats.binom.pmf(fp, n0, fpr)
-            if weight > 1e-7 and from_counts(tp, n1 - tp, fp, n0 - fp, delta=0.0).epsilon > 1.0:
+            bound = from_counts(tp, n1 - tp, fp, n0 - fp, delta=0.0) if weight > 1e-7 else None
+            if bound is not None and bound.epsilon > 1.0:
                 alarm += weight
+                refuted += weight * (bound.against(1.0).verdict == "refuted")
     assert alarm <= 0.05
+    assert refuted <= LEVEL
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
