@@ -122,7 +122,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(("method", "engine"), [("fedavg", "stacked"), ("fedavg", "serial"), ("dffke", "serial")])
+@pytest.mark.parametrize(("method", "engine"), [("fedavg", "stacked"), ("dffke", "serial")])
 def test_a_run_whose_messages_are_held_is_the_same(
     method: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
