@@ -486,7 +486,7 @@ def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):
     record = read_record(first.cell.folder)
     took = audit_seconds(first.cell.folder, record.transcript_digest)
     assert {"residuals", "gradient canaries, Gaussian"} <= set(took)
-    assert min(took.values()) > 0
+    assert took["residuals"] > 0, "canaries are tried in the same repetition, and cost nothing more"
     assert (first.state, first.seconds) == ("done", 0.0)
     assert second.seconds == pytest.approx(rounds * per_round + sum(took.values()))
     assert "audits of epsilon" not in second.note
