@@ -79,8 +79,8 @@ class Bench:
             torch.cuda.synchronize()
 
     def variants(self, names: dict[str, dict[str, Any]], rounds: int = 3, **setting: Any) -> None:
-        """The same setting carried out in several ways; the first is what the others are compared with."""
-        base = None
+        """The same setting carried out in several ways, each compared with the serial one, or with the first."""
+        known: dict[str, dict[str, Any]] = {}
         unrecorded.clear()
         for name, how in names.items():
             if self.left() < 5:
@@ -92,12 +92,13 @@ class Bench:
                 self.save(**{f"{name}_failed": f"{type(e).__name__}: {e}".splitlines()[0]})
                 traceback.print_exc()
                 continue
-            figures = self.figures_of(record, took)
-            base = base or figures
-            for part in ("round_s", "server_s", "clients_s"):
-                if figures[part] > 0:
-                    figures[f"{part[:-2]}_times"] = round(base[part] / figures[part], 2)
-            self.save(**{name: figures})
+            known[name] = self.figures_of(record, took)
+            base = known.get("serial", next(iter(known.values())))
+            for figures in known.values():
+                for part in ("round_s", "server_s", "clients_s"):
+                    if figures[part] > 0:
+                        figures[f"{part[:-2]}_times"] = round(base[part] / figures[part], 2)
+            self.save(**known)
             shutil.rmtree(folder.parent, ignore_errors=True)
 
     @staticmethod
@@ -229,7 +230,7 @@ def dffke(bench: Bench) -> None:
     if bench.tiny:
         steps = dict(registry.find("dffke").quick)  # type: ignore[attr-defined]
     bench.variants(
-        {"serial": SERIAL, "stacked_tf32": STACKED | {"precision": "tf32"}, "stacked": STACKED},
+        {"stacked_tf32": STACKED | {"precision": "tf32"}, "serial": SERIAL, "stacked": STACKED},
         rounds=2, method="dffke", set=steps, dataset="fashion-mnist", clients=3 if bench.tiny else 10,
         partition="dirichlet:1", model="cnn_bn" if bench.tiny else "resnet18", aux=0.95,
     )  # fmt: skip
