@@ -62,7 +62,8 @@ def test_exit_codes():
 
 
 def test_a_survivor_and_a_victim(tmp_path):
-    """The runner itself, on a tree of two files: the edit that a test sees dies, the other lives, the tree is whole."""
+    """The runner itself, on a tree of two files: the edit that a test sees dies, the other lives, one that has no place
+    any more is named and stops nobody, and the tree is whole."""
     (tmp_path / "tests" / "helpers").mkdir(parents=True)
     (tmp_path / "tests" / "mutants").mkdir()
     shutil.copy(mutants.ROOT / "tests/helpers/mutants.py", tmp_path / "tests/helpers/mutants.py")
@@ -75,7 +76,9 @@ def test_a_survivor_and_a_victim(tmp_path):
         'why = ""\n'
     )
     (tmp_path / "tests" / "mutants" / "m.toml").write_text(
-        entry.format("seen", "2 * x", "3 * x") + entry.format("unseen", "x / 2", "x / 3")
+        entry.format("seen", "2 * x", "3 * x")
+        + entry.format("unseen", "x / 2", "x / 3")
+        + entry.format("gone", "x ** 2", "x ** 3")
     )
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     done = subprocess.run(
@@ -87,5 +90,7 @@ def test_a_survivor_and_a_victim(tmp_path):
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "survived: unseen (coded.py)" in done.stdout
-    assert "1 of 2 killed (50.0%" in done.stdout
+    assert "untried: gone (m.toml) no longer applies" in done.stdout
+    assert "1 of 3 killed (33.3%" in done.stdout
+    assert "1 survived, 1 untried" in done.stdout
     assert (tmp_path / "coded.py").read_text().count("2") == 2

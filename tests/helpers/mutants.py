@@ -263,23 +263,23 @@ def main(words: Sequence[str]) -> int:
     if given.list:
         print("\n".join(f"{m.name:50} {m.file:40} {m.why}" for m in mutants))
         return 0
-    faults = [f"{m.listed}, {m.name}: {fault}" for m in mutants if (fault := m.fault())]
-    if faults:
-        print("\n".join(["These entries no longer apply. Mend them:", *faults]))
-        return 2
     if not mutants:
         print("No mutant is called for.")
         return 2
+    faults = {
+        m.name: f"untried: {m.name} ({m.listed}) no longer applies: {said}" for m in mutants if (said := m.fault())
+    }
+    called, mutants = len(mutants), [m for m in mutants if m.name not in faults]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not given.cold:
         warm_up()
     begun = time.perf_counter()
-    counts = dict.fromkeys(("killed", "survived", "untried", "expected"), 0)
-    lines = []
+    counts = {"killed": 0, "survived": 0, "untried": len(faults), "expected": 0}
+    lines = list(faults.values())
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
-        if not given.trust and (said := passes_without(mutants, folder)):
+        if mutants and not given.trust and (said := passes_without(mutants, folder)):
             print(said)
             print("The tests fail on the code as it is: mend that first.")
             return 2
@@ -299,10 +299,10 @@ def main(words: Sequence[str]) -> int:
                 )
             elif mutant.survives:
                 lines.append(f"killed, though said to survive: {mutant.name}. Remove its `survives`.")
-    share = counts["killed"] / max(1, len(mutants) - counts["expected"])
+    share = counts["killed"] / max(1, called - counts["expected"])
     print("\n".join(["", *lines]))
     print(
-        f"{counts['killed']} of {len(mutants)} killed ({share:.1%} without {counts['expected']} that cannot be seen), "
+        f"{counts['killed']} of {called} killed ({share:.1%} without {counts['expected']} that cannot be seen), "
         f"{counts['survived']} survived, {counts['untried']} untried, in {time.perf_counter() - begun:.0f} s"
     )
     return 0 if share >= given.least and not counts["untried"] else 1
