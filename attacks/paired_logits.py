@@ -27,7 +27,7 @@ from torch.nn.functional import one_hot
 
 from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attacks._invert import learn
+from fedaudit.attacks._invert import CLIENTS, learn, stacks_on
 from fedaudit.attacks._view import in_chunks, inputs_of
 from fedaudit.registry import register_attack
 from fedaudit.shape import IMAGES, Kind
@@ -58,6 +58,9 @@ class PairedLogits(Attack):
                 "the images that they are of"
             )
         return None if len(scene.auxiliary[1]) else "there are no auxiliary records to train a server's model on"
+
+    def at_once(self, scene: Scene) -> int:
+        return CLIENTS if stacks_on(scene.device) else 1
 
     def run(self, scene: Scene) -> Reconstructions:
         client, x = self._pairs(scene)
