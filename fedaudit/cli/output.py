@@ -89,7 +89,7 @@ def print_forecast(forecasts: list[Forecast], jobs: int) -> None:
     from fedaudit.suite.forecast import by_row, total
 
     print_lines([("row", "cells", "state", "to send", "time"), *by_row(forecasts)], (38, 5, 14, 9))
-    print(total(forecasts, jobs))
+    print(wrapped(total(forecasts, jobs)))
 
 
 def wrapped(text: str) -> str:

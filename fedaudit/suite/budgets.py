@@ -97,8 +97,12 @@ class Outcome:
 
     def show(self, value: float) -> str:
         if self.budget.metric in ("bytes", "peak_memory"):
-            return bytes_text(value, binary=True)
+            return self._bytes(value)
         return f"{value:.4g}" + " s" * (self.budget.metric == "time")
+
+    def _bytes(self, n: float) -> str:
+        """In the units that the budget is written in; memory is told in powers of two."""
+        return bytes_text(n, binary=self.budget.metric == "peak_memory" or "ib" in str(self.budget.max).lower())
 
     def row(self) -> dict[str, Any]:
         return {
@@ -124,10 +128,10 @@ class Outcome:
             grown = [(name, now - before) for name, now, before in self.fields if before is not None and now > before]
             if grown:
                 name, more = max(grown, key=lambda item: item[1])
-                text += f"; {name} grew most, by {bytes_text(more, binary=True)}"
+                text += f"; {name} grew most, by {self._bytes(more)}"
             else:
                 name, now, _ = max(self.fields, key=lambda item: item[1])
-                text += f"; the largest field is {name} with {bytes_text(now, binary=True)}"
+                text += f"; the largest field is {name} with {self._bytes(now)}"
         return text + "."
 
 

@@ -251,7 +251,8 @@ def total(forecasts: list[Forecast], jobs: int) -> str:
         more = f", and what {untimed} cells take that are unlike any measured one" if untimed else ""
         lines.append(f"Time: about {duration(seconds)} with {jobs} at a time{more}.")
     elif left:
-        lines.append("Time: not known; nothing like these cells was measured in this folder. --measure tries a round.")
+        lines.append("Time: not known, for nothing like these cells was measured in this folder.")
+        lines.append("--measure tries a round of each.")
     notes = Counter(f"{f.cell.setting.method}: {f.note}" for f in forecasts if f.note)
     return "\n".join([*lines, *(f"  {n} x {note}" for note, n in notes.items())])
 

@@ -13,7 +13,7 @@ import pytest
 from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.runtime.run_record import read_record
-from fedaudit.suite.budgets import check_runs
+from fedaudit.suite.budgets import Budget, Outcome, check_runs
 from fedaudit.units import bytes_text, parse_bytes
 
 pytest_plugins = ["pytester"]
@@ -79,7 +79,7 @@ def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
     run(method="outside:Fat", rounds=2, clients=3, set={"extra": 1000}, out=tmp_path / "fat")
     (outcome,) = check_runs([tmp_path / "fat"], path)
     assert not outcome.kept
-    assert "up Extra.x grew most, by 3.90 KiB" in outcome.message()
+    assert "up Extra.x grew most, by 4.00 kB" in outcome.message()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
 
 
 def test_the_plugin_names_the_field_that_grew(pytester, tmp_path):
-    """Against a record of the leaner method, saved beside the tests: Fat's 1000 floats are 3.90 KiB more than one."""
+    """Against a record of the leaner method, saved beside the tests: Fat's 1000 floats are 4.00 kB more than one."""
     run(method="outside:Fat", rounds=1, clients=2, out=tmp_path / "main")
     shutil.copy(tmp_path / "main" / "record.json", pytester.path / "main.json")
     pytester.makepyfile(
@@ -211,7 +211,7 @@ def test_the_plugin_names_the_field_that_grew(pytester, tmp_path):
     )
     result = pytester.runpytest_inprocess("-q", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*outside:Fat: traffic is *; up Extra.x grew most, by 3.90 KiB.*"])
+    result.stdout.fnmatch_lines(["*outside:Fat: traffic is *; up Extra.x grew most, by 4.00 kB.*"])
     result.stdout.fnmatch_lines(["*baseline and max_growth belong together*"])
 
 
@@ -274,3 +274,12 @@ def test_the_readmes_test_file_is_a_test_file(pytester):
     pytester.makepyfile("import pytest\n" + block("python", "comm_budget"))
     result = pytester.runpytest_inprocess("-q", "--strict-markers", "--collect-only")
     result.stdout.fnmatch_lines(["2 tests collected*"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [("40 kB", ("38.45 kB", "40.00 kB")), ("40 KiB", ("37.55 KiB", "40.00 KiB"))]
+)
+def test_sizes_are_told_in_the_units_of_the_budget(limit, said):
+    budget = Budget(max=limit)
+    row = Outcome(budget, "a", 38_450.0, budget.limit(), True).row()
+    assert (row["measured"], row["allowed"]) == said

@@ -66,7 +66,7 @@ def test_a_field_that_is_new_is_caught_and_named(tmp_path):
     changed = under_its_name(tmp_path / "run", "changed", "fedavg")
     broken = [o for o in check_runs([changed], only("fedavg", tmp_path)) if not o.kept]
     assert [o.budget.title() for o in broken] == ["fedavg up traffic", "fedavg traffic"]
-    assert "(100.0% over); up Local.m grew most, by 53.54 KiB" in broken[0].message()
+    assert "(100.0% over); up Local.m grew most, by 54.82 kB" in broken[0].message()
 
 
 def test_a_field_that_grew_is_caught_and_named(tmp_path):
@@ -77,5 +77,5 @@ def test_a_field_that_grew_is_caught_and_named(tmp_path):
     assert set(broken) == {
         *("fedzge down Query.x_u", "fedzge up Answer.f", "fedzge up traffic", "fedzge down traffic", "fedzge traffic"),
     }
-    assert "down Query.x_u grew most, by 12.50 KiB" in broken["fedzge down traffic"].message()
-    assert "up Answer.f grew most, by 1.95 KiB" in broken["fedzge up traffic"].message()
+    assert "down Query.x_u grew most, by 12.80 kB" in broken["fedzge down traffic"].message()
+    assert "up Answer.f grew most, by 2.00 kB" in broken["fedzge up traffic"].message()
