@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,23 @@ def carried_on(rest: list[int], peak: list[int], end: int, last: int = LAST) -> 
     return {"a_round": grown, "at_rest": rest[-1] + more, "peak": peak[-1] + more, "end": end + more}
 
 
+def settled(out: Path, t: int) -> None:
+    """Wait until round t is written, which goes on behind the run: what it makes needless is gone before its record."""
+    while len(json.loads((out / "record.json").read_text())["rounds"]) < t:
+        time.sleep(0.01)
+
+
 def measured(out: Path, **values: Any) -> dict[str, Any]:
     parts: dict[int, dict[str, int]] = {}
     peak: dict[int, int] = {}
 
     def watch(t: int, rounds: int, what: str) -> None:
+        over = what == f"round {t}" and t
+        if over:
+            settled(out, t)
         now = size(out)
-        if what == f"round {t}" and t:
-            parts[t] = now  # this round is over
+        if over:
+            parts[t] = now
         peak[t + 1] = max(peak.get(t + 1, 0), sum(now.values()))
 
     run(method="dffke", out=out, watch=watch, **values)
