@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 Stepping = Literal["eager", "recorded", "compiled"]
-WORTH_IT = 16  # steps: recording one takes about as long as five
+WORTH_IT = 8  # steps: recording one takes about as long as five
 SPARE = 4 << 30  # bytes that may lie idle in torch's cache
 WARM_UP = 3  # runs before a recording, in which libraries choose kernels and get their memory
 
