@@ -183,6 +183,19 @@ def test_what_was_changed_beside_lgkm_on_the_page() -> None:
         assert all(f"`{name}" in row for name in changed), row
 
 
+def test_fedafs_whole_runs_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in (RESULTS / "records" / "fedaf_lgkm").glob("*.json")]
+    assert len(records) == 3
+    for kept in records:
+        assert (kept["status"], kept["rounds_done"]) == ("done", 20)
+        ends = [100 * row["global"]["accuracy"] for row in kept["rounds"][-5:]]
+        last = TABLE.percent(kept["rounds"][-1]["global"])
+        row = next(row for row in text.splitlines() if f" | {TABLE.percent(TABLE.best(kept))} | {last} |" in row)
+        assert row.endswith(f"| {statistics.mean(ends):.2f} |")
+        assert all(f"`{name}" in row for name in set(kept["setting"]["set"]) - {"T_over", "lgkm_scale"})
+
+
 def test_fedafs_table_on_digits_on_the_page() -> None:
     text = (RESULTS / "fedaf.md").read_text()
     last: dict[str, list[float]] = {}
