@@ -37,6 +37,12 @@ def test_the_table_is_the_records(made_by, records):
     assert script(made_by).table(kept) not in PAGE
 
 
+def test_forecasts_are_the_records():
+    kept = json.loads((FOLDER / "records" / "forecasts_cpu.json").read_text())
+    assert script("forecasts").table(kept) in PAGE
+    assert {row["table"] for row in kept} == set(script("forecasts").TABLES)
+
+
 @pytest.mark.parametrize(
     "method", ["fedbn", "lgfedavg", "fedgen_lg", "fedgh", "fml", "fedkd", "feddistill", "fedproto", "fedktl"]
 )
