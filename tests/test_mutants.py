@@ -61,6 +61,14 @@ def test_exit_codes():
     ]  # fmt: skip
 
 
+def test_tests_that_cannot_be_imported_kill_only_where_that_is_the_edits_doing():
+    said = "ImportError while importing test module\nE   ModuleNotFoundError: No module named '{}'"
+    assert mutants.verdict(2, said.format("fedaudit.runtime.gone")) == "killed"
+    assert mutants.verdict(2, "E   NameError: name 'x' is not defined") == "killed"
+    assert mutants.verdict(2, said.format("flwr")) == "untried"
+    assert mutants.verdict(1, said.format("flwr")) == "killed"
+
+
 def test_a_survivor_and_a_victim(tmp_path):
     """The runner itself, on a tree of two files: the edit that a test sees dies, the other lives, one that has no place
     any more is named and stops nobody, and the tree is whole."""

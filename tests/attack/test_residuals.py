@@ -11,10 +11,14 @@ from torch import Tensor
 
 from fedaudit import Down, Method, Record, Up, ce, private, public, run, sgd
 from fedaudit.attack.residuals import audit_residuals
+from fedaudit.attack.witness import repeat
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.task import compute
+from fedaudit.watch import unwatched
 
 
 class Ask(Down):
@@ -92,6 +96,15 @@ def test_honest_noise_is_as_large_as_the_ledger_says(honest):
     assert found["label_counts"].trials == 40
     assert all(a.finds is not None and a.ceiling == math.inf for a in audits)
     assert read_record(honest).audits == sorted(audits, key=lambda a: (a.test, a.claim))
+
+
+def test_who_keeps_what_it_released_is_repeated_to_the_bit(honest):
+    """V is kept as it was sent, with its noise: a repetition that went on without would leave another state."""
+    found = RunFolder(honest)
+    with compute(found.world):
+        again = repeat(found, 0, unwatched)
+    assert again.same_state
+    assert again.exact
 
 
 @pytest.mark.parametrize(("factor", "found_in"), [(0.9, {"embeddings", "logits"}), (0.5, set(ALL)), (0.0, set(ALL))])

@@ -20,6 +20,7 @@ import contextlib
 import importlib
 import os
 import py_compile
+import re
 import shutil
 import signal
 import subprocess
@@ -40,6 +41,7 @@ WARM = (
     "sklearn.datasets", "torch", "torch.func", "xxhash", "rich", "typer", "jinja2", "PIL.Image", "matplotlib.figure",
     "opacus.accountants", "opacus.optimizers", "opacus.validators",
 )  # fmt: skip
+ABSENT = re.compile(r"No module named '(?!(fedaudit|methods|attacks|reports)\b)\w+")
 LIMIT = 300  # seconds for one mutant's tests: what hangs is found out too
 
 
@@ -169,7 +171,9 @@ def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
         os._exit(9)
 
 
-def verdict(code: int | None) -> str:
+def verdict(code: int | None, said: str = "") -> str:
+    if code == 2 and ABSENT.search(said):
+        return "untried"  # its tests need what is not installed here
     match code:
         case None:
             return "killed"  # its tests do not come to an end
@@ -218,7 +222,8 @@ def tried(mutants: Iterable[Mutant], jobs: int, folder: Path) -> Iterator[tuple[
             path.write_text(kept)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
             free.append(tree)
-            yield mutant, verdict(code), took, output.read_text()[-2000:] if output.exists() else ""
+            said = output.read_text() if output.exists() else ""
+            yield mutant, verdict(code, said), took, said[-2000:]
     finally:  # told to stop: nobody goes on alone
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
