@@ -96,6 +96,9 @@ def test_honest_noise_is_as_large_as_the_ledger_says(honest):
     assert found["label_counts"].trials == 40
     assert all(a.finds is not None and a.ceiling == math.inf for a in audits)
     assert read_record(honest).audits == sorted(audits, key=lambda a: (a.test, a.claim))
+    opened = RunFolder(honest)
+    with compute(opened.world):  # the client goes on with what it sent, noise and all: its memory is the run's
+        assert all(repeat(opened, k, unwatched).exact for k in range(2))
 
 
 def test_who_keeps_what_it_released_is_repeated_to_the_bit(honest):
