@@ -207,7 +207,7 @@ class DataFree(Method):
 
     images_only: ClassVar[str] = "trains a generator of images on the server"
     on_digits: ClassVar[Mapping[str, Any]] = {
-        "I": 5, "B": 32, "width": 32, "host": {"E": 10, "B": 16, "eta": 0.05},
+        "I": 5, "B": 32, "width": 32, "host": {"E": 10, "B": 16, "eta": 0.1},
     }  # fmt: skip
     quick: ClassVar[Mapping[str, Any]] = {"I": 1, "I_g": 1, "I_d": 1, "B": 16, "d": 8, "width": 8}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
@@ -369,7 +369,7 @@ def register_on_hosts(distillation: type[DataFree], **more: Any) -> None:
         fields: dict[str, Any] = {"host": (host, host()), "statistics": kept, "eta_d": (float, 0.001)}
         fields |= {name: (distillation.model_fields[name].annotation, value) for name, value in more.items()}
         cls = create_model(title, __base__=distillation, __module__=distillation.__module__, **fields)
-        cls.on_digits = {**distillation.on_digits, "I": 2}
+        cls.on_digits = {**distillation.on_digits, "I": 2, "host": dict(host.on_digits)}
         cls.presets = {**distillation.presets, **ON_HOSTS}
         if "rho" in host.model_fields:
             cls.presets |= {data: {**cls.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}

@@ -254,7 +254,7 @@ class Whole(Record):
 class SubModels(WithOptimiser):
     """Partial training: extract, train, average. A method says in `units` which units a client trains."""
 
-    on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.05}
+    on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.1}
     quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
 
     E: int = 1  # local epochs

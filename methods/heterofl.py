@@ -24,10 +24,10 @@ Left open, and chosen (see also fedaudit/methods/_submodel.py):
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,8 @@ def folded(net: models.Net, R: float) -> models.Net:
 
 @register("heterofl", tables="DFRD")
 class HeteroFL(SubModels):
+    on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.02}  # the scaler makes steps longer
+
     scaled: bool = True  # the scaler
     masked: bool = True  # masked cross-entropy
     sbn: bool = True  # static batch norm

@@ -122,9 +122,9 @@ def test_the_first_run_of_every_method_learns(fedaudit, tmp_path, record_propert
     code, out, err = fedaudit("run", "--method", name, "--seed", seed, "--out", tmp_path / "a", "--json")
     assert code == 0, err
     last = json.loads(out)["result"]["last"]
-    reached = max(
-        (last.get("global") or {}).get("test", {}).get("accuracy", 0.0),
-        ((last.get("clients") or {}).get("global_test") or {}).get("mean", 0.0),  # what is adapted, or never averaged
-    )
+    reached = (last.get("global") or {}).get("test", {}).get("accuracy")
+    reached = last["clients"]["global_test"]["mean"] if reached is None else reached
+    said = "NEAR CHANCE" in fedaudit("show", tmp_path / "a")[1]
     record_property("accuracy", reached)
-    assert reached > 0.3 or "NEAR CHANCE" in fedaudit("show", tmp_path / "a")[1], reached
+    record_property("said", said)
+    assert reached > 0.3 or said, reached
