@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import reported
 
 from fedaudit.errors import SettingError
+from fedaudit.levels import said
+from fedaudit.reports import story, verdicts
 from fedaudit.reports.compare import Limit, as_text, compare
 from fedaudit.suite.budgets import check_runs
 
@@ -163,3 +166,27 @@ def test_a_run_is_shown_in_80_columns(fedaudit, tmp_path):
     out = "".join(fedaudit("show", run)[1] for run in runs)
     assert max(map(len, out.splitlines())) <= 80
     assert out == (Path(__file__).parents[1] / "golden" / "show_runs.txt").read_text()
+
+
+# --- what audits of a claim say together ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ps", "tells_at", "outcome", "words"),
+    [
+        ((1e-4,), 1e-9, "failure", ": the claim is refuted (at a level of 0.001, corrected for all audits (1))"),
+        ((4e-4, 0.9, 0.9), 1e-9, "skipped", ": suspicious, which is to be repeated; a claim is refuted at a level of"),
+        ((0.9, 0.9, 0.9), 5e-4, "skipped", "; whether the noise is as promised could not be told at a level of 0.001"),
+        ((0.9, 0.9, 0.9), 1e-9, "passed", "; no claim is refuted at a level of 0.001, corrected for all audits (3)"),
+    ],
+)
+def test_a_claim_in_ci_and_in_words(ps, tells_at, outcome, words):
+    """One audit in each of some seeds. Of three, 0.0004 is 0.0012; and what tells at 0.0005 does not at 0.00033."""
+    audits = [
+        reported._audit(said(p, tells_at), 1.0, 0.5).model_copy(update={"p_value": p, "tells_at": tells_at}) for p in ps
+    ]
+    row = SimpleNamespace(label="a", group=SimpleNamespace(runs=[SimpleNamespace(seed=0, audits=[a]) for a in audits]))
+    (case,) = verdicts._claims(row)
+    assert case.outcome == outcome
+    assert words in story._said_of_claims(row)
+    assert len({found["together"] for found in story.audit_rows(row)} & {"refuted", "suspicious"}) == (min(ps) < 0.05)
