@@ -25,6 +25,8 @@ def test_what_it_says_of_them_holds() -> None:
     kept = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "speed").glob("*.json")}
     fedaf = kept["fedaf"]["stacked_tf32_compiled"]
     assert (round(fedaf["round_s"], 1), round(fedaf["first_round_s"])) == (8.9, 61)
+    whole = kept["fedaf_whole"]["stacked_tf32_compiled"]
+    assert (round(whole["run_s"]), round(whole["first_round_s"]), round(whole["round_s"], 1)) == (217, 48, 9.0)
     text = (RESULTS / "speed.md").read_text()
     step = kept["dfrd"]["stacked_tf32"]["server_s"] / 400 * 1000  # 40 turns of 5 and 5 steps
     assert f"A step takes {step:.1f} ms in TF32" in text
