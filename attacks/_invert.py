@@ -216,7 +216,9 @@ class Inverting:
             schedule.step()
 
 
-STACKS = {"cuda"}  # where a stack of small networks is the faster way: on a processor it was not
+# Where small networks are stacked: many small kernels leave a GPU idle. On a processor a stack was no faster; by how much
+# it is on a GPU, the lines `decoders` and `matching` of benchmarks/gpu_speed.py are there to measure.
+STACKS = {"cuda"}
 CLIENTS = 16  # that are attacked at the same time there
 
 
