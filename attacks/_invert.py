@@ -216,8 +216,8 @@ class Inverting:
             schedule.step()
 
 
-# Where small networks are stacked: many small kernels leave a GPU idle. On a processor a stack was no faster; by how much
-# it is on a GPU, the lines `decoders` and `matching` of benchmarks/gpu_speed.py are there to measure.
+# Where small networks are stacked: many small kernels leave a GPU idle. On a processor a stack was no faster; what it
+# gains on a GPU is for the lines `decoders` and `matching` of benchmarks/gpu_speed.py to measure.
 STACKS = {"cuda"}
 CLIENTS = 16  # that are attacked at the same time there
 
