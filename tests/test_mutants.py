@@ -41,6 +41,13 @@ def test_an_entry_that_says_nothing_is_named(change, fault):
     assert re.search(fault, found), found
 
 
+def test_an_entry_may_be_of_a_suite():
+    suite = "fedaudit/suites/published/fedzge_2.toml"
+    values = {"name": "m", "file": suite, "find": "rounds = 100", "tests": ("tests/test_mutants.py",), "why": ""}
+    assert mutants.Mutant(**values, replace="rounds = 10").fault() is None
+    assert "would not be TOML" in (mutants.Mutant(**values, replace="rounds = ").fault() or "")
+
+
 def test_an_entry_is_found_again_after_a_move():
     text = (mutants.ROOT / "fedaudit/units.py").read_text()
     only = next(line for line in text.splitlines() if line.startswith("def "))

@@ -77,10 +77,11 @@ class Mutant:
         text = path.read_text()
         if self.find == self.replace:
             return "it replaces its text by the same"
+        toml = path.suffix == ".toml"
         try:
-            ast.parse(self.applied(text))
-        except SyntaxError as e:
-            return f"{path.name} would not be Python any more: {e}"
+            tomllib.loads(self.applied(text)) if toml else ast.parse(self.applied(text))
+        except (SyntaxError, tomllib.TOMLDecodeError) as e:
+            return f"{path.name} would not be {'TOML' if toml else 'Python'} any more: {e}"
         for target in self.tests:
             test, _, name = target.partition("::")
             if not (root / test).is_file():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedaudit import registry
 from fedaudit.cli.main import app
 from fedaudit.errors import SettingError
+from fedaudit.runtime.planned_traffic import plan_traffic
 from fedaudit.runtime.scores import Utility
 from fedaudit.suite import published, reproduce
 from fedaudit.suite.forecast import Forecast
@@ -104,6 +105,46 @@ def test_every_cell_of_every_table_has_runs(table, scale):
         assert len({setting.seed for setting in cell.settings}) == len(cell.settings)
         assert {setting.method for setting in cell.settings} == {cell.method}
         assert (scale == "gpu") == (cell.settings[0].dataset != "digits")
+
+
+TABLE_2 = {  # FedZGE, GB of ResNet-18
+    "fedavg": 83.31, "mhat": 5.76, "dsfl": 5.76, "fedgen": 90.92, "fedftg": 83.31, "dfrd": 83.31, "fedzkt": 83.31,
+    "fedzge": 63.17,
+}  # fmt: skip
+
+
+def test_the_suite_of_fedzges_table_2_sends_what_the_table_prints():
+    """So its network, its rounds and its clients are the paper's, and FedFTG and DFRD send the global model down."""
+    table = find_table("fedzge", "2")
+    cells = {cell.method: cell.settings[0] for cell in wanted(table, "gpu", ["ResNet-18, alpha 1"], seeds=1)}
+    assert {m: round(plan_traffic(s)["total"]["GiB"], 2) for m, s in cells.items()} == TABLE_2
+    for column, printed in (("ResNet-34, alpha 1", 158.62), ("ResNet-50, alpha 1", 175.30)):
+        (fedavg,) = wanted(table, "gpu", [column], ["fedavg"], seeds=1)
+        assert round(plan_traffic(fedavg.settings[0])["total"]["GiB"], 2) == printed
+
+
+def test_fedzges_rivals_train_as_its_appendix_c_says():
+    """Adam 0.01, ten epochs, batches of 256; the auxiliary set is all of CIFAR-100; nobody else gives up records."""
+    adam = []
+    for cell in wanted(find_table("fedzge", "2"), "gpu"):
+        setting = cell.settings[0]
+        values = registry.find(cell.method).make(setting.set, setting.preset).model_dump()
+        values = values.get("host", values)
+        local = ("E_k", "B_k", "eta_k") if "E_k" in values else ("E", "B", "eta")
+        assert tuple(values[name] for name in local) == (10, 256, 0.01), cell.method
+        adam += [cell.method] if values.get("opt", "adam" if "E_k" in values else "sgd") == "adam" else []
+        aux = "cifar100" if cell.method in ("mhat", "dsfl") else None
+        assert (setting.public_dataset, setting.public, setting.aux, setting.holdout) == (aux, 0, 0, 0), cell.method
+    assert set(adam) == set(TABLE_2) - {"fedzkt"}, "which the table says"
+
+
+@pytest.mark.parametrize("table", tables(), ids=lambda table: table.name)
+def test_what_no_paper_does_is_said(table):
+    """Records that choose a round are not trained on; TF32 rounds otherwise than float32."""
+    settings = [setting for cell in wanted(table, "gpu") for setting in cell.settings]
+    assert {setting.validation for setting in settings} == {0.02}
+    assert "2 % of the records are kept to choose a round by" in table.differs
+    assert ("tf32" in {setting.precision for setting in settings}) == ("TF32" in table.differs)
 
 
 def test_a_cell_has_the_columns_setting_and_the_first_row_of_its_method(mine):
