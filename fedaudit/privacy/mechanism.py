@@ -97,7 +97,7 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
         where = f"{type(reply).__name__}.{name}"
         value = getattr(reply, name)
         if declared is None or declared.role != "private":
-            if context.policies and not _traced(value, context):
+            if context.policies and not _traced(value, where, context):
                 entries.append(Entry.unprotected(where, "public", UNTRACED))
             continue
         if value is None and where in context.absent():
@@ -129,9 +129,9 @@ def _unprotected(value: Any, where: str, declared: Declared, context: Context) -
         return Entry.free(where, kind, "n is public")
     if declared.via == "released" and _follows(value, context):
         return Entry.free(where, kind, "derived from what was released", "post-processing")
-    if declared.via == "model" and TRAINING in context.policies and _paid(value, context):
+    if declared.via == "model" and TRAINING in context.policies and _paid(value, where, context):
         return Entry.free(where, kind, "given the privacy of training", "post-processing of DP-SGD")
-    if declared.via in ("model", "released") and context.policies and not _traced(value, context):
+    if declared.via in ("model", "released") and context.policies and not _traced(value, where, context):
         return Entry.unprotected(where, kind, UNTRACED)
     return Entry.unprotected(where, kind)
 
@@ -141,22 +141,27 @@ def _kind(declared: Declared) -> str:
     return declared.kind
 
 
-UNTRACED = "computed in a task that read the records, and traced to nothing that was paid for"
+UNTRACED = "computed in a task that read the records, or holds more of them than was paid for, and traced to nothing"
 
 
-def _traced(value: Any, context: Context) -> bool:
-    return context.provenance is None or context.provenance.traced(value)
+def _unpaid(context: Context) -> bool:
+    """Whether the client's model or memory hold more of the records than was paid for, also where nobody looks."""
+    return context.dirty or context.plain_fits > 0
 
 
-def _paid(value: Any, context: Context) -> bool:
+def _traced(value: Any, where: str, context: Context) -> bool:
+    return context.provenance is None or context.provenance.traced(value, where, _unpaid(context))
+
+
+def _paid(value: Any, where: str, context: Context) -> bool:
     """Whether a value follows from a model that private fits, and nothing else, made of the records."""
-    return context.spent.get(TRAINING, 0) > 0 and not context.plain_fits and _traced(value, context)
+    return context.spent.get(TRAINING, 0) > 0 and not context.plain_fits and _traced(value, where, context)
 
 
 def _follows(value: Any, context: Context) -> bool:
     """Whether a value follows from what was released: as the harness saw, or because the task knew nothing else."""
     seen = context.provenance
-    return seen is None or seen.is_derived(value) or not (seen.looked or context.dirty)
+    return seen is None or seen.is_derived(value) or not (seen.looked or _unpaid(context))
 
 
 # --- the Gaussian mechanism ------------------------------------------------------------------------------------

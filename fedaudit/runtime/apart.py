@@ -224,7 +224,7 @@ def error_of(text: Any) -> FedauditError:
     return cls(words) if isinstance(cls, type) and issubclass(cls, FedauditError) else RunError(words)
 
 
-_PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "told", "chose", "alone", "error", "detail")
+_PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")
 _BLOBS = ("state", "reply", "released")
 
 

@@ -23,7 +23,7 @@ from fedaudit.runtime.turns import carry_out, descend
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
-from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, traces
+from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
 from fedaudit.training.stack import Job
 from fedaudit.wire.codec import digest_of
@@ -158,7 +158,7 @@ class Client(Party):
         self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
         self.looked = False  # whether this task read records other than through fit
         self.fitting = False  # within a training on the records: what fails there fails by them
-        self.told: list[str] = []  # by training after a look: steps, rates, ... that nobody knew
+        self.told: list[list[str]] = []  # by training after a look: where its loss, steps, rates, ... may be from
         self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
         self.entries: list[Entry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
@@ -169,7 +169,12 @@ class Client(Party):
         self._provenance: Provenance | None = None
         if site.policies:  # where nothing is promised, nothing needs to be followed
             known = (t, self.id, len(self), *site.hyperparameters)
-            self._provenance = Provenance(model, memory, message, known, released or {})
+            self._provenance = Provenance(message, known, released or {})
+
+    @property
+    def picked(self) -> list[list[str]]:
+        """Which of several known things it sent, kept or loaded: the ways in which each may have come about."""
+        return [] if self._provenance is None else self._provenance.picked
 
     @property
     def x(self) -> Tensor:
@@ -185,7 +190,7 @@ class Client(Party):
     def _look(self) -> None:
         self.looked = True
         if self._provenance is not None:
-            self._provenance.look()
+            self._provenance.look(self.model, self.memory)
 
     def _rows(self, fitting: bool = False) -> Rows:
         """The records; loaded once, and again where the test of declarations swaps them."""
@@ -261,7 +266,7 @@ class Client(Party):
                 raise PrivacyError(f"client.derive: {', '.join(wrong)} is no hyper-parameter of the method.")
         value = make(released, **numbers)
         if seen is not None:
-            seen.derived(value)
+            seen.derived(value, getattr(make, "__qualname__", repr(make)))
         return value
 
     def class_means(self, rows: Tensor, kind: str, y: Tensor | None = None) -> dict[int, Tensor]:
@@ -295,7 +300,7 @@ class Client(Party):
         """
         if self._provenance is None:
             return {}
-        kept = self._provenance.settle()
+        kept = self._provenance.settle(self.model, self.memory)
         self.dirty = self.dirty or self._provenance.dirty
         if self._provenance.tainted and self.private_training:
             self.plain_fits += 1
@@ -424,10 +429,10 @@ class Client(Party):
         self.fitting = False
         self.entries.append(entry)
         seen.after_fit(model)
-        how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen()]
         if self.looked:  # as often, and the same, for all clients, or it tells of the records
-            known = all(seen.is_known(value) for value in how if value is not None)
-            self.told.append(options["opt"].make.__name__ + ("" if known else f" {how}"))
+            how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
+            self.told.append([f"{options['opt'].make.__name__} of {named(loss)}"])
+            self.told += [["nothing"] if value is None else seen.ways(value) for value in how]
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
             self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1

@@ -379,7 +379,7 @@ class _Run:
                 replies[done.k] = whole if isinstance(fn, str) else reply
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
-                alike.add(path, done.k, done.told, done.chose)
+                alike.add(path, done.k, done.told, done.picked, done.chose)
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
                 waiting = time.perf_counter()
             if len(cohort.ids) < quorum:

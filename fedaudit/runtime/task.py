@@ -84,7 +84,8 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
-    told: list[str] = field(default_factory=list)  # by training after a look: steps, rates, ... that nobody knew
+    told: list[list[str]] | None = None  # by training after a look: where loss, steps, rates, ... may be from
+    picked: list[list[str]] = field(default_factory=list)  # which known things it sent, kept or loaded: the same
     chose: bool = False  # whether this message, after a look, is one of several that its function may give
     brought: bool = False  # whether training was given what the task read itself: that is billed, and needs no proof
     rows: list[list[str]] = field(default_factory=list)  # of a watched task: digests of the rows of each class_means
@@ -154,7 +155,8 @@ def run_task(task: Task) -> Done:
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
         brought=client.brought,
-        told=client.told,
+        told=client.told if client.looked else None,
+        picked=client.picked,
         rows=client.watched or [],
         chose=bool(world.policies) and client.looked and len(_promised(getattr(fn, "__func__", fn))) != 1,
     )

@@ -313,6 +313,14 @@ def _brought(loss: Callable[..., Any]) -> list[Any]:
     return [loss]
 
 
+def named(loss: Callable[..., Any]) -> str:
+    """Which function it is, whatever it brings with it."""
+    if isinstance(loss, functools.partial):
+        return named(loss.func)
+    of = loss if isinstance(loss, types.FunctionType | types.MethodType) else type(loss)
+    return f"{of.__module__}.{of.__qualname__}"
+
+
 def _attributes(value: Any) -> list[Any]:
     slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
     return (

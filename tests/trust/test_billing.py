@@ -29,7 +29,8 @@ def ledger(request, tiny, tmp_path):
 
     def make(name, privacy=DP, **values):
         values = {"set": {}, "rounds": 1, **values}
-        setting = tiny(f"cheats:{name}", clients=2, model="mlp", privacy=privacy, **values)
+        method = name if ":" in name else f"cheats:{name}"
+        setting = tiny(method, clients=2, model="mlp", privacy=privacy, **values)
         return run(setting, out=tmp_path / name, engine=engine)
 
     return make
@@ -63,6 +64,17 @@ UNPAID = [
     "OneByOne",
     "Again",
     "AgainOneByOne",
+    "choices:BitList",
+    "choices:OneKnown",
+    "choices:Parts",
+    "choices:WhichLoss",
+    "choices:WhichSetting",
+    "choices:Mixes",
+    "choices:WhichModel",
+    "choices:NewModel",
+    "choices:NewMemory",
+    "choices:Skips",
+    "choices:LooksThenTells",
 ]
 
 
@@ -71,9 +83,21 @@ def test_what_leaves_unpaid_costs_infinity(name, ledger):
     assert epsilons(ledger(name)) == [math.inf, math.inf]
 
 
-@pytest.mark.parametrize("name", ["Plain", "Counts", "Books", "Twice", "Weighs"])
+@pytest.mark.parametrize(
+    "name", ["Plain", "Counts", "Books", "Twice", "Weighs", "choices:SamePart", "choices:FullBatch"]
+)
 def test_careful_methods_cost_what_their_training_costs(name, ledger):
     assert all(0 < epsilon < math.inf for epsilon in epsilons(ledger(name)))
+
+
+@pytest.mark.parametrize("name", ["PlainPublic", "PlainFollows", "PlainMemory", "PlainOnly", "KeepsOrNot"])
+def test_what_a_model_without_dp_tells_is_billed_also_where_nobody_looks(name, ledger):
+    """Under a policy that protects embeddings, and not the training."""
+    assert epsilons(ledger(f"choices:{name}", EMBEDDINGS)) == [math.inf, math.inf]
+
+
+def test_what_was_received_costs_nothing_also_beside_such_a_model(ledger):
+    assert all(0 < epsilon < 2 for epsilon in epsilons(ledger("choices:PlainRelays", EMBEDDINGS)))
 
 
 @pytest.mark.parametrize(("name", "what"), [("First", "message class"), ("FirstRate", "training")])

@@ -14,7 +14,7 @@ POLICIES = {
     "releases": ["embeddings:eps=1,clip=1", "logits:eps=1,clip=1", "prototypes:eps=1,clip=1"],
     "training": ["training:noise=1,clip=1"],
 }
-ALARMS = ("left behind", "(training)", "(length)", "(absence)")
+ALARMS = ("left behind", "(training)", "(choice)", "(message class)", "(length)", "(absence)", "public ")
 QUICK = {("fedavg", "training"), ("fedproto", "releases"), ("dffke", "releases")}
 
 
