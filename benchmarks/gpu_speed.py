@@ -87,7 +87,8 @@ class Bench:
                 self.save(**{f"{name}_skipped": "no time left"})
                 continue
             try:
-                record, folder, took = self.run(**{**setting, **how}, rounds=rounds, eval_every=rounds)
+                of_all = {**setting, "rounds": rounds, "eval_every": rounds}
+                record, folder, took = self.run(**{**of_all, **how})
             except Exception as e:  # noqa: BLE001 (one way that fails must not cost the others)
                 self.save(**{f"{name}_failed": f"{type(e).__name__}: {e}".splitlines()[0]})
                 traceback.print_exc()
@@ -113,6 +114,7 @@ class Bench:
         return {
             "round_s": round(record.rounds[min(1, rounds - 1)].wall_s, 3),
             "first_round_s": round(record.rounds[0].wall_s, 3),
+            "rounds_s": [round(r.wall_s, 3) for r in record.rounds],
             "run_s": round(took, 2),
             "server_s": round(of("server", "round") / rounds, 3),
             "clients_s": round(of("client", "task") / rounds, 3),

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaudit import Many, Opt, Server, Size, State, in_chunks, kl, load, state_of
-from fedaudit.methods._docking import z
 from fedaudit.shape import Shape
+from fedaudit.training.descent import Kept
 from fedaudit.training.fit import batches
+from fedaudit.training.mixed import Mixed
 from fedaudit.training.models import Net
 
 Discrepancy = Literal["none", "KL", "MAE", "MSE"]
@@ -113,26 +114,24 @@ def discrepancy(choice: Discrepancy, teacher: Tensor, student: Tensor) -> Tensor
     return -(gap.abs() if choice == "MAE" else gap.square()).mean(-1)
 
 
-def decoder_loss(
-    k: int,
-    x: Tensor,
-    e: Tensor,
-    clients: Mapping[int, Net],
-    theta_z: Mapping[int, State],
-    md: Discrepancy = "none",
-    embedding: Tensor | None = None,
-) -> Tensor:
-    """L_fid (Eq. 12) of client k's rows e and their images x, and with `md` L_md (Eq. 4) towards every peer.
-
-    `embedding`: h(x; theta_k^h), where it is known already.
-    """
-    embedding = clients[k].encode(x) if embedding is None else embedding
-    value = fidelity(z(embedding, theta_z[k]), e)
+def model_discrepancy(k: int, x: Tensor, clients: Mapping[int, Net], choice: Discrepancy) -> Tensor:
+    """L_md (Eq. 4) of client k's images x: towards every peer, on average."""
     peers = [model for i, model in clients.items() if i != k]
-    if md == "none" or not peers:
-        return value
-    teacher = clients[k].classify(embedding)
-    return value + torch.stack([discrepancy(md, teacher, model(x)) for model in peers]).mean(0)
+    teacher = clients[k](x)
+    return torch.stack([discrepancy(choice, teacher, model(x)) for model in peers] or [x.new_zeros(len(x))]).mean(0)
+
+
+class Docked(nn.Module):
+    """z(h(x; theta_k^h); theta_k^z): client k's encoder and its docking layer, frozen."""
+
+    def __init__(self, model: Net, theta_z: State) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False).eval()
+        self.register_buffer("weight", theta_z["weight"])
+        self.register_buffer("bias", theta_z["bias"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.model.encode(x), self.weight, self.bias)  # type: ignore[arg-type]
 
 
 def train_decoder(
@@ -148,25 +147,24 @@ def train_decoder(
     md: Discrepancy,
 ) -> State:
     """Eq. 12: Dec's images, through the frozen encoder and docking layer of the row's client, give the row back."""
-    for model in clients.values():
-        model.requires_grad_(False).eval()
-    rows, sizes = torch.cat(list(E.values())), [len(e) for e in E.values()]
-    owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    rng = server.rng("Dec")
-    order = [i.cpu().sort().values for _ in range(epochs) for i in batches(len(rows), batch, rng)]
-    todo = iter(order)
-    encoders = Many(clients[k] for k in E)
+    rows, rng = torch.cat(list(E.values())), server.rng("Dec")
+    order = [i.cpu().sort().values for _ in range(epochs) for i in batches(len(rows), batch, rng)]  # sorted: by client
+    docked = Many(Docked(clients[k], theta_z[k]) for k in E)
+    drawn = Mixed(docked, [len(e) for e in E.values()], order, rows.device)
 
     def loss() -> Tensor:
-        index = next(todo)  # sorted, and so by client: the split below is known without asking the device
-        split = torch.bincount(owner[index], minlength=len(sizes)).tolist()
-        e = rows[index.to(rows.device)]
-        parts = zip(E, Dec(e).split(split), e.split(split), strict=True)
-        drawn = [(place, k, x, e) for place, (k, x, e) in enumerate(parts) if len(x)]
-        embeddings = encoders.each([x for _, _, x, _ in drawn], "encode", only=[place for place, *_ in drawn])
-        each = zip(drawn, embeddings, strict=True)
-        return torch.cat([decoder_loss(k, x, e, clients, theta_z, md, h) for (_, k, x, e), h in each]).mean()
+        e = rows[drawn.index]
+        x = Dec(e)
+        L_fid = fidelity(drawn(x), e)
+        if md == "none":
+            return L_fid.mean()
+        L_md = [model_discrepancy(k, x_k, clients, md) for k, x_k in zip(E, x.split(drawn.split), strict=True)]
+        return (L_fid + torch.cat(L_md)).mean()
 
     Dec.train()
-    server.optimise(list(Dec.parameters()), loss, steps=len(order), opt=opt)
+    same = drawn.repeats and md == "none"
+    kept = Kept(len(order), list(Dec.buffers()))
+    server.optimise(
+        list(Dec.parameters()), loss, steps=len(order), opt=opt, repeats=same, before=drawn.put, kept=kept
+    )  # fmt: skip
     return state_of(Dec)

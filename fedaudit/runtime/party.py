@@ -60,7 +60,7 @@ class Party:
         opt: Opt,
         moments: Mapping[str, Tensor] | None = None,
         repeats: bool = False,
-        before: Callable[[int], None] | None = None,
+        before: Callable[[int], bool | None] | None = None,
         kept: Kept | None = None,
     ) -> dict[str, Tensor]:
         """Minimise what `closure` computes over `params`: for what is no model training, such as images.
@@ -69,7 +69,8 @@ class Party:
 
         `repeats`: the closure does the same in every step, on the same memory, and asks the device for nothing: it may
         be recorded once and replayed, and go side by side with those of others. What changes from step to step beside
-        the random numbers is done by `before`, which gets the step's number, into memory that the closure reads.
+        the random numbers is done by `before`, which gets the step's number, into memory that the closure reads. It
+        returns False where a step has other shapes than the first, and is not to be replayed.
         `kept`: the recording that several calls share.
         """
         with self._meter.span("optimise"):
@@ -324,7 +325,7 @@ class Client(Party):
         opt: Opt,
         moments: Mapping[str, Tensor] | None = None,
         repeats: bool = False,
-        before: Callable[[int], None] | None = None,
+        before: Callable[[int], bool | None] | None = None,
         kept: Kept | None = None,
     ) -> dict[str, Tensor]:
         """As the server's; it counts as training on the records."""

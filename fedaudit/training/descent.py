@@ -44,7 +44,8 @@ class Descent:
     opt: Opt
     moments: Mapping[str, Tensor] | None = None
     repeats: bool = False
-    before: Callable[[int], None] | None = None  # before each step, with its number: what is no part of a recording
+    # Before each step, with its number: what is no part of the recording. False: other shapes, so it is not replayed.
+    before: Callable[[int], bool | None] | None = None
     kept: Kept | None = None
 
     @property
@@ -78,6 +79,7 @@ class _UnderWay:
         self.descent, self.params = descent, list(descent.params)
         self.optimiser = descent.opt.build(self.params, descent.moments)
         self.recording: Recording | None = None
+        self.alike = True  # whether the next step is what was recorded
 
     def begin(self) -> None:
         """What comes before the first step, and the recording: afterwards everything is as it was, but for memory."""
@@ -96,7 +98,7 @@ class _UnderWay:
     def step(self, i: int) -> None:
         if i:
             self._before(i)
-        if self.recording is None:
+        if self.recording is None or not self.alike:
             self._gradient()
         else:
             self.recording()
@@ -106,7 +108,7 @@ class _UnderWay:
 
     def _before(self, i: int) -> None:
         if self.descent.before is not None and i < self.descent.steps:
-            self.descent.before(i)
+            self.alike = self.descent.before(i) is not False
 
     def _gradient(self) -> list[Tensor | None]:
         self.optimiser.zero_grad(set_to_none=True)

@@ -54,6 +54,7 @@ from fedaudit.training.recorded import (
     may_choose,
     record,
     recordable,
+    stacks_networks,
     timed,
     unrecorded,
 )
@@ -72,16 +73,27 @@ class Job:
 
     def alone(self) -> Fitted:
         alike = self.loss, repr(self.structure)
-        # What is compiled is kept for stacks. What a compiler refused is not tried again in the next round.
-        if compiles() and _on_gpu(self.rows) and alike not in _refused and _never(self) is None:
+        # What was refused is not tried again in the next round.
+        if self._as_stack and alike not in _refused and _never(self) is None:
             before = self.rng.get_state()
             try:
                 return fit_together([self])[0]
             except Exception as e:  # noqa: BLE001 (nothing was changed yet, and `fit` says better what is wrong)
                 _refused.add(alike)
-                unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+                if compiles():
+                    unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
                 self.rng.set_state(before)
         return fit(self.model, self.loss, self.rows, rng=self.rng, **self.options)
+
+    @property
+    def _as_stack(self) -> bool:
+        """Whether alone it is a stack of one: where steps are compiled, because that is kept for stacks; and with Adam,
+        where it need not have torch's bits, because in a stack its step is recorded too: torch's own takes longer than
+        a small model's gradient."""
+        if compiles():
+            return _on_gpu(self.rows)
+        small = stacks_networks() and self.option("opt").make is torch.optim.Adam
+        return small and recordable(self.model, self.rows[0].device, self.planned)
 
     def option(self, name: str, default: Any = None) -> Any:
         return self.options.get(name, default)
@@ -389,10 +401,10 @@ class _Fitting:
         self.modes = [job.model.training for job in self.jobs]
         self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
         compile = (compile or compiles()) and self.device.type == "cuda"
-        self.mapped = _mapped(first, self.stack.given_dims, compile)
+        self.mapped = _mapped(first, self.stack.given_dims, compile, len(jobs) > 1)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
-        self.recordings: dict[_Form, tuple[Recording, list[Tensor], Tensor | None]] = {}
+        self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None]] = {}  # with its places and mask
         self.came: dict[_Form, int] = {}  # how often all had batches of that form
         self.idle: set[int] = set()  # through, but still in the stack, so that the shapes stay
         self.masks: dict[tuple[int, ...], Tensor] = {}
@@ -447,8 +459,8 @@ class _Fitting:
         part = self.stack.take(places)
         if self.how.together and part is not self.stack:
             raise RuntimeError(f"{self.jobs[0].option('opt').make.__name__} steps all models of a stack at once")
-        rows, mask = self._batch(group)
-        self._core(part, rows, mask)
+        index, mask = self._places(group)
+        self._core(part, self._rows(index), mask)
         self.stack.put(places, part)
 
     def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
@@ -473,9 +485,8 @@ class _Fitting:
         if form not in self.recordings and not self._record(form, group):
             return False
         recording, static, static_mask = self.recordings[form]
-        rows, mask = self._batch(self.slots, size)
-        for mine, row in zip(static, rows, strict=True):
-            mine.copy_(row)
+        index, mask = self._places(self.slots, size)
+        static.copy_(index)
         if mask is not None and static_mask is not None:
             static_mask.copy_(mask)
         recording()
@@ -488,10 +499,10 @@ class _Fitting:
         often = usual or self.came[form] >= OFTEN
         if not often or max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
             return False
-        static, mask = self._batch(self.slots, size)
+        static, mask = self._places(self.slots, size)
         static_mask = None if mask is None else mask.clone()
         stack = self.stack
-        made = self._choose(lambda: self._core(stack, static, static_mask), stack.tensors(), size)
+        made = self._choose(lambda: self._core(stack, self._rows(static), static_mask), stack.tensors(), size)
         if made is None and not usual:
             self.came[form] = -self.jobs[0].planned  # not again
             return False
@@ -520,8 +531,11 @@ class _Fitting:
         self.mapped.products = _faster.get(key, False)
         return made[self.mapped.products]
 
-    def _batch(self, group: Sequence[int], most: int | None = None) -> tuple[list[Tensor], Tensor | None]:
-        """The next rows of each, filled up to one number, and which of them count (None: all)."""
+    def _rows(self, index: Tensor) -> list[Tensor]:
+        return [row[index] for row in self.rows]
+
+    def _places(self, group: Sequence[int], most: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Where the next rows of each stand, filled up to one number, and which of them count (None: all)."""
         drawn = [self._index(i) if i not in self.idle else self.offsets.new_zeros(most or 1) for i in group]
         sizes = [len(index) for index in drawn]
         most = most or max(sizes)
@@ -530,7 +544,7 @@ class _Fitting:
             drawn = [nn.functional.pad(index, (0, most - len(index))) for index in drawn]
         index = torch.stack(drawn) + self._offsets(tuple(group))
         mask = self._mask(tuple(sizes), most) if ragged or self.mask_all else None
-        return [row[index] for row in self.rows], mask
+        return index, mask
 
     def _mask(self, sizes: tuple[int, ...], most: int) -> Tensor:
         if (most, *sizes) not in self.masks:
@@ -630,9 +644,9 @@ Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows
 class _Mapped:
     """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
 
-    def __init__(self, job: Job, given_dims: Any, compile: bool):
+    def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool):
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
-        if _on_gpu(job.rows):
+        if _on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
         self._caller = Caller(self.model)
@@ -641,11 +655,13 @@ class _Mapped:
         self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
         self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
-        self._compile = compile
+        self._compile, self._several = compile, several or compile
         self._masks_norms = not _fills(job)
         self.products = False  # convolutions as products of matrices
 
     def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        if not self._several:
+            return self._alone(params, rest, rows, given, mask)
         run = self._plain if mask is None else self._masked
         if self._compile and not (self._masks_norms and mask is not None):
             if (mask is None) not in self._compiled:
@@ -654,10 +670,18 @@ class _Mapped:
             run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
         return run(params, rest, rows, given, mask)
 
+    def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        """A stack of one needs no map: the same tensors without their dimension of models."""
+        mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
+        told = _map_given(given, self._dims, lambda t: t.squeeze(0))
+        only = None if mask is None else mask.squeeze(0)
+        mean, total = self._of_one(mine, others, [row.squeeze(0) for row in rows], told, only)
+        return mean[None], total[None]
+
     @property
     def convolves(self) -> bool:
         """Whether there is a choice: convolutions, on a GPU, not left to a compiler."""
-        return not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        return self._several and not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         f = Functional(self._caller, params, rest, self._places)
@@ -719,14 +743,14 @@ _refused: set[Any] = set()  # losses, each with a structure, that could not be c
 _compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
 
 
-def _mapped(job: Job, given_dims: Any, compile: bool) -> _Mapped:
+def _mapped(job: Job, given_dims: Any, compile: bool, several: bool) -> _Mapped:
     compile = compile and not any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # come and go
     if not compile:
-        return _Mapped(job, given_dims, False)
+        return _Mapped(job, given_dims, False, several)
     how = given_dims, job.option("separable", True), job.option("norms", "batch")
     key = repr((job.structure, how)), job.loss
     if key not in _compiled:
-        _compiled[key] = _Mapped(job, given_dims, True)
+        _compiled[key] = _Mapped(job, given_dims, True, several)
     return _compiled[key]
 
 

@@ -92,6 +92,9 @@ class _Adam(Stepper):
         lr, (b1, b2) = self.options.get("lr", 1e-3), self.options.get("betas", (0.9, 0.999))
         eps = self.options.get("eps", 1e-8)
         t = state["t"].add_(1)
+        if _fuses(p):
+            self._fused(names, p, g, state, t)
+            return
         if decay := self.options.get("weight_decay", 0.0):
             g = _foreach("add", g, p, alpha=decay)
         m, v = ([state[f"{which}.{name}"] for name in names] for which in "mv")
@@ -104,6 +107,27 @@ class _Adam(Stepper):
             shape = (-1, *[1] * (p_.dim() - 1))
             below = v_.sqrt().div_(root.to(p_.dtype).view(shape)).add_(eps)
             p_.sub_(m_.div(below).mul_(size.to(p_.dtype).view(shape)))
+
+    def _fused(self, names: list[str], p: list[Tensor], g: list[Tensor], state: Tensors, t: Tensor) -> None:
+        """torch's own kernel for all numbers of all models: it goes over them once, where the formulas take nine."""
+        lr, (b1, b2) = self.options.get("lr", 1e-3), self.options.get("betas", (0.9, 0.999))
+        decay, eps = self.options.get("weight_decay", 0.0), self.options.get("eps", 1e-8)
+        m, v = ([state[f"{which}.{name}"] for name in names] for which in "mv")
+        g = [g_ if g_.stride() == p_.stride() else g_.contiguous() for g_, p_ in zip(g, p, strict=True)]
+        P, G, M, V = ([part for whole in of for part in whole.unbind(0)] for of in (p, g, m, v))
+        counts = list(t.float().unbind(0)) * len(names)
+        torch._fused_adam_(
+            P, G, M, V, [], counts, lr=float(lr), beta1=b1, beta2=b2, weight_decay=decay, eps=eps, amsgrad=False,
+            maximize=False,
+        )  # fmt: skip
+
+
+def _fuses(p: Sequence[Tensor]) -> bool:
+    return _has_fused(p[0].device) and all(p_.is_contiguous() for p_ in p)
+
+
+def _has_fused(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 class _Torch(Stepper):

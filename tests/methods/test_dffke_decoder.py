@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from fedaudit import adam
 from fedaudit.methods._decoder import (
     Decoder,
+    Docked,
     decode,
-    decoder_loss,
     decoder_size,
     discrepancy,
     fidelity,
+    model_discrepancy,
     resize,
     train_decoder,
 )
@@ -94,11 +95,11 @@ def test_decoder_loss_by_hand():
     With MSE: client 0 says softmax(2 ln 3 / 2, 0) = (3/4, 1/4). Peer 1 says (1/2, 1/2) with a zero classifier, peer 2
     as client 0 does. The mean over peers is -(1/16 + 0) / 2 = -1/32."""
     clients = {0: net(2.0, LN(3) / 2), 1: net(1.0, 0.0), 2: net(1.0, LN(3))}
-    theta_z = {0: State({"weight": torch.ones(1, 1), "bias": torch.ones(1)})}
+    theta_z = State({"weight": torch.ones(1, 1), "bias": torch.ones(1)})
     x, e = torch.ones(1, 1), torch.full((1, 1), 5.0)
-    assert decoder_loss(0, x, e, clients, theta_z).tolist() == [4.0]
-    assert decoder_loss(0, x, e, clients, theta_z, "MSE").tolist() == pytest.approx([4 - 1 / 32], abs=1e-6)
-    assert decoder_loss(0, x, e, {0: clients[0]}, theta_z, "MSE").tolist() == [4.0], "nobody to differ from"
+    assert fidelity(Docked(clients[0], theta_z)(x), e).tolist() == [4.0]
+    assert model_discrepancy(0, x, clients, "MSE").tolist() == pytest.approx([-1 / 32], abs=1e-6)
+    assert model_discrepancy(0, x, {0: clients[0]}, "MSE").tolist() == [0.0], "nobody to differ from"
 
 
 def test_encoders_and_docking_layers_are_frozen_while_the_decoder_learns():
@@ -117,10 +118,11 @@ def test_encoders_and_docking_layers_are_frozen_while_the_decoder_learns():
         def rng(self, purpose):
             return torch.Generator().manual_seed(1)
 
-        def optimise(self, params, closure, *, steps, opt):
+        def optimise(self, params, closure, *, steps, opt, repeats, before, kept):
             trained.extend(params)
             optimiser = opt.build(params)
-            for _ in range(steps):
+            for i in range(steps):
+                before(i)
                 optimiser.zero_grad()
                 closure().backward()
                 optimiser.step()

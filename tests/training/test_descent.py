@@ -60,6 +60,28 @@ def test_a_recorded_descent_is_the_eager_one_to_the_bit(opt: Opt, replays: list[
     assert torch.equal(found[1], wanted)
 
 
+def test_a_step_of_another_shape_is_not_replayed(replays: list[int]) -> None:
+    """Every fourth has half of the numbers, and says so."""
+    found = []
+    for how in ("eager", "recorded"):
+        x, memory = torch.ones(6, requires_grad=True), torch.zeros(6)
+        now = [memory]
+
+        def before(i: int, now: list[torch.Tensor] = now, memory: torch.Tensor = memory) -> bool:
+            usual = i % 4 != 3
+            now[0] = memory.copy_(torch.arange(6.0) + i) if usual else torch.arange(3.0) - i
+            return usual
+
+        def closure(x: torch.Tensor = x, now: list[torch.Tensor] = now) -> torch.Tensor:
+            return (x[: len(now[0])] - now[0]).square().sum()
+
+        with recorded.conditions(how):  # type: ignore[arg-type]
+            Descent([x], closure, 12, sgd(0.1), repeats=True, before=before).alone()
+        found.append(x.detach())
+    assert replays == [9]
+    assert torch.equal(*found)
+
+
 def test_what_does_not_repeat_or_is_short_is_not_recorded(replays: list[int]) -> None:
     _, d = descent(sgd(0.1), steps=recorded.WORTH_IT - 1)
     with recorded.conditions("recorded"):

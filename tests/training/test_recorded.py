@@ -12,7 +12,7 @@ from jobs import CASES, COUNTS, distance, make
 from torch import nn
 
 from fedaudit.training import recorded
-from fedaudit.training.stack import fit_together
+from fedaudit.training.stack import _Fitting, fit_together
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -25,6 +25,33 @@ def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int
     assert sum(replays) > 0
     assert distance(eager, steps) == 0
     assert found == wanted
+
+
+@pytest.mark.parametrize("case", ["adam keeps each model's own count", "adam, and models that come differently far"])
+def test_adam_alone_is_recorded_with_its_step(case: str, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a stack of one, without a map over models, where the engine need not have torch's bits."""
+    eager, one, plain = (make(counts=COUNTS, **CASES[case]) for _ in range(3))
+    wanted = [job.alone() for job in eager]
+    seen: list[int] = []
+    core = _Fitting._core
+    monkeypatch.setattr(_Fitting, "_core", lambda self, *given: seen.append(len(self.slots)) or core(self, *given))
+    monkeypatch.setattr("fedaudit.training.stack.vmap", lambda *given, **how: refused)
+    with recorded.conditions("recorded"):
+        plain[0].alone()
+        assert not seen, "one after the other has torch's bits"
+    with recorded.conditions("recorded", stacked=True):
+        found = [job.alone() for job in one]
+        make(counts=[8], arch="mlp")[0].alone()
+    assert set(seen) == {1}
+    assert len(seen) > len(one), "SGD's step is as quick beside the recording, and keeps its bits"
+    assert distance(eager, one) < 1e-10
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.epochs, a.steps) == (b.epochs, b.steps)
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+
+
+def refused(*given: Any) -> Any:
+    raise AssertionError("a stack of one needs no map")
 
 
 def test_what_a_loss_draws_while_it_is_recorded_is_given_back(replays: list[int]) -> None:

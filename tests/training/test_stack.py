@@ -11,10 +11,11 @@ from jobs import CASES, COUNTS, distance, held_out, make, mirrored
 from torch import Tensor, nn
 
 from fedaudit import adam
-from fedaudit.training import stack
+from fedaudit.training import stack, steppers
 from fedaudit.training.fit import Opt, Turns
 from fedaudit.training.norms import MaskedNorms
 from fedaudit.training.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
+from fedaudit.training.steppers import Stepper, stepper
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -30,6 +31,31 @@ def test_each_ends_as_it_would_alone(case: str) -> None:
     for a, b in zip(together, alone, strict=True):
         assert torch.equal(a.rng.get_state(), b.rng.get_state()), "it drew as much as alone"
         assert not a.model.training, "the mode is as before"
+
+
+def test_adam_in_one_kernel_is_adam_by_its_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a stack's Adam goes over all numbers once: also with gradients that lie otherwise in memory,
+    and with models that have come differently far."""
+    case = CASES["adam keeps each model's own count"]
+    fused, plain = make(counts=COUNTS, **case), make(counts=COUNTS, **case)
+    calls: list[int] = []
+    kernel = torch._fused_adam_  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch, "_fused_adam_", lambda *given, **how: calls.append(1) or kernel(*given, **how))
+    fit_together(plain)
+    assert not calls
+    monkeypatch.setattr(steppers, "_has_fused", lambda device: True)
+    fit_together(fused)
+    assert calls
+    assert distance(fused, plain) < 1e-12
+    how, params = stepper(adam(0.1)), {"w": torch.ones(2, 3, 4, dtype=torch.float64)}
+    assert isinstance(how, Stepper)
+    state, turned = how.state(params), torch.arange(24.0, dtype=torch.float64).view(2, 4, 3).transpose(1, 2)
+    state["t"] += torch.tensor([0, 5])
+    how.step(params, {"w": turned}, state)
+    m, v = 0.1 * turned, 0.001 * turned.square()
+    t = torch.tensor([1.0, 6.0], dtype=torch.float64)[:, None, None]
+    wanted = 1 - 0.1 * m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    torch.testing.assert_close(params["w"], wanted, atol=1e-12, rtol=1e-12)
 
 
 def test_until_ends_the_models_at_different_times() -> None:

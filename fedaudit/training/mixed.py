@@ -1,0 +1,100 @@
+"""Batches whose rows belong to several networks, each row to go through its own.
+
+How many rows of a batch belong to which network differs from batch to batch, so every step has other shapes. Where
+steps are recorded and networks run stacked, each network therefore gets as many rows as any of them has in any batch;
+those that fill count nothing. All batches are known beforehand, so that a step only has to say which is next.
+
+    mixed = Mixed(networks, sizes, order, device)  # rows in all, by network; order: the rows of each batch, sorted
+    mixed.put(i)                                   # batch i is next; False: it has another size than the first
+    mixed.index                                    # its rows
+    mixed(x)                                       # what each row's own network makes of it, row by row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedaudit.training.many import Many
+from fedaudit.training.recorded import records_steps, stacks_networks
+from fedaudit.training.stack import rowwise
+
+
+class Mixed:
+    def __init__(self, networks: Many, sizes: Sequence[int], order: Sequence[Tensor], device: torch.device):
+        self._networks, self._order, self._device = networks, order, device
+        owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        self._owners = [owner[rows] for rows in order]
+        self._counts = [torch.bincount(mine, minlength=len(sizes)) for mine in self._owners]
+        self._usual = len(order[0]) if order else 0
+        self._most = max((int(counts.max()) for counts in self._counts), default=0)
+        alone = all(rowwise(layer, not layer.training) for net in networks for layer in net.modules())
+        self.repeats = alone and stacks_networks() and records_steps(device)  # each step is the same operations
+        self._memory: list[Tensor] = []
+        self._whole: list[Tensor] = []
+        if self.repeats:
+            like = [i for i, rows in enumerate(order) if len(rows) == self._usual]
+            self._at = {i: at for at, i in enumerate(like)}
+            parts = zip(*(self._laid_out(i) for i in like), strict=True)
+            self._whole = [torch.stack(part).to(device) for part in parts]
+            self._memory = [part[0].clone() for part in self._whole]
+        self.put(0)
+
+    def put(self, i: int) -> bool:
+        """Make batch i the next one."""
+        if i >= len(self._order):
+            return True
+        self.split: list[int] = self._counts[i].tolist()
+        usual = len(self._order[i]) == self._usual
+        if not self.repeats:
+            self.index = self._order[i].to(self._device)
+        elif usual:
+            for mine, whole in zip(self._memory, self._whole, strict=True):
+                mine.copy_(whole[self._at[i]])
+            self.index, self._there, self._back = self._memory
+        else:
+            self.index, self._there, self._back = (part.to(self._device) for part in self._laid_out(i))
+        return usual
+
+    def _laid_out(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch's rows; which of them stands at each place of the networks one after the other, -1: none; and at
+        which place each row stands."""
+        mine, counts = self._owners[i], self._counts[i]
+        first = counts.cumsum(0) - counts
+        back = mine * self._most + torch.arange(len(mine)) - first[mine]
+        there = torch.full((len(counts) * self._most,), -1)
+        there[back] = torch.arange(len(mine))
+        return self._order[i], there, back
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.repeats:
+            drawn = [(place, part) for place, part in enumerate(x.split(self.split)) if len(part)]
+            return torch.cat(self._networks.each([part for _, part in drawn], only=[place for place, _ in drawn]))
+        laid_out = _moved(x, self._there, self._back).unflatten(0, (-1, self._most))
+        return _moved(torch.cat(self._networks.each(laid_out.unbind(0))), self._back, self._there)
+
+
+def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
+    """x[there], with zeros where that is -1. Rows do not meet, so the gradient is moved back likewise: torch adds up
+    what meets, in no fixed order, or by a sort that cannot be recorded."""
+    return cast(Tensor, _Moved.apply(x, there, back))
+
+
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return _taken(x, there)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return _taken(grads[0], back), None, None
+
+
+def _taken(x: Tensor, index: Tensor) -> Tensor:
+    found = x[index.clamp(min=0)]
+    return torch.where((index >= 0).view(-1, *[1] * (x.dim() - 1)), found, 0.0)

@@ -1,0 +1,105 @@
+"""Rows of several networks in one batch: filled up to one shape, each gets what its own network says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedaudit import adam, state_of
+from fedaudit.methods._decoder import Decoder, train_decoder
+from fedaudit.shape import Shape
+from fedaudit.training import models, recorded
+from fedaudit.training.descent import Descent
+from fedaudit.training.fit import Opt
+from fedaudit.training.many import Many
+from fedaudit.training.mixed import Mixed
+
+SIZES = [5, 1, 9, 4]  # rows of four networks
+ORDER = [[0, 1, 5, 6, 14, 15], [2, 7, 8, 9, 10, 11], [3, 4, 12, 16, 17, 18], [0, 13]]  # by network: 2 1 1 2, ...
+
+
+def networks() -> list[nn.Module]:
+    made = []
+    for seed, arch in enumerate(("cnn_bn@0.25", "mlp", "cnn_bn@0.25", "mlp")):
+        torch.manual_seed(seed)
+        made.append(models.build(arch, shape=(1, 8, 8), classes=4).to(torch.float64).eval())
+    return made
+
+
+def mixed(nets: list[nn.Module]) -> Mixed:
+    return Mixed(Many(nets), SIZES, [torch.tensor(rows) for rows in ORDER], torch.device("cpu"))
+
+
+def test_each_row_goes_through_its_own_network_whatever_the_shapes(replays: list[int]) -> None:
+    """Row by row and with the gradient of the images; a batch of another size is said to be one."""
+    nets = networks()
+    owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    x = torch.randn(19, 1, 8, 8, dtype=torch.float64)
+    with recorded.conditions("recorded", stacked=True):
+        fixed = mixed(nets)
+    split = mixed(nets)
+    assert (fixed.repeats, split.repeats) == (True, False)
+    memory = fixed.index
+    for i in (1, 0, 2, 3):
+        assert fixed.put(i) is split.put(i) is (len(ORDER[i]) == 6)
+        assert (fixed.index is memory) is (len(ORDER[i]) == 6), "a recording reads the same memory"
+        found = []
+        for of in (fixed, split):
+            assert of.index.tolist() == ORDER[i]
+            images = x[of.index].requires_grad_()
+            out = of(images)
+            (gradient,) = torch.autograd.grad((out * torch.arange(4)).square().sum(), images)
+            found.append((out, gradient))
+        torch.testing.assert_close(found[0], found[1], atol=1e-12, rtol=1e-12)
+        by_hand = torch.cat([nets[int(owner[row])](x[row : row + 1]) for row in ORDER[i]])
+        torch.testing.assert_close(found[0][0], by_hand, atol=1e-12, rtol=1e-12)
+
+
+def test_networks_that_look_at_whole_batches_are_not_filled_up(replays: list[int]) -> None:
+    nets: list[nn.Module] = [net.train() for net in networks()]
+    with recorded.conditions("recorded", stacked=True):
+        assert not mixed(nets).repeats
+
+
+@pytest.mark.parametrize("stepping", ["eager", "recorded"])
+def test_one_after_the_other_nothing_is_filled_up(stepping: recorded.Stepping, replays: list[int]) -> None:
+    with recorded.conditions(stepping, stacked=stepping == "eager"):
+        assert not mixed(networks()).repeats
+
+
+def test_a_decoder_that_is_trained_in_recorded_steps_is_the_eager_one(replays: list[int]) -> None:
+    """DFFKE's, on rows of four clients: its batch norms' statistics too, and with a last batch of another size."""
+    found = []
+    for stepping in ("eager", "recorded"):
+        nets = dict(enumerate(networks()))
+        torch.manual_seed(7)
+        Dec, theta_z = Decoder(4, Shape((1, 8, 8)), width=2).double(), {}
+        for k, net in nets.items():
+            theta_z[k] = state_of(nn.Linear(net.width, 4).double())  # type: ignore[arg-type]
+        E = {k: torch.randn(n, 4, dtype=torch.float64) for k, n in enumerate(SIZES)}
+        with recorded.conditions(stepping, stacked=True):  # type: ignore[arg-type]
+            state = train_decoder(Alone(), Dec, nets, theta_z, E, epochs=3, batch=6, opt=adam(0.01), md="none")  # type: ignore[arg-type]
+        found.append(dict(state))
+    assert replays == [6], "19 rows are two batches of six and one of seven"
+    torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-10)
+
+
+class Alone:
+    """A server that trains at once."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(1)
+
+    def optimise(
+        self, params: list[Tensor], closure: Callable[[], Tensor], *, steps: int, opt: Opt, **how: Any
+    ) -> None:
+        Descent(params, closure, steps, opt, **how).alone()
+
+
+def test_no_batches_at_all() -> None:
+    empty: list[Tensor] = []
+    assert Mixed(Many(networks()), SIZES, empty, torch.device("cpu")).put(0)
