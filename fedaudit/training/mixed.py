@@ -60,12 +60,12 @@ class Mixed:
         return usual
 
     def _laid_out(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A batch's rows; which of them stands at each place of the networks one after the other, -1: none; and at
-        which place each row stands."""
+        """A batch's rows; which of them stands at each place of the networks one after the other, the first where it
+        only fills; and at which place each row stands."""
         mine, counts = self._owners[i], self._counts[i]
         first = counts.cumsum(0) - counts
         back = mine * self._most + torch.arange(len(mine)) - first[mine]
-        there = torch.full((len(counts) * self._most,), -1)
+        there = torch.zeros(len(counts) * self._most, dtype=torch.long)
         there[back] = torch.arange(len(mine))
         return self._order[i], there, back
 
@@ -78,8 +78,8 @@ class Mixed:
 
 
 def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
-    """x[there], with zeros where that is -1. Rows do not meet, so the gradient is moved back likewise: torch adds up
-    what meets, in no fixed order, or by a sort that cannot be recorded."""
+    """x[there]. What counts does not meet, so that the gradient is moved back likewise, and that of the filling is left
+    out: torch adds up what meets, in no fixed order, or by a sort that cannot be recorded."""
     return cast(Tensor, _Moved.apply(x, there, back))
 
 
@@ -87,14 +87,9 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
-        return _taken(x, there)
+        return x[there]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
-        return _taken(grads[0], back), None, None
-
-
-def _taken(x: Tensor, index: Tensor) -> Tensor:
-    found = x[index.clamp(min=0)]
-    return torch.where((index >= 0).view(-1, *[1] * (x.dim() - 1)), found, 0.0)
+        return grads[0][back], None, None
