@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -23,6 +24,12 @@ def pytest_xdist_make_scheduler(config, log):
     from sharing_out import SharedOut
 
     return SharedOut(config, log)
+
+
+def pytest_collection_finish(session):
+    """What was imported so far stays: the search for garbage, which goes over all that lives, need not see it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import shlex
@@ -59,6 +60,12 @@ Trust = Annotated[bool, typer.Option("--trust", help="Import code outside fedaud
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
+@functools.cache
+def _command() -> Any:
+    """All commands with their options, which are read from the functions' signatures: once in a process."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Entry point: an expected error is one paragraph and exit code 2, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
@@ -67,7 +74,7 @@ def main() -> None:
     try:
         if any("\0" in word for word in sys.argv):
             raise SettingError("There is a NUL in the command line, which no name and no number has. Take it out.")
-        app()
+        _command()()
     except FedauditError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)

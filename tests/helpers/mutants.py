@@ -14,7 +14,6 @@ missing. `survives = "why"` marks an edit that changes nothing that can be seen.
 from __future__ import annotations
 
 import argparse
-import ast
 import compileall
 import contextlib
 import importlib
@@ -79,7 +78,10 @@ class Mutant:
             return "it replaces its text by the same"
         toml = path.suffix == ".toml"
         try:
-            tomllib.loads(self.applied(text)) if toml else ast.parse(self.applied(text))
+            if toml:
+                tomllib.loads(self.applied(text))
+            else:
+                compile(self.applied(text), str(path), "exec", dont_inherit=True)
         except (SyntaxError, tomllib.TOMLDecodeError) as e:
             return f"{path.name} would not be {'TOML' if toml else 'Python'} any more: {e}"
         for target in self.tests:
