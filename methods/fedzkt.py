@@ -23,7 +23,7 @@ The paper is not among ours; this is written from its published description. Cho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,7 @@ class FedZKT(Method):
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
+    opt: Literal["sgd", "adam"] = "sgd"  # optimiser of local training
     mu: float = 0.1  # proximal term
     I: int = 50  # turns of generator and global model in a round  # noqa: E741
     I_g: int = 1  # steps of the generator in a turn
@@ -104,7 +105,7 @@ class FedZKT(Method):
     eta_g: float = 1e-3  # learning rate of the generator, Adam
     eta_d: float = 0.01  # learning rate of the global model, SGD
     eta_k: float = 0.01  # learning rate of the way back, SGD
-    momentum: float = 0.9  # of both
+    momentum: float = 0.9  # of both, on the server
     d: int = 100  # dimension of z
     width: int = 128  # channels of the generator
     keep_statistics: bool = True
@@ -168,7 +169,8 @@ class FedZKT(Method):
     def local_update(self, client: Client, msg: Train) -> OnDevice:
         received = {name: p.detach().clone() for name, p in client.model.named_parameters()}
         given = {"received": received, "mu": self.mu}
-        client.fit(local_loss, epochs=self.E, batch=self.B, opt=sgd(self.eta), given=given)
+        opt = adam(self.eta) if self.opt == "adam" else sgd(self.eta)
+        client.fit(local_loss, epochs=self.E, batch=self.B, opt=opt, given=given)
         return OnDevice(state_of(client.model))
 
     def absorb(self, client: Client, msg: Transferred) -> Absorbed:

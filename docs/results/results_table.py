@@ -4,8 +4,9 @@ python docs/results/results_table.py            prints it
 python docs/results/results_table.py --write    writes it
 
 A verdict is computed, never typed in, by `fedaudit.suite.published.verdict`, which says what each means: reproduced;
-within the spread, in another setting; undecided (cut off, and still below); not reproduced, with the reason, and the
-control that shows it where there is one; not run, with its cost.
+within the spread, in another setting; undecided (cut off, and still below); outside the spread, in another setting;
+not reproduced, in the paper's own setting; both with the reason, and the control that shows it where there is one; not
+run, with its cost.
 
 An order of several seeds is by Student's interval of the differences seed by seed. Of one seed: it is reproduced if the
 95 % intervals of the two models are apart in the published direction, turned round if they are apart in the other one,
@@ -109,24 +110,31 @@ def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str
     common = sorted(by_seed[0].keys() & by_seed[1].keys())
     if len(common) > 1:
         pair = [[of[seed] for seed in common] for of in by_seed]
-        said = published.order_verdict(*(cells[key]["mean"] for key in order["cells"]), published.order(*pair))
+        means = [cells[key]["mean"] for key in order["cells"]]
+        said = published.order_verdict(*means, published.order(*pair), differs(order, cells))
         told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
-        means = [f"{statistics.mean(one):.2f} ± {statistics.stdev(one):.2f}" for one in pair]
-        return [order["paper"], order["table"], order["claim"], told, *means, f"{said} ({len(common)} seeds)"]
+        ours = [f"{statistics.mean(one):.2f} ± {statistics.stdev(one):.2f}" for one in pair]
+        return [order["paper"], order["table"], order["claim"], told, *ours, f"{said} ({len(common)} seeds)"]
     first, second = (best(read(cells[key]["records"][0])) for key in order["cells"])
     rounds = [read(cells[key]["records"][0])["rounds_done"] for key in order["cells"]]
     asked = [cells[key].get("rounds", 0) for key in order["cells"]]
     short = rounds[0] < asked[0]  # the first may still rise
+    off = "in another setting" if differs(order, cells) else "not reproduced"
     if first["low"] > second["high"]:
-        said = "order reproduced"
+        said = f"order reproduced{' in another setting' if differs(order, cells) else ''}"
     elif first["high"] < second["low"]:
-        said = "undecided: below so far" if short else "not reproduced: turned round"
+        said = "undecided: below so far" if short else f"{off}: turned round"
     else:
-        said = "undecided: level so far" if short else "not reproduced: level"
+        said = "undecided: level so far" if short else f"{off}: level"
     if any(done < of for done, of in zip(rounds, asked, strict=True)):
         said += f" ({rounds[0]} and {rounds[1]} of {asked[0]} rounds)"
     told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
     return [order["paper"], order["table"], order["claim"], told, percent(first), percent(second), said]
+
+
+def differs(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> str:
+    """What is not the paper's setting in one of the two."""
+    return "; ".join(filter(None, (cells[key].get("differs", "") for key in order["cells"])))
 
 
 def lines(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -193,7 +193,8 @@ def verdict(
 
     Reproduced: within the published mean ± spread, with the paper's rounds and seeds, in its setting. Within the
     spread, in another setting: the same, but something differs. Undecided: cut off and still below; where the best
-    round counts, more rounds can only raise it. Not reproduced: anything else.
+    round counts, more rounds can only raise it. Outside the spread, in another setting: so much off, and something
+    differs. Not reproduced: off in the paper's own setting.
     """
     if not ours.values:
         return f"not run: {ours.why_not}"
@@ -207,7 +208,8 @@ def verdict(
         return "reproduced" if same else "within the spread, in another setting"
     if off < 0 and short:
         return f"undecided: {-off:.1f} below after {ours.rounds} of {rounds} rounds"
-    return f"not reproduced: {abs(off):.1f} {'above' if off > 0 else 'below'}" + (f"; {why}" if why else "")
+    said = "outside the spread, in another setting" if differs else "not reproduced"
+    return f"{said}: {abs(off):.1f} {'above' if off > 0 else 'below'}" + (f"; {why}" if why else "")
 
 
 def order(first: Sequence[float], second: Sequence[float]) -> str:
@@ -226,9 +228,10 @@ def order(first: Sequence[float], second: Sequence[float]) -> str:
     return f"below, {interval}" if found.high < 0 else f"cannot be told, {interval}"
 
 
-def order_verdict(published_first: float, published_second: float, ours: str) -> str:
-    """The published order beside ours."""
+def order_verdict(published_first: float, published_second: float, ours: str, differs: str = "") -> str:
+    """The published order beside ours; `differs`: what was not the paper's setting."""
     said = "above" if published_first > published_second else "below"
     if ours.startswith(("cannot", "not run")):
         return ours
-    return f"order reproduced: {ours}" if ours.startswith(said) else f"order turned round: {ours}"
+    where = " in another setting" if differs else ""
+    return f"order {'reproduced' if ours.startswith(said) else 'turned round'}{where}: {ours}"

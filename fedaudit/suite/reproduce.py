@@ -173,7 +173,8 @@ def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
             first, second = by_seed.get((column, rival), {}), by_seed[column, method]
             common = sorted(first.keys() & second.keys())  # a seed that failed on one side is no pair
             found = order([first[seed] for seed in common], [second[seed] for seed in common])
-            compared = f"{rival} {order_verdict(cell.column.figures[rival][0], cell.published[0], found)}"
+            figures = cell.column.figures[rival][0], cell.published[0]
+            compared = f"{rival} {order_verdict(*figures, found, table.differs if scale == 'gpu' else table.small)}"
         said = (
             verdict(cell.published, ours, table.rounds, table.seeds, table.differs)
             if scale == "gpu" or not ours.values

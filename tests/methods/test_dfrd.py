@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import State, registry, run, sgd, state_of
+from fedaudit import State, adam, registry, run, sgd, state_of
 from fedaudit.errors import SettingError
 from fedaudit.methods._datafree import Generators, take_turns
 from fedaudit.methods._generator import (
@@ -326,6 +327,14 @@ def test_fedzkt_by_hand():
     received = {"a": torch.zeros(1), "b": torch.zeros(1)}
     loss = local_loss(f(), torch.zeros(3, 1), torch.tensor([0, 1, 0]), received, 0.2)
     assert loss.tolist() == pytest.approx([math.log(2) + 0.5] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize(("opt", "made"), [("sgd", sgd(0.3)), ("adam", adam(0.3))])
+def test_fedzkt_trains_locally_as_set(opt, made):
+    seen = []
+    client = SimpleNamespace(model=nn.Linear(2, 2), fit=lambda loss, **options: seen.append(options["opt"]))
+    registry.find("fedzkt").make({"opt": opt, "eta": 0.3}).local_update(client, None)
+    assert seen == [made]
 
 
 def test_fedzkt_collects_and_gives_back(tiny, tmp_path):

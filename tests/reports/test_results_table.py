@@ -54,6 +54,7 @@ CELL = {"mean": 80.0, "spread": 1.0, "rounds": 20, "seeds": 3, "differs": "", "w
         (0.78, 19, 3, "", "undecided: 2.0 below after 19 of 20"),
         (0.82, 19, 3, "", "not reproduced: 2.0 above; no reason"),  # a best round does not fall any more
         (0.78, 20, 3, "", "not reproduced: 2.0 below; no reason"),
+        (0.78, 20, 3, "TF32", "outside the spread, in another setting: 2.0 below; no reason"),
     ],
 )
 def test_verdicts(accuracy: float, rounds: int, seeds: int, differs: str, begins: str) -> None:
@@ -61,18 +62,23 @@ def test_verdicts(accuracy: float, rounds: int, seeds: int, differs: str, begins
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "done", "said"),
+    ("first", "second", "done", "differs", "said"),
     [
-        (0.84, 0.80, 20, "order reproduced"),
-        (0.81, 0.80, 20, "not reproduced: level"),
-        (0.80, 0.84, 20, "not reproduced: turned round"),
-        (0.80, 0.84, 4, "undecided: below so far (4 and 4 of 20 rounds)"),
+        (0.84, 0.80, 20, "", "order reproduced"),
+        (0.81, 0.80, 20, "", "not reproduced: level"),
+        (0.80, 0.84, 20, "", "not reproduced: turned round"),
+        (0.80, 0.84, 4, "", "undecided: below so far (4 and 4 of 20 rounds)"),
+        (0.84, 0.80, 20, "TF32", "order reproduced in another setting"),
+        (0.80, 0.84, 20, "TF32", "in another setting: turned round"),
     ],
 )
-def test_orders(first: float, second: float, done: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders(
+    first: float, second: float, done: int, differs: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = {"a": record(first, done), "b": record(second, done)}
     monkeypatch.setattr(TABLE, "read", kept.__getitem__)
     cells = {key: {"records": [key], "mean": 1.0, "rounds": 20} for key in kept}
+    cells["b"]["differs"] = differs
     order = {"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}
     assert TABLE.ordered(order, cells)[-1] == said
 
