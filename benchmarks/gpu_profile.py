@@ -124,6 +124,7 @@ class Profile(Bench):
         "fedfree_cnn": [(STACKED, True), (SERIAL, False)],
         "dfrd": [(STACKED | TF32, True), (SERIAL, False), (COMPILED | TF32, False)],
         "dffke": [(STACKED | TF32, True)],
+        "dffke_second": [(COMPILED | TF32, True)],
         "fedaf": [(COMPILED | TF32, True), (STACKED | TF32, True), (COMPILED | BF16, True), (COMPILED | LAST, False)],
     }
     shorter: ClassVar[dict[str, dict[str, Any]]] = {"fedaf": {"steps": 200, "E": 100}}  # a fifth of the preset's
