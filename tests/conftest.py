@@ -49,6 +49,37 @@ def _no_power_cut():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _few_trees():
+    """The blind baselines' forest comes along with every attack on a run, a seventh of a second each. Tests of what
+    it finds grow it whole: `whole_forest`."""
+    from suite_tools import few_trees
+
+    with pytest.MonkeyPatch.context() as patch:
+        few_trees(patch.setattr)
+        yield
+
+
+@pytest.fixture
+def whole_forest(monkeypatch):
+    from fedaudit.attack import score
+
+    monkeypatch.setattr(score, "TREES", 100)
+    monkeypatch.setattr(score, "_known", {})
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures without content: most of the time of a report, in tests of something else."""
+    from matplotlib.figure import Figure
+
+    def savefig(figure, target, **how):
+        empty = "<svg ></svg>"
+        target.write(empty) if hasattr(target, "write") else Path(target).write_text(empty)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+
+
 @pytest.fixture(autouse=True)
 def _sizes():
     """What was measured in double precision is not for the next test."""

@@ -153,7 +153,7 @@ def test_only_what_beats_chance_and_the_blind_is_a_leak():
     assert verdict(tell + member, {}).against_blind == {}
 
 
-def test_a_dithered_side_is_told_by_its_pixels():
+def test_a_dithered_side_is_told_by_its_pixels(whole_forest):
     """Non-members with a little noise on each pixel: labels, means and distances are those of an honest split. The
     forest judges one half of the candidates, so that a perfect tell has an AUC of 7/8."""
     rng = torch.Generator().manual_seed(0)
@@ -184,7 +184,7 @@ def skewed(tmp_path_factory):
     return folder
 
 
-def test_blind_baselines_always_run_and_are_at_chance_on_the_honest_split(skewed):
+def test_blind_baselines_always_run_and_are_at_chance_on_the_honest_split(skewed, whole_forest):
     results = by_name(attack_run(skewed, attacks=["loss"]))
     assert set(results) == {"loss", "blind_nearest", "blind_pixels", "blind_prior"}
     for name in ("blind_nearest", "blind_pixels", "blind_prior"):

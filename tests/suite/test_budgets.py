@@ -185,8 +185,8 @@ def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
             comm_budget(record, downlink="1 kB", per="run")
         """,
     )
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "helpers"))
-    result = pytester.runpytest_subprocess("-q", "--strict-markers")
+    monkeypatch.syspath_prepend(str(pytester.path))
+    result = pytester.runpytest_inprocess("-q", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["*mine:Mine: up traffic is *the largest field is up Weights.w*"])
 

@@ -13,7 +13,6 @@ from suite_tools import comparable
 
 from fedaudit import read_record, run
 from fedaudit.errors import FedauditError, RunError
-from fedaudit.registry import find
 from fedaudit.runtime.folder import folder_name
 from fedaudit.runtime.run_record import audit_seconds
 from fedaudit.setting import Setting
@@ -320,7 +319,8 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
     import fedaudit.attack.release_path
 
     privacy = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}}
-    setting = Setting.make(method="dffke", clients=3, rounds=1, set=dict(find("dffke").quick), privacy=privacy)
+    few = {"E_local": 1, "h": 8, "T_Tran": 1, "T_Dec": 1, "T_FKE": 1, "w_Dec": 2, "R": 1}
+    setting = Setting.make(method="dffke", model="mlp", clients=2, rounds=1, set=few, privacy=privacy)
     carry_out(Cell(tmp_path / "a", setting, [], ["server"]))
     look(untried := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
     assert untried.status != "done", "its claim has yet to be tried"
@@ -337,7 +337,7 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
     assert again.status == "done"
 
 
-def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):
+def test_budgets_are_in_the_exit_code(quick, undrawn, fedaudit, tmp_path):
     base = '[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n'
     base += '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n'
     kept = written(tmp_path, 'attacks = []\nbudgets = { max = "1 MiB" }\n' + base)
@@ -351,7 +351,7 @@ def test_budgets_are_in_the_exit_code(quick, fedaudit, tmp_path):
     assert "The report is in" in out
 
 
-def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, fedaudit, tmp_path):
+def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, undrawn, fedaudit, tmp_path):
     path = written(
         tmp_path,
         'attacks = []\n[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n[grid]\nseed = [0, 1]\n'

@@ -271,7 +271,7 @@ def test_a_model_that_no_run_published_is_one_error(fedaudit, a_run, how):
 # --- outside code ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_imports_nothing_of_its_own(fedaudit, a_run, tmp_path, monkeypatch):
+def test_a_run_folder_imports_nothing_of_its_own(fedaudit, undrawn, a_run, tmp_path, monkeypatch):
     told = tmp_path / "told"
     (a_run / "evil_here.py").write_text(EVIL.format(path=str(told)))
     for name in ("record.json", "setting.json"):
@@ -305,7 +305,7 @@ def test_outside_code_is_imported_from_pythonpath_when_trusted(a_run, tmp_path, 
     assert told.exists()
 
 
-def test_somebody_elses_report_is_left_as_it_is(fedaudit, a_run):
+def test_somebody_elses_report_is_left_as_it_is(fedaudit, undrawn, a_run):
     (a_run / "report.md").write_text("my own report")
     code, _, err = fedaudit("report", a_run, "--format", "md")
     assert (code, "is no report" in err) == (2, True)

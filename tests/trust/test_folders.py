@@ -159,7 +159,7 @@ def test_looking_into_a_run_makes_no_folder(tmp_path, tiny):
     assert not checkpoint.exists()
 
 
-def test_figures_replace_nothing_of_somebody_elses(fedaudit, tmp_path, tiny):
+def test_figures_replace_nothing_of_somebody_elses(fedaudit, undrawn, tmp_path, tiny):
     run(tiny(rounds=1, clients=2), out=tmp_path / "runs" / "a")
     figures = tmp_path / "out" / "figures"
     words = ("report", tmp_path / "runs", "--format", "md", "--out", tmp_path / "out")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedaudit.errors import SettingError
@@ -24,15 +25,20 @@ class RayEngine:
         self._owns = not ray.is_initialized()
         if self._owns:
             path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
+            needed = {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+            elsewhere = setting.ray_address or os.environ.get("RAY_ADDRESS")
+            # Processes that Ray starts here have the environment of this one. To a cluster it has to be sent, where
+            # each worker imports Ray twice for it, and those that were there already stay idle.
             try:
-                ray.init(
-                    address=setting.ray_address,
-                    num_cpus=None if setting.ray_address else max(setting.workers or 0, os.cpu_count() or 1),
-                    runtime_env={"env_vars": {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                )
+                with contextlib.nullcontext() if elsewhere else _environment(needed):
+                    ray.init(
+                        address=setting.ray_address,
+                        num_cpus=None if elsewhere else max(setting.workers or 0, os.cpu_count() or 1),
+                        runtime_env={"env_vars": needed} if elsewhere else None,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level="ERROR",
+                    )
             except ConnectionError as e:
                 raise SettingError(f"No Ray cluster answers at {setting.ray_address!r}: {e}.") from e
         workers = setting.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // setting.threads)
@@ -82,6 +88,20 @@ class RayEngine:
             self._ray.kill(worker)
         if self._owns:
             self._ray.shutdown()
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 class _Worker:
