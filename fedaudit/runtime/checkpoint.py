@@ -29,31 +29,32 @@ import torch
 import xxhash
 
 from fedaudit.errors import RunError
-from fedaudit.wire.codec import node_of, tree_of, value_of
+from fedaudit.wire.codec import LARGE, held_again, node_of, tensors_in, tree_of
 from fedaudit.wire.packing import Blob, Held, raw
 
 BEHIND = 8  # files that may be on their way to the disk at a time
 ROOM = 1 << 28  # bytes that they may have together, if it is more than one
-LARGE = 1 << 16  # bytes from which a remembered tensor is a file of its own
 STAYS = 1 << 30  # bytes of states that stay where they are, if nothing is known of the room there
+STAYS_HERE = 1 << 24  # and in main memory, which is not to grow with the number of clients
 _PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
 # The names of the files that a store writes: it removes no other.
 OWN = re.compile(r"client-[0-9]{6,}\.[0-9]+\.[0-9]+|server\.[0-9]+|part-[0-9a-f]{32}|\.HEAD\.json\.tmp")
 
 
-def room_for_states(device: torch.device) -> int | None:
+def room_for_states(device: torch.device) -> int:
     """Bytes of clients' states that may stay on a device."""
-    return torch.cuda.get_device_properties(device).total_memory // 16 if device.type == "cuda" else None
+    return torch.cuda.get_device_properties(device).total_memory // 16 if device.type == "cuda" else STAYS_HERE
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside, sync, rename: readers see the old content or the new, never a part."""
+def write_atomic(path: Path, data: bytes | Sequence[Any]) -> None:
+    """Write beside, sync, rename: readers see the old content or the new, never a part. `data` may come in pieces."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     if temporary.is_symlink():
         temporary.unlink()  # the link, not what it points at
     with open(temporary, "wb") as file:
-        file.write(data)
+        for piece in [data] if isinstance(data, bytes) else data:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -132,7 +133,10 @@ class Store:
         pieces: list[list[Any]] = []
         at, inside = 0, _remembered(state)
         for i, begin, end in inside:
-            part = self._keep(raw(home[i]) if isinstance(state, Held) else state[begin:end])
+            if isinstance(state, Held):
+                part = self._keep(raw(home[i]), state.contents.get(i))
+            else:
+                part = self._keep(state[begin:end])
             pieces.append([begin - at, end - begin, part])  # so many bytes of the state's own, then that file
             at = end
         self._parts[name] = [part for *_, part in pieces]
@@ -144,9 +148,9 @@ class Store:
         else:
             self._write(name, [*before_own, _without(state, pieces)] if pieces else [state])
 
-    def _keep(self, content: Any) -> str:
+    def _keep(self, content: Any, digest: str | None = None) -> str:
         """A file with this content, and its name: written if there is none yet."""
-        name = f"part-{xxhash.xxh3_128_hexdigest(content)}"
+        name = f"part-{digest or xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
         there = path.exists() and path.stat().st_size == len(content)
         if not there:  # or not whole: a kill in the middle of writing
@@ -170,9 +174,9 @@ class Store:
         for before, _, part in pieces:
             whole += [own[at : at + before], self._read(part)]
             at += before
-        return b"".join([*whole, own[at:]])
+        return held_again(b"".join([*whole, own[at:]]), "memory")
 
-    def commit(self, t: int, server_state: bytes, facts: Mapping[str, Any]) -> None:
+    def commit(self, t: int, server_state: Blob, facts: Mapping[str, Any]) -> None:
         """Make round t a fact."""
         self.commit_behind(t, server_state, lambda: facts)
         self.settle()
@@ -180,7 +184,7 @@ class Store:
     def commit_behind(
         self,
         t: int,
-        server_state: bytes,
+        server_state: Blob,
         facts: Callable[[], Mapping[str, Any]],
         then: Callable[[], None] = lambda: None,
     ) -> None:
@@ -192,7 +196,7 @@ class Store:
         def make_a_fact() -> None:
             for file, state in unwritten:
                 self._put(file, state)
-            self._write(name, [server_state])
+            self._write(name, _pieces(server_state))
             for file in (name, *sorted(self._fresh), *(n for n in clients.values() if n.split(".")[1] == str(t))):
                 with open(self.folder / file, "rb") as handle:
                     os.fsync(handle.fileno())
@@ -281,17 +285,14 @@ class Store:
         return self._parts[name]
 
 
+def _pieces(blob: Blob) -> list[Any]:
+    return [piece for _, piece in blob.pieces(blob.at_home())] if isinstance(blob, Held) else [blob]
+
+
 def _remembered(state: Blob) -> list[tuple[int, int, int]]:
     """The large tensors of a client's memory: their numbers, and where they lie in its state, in order."""
     tree, tensors = tree_of(state)
-    numbers: set[int] = set()
-
-    def look(i: int) -> torch.Tensor:
-        numbers.add(i)
-        return torch.empty(0)
-
-    value_of(node_of(tree, "memory"), look, plain=True)
-    spans = sorted((*tensors[i][2:], i) for i in numbers)
+    spans = sorted((*tensors[i][2:], i) for i in tensors_in(node_of(tree, "memory")))
     return [(i, begin, end) for begin, end, i in spans if end - begin >= LARGE]
 
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import safetensors.torch
 from torch import nn
 
 from fedaudit.errors import RunError, TranscriptError
@@ -28,6 +27,7 @@ from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.wire.message import state_of
+from fedaudit.wire.packing import file_of
 from fedaudit.wire.transcript import Transcript
 
 
@@ -146,7 +146,7 @@ def saving_model(path: Path, model: nn.Module) -> Callable[[], None]:
     tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
     arch = getattr(model, "arch", type(model).__name__)
     # A link of that name is replaced, not followed; a disk that is full is an OSError, as everywhere.
-    return lambda: write_atomic(path, safetensors.torch.save(tensors, metadata={"arch": arch}))
+    return lambda: write_atomic(path, file_of(tensors, {"arch": arch}))
 
 
 def check_transcript(folder: Path, record: RunRecord) -> None:

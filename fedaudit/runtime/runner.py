@@ -55,7 +55,7 @@ from fedaudit.training.recorded import unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
-from fedaudit.wire.codec import decode, encode
+from fedaudit.wire.codec import decode, encode, hold
 from fedaudit.wire.message import Down, Record, Size, Up
 from fedaudit.wire.release import Release
 from fedaudit.wire.traffic import compare
@@ -494,7 +494,7 @@ class _Run:
     def _commit(self, t: int, state: Record, end: Future[int]) -> Record:
         """Make the round a fact, once its transcript has ended, while the next one begins. The state goes on as its
         codec left it, so that a resumed run cannot differ."""
-        blob = encode(state)
+        blob = hold(state, self.world.device)
         record = self.record
         record.traffic = [self.traffic[key] for key in sorted(self.traffic)]
         record.releases = [self.releases[key] for key in sorted(self.releases)]

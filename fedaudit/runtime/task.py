@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import torch
 
+from fedaudit.allocator import keep_freed
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import Entry
 from fedaudit.rng import seeded
@@ -29,7 +30,7 @@ from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, hold
-from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, state_of
+from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh
 from fedaudit.wire.packing import Blob, Held
 from fedaudit.wire.release import Protection
 
@@ -127,10 +128,10 @@ def run_task(task: Task) -> Done:
             kept = client.settle()
             reply, protection = client.release(reply)
             with meter.span("encode"):
-                at = world.device if task.here else torch.device("cpu")
+                at = world.device if task.here else None
                 answered = _kept(task.message, world.device) if world.compression else None
                 blob = encode(reply, world.compression, answered) if world.compression else hold(reply, at)
-                state = hold(state_after(client, kept), at)
+                state = hold(state_after(client, kept), at, "memory")
                 released = encode_tree(client.released) if client.released else None
     except (KeyboardInterrupt, Left):
         raise
@@ -181,15 +182,15 @@ _last: list[tuple[Blob, torch.device, Down]] = []  # the message that was decode
 
 def received(message: Blob, device: torch.device) -> Down:
     """The message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for each."""
-    if isinstance(message, Held):
-        return decode(message, Down, device=device)
+    if isinstance(message, Held) and message.seen(device) is None:
+        return decode(message, Down, device=device)  # all tensors of a type in one copy
     return cast(Down, fresh(_kept(message, device)))
 
 
 def _kept(message: Blob, device: torch.device) -> Down:
     """The message as it was decoded, to look at: a method works on copies, and may change those."""
     if not _last or _last[0][0] is not message or _last[0][1] != device:
-        _last[:] = [(message, device, decode(message, Down, device=device))]
+        _last[:] = [(message, device, decode(message, Down, device=device, look=True))]
     return _last[0][2]
 
 
@@ -236,9 +237,10 @@ def left_behind(fn: str) -> Entry:
 
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:
-    return ClientState(
-        state_of(client.model), client.memory, client.plain_fits, client.spent, client.dirty, released=kept
-    )
+    """What the client keeps, to be encoded: the model's tensors are its own, and not copied for it."""
+    tensors, parameters = client.model.state_dict(), dict(client.model.named_parameters())
+    model = State(tensors, buffers=tensors.keys() - parameters.keys())
+    return ClientState(model, client.memory, client.plain_fits, client.spent, client.dirty, released=kept)
 
 
 def open_client(
@@ -266,6 +268,7 @@ def open_client(
 @contextmanager
 def compute(world: World) -> Iterator[None]:
     """The conditions under which equal inputs give equal bits: thread count, kernels, deterministic algorithms."""
+    keep_freed()
     debugging: Any = torch.utils.deterministic
     threads, strictness = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     benchmark, fill = torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory

@@ -17,12 +17,13 @@ program has itself defined. Nodes of the tree:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import types
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -38,10 +39,12 @@ from fedaudit.wire.packing import (
     HELD_ON,
     NAMES,
     Blob,
+    Content,
     Gathered,
     Held,
     Spans,
     brought,
+    contents_of,
     digest,
     gathered,
     packed,
@@ -92,13 +95,13 @@ class _Encoder:
         """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
         return brought(self.tensors, self._checked())
 
-    def hold(self, text: str) -> Held:
-        """The same, left where they are, in memory of their own."""
-        return Held(text, self.tensors, self._checked())
+    def hold(self, text: str, known: Mapping[int, Content]) -> Held:
+        """The same, left where they are, in memory of their own; what is held already as it is, not again."""
+        return Held(text, self.tensors, self._checked({i for i in known if known[i].there is not None}), known)
 
-    def _checked(self) -> list[Gathered]:
+    def _checked(self, but: Collection[int] = ()) -> list[Gathered]:
         """What lies on GPUs, gathered, after a look at all numbers."""
-        there, checked = gathered(self.tensors), dict(self._finite)
+        there, checked = gathered(self.tensors), {i: where for i, where in self._finite if i not in but}
         # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
         sums: list[tuple[Tensor, list[int]]] = []
         for group, whole in there:  # one sum for what was gathered, where all of it must be finite
@@ -294,14 +297,32 @@ def encode(record: Record, compress: Stage | None = None, answered: Record | Non
     return _finished(encoder, encoder.node(record, type(record).__name__))
 
 
-def hold(record: Record, device: torch.device) -> Blob:
-    """As `encode`, for who decodes it in this process: its bytes are put together when somebody asks for them, where
-    that takes long."""
+LARGE = 1 << 16  # bytes from which a remembered tensor is known by its content
+
+
+def hold(record: Record, device: torch.device | None, remembered: str | None = None) -> Blob:
+    """As `encode`, for who decodes it in this process, on a device: its bytes are put together when somebody asks for
+    them. None: for another process.
+
+    `remembered`: a field whose large tensors mostly stay as they were. What this process holds already is neither
+    checked nor copied again.
+    """
     encoder = _Encoder()
     node = encoder.node(record, type(record).__name__)
-    if device.type not in HELD_ON or any(t.dtype not in NAMES for t in encoder.tensors):
+    if device is None or device.type not in HELD_ON or any(t.dtype not in NAMES for t in encoder.tensors):
         return _finished(encoder, node)
-    return encoder.hold(json.dumps(node, separators=(",", ":"), allow_nan=False))
+    of_field = tensors_in(node_of(node, remembered)) if remembered else ()
+    known = contents_of(encoder.tensors, of_field, LARGE)
+    return encoder.hold(json.dumps(node, separators=(",", ":"), allow_nan=False), known)
+
+
+def held_again(blob: bytes, remembered: str) -> Held:
+    """A message of bytes, held from now on: what stays as it is of its large tensors in that field is then known."""
+    head = read_header(blob)
+    with _reading(blob):
+        tensors = _tensors(blob, head, torch.device("cpu"))
+        known = contents_of(tensors, tensors_in(node_of(head.tree, remembered)), LARGE)
+        return Held(head.text, tensors, [], known, mine=True)
 
 
 def encode_field(
@@ -446,23 +467,43 @@ class _Decoder:
         return cls(**values)
 
 
-def decode_tree(blob: Blob, *, device: torch.device | str = "cpu", plain: bool = False, base: Base = _no_base) -> Any:
+def decode_tree(
+    blob: Blob,
+    *,
+    device: torch.device | str = "cpu",
+    plain: bool = False,
+    base: Base = _no_base,
+    look: bool = False,
+) -> Any:
     """The value that was encoded, in fresh memory. `plain` gives dicts for records, for readers without the classes.
-    `base` gives the fields of the message that was answered, which compressed states are changes of."""
+    `base` gives the fields of the message that was answered, which compressed states are changes of. `look`: for who
+    changes nothing, so that what is held need not be copied."""
     if len(blob) > BLOB_LIMIT:
         raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}.")
     if isinstance(blob, Held):
-        decoder = _Decoder(blob.copies(torch.device(device)), base)
+        there = torch.device(device)
+        decoder = _Decoder((blob.seen(there) if look else None) or blob.copies(there), base)
         decoder.plain = plain
         return decoder.value(json.loads(blob.text))
     head = read_header(blob)
-    try:
-        if _digest_there(blob, head) != head.digest:
-            raise ValueError("the checksum does not match")
-        tensors = unpacked(blob, head.tensors, torch.device(device))
-        decoder = _Decoder(tensors, base)
+    with _reading(blob):
+        decoder = _Decoder(_tensors(blob, head, torch.device(device)), base)
         decoder.plain = plain
         return decoder.value(head.tree)
+
+
+def _tensors(blob: bytes, head: Header, device: torch.device) -> list[Tensor]:
+    """The tensors of a message in fresh memory, which are what was encoded."""
+    if _digest_there(blob, head) != head.digest:
+        raise ValueError("the checksum does not match")
+    return unpacked(blob, head.tensors, device)
+
+
+@contextlib.contextmanager
+def _reading(blob: bytes) -> Iterator[None]:
+    """What goes wrong with a message that came from elsewhere is the message's fault."""
+    try:
+        yield
     except WireError as e:
         raise WireError(f"A message of {len(blob)} bytes does not hold what its class declares: {e}") from e
     except (
@@ -476,11 +517,17 @@ R = TypeVar("R", bound=Record)
 
 
 def decode(
-    blob: Blob, cls: type[R], *, device: torch.device | str = "cpu", answered: Callable[[], Record] | None = None
+    blob: Blob,
+    cls: type[R],
+    *,
+    device: torch.device | str = "cpu",
+    answered: Callable[[], Record] | None = None,
+    look: bool = False,
 ) -> R:
-    """A message or another record; `answered` gives the message that a compressed one is the reply to."""
+    """A message or another record; `answered` gives the message that a compressed one is the reply to. `look`: as in
+    `decode_tree`."""
     base = _no_base if answered is None else lambda field: getattr(answered(), field)
-    value = decode_tree(blob, device=device, base=base)
+    value = decode_tree(blob, device=device, base=base, look=look)
     if not isinstance(value, cls):
         raise WireError(f"A {type(value).__name__} arrived where a {cls.__name__} was expected.")
     return value
@@ -641,6 +688,20 @@ def node_of(tree: Any, field: str) -> Any:
 def names_of(tree: Any) -> list[str]:
     """The fields of an encoded record."""
     return sorted(tree["r"][1])
+
+
+def tensors_in(node: Any) -> set[int]:
+    """The numbers of all tensors of an encoded value."""
+    found: set[int] = set()
+    for what, item in _walk(node):
+        match what, item:
+            case "tensor", {"t": i} | {"q": i}:
+                found.add(i)
+            case "parts", {"z": [first, how, _]}:
+                found.update(range(first, first + len(PARTS[how])))
+            case "state", {"m": [first, names, _]}:
+                found.update(range(first, first + len(names)))
+    return found
 
 
 def state_tensors(node: Any) -> set[int]:

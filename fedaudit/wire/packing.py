@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import threading
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ NAMES = {
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 PINNED = 1 << 28  # bytes of a message that pinned memory is kept for
-HELD_ON = {"cuda"}  # where tensors are for which putting bytes together, and taking them apart, takes long
+HELD_ON = {"cuda", "cpu"}  # the devices on which messages within a process are held
 FORMAT = 1
 _PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
 Gathered = tuple[list[int], Tensor]
@@ -101,26 +102,42 @@ def packed(tensors: Sequence[Tensor], head: str) -> bytes:
     """The message: tensors in main memory, named by their number, and `head` under the metadata key `fedaudit`."""
     if any(t.dtype not in NAMES for t in tensors):
         return safetensors.torch.save({str(i): t.clone() for i, t in enumerate(tensors)}, metadata={"fedaudit": head})
-    text, order, _ = _laid_out(tensors, head)
+    text, order, _ = _laid_out(tensors, {"fedaudit": head})
     return b"".join([text, *(raw(tensors[i]) for i in order)])
 
 
-def _laid_out(tensors: Sequence[Tensor], head: str) -> tuple[bytes, list[int], Spans]:
-    """What stands before the tensors, the order in which they lie, and where."""
-    table: dict[str, Any] = {"__metadata__": {"fedaudit": head}}
-    order, at = sorted(range(len(tensors)), key=lambda i: (_PLACE[tensors[i].dtype], str(i))), 0
+def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Any]:
+    """Tensors in main memory as a file of safetensors, piece by piece."""
+    if any(t.dtype not in NAMES for t in tensors.values()):
+        return [safetensors.torch.save(dict(tensors), metadata=dict(metadata))]
+    dense = [t.detach().contiguous() for t in tensors.values()]
+    text, order, _ = _laid_out(dense, metadata, list(tensors))
+    return [text, *(raw(dense[i]) for i in order)]
+
+
+def _laid_out(
+    tensors: Sequence[Tensor], metadata: Mapping[str, str], names: Sequence[str] = ()
+) -> tuple[bytes, list[int], Spans]:
+    """What stands before the tensors, the order in which they lie, and where. Without names they have numbers."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    names = names or [str(i) for i in range(len(tensors))]
+    order, at = sorted(range(len(tensors)), key=lambda i: (_PLACE[tensors[i].dtype], names[i])), 0
     spans: Spans = {}
     for i in order:
         t = tensors[i]
+        shape = tuple(t.shape)
         end = at + t.numel() * t.element_size()
-        table[str(i)] = {"dtype": NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
-        spans[i] = NAMES[t.dtype], tuple(t.shape), at, end
+        table[names[i]] = {"dtype": NAMES[t.dtype], "shape": shape, "data_offsets": (at, end)}
+        spans[i] = NAMES[t.dtype], shape, at, end
         at = end
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     placed = {i: (name, shape, start + begin, start + end) for i, (name, shape, begin, end) in spans.items()}
     return len(text).to_bytes(8, "little") + text, order, placed
+
+
+_DIGEST_AT = 8 + len(f'{{"__metadata__":{{"fedaudit":"{FORMAT}:')  # where it stands in a message
 
 
 def digest(tree: str, tensors: Sequence[Tensor]) -> str:
@@ -132,24 +149,68 @@ def digest(tree: str, tensors: Sequence[Tensor]) -> str:
     return h.hexdigest()
 
 
+def _copy(t: Tensor) -> Tensor:
+    return t.detach().clone(memory_format=torch.contiguous_format)
+
+
+_contents: weakref.WeakValueDictionary[Any, Tensor] = weakref.WeakValueDictionary()  # a cache, and nothing more
+
+
+class Content:
+    """What a large tensor in main memory holds: of equal ones, one copy is held in this process.
+
+    Only a look at all of it tells whether it is as it was. An object that is the same, or the number of changes that
+    torch counts, would not: who writes through numpy, or through `.data`, is not counted.
+    """
+
+    def __init__(self, t: Tensor):
+        bytes_ = raw(t.detach().contiguous())
+        self.digest = xxhash.xxh3_128_hexdigest(bytes_)
+        self._key = self.digest, t.dtype, tuple(t.shape)
+        self.there = _contents.get(self._key)
+
+    def held(self, t: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tensor that is held, or from now on a copy of this one, which has this content."""
+        if self.there is None:
+            self.there = _contents.setdefault(self._key, copy(t))
+        return self.there
+
+
+def contents_of(tensors: Sequence[Tensor], numbers: Iterable[int], large: int) -> dict[int, Content]:
+    """By number: of the large tensors among these, which lie in main memory."""
+    here = (i for i in numbers if _is_home(tensors[i]) and tensors[i].numel() * tensors[i].element_size() >= large)
+    return {i: Content(tensors[i]) for i in here}
+
+
 class Held:
     """A message that was encoded here: the tree as text, and the tensors as they were, where they are.
 
     It is what its bytes are, and nobody may change it: whoever decodes it gets copies of the tensors.
     """
 
-    def __init__(self, text: str, tensors: Sequence[Tensor], there: Sequence[Gathered]):
+    def __init__(
+        self,
+        text: str,
+        tensors: Sequence[Tensor],
+        there: Sequence[Gathered],
+        known: Mapping[int, Content] | None = None,
+        mine: bool = False,
+    ):
+        """`known`: of some tensors, by number, their content, which may be held already. `mine`: nobody else has the
+        tensors, so that they need not be copied."""
         elsewhere = {i for group, _ in there for i in group}
         self.text, self._there = text, list(there)
+        known = known or {}
+        self.contents = {i: content.digest for i, content in known.items()}  # by number, where they are known
+        copy = torch.detach if mine else _copy
         self._own = [
-            torch.empty_like(t, device="meta")
-            if i in elsewhere
-            else t.detach().clone(memory_format=torch.contiguous_format)
+            known[i].held(t, copy) if i in known else torch.empty_like(t, device="meta") if i in elsewhere else copy(t)
             for i, t in enumerate(tensors)
         ]
         unknown = "0" * 32  # as long as a digest: where things lie does not depend on it
-        start, self._order, self.spans = _laid_out(self._own, f"{FORMAT}:{unknown}:{text}")
-        self._length = len(start) + sum(end - begin for *_, begin, end in self.spans.values())
+        head = {"fedaudit": f"{FORMAT}:{unknown}:{text}"}
+        self._start, self._order, self.spans = _laid_out(self._own, head)
+        self._length = len(self._start) + sum(end - begin for *_, begin, end in self.spans.values())
         self._ready = _done_by_now(there)
 
     def __len__(self) -> int:
@@ -171,7 +232,7 @@ class Held:
     def pieces(self, home: Sequence[Tensor]) -> list[tuple[int, Any]]:
         """What stands before the tensors (-1), and the bytes of each by its number, as they follow one another."""
         found = vars(self).get("digest") or digest(self.text, home)
-        start, _, _ = _laid_out(home, f"{FORMAT}:{found}:{self.text}")
+        start = self._start[:_DIGEST_AT] + found.encode() + self._start[_DIGEST_AT + len(found) :]
         return [(-1, start), *((i, raw(home[i])) for i in self._order)]
 
     def __bytes__(self) -> bytes:
@@ -179,6 +240,10 @@ class Held:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (bytes(self),)  # in another process it is bytes
+
+    def seen(self, device: torch.device) -> list[Tensor] | None:
+        """The tensors themselves, to look at, where they are on that device one by one."""
+        return None if self._there or device.type != "cpu" else self._own
 
     def copies(self, device: torch.device) -> list[Tensor]:
         """The tensors on a device, in memory of their own."""

@@ -1,9 +1,8 @@
-"""Messages and states that stay in the process, as on a GPU: they are what their bytes would be."""
+"""Messages and states that stay in the process: they are what their bytes would be."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["one by one", "gathered"])
-def held_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a GPU: messages are held; gathered, with all tensors of a type in one."""
+def held_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are held; gathered, with all tensors of a type in one, as on a GPU."""
     if request.param == "gathered":
         monkeypatch.setattr(packing, "_is_home", lambda t: False)
-    packing.HELD_ON.add("cpu")
-    yield
-    packing.HELD_ON.discard("cpu")
 
 
 def shared() -> Shared:
@@ -79,8 +75,9 @@ def test_only_finite_values_are_held(held_here: None) -> None:
         hold(Sent(State({"w": torch.tensor([1.0, torch.inf])})), CPU)
 
 
-def test_where_bytes_are_made_at_once_nothing_is_held() -> None:
-    assert isinstance(hold(shared(), CPU), bytes)
+def test_for_another_process_nothing_is_held() -> None:
+    message = shared()
+    assert hold(message, None) == encode(message)
 
 
 def kept(seed: int, memory: dict[str, Any]) -> ClientState:
@@ -97,7 +94,7 @@ def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: Non
         two.put_client(k, 1, 0, encode(state))
         assert bytes(one.client(k) or b"") == encode(state)
     one.settle()
-    assert [isinstance(one.client(k), Held) for k in states] == [True, False, True]
+    assert [one.client(k) is one.client(k) for k in states] == [True, False, True], "else it is read each time"
     one.commit(1, b"", {})
     two.commit(1, b"", {})
     a, b = ({path.name: path.read_bytes() for path in (tmp_path / of).iterdir()} for of in ("held", "bytes"))
@@ -105,7 +102,7 @@ def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: Non
     assert sum(name.startswith("part-") for name in a) == 2
     again = Store(tmp_path / "held")
     again.head()
-    assert [again.client(k) for k in states] == [encode(state) for state in states.values()]
+    assert [bytes(again.client(k) or b"") for k in states] == [encode(state) for state in states.values()]
     one.put_client(1, 2, 0, hold(states[2], CPU))
     one.put_client(1, 2, 1, hold(states[2], CPU))
     one.settle()
@@ -115,7 +112,107 @@ def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: Non
     one.put_client(0, 2, 1, hold(states[1], CPU))
     assert isinstance(one.client(0), Held)
     one.peek()  # the round is undone
-    assert one.client(0) == encode(states[0])
+    assert bytes(one.client(0) or b"") == encode(states[0])
+
+
+# --- what stays as it is in a client's memory ---
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the tensors that were copied to be held."""
+    found: list[int] = []
+    real = packing._copy
+
+    def spy(t: torch.Tensor) -> torch.Tensor:
+        found.append(t.numel())
+        return real(t)
+
+    monkeypatch.setattr(packing, "_copy", spy)
+    return found
+
+
+def test_what_stays_as_it_was_is_neither_checked_nor_copied_again(
+    copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever object it lies in, and whichever client's it is."""
+    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory")
+    assert copied == [30_000, 40_000]
+    memory = decode(first, ClientState).memory
+    summed: list[int] = []
+    real = torch.Tensor.sum
+    monkeypatch.setattr(torch.Tensor, "sum", lambda t: summed.append(t.numel()) or real(t))
+    second = hold(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}), CPU, "memory")
+    assert copied[2:] == summed == [30_000, 3]
+    assert bytes(second) == encode(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}))
+    del first, second
+    hold(kept(2, {"a": memory["a"]}), CPU, "memory")
+    assert copied[4:] == [30_000, 40_000], "nobody holds it any more"
+
+
+CHANGES = {
+    "in place": lambda t: t.add_(1),
+    "unseen by torch's count": lambda t: t.data.add_(1),
+    "through numpy": lambda t: t.numpy().__setitem__(7, 5),
+    "of one bit": lambda t: t[0].neg_(),  # 0 becomes -0, which is equal to it
+    "of its shape": lambda t: t.unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("stays", [None, 0])
+def test_what_changed_in_memory_is_kept_as_it_is_now(change: str, stays: int | None, tmp_path: Path) -> None:
+    store = Store(tmp_path, stays)
+    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory"))
+    store.commit(1, b"", {})
+    before = store.client(0)
+    assert before is not None
+    was, state = bytes(before), decode(before, ClientState)
+    CHANGES[change](state.memory["a"])
+    store.put_client(0, 2, 0, hold(state, CPU, "memory"))
+    store.commit(2, b"", {})
+    assert bytes(before) == was, "who holds the state of before still has it"
+    again = Store(tmp_path)
+    again.head()
+    found = decode(again.client(0) or b"", ClientState).memory["a"]
+    assert found.shape == state.memory["a"].shape
+    assert found.numpy().tobytes() == state.memory["a"].numpy().tobytes()
+
+
+def test_what_changed_in_memory_is_checked(tmp_path: Path) -> None:
+    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory")
+    state = decode(first, ClientState)
+    state.memory["a"][3] = torch.nan
+    with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
+        hold(state, CPU, "memory")
+
+
+@pytest.mark.parametrize("stays", [None, 0])
+def test_what_stays_as_it_was_is_not_written_again(
+    stays: int | None, copied: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a state is read from the disk, for there is no room for it: what is read counts as held."""
+    store = Store(tmp_path, stays)
+    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory"))
+    store.commit(1, b"", {})
+    written: list[str] = []
+    real = Store._write
+
+    def spy(self: Store, name: str, content: Any) -> None:
+        written.append(name)
+        real(self, name, content)
+
+    monkeypatch.setattr(Store, "_write", spy)
+    for t in (2, 3):
+        copied.clear()
+        before = store.client(0)  # as a task has it
+        assert isinstance(before, Held)
+        state = decode(before, ClientState)
+        state.model["w"].add_(1)
+        store.put_client(0, t, 0, hold(state, CPU, "memory"))
+        store.commit(t, b"", {})
+        assert copied == [30_000], "the model alone"
+    assert written == ["client-000000.2.0", "server.2", "client-000000.3.0", "server.3"]
 
 
 class Killed(Exception):
@@ -144,17 +241,17 @@ def test_a_run_whose_messages_are_held_is_the_same(
         real(self, k, t, ask, state)
 
     monkeypatch.setattr(Store, "put_client", put)
-    plain = run(**setting, out=tmp_path / "plain")
-    assert not any(was_held)
-    packing.HELD_ON.add("cpu")
+    packing.HELD_ON.discard("cpu")
     try:
-        held = run(**setting, out=tmp_path / "held")
-        assert was_held[-1]
-        with pytest.raises(Killed):
-            run(**setting, out=tmp_path / "cut", watch=die)
-        cut = run(**setting, out=tmp_path / "cut", resume=True)
+        plain = run(**setting, out=tmp_path / "plain")
     finally:
-        packing.HELD_ON.discard("cpu")
+        packing.HELD_ON.add("cpu")
+    assert not any(was_held)
+    held = run(**setting, out=tmp_path / "held")
+    assert was_held[-1]
+    with pytest.raises(Killed):
+        run(**setting, out=tmp_path / "cut", watch=die)
+    cut = run(**setting, out=tmp_path / "cut", resume=True)
     assert held.transcript_digest == plain.transcript_digest == cut.transcript_digest
     assert held.traffic == plain.traffic
     for part in ("checkpoint", "models", "transcript"):

@@ -9,7 +9,7 @@ import torch
 from fedaudit.errors import WireError
 from fedaudit.wire import packing
 from fedaudit.wire.codec import decode_tree, encode_tree, read_header
-from fedaudit.wire.packing import NAMES, at_home, packed, unpacked
+from fedaudit.wire.packing import NAMES, at_home, file_of, packed, unpacked
 
 ALL = [torch.ones(3).to(dtype) for dtype in NAMES]
 TENSORS = [*ALL, torch.zeros(0, 4), torch.tensor(2.5), torch.arange(6.0).view(2, 3).T, torch.tensor(True), *ALL]
@@ -24,6 +24,14 @@ def test_the_bytes_are_those_of_safetensors(head: str) -> None:
         metadata={"fedaudit": head},
     )
     assert packed(tensors, head) == theirs
+
+
+def test_a_file_is_that_of_safetensors() -> None:
+    tensors = {f"layer {i}": t for i, t in enumerate(at_home(TENSORS))}
+    theirs = safetensors.torch.save(
+        {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}, metadata={"arch": "é"}
+    )
+    assert b"".join(file_of(tensors, {"arch": "é"})) == theirs
 
 
 def test_nothing_is_a_message_too() -> None:
