@@ -1,8 +1,10 @@
 """What DFFKE's memory buffer is worth by age: images of each round that a client still holds, looked at by others.
 
-python docs/results/dffke_ages.py RUN
+python docs/results/dffke_ages.py RUN...                                 runs of several seeds beside each other
+python docs/results/dffke_ages.py docs/results/dffke_ages.json           the table of what was kept
+python docs/results/dffke_ages.py RUN... --json docs/results/dffke_ages.json
 
-The run must have kept its buffers whole (R = "unlimited"). For the last client, per round s in its buffer, over the
+A run must have kept its buffers whole (R = "unlimited"). For the last client, per round s in its buffer, over the
 images of all clients:
 - label: the share that a reference (trained on the records of all clients together) recognises as the record's class;
 - target: the share whose target logits (by the latest model of the image's owner, which is the teacher) say that class;
@@ -12,7 +14,8 @@ images of all clients:
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -66,10 +69,26 @@ def ages(folder: Path) -> list[dict[str, float]]:
     return table
 
 
+def table(kept: list[list[dict[str, float]]]) -> list[str]:
+    """A row per round, the runs side by side."""
+    lines = ["| images of round | a reference sees the class, % | their target says the class, % | moved |"]
+    lines.append("|---|---|---|---|")
+    for rows in zip(*kept, strict=True):
+        shares = [" / ".join(f"{100 * row[name]:.1f}" for row in rows) for name in ("label", "target")]
+        moved = " / ".join(f"{row['moved']:.2f}" for row in rows)
+        lines.append(f"| {rows[0]['round']} | {' | '.join(shares)} | {moved} |")
+    return lines
+
+
 def main() -> None:
-    print("| round | reference sees the class, % | target says the class, % | moved |\n|---|---|---|---|")
-    for row in ages(Path(sys.argv[1])):
-        print(f"| {row['round']} | {100 * row['label']:.1f} | {100 * row['target']:.1f} | {row['moved']:.2f} |")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders, or one file that --json wrote")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    kept = [ages(run) for run in given.runs] if given.runs[0].is_dir() else json.loads(given.runs[0].read_text())
+    if given.json:
+        given.json.write_text(json.dumps(kept, indent=1) + "\n")
+    print("\n".join(table(kept)))
 
 
 if __name__ == "__main__":
