@@ -53,7 +53,8 @@ def write_atomic(path: Path, data: bytes | Sequence[Any]) -> None:
     if temporary.is_symlink():
         temporary.unlink()  # the link, not what it points at
     with open(temporary, "wb") as file:
-        for piece in [data] if isinstance(data, bytes) else data:
+        pieces: Sequence[Any] = [data] if isinstance(data, bytes) else data
+        for piece in pieces:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())

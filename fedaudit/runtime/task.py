@@ -17,7 +17,6 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import torch
 
-from fedaudit.allocator import keep_freed
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import Entry
 from fedaudit.rng import seeded
@@ -27,6 +26,7 @@ from fedaudit.runtime.party import Client
 from fedaudit.runtime.site import Site, Swap
 from fedaudit.runtime.turns import Left, here
 from fedaudit.runtime.world import World, chosen_engine, world_of
+from fedaudit.training.allocator import keep_freed
 from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, hold
