@@ -1,7 +1,8 @@
 """The first screen: which setting to use, what leaks, what is guaranteed, what it costs. Each in a sentence or two.
 
 A setting is *trained* where it is not near chance, and *protected* where the ledger's epsilon is finite and above 0,
-its delta is below 1/n for every client, and no claim of it was refuted. Nothing here says that a setting leaks nothing.
+its delta is below 1/n for every client, it covers the models that are published, and no claim of it was refuted.
+Nothing here says that a setting leaks nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def answers(rows: Sequence[Row]) -> list[Answer]:
 def protected(row: Row) -> bool:
     epsilon = row.cells["epsilon"].value
     covered = epsilon is not None and 0 < epsilon < math.inf
-    return covered and not row.weak_delta and not row.cells["lower"].flag
+    return covered and not row.weak_delta and not row.open_models and not row.cells["lower"].flag
 
 
 def trained(row: Row) -> bool:
@@ -147,6 +148,8 @@ def guaranteed(rows: Sequence[Row]) -> Answer:
         lines.append(f"Nothing at all in {len(bare)} (ε = ∞): something is sent that no noise covers.")
     if weak := [row for row in rows if row.weak_delta]:
         lines.append(f"In name only in {len(weak)}: δ ≥ 1/n, which publishing one record at random would meet, too.")
+    if apart := [row for row in rows if row.open_models]:
+        lines.append(f"Of the messages alone in {len(apart)}: clients' models, trained without noise, are published.")
     if wrong := [_named(row) for row in rows if row.cells["lower"].flag]:
         lines.append(f"Refuted by measurement: {', '.join(wrong)}.")
     return Answer("", lines, "good" if covered and not wrong else "bad")
@@ -203,6 +206,8 @@ def _covers(row: Row) -> str:
         return "guarantees nothing"
     if row.cells["lower"].flag:
         return "has a claim that is refuted"
+    if row.open_models:
+        return f"guarantees {_epsilon(row)} of its messages alone, and publishes its clients' models"
     return f"guarantees {_epsilon(row)}" + (", with δ ≥ 1/n" if row.weak_delta else "")
 
 

@@ -36,6 +36,8 @@ def _below(rows: Sequence[Row], failed: dict[str, str]) -> list[str]:
         lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so nothing can be found.")
     if wrong := [row.label for row in rows if row.cells["lower"].flag]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
+    if apart := sum(row.open_models for row in rows):
+        lines.append(f"* of the messages alone, in {apart} rows: the clients' models are published, uncovered.")
     if idle := sum(refused(row.group) for row in rows):
         lines.append(f"{idle} rows did not run: their privacy setting applies to nothing that is sent.")
     return [*lines, *([f"{len(failed)} runs failed."] if failed else [])]
@@ -47,6 +49,7 @@ def _figures(row: Row) -> tuple[str, ...]:
     if accuracy.low is not None and accuracy.high is not None and accuracy.value is not None and accuracy.n > 1:
         reached += f" ±{100 * (accuracy.high - accuracy.low) / 2:.1f}"
     guaranteed = "not sent" if epsilon.value == 0 else text(BY_KEY["epsilon"], epsilon.value)
+    guaranteed += " *" if row.open_models else ""
     found = text(BY_KEY["auc"], auc.value)
     if auc.value is not None:
         found += {True: " leak", False: "", None: " ?"}[leak(row)]

@@ -74,6 +74,8 @@ def verdict(row: Row) -> list[str]:
         lines = [f"Guaranteed, for every client and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
         if row.weak_delta:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
+        if row.open_models:
+            lines.append("That is of the messages alone: clients' models, trained without noise, are published.")
     if row.cells["lower"].value is not None:
         lower = row.cells["lower"]
         lines.append(f"An audit measured ε ≥ {lower.value:.3g}{_said_of_claims(row)}.")

@@ -48,6 +48,12 @@ class Row:
         return epsilon is not None and 0 < epsilon < math.inf and _weak_delta(self.group)
 
     @property
+    def open_models(self) -> bool:
+        """Guaranteed of the messages alone: clients' models, trained without noise, are published."""
+        epsilon = self.cells["epsilon"].value
+        return epsilon is not None and 0 < epsilon < math.inf and not _models_covered(self.group)
+
+    @property
     def relation(self) -> str:
         """The neighbouring relation of what is guaranteed."""
         found = {r for run in self.group.runs for c in run.record.ledger for r, t in c.by_relation.items() if t.epsilon}
@@ -181,12 +187,16 @@ def _epsilon(group: Group) -> Cell:
     detail = f"{', '.join(open_kinds).replace('_', ' ')} sent unprotected" if open_kinds else ""
     detail = detail or (f"δ ≤ {delta:.2g}" if worst else "nothing computed from records is sent")
     flag = ""
-    if worst == 0:
+    if worst == 0 or (math.isfinite(worst) and not _models_covered(group)):
         flag = "of the wire alone: the models are published, and not covered"
     elif math.isfinite(worst) and _weak_delta(group):
         flag = "δ ≥ 1/n: publishing one record at random would meet it"
     low = min(each.values())
     return Cell(worst, low, worst, len(each), "computed; from the best seed to the worst", each, detail, flag=flag)
+
+
+def _models_covered(group: Group) -> bool:
+    return all(run.record.models_covered for run in group.runs)
 
 
 def _weak_delta(group: Group) -> bool:

@@ -40,7 +40,6 @@ from fedaudit.attack.scene import Attack, Scene
 from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.privacy.lower_bounds import Bound, one_run_fdp, one_run_steinke
-from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
@@ -95,17 +94,11 @@ def audit_run(
             ledger,
             how,
         )
-        for claim in _claims(ledger, _covered(run))
+        for claim in _claims(ledger, run.record.models_covered)
         for short, bound in BOUNDS.items()
     ]
     save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
-
-
-def _covered(run: RunFolder) -> bool:
-    """Whether all that an attack can see follows from what the ledger counts: a global model does; clients' models,
-    which are published where a method has no other, only if all training is private."""
-    return "global.safetensors" in run.record.published or TRAINING in run.world.policies
 
 
 def pairs_are(world: World) -> str:

@@ -241,6 +241,8 @@ def ledger_lines(record: RunRecord) -> list[str]:
                 f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
                 + (f" ({', '.join(relations)})" if relations else "")
             )
+            if not record.models_covered:
+                lines.append("    of the messages alone: clients' models, trained without noise, are published")
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]

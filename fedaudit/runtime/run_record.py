@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from fedaudit.errors import FedauditError, RunError, last_frame
 from fedaudit.kept import Kept, plain
 from fedaudit.privacy.ledger import ClientLedger
+from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import AnyResult, results
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Timing
@@ -201,6 +202,12 @@ class RunRecord(Kept):
     declarations: Declarations | None = None  # whether the method's were tested; None: from before that was kept
     code: dict[str, dict[str, str]] | None = None  # digests of the method's modules, and the values it ran with
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
+
+    @property
+    def models_covered(self) -> bool:
+        """Whether the models that are published at the end follow from what the ledger counts: a global model does;
+        clients' models, which are published where a method has no other, only if all training is private."""
+        return not self.published or "global.safetensors" in self.published or TRAINING in self.setting.privacy
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from fedaudit.reports.formats import as_csv, latex, markdown
 from fedaudit.reports.leaks import above_chance
 from fedaudit.reports.rank import best_row
 from fedaudit.reports.report import rows_below, write_report
+from fedaudit.reports.short import table
 from fedaudit.reports.words import BY_KEY
 
 DP = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
@@ -126,3 +127,30 @@ def test_rows_are_in_the_order_of_their_numbers(tmp_path):
     reported._save(tmp_path, "plain", reported._record("fedavg", 0, 0.9), [])
     labels = [row.group.label for row in rows_below(tmp_path)[0]]
     assert [re.findall(r"ε=(\d+)", label) for label in labels] == [[], ["2"], ["8"], ["32"]]
+
+
+def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
+    """Logits under noise, and clients' models that were trained without it are published: epsilon 1 of the wire."""
+    policy = {"logits": {"epsilon": 1.0, "sensitivity": "clip:1"}}
+    for seed in range(3):
+        record = reported._record("fke", seed, 0.8 + 0.01 * seed, releases=True, privacy=policy, epsilon=1.0)
+        models = ["client-000000.safetensors", "client-000001.safetensors"]
+        reported._save(tmp_path, f"fke-{seed}", strict(record, 0.001).model_copy(update={"published": models}), [])
+    of = rows_below(tmp_path)[0]
+    assert [protected(row) for row in of] == [False]
+    assert of[0].cells["epsilon"].flag.startswith("of the wire alone")
+    found = said(of)
+    assert found["Which to use"].startswith(NEITHER)
+    assert "guarantees ε = 1, δ = 0.001 of its messages alone" in found["Which to use"]
+    assert "Of the messages alone in 1" in found["What is guaranteed"]
+    assert "of the messages alone, in 1 rows" in table(tmp_path)
+
+
+def test_models_of_private_training_and_global_ones_are_covered(tmp_path):
+    of = rows(tmp_path)
+    record = of[1].first
+    clients = ["client-000000.safetensors"]
+    assert record.model_copy(update={"published": clients}).models_covered  # training was private
+    plain = of[0].first
+    assert not plain.model_copy(update={"published": clients}).models_covered
+    assert plain.model_copy(update={"published": ["global.safetensors"]}).models_covered
