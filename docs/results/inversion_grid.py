@@ -1,6 +1,7 @@
 """Reconstructions of several runs side by side, as in DFFKE's Figure 6: original | no noise | epsilon 1 | ... | noise.
 
-    python docs/results/inversion_grid.py RUN... --attack decoder --out inversion.png
+    python docs/results/inversion_grid.py RUN... --attack decoder --out inversion.png [--json FILE]
+    python docs/results/inversion_grid.py FILE          # the table of what --json kept
 
 A RUN is a run folder, or a folder with runs below it. They have to be runs on the same records (same data setting and
 seed), attacked before. Prints a table of what the attack reached under each noise.
@@ -9,8 +10,10 @@ seed), attacked before. Prints a table of what the attack reached under each noi
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,24 +54,41 @@ def found(folders: list[Path], attack: str, threat: str, kind: str) -> list[tupl
     return [(name, run, result) for _, name, run, result in sorted(rows, key=lambda row: row[0])]
 
 
-def table(rows: list[tuple[str, Path, ReconstructionResult]]) -> str:
+Row = dict[str, Any]  # a run's noise, what the attack reached, or a baseline of the first run
+
+
+def kept(rows: list[tuple[str, Path, ReconstructionResult]]) -> list[Row]:
+    """The table's figures, small enough to be kept with the page."""
+
+    def scores(of: ReconstructionScores) -> Row:
+        return {"identification": of.identification.model_dump()} | {
+            name: getattr(of, name).model_dump() for name in ("mse", "psnr", "ssim", "cosine")
+        }
+
+    made: list[Row] = [
+        {"noise": name, "verdict": "succeeded" if found.beats_baselines else "failed", **scores(found.pooled)}
+        for name, _, found in rows
+    ]
+    first, _, found = rows[0]
+    return made + [
+        {"noise": f"baseline: {name.replace('_', ' ')} (of {first})", "verdict": "", **scores(of)}
+        for name, of in found.baselines.items()
+    ]
+
+
+def table(rows: list[Row]) -> str:
     lines = [
         "| noise | identified | chance | MSE | PSNR, dB | SSIM | cosine | verdict |",
         "|---|---|---|---|---|---|---|---|",
     ]
 
-    def shown(of: ReconstructionScores) -> list[str]:
-        rate = of.identification
-        cells = [f"{rate.value:.1%} [{rate.low:.1%}, {rate.high:.1%}]", f"{rate.chance:.1%}"]
-        for found, digits in ((of.mse, 4), (of.psnr, 1), (of.ssim, 3), (of.cosine, 3)):
-            cells.append(f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]")
-        return cells
-
-    for name, _, result in rows:
-        verdict = "succeeded" if result.beats_baselines else "failed"
-        lines.append(f"| {name} | {' | '.join(shown(result.pooled))} | {verdict} |")
-    for name, of in rows[0][2].baselines.items():
-        lines.append(f"| baseline: {name.replace('_', ' ')} (of {rows[0][0]}) | {' | '.join(shown(of))} | |")
+    for row in rows:
+        rate = row["identification"]
+        cells = [f"{rate['value']:.1%} [{rate['low']:.1%}, {rate['high']:.1%}]", f"{rate['chance']:.1%}"]
+        for name, digits in (("mse", 4), ("psnr", 1), ("ssim", 3), ("cosine", 3)):
+            of = row[name]
+            cells.append(f"{of['value']:.{digits}f} [{of['low']:.{digits}f}, {of['high']:.{digits}f}]")
+        lines.append(f"| {row['noise']} | {' | '.join(cells)} | {row['verdict']} |")
     return "\n".join(lines)
 
 
@@ -93,11 +113,18 @@ def main() -> None:
     parser.add_argument("--threat", default="server", help="of which threat (default: server)")
     parser.add_argument("--kind", default="embeddings", help="the release whose noise names a column")
     parser.add_argument("--out", type=Path, default=Path("inversion.png"), help="the picture")
+    parser.add_argument("--json", type=Path, help="keep the table's figures in this file")
     options = parser.parse_args()
+    if options.runs[0].is_file():
+        print(table(json.loads(options.runs[0].read_text())))
+        return
     try:
         rows = found(options.runs, options.attack, options.threat, options.kind)
         grid(rows, options.out)
-        print(table(rows))
+        figures = kept(rows)
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        print(table(figures))
     except FedauditError as e:
         sys.exit(str(e))
     print(options.out)
