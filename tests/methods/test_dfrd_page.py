@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+
+from fedaudit.methods._generator import Generator
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
@@ -29,6 +32,28 @@ def test_every_row_is_a_kept_run(name):
     assert rows
     for row in rows:
         assert row in text, f"python docs/results/dfrd_table.py --page docs/results/{name}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 8, 8), "-90 for an untrained generator at 8 x 8"),
+        ((1, 28, 28), "-320 at 28 x 28"),
+        ((3, 32, 32), "-620 at 3"),
+    ],
+)
+def test_what_the_page_says_of_eq_4_as_printed(shape, words):
+    """The exponent with plain norms, batches of 64, mean of three untrained generators."""
+    assert words in (RESULTS / "dfrd.md").read_text()
+    exponents = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        G = Generator("mul", 100, shape, 10, 32)
+        with torch.no_grad():
+            h = G.h(torch.randn(64, 100), torch.randint(10, (64,)))
+            s = G(h).flatten(1)
+            exponents.append(-(torch.cdist(s, s) * torch.cdist(h, h)).mean().item())
+    assert sum(exponents) / 3 == pytest.approx(float(words.split()[0]), rel=0.1)
 
 
 def test_what_the_page_says_of_fine_tuning():
