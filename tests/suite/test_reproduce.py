@@ -138,6 +138,15 @@ def test_fedzges_rivals_train_as_its_appendix_c_says():
     assert set(adam) == set(TABLE_2)
 
 
+def test_clients_of_the_small_suite_learn_from_their_records_first():
+    """The paper has a tenth as many steps of distillation on a client as of local training."""
+    for cell in wanted(find_table("fedzge", "2"), "cpu"):
+        setting = cell.settings[0]
+        values = registry.find(cell.method).make(setting.set, setting.preset).model_dump()
+        if "E_prime" in values:
+            assert 0 < values["E_prime"] * 5 <= values["E_k"], cell.method
+
+
 @pytest.mark.parametrize("table", tables(), ids=lambda table: table.name)
 def test_what_no_paper_does_is_said(table):
     """TF32 rounds otherwise than float32. Records that choose a round would not be trained on: there are none."""
