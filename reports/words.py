@@ -58,8 +58,9 @@ COLUMNS = (
     ),
     Column(
         "lower", "Measured ε ≥", "Guarantee", "epsilon", None, True,
-        "Empirical lower bound: attacks on planted records show that the true epsilon is at least this, with 95 % "
-        "confidence. A claim below it is refuted where p < 0.001, all audits considered. A small value shows nothing.",
+        "Empirical lower bound, at 95 % confidence: what attacks on planted records show, or what the accounting gives "
+        "for the noise that was found on the bytes as sent; the largest of all audits. A claim below it is refuted "
+        "where p < 0.001, all audits considered. A small value shows nothing.",
     ),
     Column(
         "tpr", "TPR at 1 % FPR", "Attacks", "share", "low", True,

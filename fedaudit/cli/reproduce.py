@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedaudit.cli.output import print_forecast, print_table, progress_bar
-from fedaudit.errors import SettingError
+from fedaudit.errors import SettingError, unknown
 
 if TYPE_CHECKING:
     from fedaudit.suite.published import Scale
@@ -47,8 +47,11 @@ def reproduce(
     from fedaudit.suite.published import find_table, tables
 
     if paper is None or table is None:
+        there = tables()
+        if paper is not None and not (there := [t for t in there if t.paper == paper]):
+            raise SettingError(unknown("paper", paper, sorted({t.paper for t in tables()})))
         print_table(
-            [{"paper": t.paper, "table": t.table, "what": t.title, "columns": len(t.column)} for t in tables()],
+            [{"paper": t.paper, "table": t.table, "what": t.title, "columns": len(t.column)} for t in there],
             "tables to reproduce: fedaudit reproduce PAPER TABLE",
         )
         return

@@ -291,3 +291,5 @@ def test_unknown_names_are_said_clearly(mine):
         wanted(find_table("mine", "7"), "cpu", methods=["fedaf"])
     assert "write cpu or gpu" in str(called("mine", 7, "--scale", "tpu").exception)
     assert "Mine, Table 7" in called().output
+    assert "Mine, Table 7" in called("mine").output
+    assert "Unknown paper 'yours'" in str(called("yours").exception)
