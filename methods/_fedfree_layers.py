@@ -60,11 +60,14 @@ def named(name: str, layer: Weights) -> State:
 # --- over architectures ----------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def layers_of(arch: str, shape: Shape, classes: int) -> dict[str, Layer]:
     """The layers of an architecture: public knowledge, found without allocating the model."""
-    with torch.random.fork_rng(devices=()), torch.device("meta"):
-        net = models.build(arch, shape=shape, classes=classes)
+    return _layers_of(arch, shape, classes, torch.get_default_dtype())
+
+
+@functools.cache
+def _layers_of(arch: str, shape: Shape, classes: int, numbers: torch.dtype) -> dict[str, Layer]:
+    net = models.structure(arch, shape=shape, classes=classes)
     types, found = types_in(net), {}
     for position, (name, kind) in enumerate(types.items()):
         module = net.get_submodule(name)

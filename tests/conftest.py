@@ -80,15 +80,6 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", savefig)
 
 
-@pytest.fixture(autouse=True)
-def _sizes():
-    """What was measured in double precision is not for the next test."""
-    yield
-    for module, name in (("methods._fedfree_layers", "layers_of"), ("runtime.planned_traffic", "_model_size")):
-        if (loaded := sys.modules.get(f"fedaudit.{module}")) is not None:
-            getattr(loaded, name).cache_clear()
-
-
 @pytest.fixture
 def tiny():
     """A setting that runs in about a second."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedaudit.errors import RunError
+
+TILE = 0.85  # inches of an image and the gap behind it
+SIDE = 96  # dots of an image, about
 
 
 def draw(lines: Mapping[str, Tensor], path: Path, *, titles: Sequence[str] = (), upright: bool = False) -> None:
@@ -19,22 +24,34 @@ def draw(lines: Mapping[str, Tensor], path: Path, *, titles: Sequence[str] = (),
 
     count = max(len(images) for images in lines.values())
     down, across = (count, len(lines)) if upright else (len(lines), count)
-    figure = Figure(figsize=(0.85 * across + 0.9, 0.85 * down + 0.4), layout="constrained")
+    names = [name.replace(" ", "\n") for name in lines]
+    above, beside = (names, list(titles)) if upright else (list(titles), names)
+    head = 0.1 + 0.12 * max((text.count("\n") + 1 for text in above), default=0)
+    wide, high = TILE * across + 0.85, TILE * down + head + 0.05
+    figure = Figure(figsize=(wide, high))
     FigureCanvasAgg(figure)
-    grid = figure.subplots(down, across, squeeze=False)
-    for axis in grid.flat:
-        axis.set(xticks=[], yticks=[], frame_on=False)
-    axes = grid.T if upright else grid
-    for line, (name, images) in zip(axes, lines.items(), strict=True):
-        for axis, image in zip(line, images, strict=False):
-            picture = image.permute(1, 2, 0).cpu().numpy()
-            axis.imshow(picture if picture.shape[2] == 3 else picture[..., 0], cmap="gray", vmin=0, vmax=1)
-        name_of_line = line[0].set_title if upright else line[0].set_ylabel
-        name_of_line(name.replace(" ", "\n"), fontsize=7)
-    for axis, title in zip(axes[0], titles, strict=False):
-        (axis.set_ylabel if upright else axis.set_title)(title, fontsize=7)
+    axes = figure.add_axes((0.8 / wide, 0.05 / high, TILE * across / wide, TILE * down / high))
+    axes.imshow(_side_by_side(list(lines.values()), count, upright), vmin=0, vmax=1, extent=(0, across, down, 0))
+    axes.set(frame_on=False)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, labelsize=7, pad=1)
+    axes.set_xticks([i + 0.5 for i in range(len(above))], above)
+    axes.set_yticks([i + 0.5 for i in range(len(beside))], beside)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _side_by_side(lines: Sequence[Tensor], count: int, upright: bool) -> NDArray[np.float32]:
+    """One picture of all images, as rows x columns x RGB: white between them, and where a line has fewer."""
+    _, h, w = lines[0].shape[1:]
+    enlarged = max(1, SIDE // max(h, w))  # each pixel becomes so many, so that its edges stay sharp
+    gap = max(1, enlarged * max(h, w) // 12)
+    tiles = np.ones((len(lines), count, h * enlarged + gap, w * enlarged + gap, 3), np.float32)
+    for line, images in zip(tiles, lines, strict=True):
+        for tile, image in zip(line, images.detach().cpu().numpy(), strict=False):
+            tile[: h * enlarged, : w * enlarged] = image.transpose(1, 2, 0).repeat(enlarged, 0).repeat(enlarged, 1)
+    grid = tiles.transpose(1, 0, 2, 3, 4) if upright else tiles
+    return np.concatenate([np.concatenate(list(line), axis=1) for line in grid], axis=0)
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> None:

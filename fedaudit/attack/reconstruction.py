@@ -58,6 +58,7 @@ from fedaudit.stats import Estimate, clopper_pearson, student_t
 from fedaudit.training import models
 from fedaudit.training.fit import adam, fit
 from fedaudit.training.losses import ce
+from fedaudit.wire.codec import digest_of
 
 MEANS = ("mse", "psnr", "ssim", "cosine")
 DECIDING = 0.975  # confidence of each of the two measures that decide
@@ -119,8 +120,20 @@ def _auxiliary(world: World) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+_references: dict[tuple[Any, ...], nn.Module] = {}  # of the auxiliary sets seen last: all attacks of a run have one
+
+
 def _reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
     """The features of the cosine: a small network, the same whatever is attacked, that no member has touched."""
+    key = digest_of([x, y]), tuple(world.shape), world.classes, str(world.device), torch.get_default_dtype()
+    if key not in _references:
+        for oldest in list(_references)[:-7]:
+            del _references[oldest]
+        _references[key] = _trained_reference(world, x, y)
+    return _references[key]
+
+
+def _trained_reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
     with seeded("inversion", "reference", device=world.device):
         model = models.build("cnn", shape=world.shape, classes=world.classes).to(world.device)
         rng = generator("inversion", "reference", device=world.device)

@@ -110,8 +110,8 @@ class Rehearsal(Client):
         return self._context.means
 
     def context(self, *key: object) -> Context:
-        """The mechanism's, with a noise of its own and nothing released yet."""
-        return dataclasses.replace(self._context, key=(*self._context.key, *key), done={}, spent={})
+        """The mechanism's, with a noise of its own and nothing released yet; nobody asks here what can be traced."""
+        return dataclasses.replace(self._context, key=(*self._context.key, *key), done={}, spent={}, provenance=None)
 
 
 @dataclass(frozen=True)

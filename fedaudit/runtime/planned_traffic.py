@@ -20,7 +20,7 @@ from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import as_sent, plan_of
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
-from fedaudit.training import models
+from fedaudit.training import models, own
 from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
 
@@ -61,10 +61,15 @@ def _foreign_size(setting: Setting) -> int:
     return round(facts.train * setting.public) if setting.public else facts.train
 
 
-@functools.cache
 def _model_size(arch: str, shape: Shape, classes: int, part: Part | None = None) -> Size:
-    with torch.device("meta"):
-        return model_size(models.build(arch, shape=shape, classes=classes), part)
+    measured = _measured.__wrapped__ if own.is_own(arch) else _measured  # own code may be another the next time
+    return measured(arch, shape, classes, part, torch.get_default_dtype())
+
+
+@functools.cache
+def _measured(arch: str, shape: Shape, classes: int, part: Part | None, numbers: torch.dtype) -> Size:
+    """The model's size where its numbers are of that type, as torch makes them now."""
+    return model_size(models.structure(arch, shape=shape, classes=classes), part)
 
 
 def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:

@@ -10,9 +10,11 @@ import json
 import math
 
 import pytest
+import torch
 from scipy.stats import chi2
 
 from fedaudit.errors import SettingError
+from fedaudit.runtime import planned_traffic
 from fedaudit.runtime.planned_traffic import make_plan, plan_traffic
 from fedaudit.setting import Setting
 
@@ -215,6 +217,21 @@ TABLE_7 = {  # alpha = 0.02, 0.05, 0.1
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_once():
+    """The same partition is the same again: a drawing is known by its generator's seed."""
+    known: dict[tuple, list] = {}
+    real = planned_traffic.partition
+
+    def partition(spec, y, clients, rng, **options):
+        key = spec, len(y), clients, tuple(options.items()), tuple(rng.bit_generator.seed_seq.entropy)
+        return known[key] if key in known else known.setdefault(key, real(spec, y, clients, rng, **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planned_traffic, "partition", partition)
+        yield
+
+
 def deviations(partition: str, least: int = 50) -> dict[tuple[str, float], float]:
     """How far each printed cell is from the expectation, in standard deviations of a mean over three seeds; half a
     printed digit is allowed."""
@@ -294,6 +311,18 @@ def test_a_round_that_depends_on_those_before_it_is_planned_as_such():
     up += 10 * 8 * 2
     assert three["up"]["bytes"] - 3 * one["up"]["bytes"] == up
     assert three["total"]["bytes_per_round"] > one["total"]["bytes"]
+
+
+def test_sizes_are_those_of_the_numbers_that_torch_makes_now():
+    """A size is measured once for each type of number."""
+    setting = Setting.make(method="fedavg", model="mlp", clients=2, rounds=1)
+    single = mib(plan_traffic(setting), "Local.w")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert mib(plan_traffic(setting), "Local.w") == 2 * single
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert mib(plan_traffic(setting), "Local.w") == single
 
 
 # --- through the command line ---------------------------------------------------------------------------------------

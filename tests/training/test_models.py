@@ -31,8 +31,7 @@ def _onednn(_computing):
 
 def meta(arch: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> models.Net:
     """The network's structure, without its numbers."""
-    with torch.device("meta"):
-        return models.build(arch, shape=shape, classes=classes)
+    return models.structure(arch, shape=shape, classes=classes)
 
 
 def seeded(arch: str, shape: tuple[int, int, int] = (1, 8, 8)) -> models.Net:
@@ -146,7 +145,7 @@ def test_forward_backward_and_split(arch: str, shape: tuple[int, int, int]) -> N
     assert net.training
     assert net(torch.randn(2, *shape)).isfinite().all()
     # Sixteen: from 8x8 pixels a stock ResNet101 keeps one, and batch norm over two values lets its gradient overflow.
-    x = torch.randn(16 if shape == (1, 8, 8) else 2, *shape)
+    x = torch.randn(16 if arch in ("resnet101", "resnet152") else 4, *shape)
     cross_entropy(net(x), torch.arange(len(x)) % 10).backward()
     for name, p in net.named_parameters():
         assert name.startswith(("encoder.", "classifier."))
@@ -169,6 +168,43 @@ def test_forward_backward_and_split(arch: str, shape: tuple[int, int, int]) -> N
 def test_odd_sizes(arch: str) -> None:
     net = seeded(arch, (2, 3, 5))
     assert net(torch.randn(2, 2, 3, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize("last", ["contiguous", "channels last", "one record", "a stack of models"])
+@pytest.mark.parametrize("size", [(8, 8), (7, 5), (2, 3)])
+def test_halving_without_a_gradient_gives_the_same_bits(size: tuple[int, int], last: str) -> None:
+    """Odd sizes lose their last row or column, ties and what is not a number come out alike; in the order of memory in
+    which torch's own leaves it."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, *size).mul(4).round()
+    x[0, 0, 0, 0] = math.nan
+    x = {"one record": x[0], "channels last": x.to(memory_format=torch.channels_last)}.get(last, x)
+    stock, ours = nn.MaxPool2d(2), models.Halving(2)
+    with torch.no_grad():
+        wanted = stock(x)
+        got = torch.func.vmap(ours)(x[:, None])[:, 0] if last == "a stack of models" else ours(x)
+    assert got.stride() == wanted.stride()
+    assert torch.equal(got.nan_to_num(99), wanted.nan_to_num(99))
+
+
+def test_halving_gives_its_gradient_to_the_first_maximum() -> None:
+    x = torch.ones(1, 1, 4, 4, requires_grad=True)
+    models.Halving(2)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad[0, 0].tolist() == [[1, 0, 1, 0], [0] * 4] * 2
+
+
+def test_a_structure_is_that_of_the_network_and_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    for arch in ("resnet18", "shufflenet_v2_x1_5@0.5", "cnn_bn/p7"):
+        ours = models.structure(arch, shape=(3, 16, 16), classes=10)
+        with torch.device("meta"):
+            wanted = models.build(arch, shape=(3, 16, 16), classes=10)
+        assert str(ours) == str(wanted)
+        assert {n: (t.shape, t.dtype, t.is_meta) for n, t in ours.state_dict().items()} == {
+            n: (t.shape, t.dtype, True) for n, t in wanted.state_dict().items()
+        }
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_global_generator_decides() -> None:
