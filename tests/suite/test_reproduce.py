@@ -152,6 +152,8 @@ def test_what_no_paper_does_is_said(table):
     """TF32 rounds otherwise than float32. Records that choose a round would not be trained on: there are none."""
     settings = [setting for cell in wanted(table, "gpu") for setting in cell.settings]
     assert {setting.validation for setting in settings} == {0.0}
+    assert {setting.aux for setting in settings} == {0.0}
+    assert table.score == "own" or {setting.holdout for setting in settings} == {0.0}
     assert ("tf32" in {setting.precision for setting in settings}) == ("TF32" in table.differs)
 
 
