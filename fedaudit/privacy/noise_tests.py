@@ -9,6 +9,8 @@ rounded releases (fedaudit.privacy.rounded_noise).
     excess    more noise than promised, where the release without noise is exact: something else was sent
     client    too little noise of one client             the same by client, the worst, Bonferroni
     part      too little noise in one tensor (a layer)   the same by part
+    round     too little noise in one round              the same by client and round
+    row       too little noise of one row (a record)     the same by row, over all rounds where rows stay in their place
     mean      noise that is off centre                   normal
     signal    more or less of the release than its share (clipping left out)   normal, along the noise-free release
     shape     noise of another distribution              mean of |z| over their root mean square; signs against squares
@@ -137,6 +139,9 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
     if rounded is None:
         for name, key in (("client", lambda r: f"client {r.client}"), ("part", lambda r: r.part)):
             tests += _worst_scale(name, residuals, key)
+        if len({r.round for r in residuals}) > 1:
+            tests += _worst_scale("round", residuals, lambda r: f"client {r.client} in round {r.round}")
+        tests += _worst_row(residuals)
     tests += [t for t in (_rows(residuals), _columns(residuals), _shared(residuals), _reused(residuals)) if t]
     each, strict = level / 2, level_of(confidence) / 2
     if rounded is None:
@@ -216,6 +221,25 @@ def _worst_scale(name: str, residuals: Sequence[Residual], key: Callable[[Residu
     place = min(each, key=lambda at: each[at])
     n, squares = sums[place]
     return [Test(name, min(1.0, len(each) * each[place]), f"{place}: x {math.sqrt(squares / n):.3g}")]
+
+
+def _worst_row(residuals: Sequence[Residual]) -> list[Test]:
+    """Rows are records where a release has a row for each, and these are what the noise is to hide. What one client
+    sends in one shape over the rounds has its records in the same places, so that a record's rows count together."""
+    rows: dict[tuple[int, str, tuple[int, ...]], tuple[int, Floats]] = {}
+    for r in residuals:
+        if len(r.z) > 1:
+            times, squares = rows.get((r.client, r.part, r.z.shape), (0, np.zeros(len(r.z))))
+            rows[r.client, r.part, r.z.shape] = times + 1, squares + (r.z**2).sum(1)
+    if not rows:
+        return []
+    each = {at: chdtr(times * at[2][1], squares) for at, (times, squares) in rows.items()}
+    at = min(each, key=lambda place: float(each[place].min()))
+    row, count = int(each[at].argmin()), sum(len(p) for p in each.values())
+    times, squares = rows[at]
+    scale = math.sqrt(squares[row] / (times * at[2][1]))
+    where = f"row {row} of {at[1]} of client {at[0]}: x {scale:.3g}"
+    return [Test("row", min(1.0, count * float(each[at][row])), where)]
 
 
 def _f_upper(between: float, df1: int, within: float, df2: int) -> float:

@@ -95,6 +95,41 @@ def test_each_dishonesty_is_found_by_its_test(noise, by):
         assert finding.strongest.worst == "E of client 2 in round 1 and E of client 7 in round 1"
 
 
+def over_rounds(noise, seed=0):
+    """Ten rounds of one client of three, 100 numbers each; `noise(rng, t)`."""
+    rng = np.random.default_rng(seed)
+    made = [(k, t, rng.normal(size=(10, 10))) for k in range(3) for t in range(10)]
+    return [
+        residual(clean + (noise(rng, t) if k == 1 else honest(rng, t)), clean, 1.0, client=k, round=t, part="E")
+        for k, t, clean in made
+    ]
+
+
+def test_one_record_without_noise_is_found_among_many():
+    """One row of 300 in ten rounds: noise x 0.9983 over all of it, x 0.995 over its client."""
+
+    def but_one(rng, t):
+        made = honest(rng, t)
+        made[7] *= 0.2
+        return made
+
+    finding = examine(over_rounds(but_one), exact=True)
+    assert finding.strongest.name == "row"
+    assert finding.strongest.worst.startswith("row 7 of E of client 1: x 0.2")
+    assert finding.p < 1e-15
+    assert min(t.p for t in finding.tests if t.name in ("scale", "client", "part")) > 0.001
+
+
+def test_one_round_with_less_noise_is_found_among_many():
+    finding = examine(over_rounds(lambda rng, t: (0.6 if t == 4 else 1.0) * honest(rng, t)), exact=True)
+    assert (finding.strongest.name, finding.p < 0.001) == ("round", True)
+    assert finding.strongest.worst.startswith("client 1 in round 4: x 0.")
+
+
+def test_honest_noise_over_rounds_is_accused_in_five_percent_at_most():
+    assert sum(examine(over_rounds(honest, seed), exact=True).p < 0.05 for seed in range(200)) <= 19
+
+
 def test_a_release_that_is_not_what_it_should_be_is_found_along_itself():
     """Twice the release: residuals along the noise-free one, though their size hardly changes."""
     rng = np.random.default_rng(0)
