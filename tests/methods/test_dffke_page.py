@@ -16,6 +16,7 @@ from fedaudit.methods.dffke import DFFKE
 from fedaudit.privacy.policy import read_policies
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.run_record import read_record
+from fedaudit.suite.published import find_table, wanted
 from fedaudit.suite.suite_file import read_suite
 from fedaudit.training.models import build, count
 from fedaudit.wire.message import KINDS
@@ -108,6 +109,17 @@ def test_the_suites_hold_together(path):
     for setting in read_suite(path).cells():
         registry.find(setting.method).make(setting.set, setting.preset)
         read_policies(setting.privacy, KINDS)
+
+
+def test_table_2_is_run_with_the_buffer_of_its_own_figure():
+    """47.49 stands in Table 2 (CIFAR-100, alpha 1) and in Table 5 beside "Unlimited, up to 50"; R = 5 has 44.18."""
+    table = find_table("dffke", "2")
+    (column,) = table.columns("gpu", ["CIFAR-100, alpha 1"])
+    assert column.figures["dffke"][0] == 47.49
+    cells = [s for cell in wanted(table, "gpu", (), ["dffke"]) for s in cell.settings]
+    cells += read_suite(RESULTS / "dffke_table2.toml").cells()
+    methods = [DFFKE.make(setting.set, setting.preset) for setting in cells]
+    assert {method.R for method in methods if method.T_FKE} == {"unlimited"}
 
 
 def test_the_pictures(dffke_run, tmp_path):
