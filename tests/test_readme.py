@@ -25,7 +25,7 @@ def test_it_is_short_and_every_block_says_what_it_is():
 
 
 @pytest.fixture
-def follow(fedaudit, tmp_path, monkeypatch):
+def follow(fedaudit, quick, tmp_path, monkeypatch):
     """Do what a page says, block by block: write its files, run its commands, look for what it says comes out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

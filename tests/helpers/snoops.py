@@ -22,7 +22,7 @@ SECRET = "FEDAUDIT_TEST_SECRET"
 
 def of_others(world: Any, me: int | None) -> int:
     """Records of other clients that can be had here."""
-    found = sum(isinstance(thing, Federation) for thing in gc.get_objects())
+    found = sum(isinstance(thing, Federation) for thing in gc.get_referrers(Federation))  # objects refer to their class
     for k in range(3):
         if k != me:
             for ask in (lambda k=k: world.members(k), lambda k=k: world_of(world.setting.model_dump_json()).members(k)):

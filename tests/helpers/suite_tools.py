@@ -7,6 +7,7 @@ to. The test process cannot fork its own: it has computed with torch, whose thre
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -76,8 +77,12 @@ def nursery(path: str) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 server.close()
                 connection.close()
-                group, sys.path[:] = json.loads(text)
-                os.setpgid(0, group)
+                asked = json.loads(text)
+                os.setpgid(0, asked["group"])
+                os.chdir(asked["cwd"])
+                sys.path[:] = asked["path"]
+                if "main" in asked:
+                    _main(asked, fds[0])
                 serve(fds[0], fds[1])
                 os._exit(0)
             for fd in fds:
@@ -88,20 +93,45 @@ def nursery(path: str) -> None:
                 continue
 
 
-class Born:
-    """As much of subprocess.Popen as an audit uses, around a worker from the nursery."""
+def _main(asked: dict[str, Any], fd: int) -> None:
+    """A module's `main` as `python -m` would run it, whose first word is the number of an open file."""
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.argv[:] = [asked["main"], str(fd), *asked["words"]]
+    code = 1
+    try:
+        importlib.import_module(asked["main"]).main()
+        code = 0
+    finally:
+        os._exit(code)
 
-    def __init__(self, path: str, lock: int):
-        requests, ours = os.pipe()
-        theirs, replies = os.pipe()
+
+class Born:
+    """As much of subprocess.Popen as is used here, around a process from the nursery."""
+
+    stdin: Any
+    stdout: Any
+
+    def __init__(self, path: str, fds: list[int], **asked: Any):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
-            said = json.dumps([os.getpgrp(), [p or os.getcwd() for p in sys.path]])  # as a process of its own would get
-            socket.send_fds(connection, [said.encode()], [requests, replies, lock])
+            found = [p or os.getcwd() for p in sys.path]  # as a process of its own would get
+            said = json.dumps({"group": os.getpgrp(), "cwd": os.getcwd(), "path": found, **asked})
+            socket.send_fds(connection, [said.encode()], fds)
             self.pid = int(connection.recv(64))
+
+    @classmethod
+    def worker(cls, path: str, lock: int) -> Born:
+        requests, ours = os.pipe()
+        theirs, replies = os.pipe()
+        born = cls(path, [requests, replies, lock])
         os.close(requests)
         os.close(replies)
-        self.stdin, self.stdout = open(ours, "wb", 0), open(theirs, "rb", 0)  # noqa: SIM115
+        born.stdin, born.stdout = open(ours, "wb", 0), open(theirs, "rb", 0)  # noqa: SIM115
+        return born
+
+    def poll(self) -> int | None:
+        return None if Path(f"/proc/{self.pid}").exists() else 0
 
     def wait(self, timeout: float = 60.0) -> int:
         deadline = time.monotonic() + timeout
@@ -141,10 +171,20 @@ def from_nursery(path: str) -> Any:
     """What stands in for `_Worker.start`."""
 
     def start(worker: Any, lock: int, preload: list[str]) -> None:
-        worker.process = Born(path, lock)
+        worker.process = Born.worker(path, lock)
         worker.requests, worker.replies = worker.process.stdin.fileno(), worker.process.stdout.fileno()
 
     return start
+
+
+def opened_in(path: str) -> Any:
+    """What stands in for `subprocess.Popen` where a module is run whose first word is an open file."""
+
+    def popen(words: list[str], pass_fds: list[int], cwd: str, env: dict[str, str], **how: Any) -> Born:
+        _, _, main, _, *rest = words
+        return Born(path, pass_fds, main=main, words=rest, cwd=cwd, env=env)
+
+    return popen
 
 
 # --- methods and attacks ---------------------------------------------------------------------------------------

@@ -68,8 +68,6 @@ def state(out: Path) -> dict[str, dict]:
 def whole(tmp_path_factory, nursery_at):
     """The suite undisturbed, and how long it takes."""
     out = tmp_path_factory.mktemp("whole")
-    finish(out, 1, nursery_at)
-    out = tmp_path_factory.mktemp("again")
     seconds = finish(out, 1, nursery_at)
     return state(out), seconds
 

@@ -9,9 +9,11 @@ import pytest
 import snoops
 import torch
 from safetensors.torch import load_file
+from suite_tools import opened_in
 
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.engines import isolated as engine
 from fedaudit.runtime.runner import run
 from fedaudit.wire.transcript import Transcript
 
@@ -34,7 +36,9 @@ def bits(record, folder):
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[] if i < 1 else pytest.mark.slow) for i, m in enumerate(CASES)]
 )
-def test_the_bits_are_those_of_the_serial_engine(method, tiny, tmp_path):
+def test_the_bits_are_those_of_the_serial_engine(method, tiny, tmp_path, nursery_at, monkeypatch):
+    """Its processes are forks of the nursery's; the next tests start them as a user does."""
+    monkeypatch.setattr(engine.subprocess, "Popen", opened_in(nursery_at))
     setting = tiny(method, rounds=2, **CASES[method])
     plain, models = bits(run(setting, out=tmp_path / "a"), tmp_path / "a")
     isolated = setting.model_copy(update={"isolate": True})
