@@ -133,6 +133,7 @@ class Watching(SerialEngine):
 def played(method: str, folder: Path, *, rounds: int = 1, **setting: Any) -> Played:
     """Run `method` on digits in double precision: three clients, unequal and skewed, if not said else."""
     defaults = {"clients": 3, "partition": "dirichlet:0.3", "public": 0.1, "aux": 0.7, "init": "own"}
+    defaults |= {"eval_every": rounds, "eval_clients": False}  # what is evaluated are copies
     values = {"method": method, "seed": SEED, "rounds": rounds, "keep_weights": rounds, **defaults, **setting}
     states: list[Any] = []
     cls = registry.find(method)

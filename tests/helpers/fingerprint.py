@@ -13,6 +13,7 @@ Regenerate only for a change that is meant, and say in the commit message what m
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -39,6 +40,7 @@ TOLERANCE = 1e-6
 BASE: dict[str, Any] = {
     "rounds": 3, "clients": 5, "partition": "dirichlet:0.3", "minimum": 20, "aux": 0.5, "public": 0.05,
     "participation": 0.8, "dropout": 0.2, "quorum": 0.25, "seed": 39, "keep_weights": 3, "eval_every": 3,
+    "eval_clients": False,
 }  # fmt: skip
 
 # The first that a method allows: two architectures, then one with batch norm, then one without.
@@ -131,12 +133,17 @@ def numbers(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, arrays in sorted(parts.items()):
         norm = math.sqrt(sum(float(a @ a) for _, a in arrays))
-        # The projection's rows are drawn per leaf, by its name, from numpy's frozen generator.
-        seen = sum(float(np.random.RandomState(zlib.crc32(p.encode())).standard_normal(a.size) @ a) for p, a in arrays)
+        seen = sum(float(direction(p, a.size) @ a) for p, a in arrays)
         found[part] = [rounded(norm), rounded(seen), sum(a.size for _, a in arrays)]
     if plain:
         found["plain"] = f"{zlib.crc32('|'.join(plain).encode()):08x}"
     return found
+
+
+@functools.cache
+def direction(path: str, size: int) -> np.ndarray:
+    """A projection's row is drawn per leaf, by its name, from numpy's frozen generator."""
+    return np.random.RandomState(zlib.crc32(path.encode())).standard_normal(size)
 
 
 def rounded(x: float) -> float:
