@@ -44,7 +44,7 @@ class Answers(Method):
 
     def answer(self, client, msg):
         if client.t == 1 and "trained" not in client.memory:
-            client.fit(ce, epochs=60, batch=16, opt=sgd(0.2))
+            client.fit(ce, epochs=30, batch=16, opt=sgd(0.2))
             client.memory["trained"] = 1
         with torch.no_grad():
             return Answer(client.model.eval()(msg.x))
@@ -68,7 +68,7 @@ def test_queries_of_the_servers_choice(privacy, leaks, tmp_path):
 def test_candidates_in_the_place_of_dsfls_open_set(privacy, leaks, tmp_path):
     """DS-FL as it is, overtrained: a server that puts candidates where x_p was reads members off the soft labels."""
     setting = {**SMALL, "aux": 0.45, "public": 0.4, "holdout": 0.45, "partition": "iid"}
-    hard = {"E_k": 15, "B_k": 8, "B": 500, "E": 1, "E_prime": 1, "weights": "equal"}
+    hard = {"E_k": 10, "B_k": 8, "B": 500, "E": 1, "E_prime": 1, "weights": "equal"}
     fedaudit.run(method="dsfl", rounds=1, set=hard, privacy=privacy, out=tmp_path / "a", **setting)
     found = attacked(tmp_path / "a", "chosen_queries")
     assert found.leak is leaks, found.verdict

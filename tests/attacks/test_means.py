@@ -43,8 +43,8 @@ def found(folder, attack, clients=None):
 
 
 def test_a_candidate_whose_record_is_in_the_mean_is_found_and_not_under_noise(made):
-    attack = {"attack": "prototype_membership", "shadows": 12}
-    some = list(range(6))
+    attack = {"attack": "prototype_membership", "shadows": 8}
+    some = list(range(4))
     leak = found(made("open", method="leaky_means:MeanImages", **FEW), attack, some)
     assert leak.leak, leak.verdict
     assert leak.pooled.auc.low > 0.8
@@ -67,8 +67,8 @@ def test_the_ratio_by_hand():
 
 
 def test_records_are_drawn_from_their_means_and_not_under_noise(made):
-    attack = {"attack": "prototype_inversion", "shadows": 24}
-    some = list(range(6))
+    attack = {"attack": "prototype_inversion", "shadows": 12}
+    some = list(range(4))
     leak = found(made("open", method="leaky_means:MeanImages", **FEW), attack, some)
     assert leak.beats_baselines, leak.verdict
     assert leak.pooled.mse.high < 0.5 * leak.baselines["class_mean"].mse.low

@@ -269,7 +269,7 @@ def scene_of(folder, k=0, threat="server"):
 
 
 SETTING = {
-    "method": "fedavg", "set": {"E": 20, "B": 8, "eta": 0.1}, "model": "mlp", "clients": 2, "rounds": 1,
+    "method": "fedavg", "set": {"E": 12, "B": 8, "eta": 0.2}, "model": "mlp", "clients": 2, "rounds": 1,
     "partition": "iid", "aux": 0.8, "holdout": 0.45, "validation": 0.0, "eval_clients": False,
 }  # fmt: skip
 PRIVATE = {"training": {"mechanism": "dp-sgd", "epsilon": 1.0, "sensitivity": "clip:1.0"}}
@@ -277,7 +277,7 @@ PRIVATE = {"training": {"mechanism": "dp-sgd", "epsilon": 1.0, "sensitivity": "c
 
 @pytest.fixture(scope="module")
 def leaky(tmp_path_factory):
-    """FedAvg that trains for 20 epochs on 79 digits per client."""
+    """FedAvg that trains for 12 epochs on 79 digits per client."""
     folder = tmp_path_factory.mktemp("leaky") / "run"
     run(out=folder, **SETTING)
     return folder

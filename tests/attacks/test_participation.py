@@ -14,7 +14,7 @@ from fedaudit.runtime.run_record import read_record
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.8, "holdout": 0.45}
 SOME = {**SMALL, "clients": 20, "participation": 0.3, "rounds": 1, "partition": "iid"}
-HARD = {"E": 60, "B": 4, "eta": 0.2}
+HARD = {"E": 30, "B": 4, "eta": 0.3}
 PRIVATE = {"training": {"noise_multiplier": 2.0, "delta": 1e-2}}
 
 

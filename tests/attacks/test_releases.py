@@ -315,7 +315,7 @@ def test_the_cosine_is_that_of_the_record_that_was_trained_on():
 def overtrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("releases") / "overtrained"
     fedaudit.run(
-        method="fedavg", clients=4, partition="iid", rounds=2, set={"E": 30, "B": 8, "eta": 0.1}, out=folder, **SMALL
+        method="fedavg", clients=4, partition="iid", rounds=2, set={"E": 15, "B": 8, "eta": 0.2}, out=folder, **SMALL
     )
     return folder
 
@@ -396,7 +396,7 @@ def test_lira_with_one_spread_by_hand():
 def test_shared_soft_labels_are_read_with_their_images_and_attacked(tmp_path):
     fedaudit.run(
         method="dsfl", clients=3, partition="iid", rounds=1, public=0.3, out=tmp_path / "a",
-        set={"E_k": 40, "B_k": 8, "E_prime": 1, "E": 1, "B": 400, "eta_k": 0.003}, **SMALL,
+        set={"E_k": 25, "B_k": 8, "E_prime": 1, "E": 1, "B": 400, "eta_k": 0.004}, **SMALL,
     )  # fmt: skip
     scene, world = scene_of(tmp_path / "a")
     entry, field = scene.released("soft_labels")[0]
@@ -404,12 +404,12 @@ def test_shared_soft_labels_are_read_with_their_images_and_attacked(tmp_path):
     assert images is not None
     assert nearest(images.flatten(1), world.public()[0].flatten(1)).max() == 0
     assert inputs_of(scene, entry, 7) is None
-    specs = [{"attack": name, "steps": 200} for name in ("logit_gap", "logit_lira")]
+    specs = [{"attack": name, "steps": 120} for name in ("logit_gap", "logit_lira")]
     gap, lira = attacked(tmp_path / "a", *specs)
     for found in (gap, lira):
         assert found.pooled.auc.low > 0.5, found.verdict
     (aux,) = attacked(
-        tmp_path / "a", {"attack": "logit_lira", "null": "auxiliary", "shadows": 2, "steps": 100}, clients=[0]
+        tmp_path / "a", {"attack": "logit_lira", "null": "auxiliary", "shadows": 2, "steps": 20}, clients=[0]
     )
     assert aux.ran
     assert aux.clients == [0]
