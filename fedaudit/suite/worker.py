@@ -11,10 +11,12 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ def main(preload: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the audit decides, and closes the pipe
     replies = os.dup(1)
     os.dup2(2, 1)  # what a method prints goes to the log, not between the replies
-    serve(0, replies, prepare(preload))
+    with _ending_with(0):  # an audit that was killed at once is not held up by what imports for nobody
+        fork = prepare(preload)
+    serve(0, replies, fork)
     os._exit(0)  # taking all those modules down would take seconds, for which the next audit would have to wait
 
 
@@ -98,6 +102,27 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
 
     carry_out(cell, watch)
     _say(replies, {"status": cell.status, "reason": cell.reason})
+
+
+@contextlib.contextmanager
+def _ending_with(requests: int) -> Iterator[None]:
+    """This process ends where the other side closes the pipe meanwhile. What was written to it is left to be read."""
+    over = threading.Event()
+
+    def look() -> None:
+        pipe = select.poll()
+        pipe.register(requests, 0)  # nothing but its end
+        while not over.is_set():
+            if pipe.poll(100):
+                os._exit(1)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()  # a fork must not find it
 
 
 def _stop_with(requests: int) -> None:
