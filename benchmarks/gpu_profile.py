@@ -33,6 +33,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.func import functional_call, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from fedaudit.runtime.turns import here  # noqa: E402
 from fedaudit.training.recorded import halves  # noqa: E402
 
 PHASES = """
@@ -52,6 +53,7 @@ fedaudit.training.recorded:_capture
 fedaudit.training.stack:_Fitting.__init__ _Fitting._record _Fitting._step _Fitting.go _Fitting.result _mapped
 fedaudit.training.descent:_UnderWay.begin Descent.alone
 fedaudit.methods.dffke:unify decode outputs DFFKE.train_decoder DFFKE.local_training DFFKE.answer DFFKE.exchange
+fedaudit.methods._decoder:in_chunks load Decoder.__init__ Decoder.forward
 """
 
 
@@ -67,7 +69,9 @@ class Clock:
         self._local = threading.local()
 
     def sync(self) -> None:
-        if self.device.startswith("cuda") and not torch.cuda.is_current_stream_capturing():
+        """Wait for the device; not inside a recording, nor where writing goes on behind: that would undo one."""
+        behind = threading.current_thread() is not threading.main_thread() and here() is None
+        if self.device.startswith("cuda") and not behind and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
     def wrap(self, name: str, fn: Callable[..., Any]) -> Callable[..., Any]:

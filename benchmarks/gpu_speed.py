@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def line(fn: Line) -> Line:
 
 
 class Bench:
-    def __init__(self, out: Path, device: str, tiny: bool, seconds: float):
-        self.out, self.device, self.tiny = out, device, tiny
+    def __init__(self, out: Path, device: str, tiny: bool, seconds: float, ways: Sequence[str] = ()):
+        self.out, self.device, self.tiny, self.ways_wanted = out, device, tiny, ways
         self.ends = time.perf_counter() + seconds
         self.name, self.figures = "", dict[str, Any]()
         out.mkdir(parents=True, exist_ok=True)
@@ -83,6 +83,8 @@ class Bench:
         known: dict[str, dict[str, Any]] = {}
         unrecorded.clear()
         for name, how in names.items():
+            if self.ways_wanted and name not in self.ways_wanted:
+                continue
             if self.left() < 5:
                 self.save(**{f"{name}_skipped": "no time left"})
                 continue
@@ -400,6 +402,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(LINES), help="lines, separated by commas")
+    parser.add_argument("--ways", default="", help="of carrying a line out, separated by commas; all of them otherwise")
     parser.add_argument("--seconds", type=float, default=360.0, help="no further measurement begins after these")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes with which a CPU is through in a minute")
@@ -408,7 +411,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in LINES]:
         parser.error(f"unknown line {unknown[0]!r}; there is: {', '.join(LINES)}")
     np.random.seed(0)
-    bench = Bench(chosen.out, chosen.device, chosen.tiny, chosen.seconds)
+    bench = Bench(chosen.out, chosen.device, chosen.tiny, chosen.seconds, [w for w in chosen.ways.split(",") if w])
     if chosen.device.startswith("cuda"):  # else the first line's first run would have the start of CUDA's libraries
         warm = {"dataset": "digits", "clients": 2, "rounds": 1, "model": "fedfree_cnn", "aux": 0.5}
         bench.run(method="fedavg", set={"E": 1, "B": 10}, **warm, **SERIAL)

@@ -502,7 +502,8 @@ class _Fitting:
         static, mask = self._places(self.slots, size)
         static_mask = None if mask is None else mask.clone()
         stack = self.stack
-        made = self._choose(lambda: self._core(stack, self._rows(static), static_mask), stack.tensors(), size)
+        core = functools.partial(self._core, stack)
+        made = self._choose(lambda: core(self._rows(static), static_mask), stack.tensors(), size, mask is not None)
         if made is None and not usual:
             self.came[form] = -self.jobs[0].planned  # not again
             return False
@@ -513,11 +514,14 @@ class _Fitting:
         self.recordings[form] = made, static, static_mask
         return True
 
-    def _choose(self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int) -> Recording | None:
+    def _choose(
+        self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int, masked: bool
+    ) -> Recording | None:
         """The recording of a step; where that is not known yet, of the faster of two ways to do convolutions."""
-        key = repr((self.jobs[0].structure, len(self.slots), size, torch.backends.cudnn.allow_tf32, halves()))
+        how = repr((self.jobs[0].structure, torch.backends.cudnn.allow_tf32, halves()))
+        key = how, len(self.slots), size
         if not (self.mapped.convolves and may_choose()):
-            return record(step, state, like=key)
+            return record(step, state, like=(how, masked))  # of fewer models it is the same operations
         if key in _faster:
             self.mapped.products = _faster[key]
             return record(step, state)

@@ -95,6 +95,23 @@ def test_a_stack_is_recorded_anew_when_half_of_it_is_through(replays: list[int])
     assert distance(together, alone) < 1e-10
 
 
+def test_a_smaller_stack_is_warmed_up_once(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    warm: list[int] = []
+    capture = recorded._capture
+
+    def counted(step: Callable[[], recorded.Outputs]) -> Any:
+        warm.append(recorded._now.warm_ups)
+        return capture(step)
+
+    monkeypatch.setattr(recorded, "_capture", counted)
+    monkeypatch.setattr(recorded, "_warm", set())
+    monkeypatch.setattr("fedaudit.training.stack.may_choose", lambda: False)
+    with recorded.conditions("recorded"):
+        fit_together(make("cnn_bn@0.25", [8, 8, 8, 40]))
+        fit_together(make("cnn_bn@0.5", [8, 8]))
+    assert warm == [recorded.WARM_UP, 1, recorded.WARM_UP], "as many as another's; another network's are its own"
+
+
 def test_what_cannot_be_recorded_is_done_eagerly_and_said(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     def refuses(step: Callable[[], recorded.Outputs]) -> Any:
         step()
