@@ -11,7 +11,7 @@ import functools
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -154,11 +154,11 @@ def _mixed(what: str, k: int, moved: int) -> str:
     )
 
 
-def _rows(t: Tensor) -> list[str]:
-    return [_tensor_bits(row) for row in t]
+def _rows(t: Tensor) -> list[bytes]:
+    return [row.reshape(-1).view(torch.uint8).numpy().tobytes() for row in t.detach().cpu().contiguous()]
 
 
-def _moved(before: list[str], after: list[str]) -> int:
+def _moved(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> int:
     """How many rows are not there any more, in whatever order."""
     return sum((Counter(before) - Counter(after)).values())
 

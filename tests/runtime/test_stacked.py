@@ -92,7 +92,7 @@ def test_every_method_is_the_same_to_rounding(
     "values",
     [
         {"model": "cnn_bn@0.5"},
-        {"model": "cnn_bn@0.5:2,mlp:3", "method": "local"},
+        {"model": "cnn_bn@0.5:2,mlp@0.5:3", "method": "local"},
         {"set": {"E": 2, "B": 7, "opt": "adam", "eta": 0.01}},
         {"together": 3},
         {"method": "fedavg", "participation": 0.6},
@@ -101,7 +101,7 @@ def test_every_method_is_the_same_to_rounding(
 )
 def test_fedavg_in_its_variants(values: dict[str, Any], tmp_path: Path) -> None:
     setting: dict[str, Any] = {"method": "fedavg", "rounds": 2, "clients": 5, "aux": 0.7, "set": {"E": 2, "B": 8}}
-    setting |= {"partition": "dirichlet:0.3", "eval_every": 2, **values}
+    setting |= {"partition": "dirichlet:0.3", "eval_every": 2, "eval_clients": False, "model": "cnn@0.5", **values}
     with double(setting["method"]):
         serial = run(**setting, engine="serial", out=tmp_path / "a")
         stacked = run(**setting, engine="stacked", out=tmp_path / "b")
@@ -114,7 +114,15 @@ def test_fedavg_in_its_variants(values: dict[str, Any], tmp_path: Path) -> None:
 
 
 def go(folder: Path, engine: str, **values: Any) -> RunRecord:
-    chosen_values = {"clients": 4, "rounds": 1, "model": "mlp", "eval_clients": False, "quorum": 0.25, **values}
+    chosen_values = {
+        "clients": 4,
+        "rounds": 1,
+        "model": "mlp",
+        "aux": 0.7,
+        "eval_clients": False,
+        "quorum": 0.25,
+        **values,
+    }
     return run(method="failing:OneFails", engine=engine, out=folder / engine, **chosen_values)
 
 
@@ -150,12 +158,12 @@ def test_a_stack_was_really_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(jobs, **more)
 
     monkeypatch.setattr(fedaudit.runtime.turns, "fit_together", spy)
-    run(method="fedavg", clients=5, rounds=2, model="mlp", engine="stacked", together=3, out=tmp_path / "a")
+    run(method="fedavg", clients=5, rounds=2, model="mlp", engine="stacked", together=3, aux=0.7, out=tmp_path / "a")
     assert seen == [3, 2] * 2
 
 
 def test_a_stacked_run_goes_on_as_a_stacked_run(tmp_path: Path) -> None:
-    setting: dict[str, Any] = {"method": "fedavg", "clients": 4, "model": "mlp", "set": {"B": 8}}
+    setting: dict[str, Any] = {"method": "fedavg", "clients": 4, "model": "mlp", "aux": 0.7, "set": {"B": 8}}
     whole = run(**setting, rounds=3, engine="stacked", out=tmp_path / "a")
     run(**setting, rounds=2, engine="stacked", out=tmp_path / "b")
     with pytest.raises(Exception, match="engine = 'stacked', now 'serial'"):
