@@ -4,6 +4,7 @@ that nobody looked at: reached as `choices:Class`. The records of two clients de
 from __future__ import annotations
 
 import copy
+import functools
 
 import torch
 from cheats import STEP, Marked, Only, Other, Remembers, first
@@ -89,6 +90,20 @@ class WhichLoss(Averages):
         return Weights(state_of(client.model))
 
 
+def scaled(f, x, y, by):
+    return by * ce(f, x, y)
+
+
+class SameNumber(Averages):
+    """The loss carries a number that was read off the records, and is the same on both clients."""
+
+    def update(self, client, msg):
+        by = 2.0 + float(client.x.max() > 1e9)
+        load(client.model, msg.w)
+        client.fit(functools.partial(scaled, by=by), **STEP)
+        return Weights(state_of(client.model))
+
+
 class WhichSetting(Averages):
     """Two hyper-parameters, both no secret."""
 
@@ -146,11 +161,12 @@ class NewModel(Remembers):
     """Puts another model in the place of its own, with what it saw; the next task sends it."""
 
     def look(self, client, msg):
+        seen = float(client.x.mean())
         load(client.model, msg.w)
         client.fit(ce, **STEP)
         client.model = copy.deepcopy(client.model)
         with torch.no_grad():
-            next(client.model.parameters()).fill_(float(client.x.mean()))
+            next(client.model.parameters()).fill_(seen)
         return Asked(client.t)
 
     def tell(self, client, msg):

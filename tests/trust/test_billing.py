@@ -68,6 +68,7 @@ UNPAID = [
     "choices:OneKnown",
     "choices:Parts",
     "choices:WhichLoss",
+    "choices:SameNumber",
     "choices:WhichSetting",
     "choices:Mixes",
     "choices:WhichModel",
@@ -90,7 +91,9 @@ def test_careful_methods_cost_what_their_training_costs(name, ledger):
     assert all(0 < epsilon < math.inf for epsilon in epsilons(ledger(name)))
 
 
-@pytest.mark.parametrize("name", ["PlainPublic", "PlainFollows", "PlainMemory", "PlainOnly", "KeepsOrNot"])
+@pytest.mark.parametrize(
+    "name", ["PlainPublic", "PlainFollows", "PlainMemory", "PlainOnly", "KeepsOrNot", "LooksThenTells"]
+)
 def test_what_a_model_without_dp_tells_is_billed_also_where_nobody_looks(name, ledger):
     """Under a policy that protects embeddings, and not the training."""
     assert epsilons(ledger(f"choices:{name}", EMBEDDINGS)) == [math.inf, math.inf]
