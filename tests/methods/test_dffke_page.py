@@ -100,6 +100,15 @@ def test_the_page_says_what_the_kept_records_are(study):
     assert "\n".join(lines) in (RESULTS / "dffke.md").read_text()
 
 
+def test_the_page_says_what_the_buffer_holds_by_age():
+    page, ages = (RESULTS / "dffke.md").read_text(), script("dffke_ages")
+    kept = json.loads((RESULTS / "dffke_ages.json").read_text())
+    assert "\n".join(ages.table(kept)) in page
+    first = [100 * (1 - run[0]["target"]) for run in kept]
+    assert f"wrong in {first[0]:.0f} and {first[1]:.0f} % of the rows of round 1" in page
+    assert all(0.2 <= run[-2]["moved"] < 0.25 for run in kept), "by a fifth"
+
+
 SUITES = sorted(RESULTS.glob("dffke*.toml"))
 
 

@@ -125,6 +125,18 @@ def test_what_the_page_says_of_hosts_over_seeds():
     assert [seed for seed in alone if alike[seed] < alone[seed] - 1] == [2]
 
 
+def test_what_the_page_says_of_dense_without_l_bn():
+    """The control: the network has batch norm, and L_BN is left out."""
+    with_bn, without = ends("dfrd_scratch_fmnist.json", "dense")[0], ends("dfrd_dense.json", "dense", lambda_1=0.0)[0]
+    text = (RESULTS / "dfrd.md").read_text()
+    assert f"Without it DENSE is {without - with_bn:.1f} points above DENSE with it ({with_bn:.1f})" in text
+    shares = [kept(f"dfrd_{name}.json")[-1]["rounds"][-1]["diagnostics"]["fidelity"] for name in ("dense",)]
+    shares += [
+        r["rounds"][-1]["diagnostics"]["fidelity"] for r in kept("dfrd_scratch_fmnist.json") if r["method"] == "dense"
+    ]
+    assert f"(`fidelity` {shares[0]:.2f}, with L_BN {shares[1]:.2f})" in text
+
+
 def test_what_the_page_says_of_the_order_from_scratch():
     by = {method: ends("dfrd_scratch_cnn.json", method) for method in ("dfrd", "fedftg", "dense")}
     mean = {method: sum(found.values()) / len(found) for method, found in by.items()}

@@ -240,7 +240,7 @@ def test_the_files_of_the_pages_are_of_the_kept_records() -> None:
         found = [json.loads(path.read_text()) for path in (RESULTS / "records" / study).glob("*.json")]
         return sorted(run["rounds"][-1][what][value] for run in found if run["setting"]["method"].startswith(methods))
 
-    for study in ("dfrd_fmnist", "dfrd_scratch_fmnist"):
+    for study in ("dfrd_fmnist", "dfrd_scratch_fmnist", "dfrd_dense"):
         runs = json.loads((RESULTS / f"{study}.json").read_text())
         ends = sorted(run["rounds"][-1]["test"]["accuracy"] for run in runs)
         assert ends == pytest.approx(last(study, "global", "accuracy", ("fedavg", "dfrd", "fedftg", "dense")), abs=1e-6)
