@@ -15,6 +15,7 @@ is written when the round becomes a fact: what later asks of the round replace i
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -23,14 +24,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import xxhash
 
 from fedaudit.errors import RunError
-from fedaudit.wire.codec import LARGE, held_again, node_of, tensors_in, tree_of
-from fedaudit.wire.packing import Blob, Held, raw
+from fedaudit.wire.codec import held_again, node_of, tensors_in, tree_of
+from fedaudit.wire.packing import LARGE, Blob, Held, raw
 
 BEHIND = 8  # files that may be on their way to the disk at a time
 ROOM = 1 << 28  # bytes that they may have together, if it is more than one
@@ -48,17 +49,28 @@ def room_for_states(device: torch.device) -> int:
 
 def write_atomic(path: Path, data: bytes | Sequence[Any]) -> None:
     """Write beside, sync, rename: readers see the old content or the new, never a part. `data` may come in pieces."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    if temporary.is_symlink():
-        temporary.unlink()  # the link, not what it points at
-    with open(temporary, "wb") as file:
+    with _opened(temporary) as file:
         pieces: Sequence[Any] = [data] if isinstance(data, bytes) else data
         for piece in pieces:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """To be written anew. A link of that name is taken away, not followed; a folder that is not there yet is made."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return open(path, "wb", opener=lambda name, _: os.open(name, flags, 0o666))
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        path.unlink()
+    return open(path, "wb", opener=lambda name, _: os.open(name, flags, 0o666))
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,7 @@ class Store:
         self._behind = ThreadPoolExecutor(1, "checkpoint")
         self._pending: dict[str, _Pending] = {}  # by name: what is being done meanwhile, in its order
         self._failed: BaseException | None = None  # the first write that failed: nothing is a fact any more after it
+        self._last: dict[str, Any] | None = None  # the head as it was written last
         # Of who writes:
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # parts that were written since the last whole round
@@ -135,7 +148,7 @@ class Store:
         at, inside = 0, _remembered(state)
         for i, begin, end in inside:
             if isinstance(state, Held):
-                part = self._keep(raw(home[i]), state.contents.get(i))
+                part = self._keep(raw(home[i]), state.content(i))
             else:
                 part = self._keep(state[begin:end])
             pieces.append([begin - at, end - begin, part])  # so many bytes of the state's own, then that file
@@ -175,7 +188,7 @@ class Store:
         for before, _, part in pieces:
             whole += [own[at : at + before], self._read(part)]
             at += before
-        return held_again(b"".join([*whole, own[at:]]), "memory")
+        return held_again(b"".join([*whole, own[at:]]))
 
     def commit(self, t: int, server_state: Blob, facts: Mapping[str, Any]) -> None:
         """Make round t a fact."""
@@ -202,7 +215,7 @@ class Store:
                 with open(self.folder / file, "rb") as handle:
                     os.fsync(handle.fileno())
             head = {"round": t, "server": name, "clients": {str(k): v for k, v in clients.items()}, **facts()}
-            write_atomic(self._head, json.dumps(head).encode())
+            self._write_head(head)
             self._fresh.clear()
             self._sweep(name, clients)
             then()
@@ -212,8 +225,11 @@ class Store:
     def amend(self, **facts: Any) -> None:
         """Change facts of the last whole round, and leave the round as it is."""
         self.settle()
-        head = self.peek() or {}
-        write_atomic(self._head, json.dumps({**head, **facts}).encode())
+        self._write_head({**(self._last or self.peek() or {}), **facts})
+
+    def _write_head(self, head: dict[str, Any]) -> None:
+        write_atomic(self._head, _json_of(head).encode())
+        self._last = head
 
     def settle(self) -> None:
         """Wait until everything is written that was put here; a write that failed says so now."""
@@ -255,11 +271,7 @@ class Store:
             raise
 
     def _write(self, name: str, content: Sequence[Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / name
-        if path.is_symlink():
-            path.unlink()  # the link, not what it points at
-        with open(path, "wb") as file:
+        with _opened(self.folder / name) as file:
             for piece in content:
                 file.write(piece)
 
@@ -317,6 +329,15 @@ def _split(blob: bytes) -> tuple[list[list[Any]], bytes]:
     except (ValueError, TypeError, RecursionError) as e:
         raise RunError(f"A state in the checkpoint is damaged ({e}). Start the run anew in another folder.") from e
     return pieces, blob[begin + length :]
+
+
+class Json(str):
+    """A fact that is in JSON already."""
+
+
+def _json_of(head: Mapping[str, Any]) -> str:
+    rows = (f"{json.dumps(key)}: {fact if isinstance(fact, Json) else json.dumps(fact)}" for key, fact in head.items())
+    return "{" + ", ".join(rows) + "}"
 
 
 def _checked(head: Any) -> dict[str, Any]:

@@ -193,11 +193,14 @@ class Client(Party):
         if self._provenance is not None:
             self._provenance.look(self.model, self.memory)
 
-    def _rows(self, fitting: bool = False) -> Rows:
-        """The records; loaded once, and again where the test of declarations swaps them."""
+    def _rows(self, fitting: bool = False, look: bool = False) -> Rows:
+        """The records; loaded once, and again where the test of declarations swaps them. `look`: nobody else gets to
+        see them as they are here, so that they need not be this task's own."""
         swap = self._site.swap
         swapped = swap is not None and self.private_fits >= swap.after
         key = (fitting and swap is not None, swapped)
+        if key not in self._seen and look and swap is None and self._site.seen is not None:
+            return self._site.seen()
         if key not in self._seen:
             self._seen[key] = self._site.rows(self.private_fits, fitting=fitting)
         return self._seen[key]
@@ -365,7 +368,8 @@ class Client(Party):
         """
         options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         model = model or self.model
-        rows = self._rows(fitting=True) if data is None else data
+        # Training picks rows, and hands on what it picked; the method's own functions get all of them.
+        rows = self._rows(fitting=True, look=until is None and not beside) if data is None else data
         if data is None and self.private_training:
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
@@ -445,11 +449,12 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 def check_buffers(reply: Up, model: nn.Module) -> None:
     """Papers do not count buffers, so only what is a buffer may call itself one."""
-    parameters = {name for name, _ in model.named_parameters()}
-    known = set(model.state_dict()) - parameters
-    for field in reply.declared():
-        state = getattr(reply, field)
-        if isinstance(state, State):
+    sent = {field: getattr(reply, field) for field in reply.declared()}
+    states = {field: state for field, state in sent.items() if isinstance(state, State) and state.buffers}
+    if states:
+        parameters = {name for name, _ in model.named_parameters()}
+        known = set(model.state_dict()) - parameters
+        for field, state in states.items():
             foreign = {name for name in state.buffers - known if name.rsplit(".", 1)[-1] not in STATISTICS}
             if wrong := foreign | (state.buffers & parameters):
                 raise ContractError(

@@ -245,8 +245,12 @@ class RunRecord(Kept):
 
     def saving(self, folder: Path) -> Callable[[], None]:
         """The same, for later: it writes the record as it is now."""
-        text = self.model_dump_json(indent=1, exclude=set(BESIDE)).encode()
+        text = self.text().encode()
         return lambda: write_atomic(folder / "record.json", text)
+
+    def text(self) -> str:
+        """The record as JSON, without what lies beside it."""
+        return self.model_dump_json(indent=1, exclude=set(BESIDE))
 
     def bytes(self, direction: str, convention: Literal["payload", "wire"] = "payload") -> int:
         return sum(getattr(row, convention) for row in self.traffic if row.direction == direction)

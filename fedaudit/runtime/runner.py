@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,7 @@ from fedaudit.privacy.ledger import Entry, Ledger
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.alike import Alike
 from fedaudit.runtime.applies import inapplicable, released_kinds
-from fedaudit.runtime.checkpoint import Store, room_for_states, write_atomic
+from fedaudit.runtime.checkpoint import Json, Store, room_for_states, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_model
@@ -31,7 +30,6 @@ from fedaudit.runtime.method import check_path, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
 from fedaudit.runtime.plan import as_sent, unplanned
 from fedaudit.runtime.run_record import (
-    BESIDE,
     Absence,
     DataFacts,
     FieldTraffic,
@@ -57,6 +55,7 @@ from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode, hold
 from fedaudit.wire.message import Down, Record, Size, Up
+from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Release
 from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
@@ -133,6 +132,7 @@ class _Run:
         self.scores: dict[object, Scores] = {}
         self._deployed: tuple[int, nn.Module | None] | None = None
         self.digest = ""
+        self._committed: Blob = b""  # the server's state as it was encoded: what the next round sends of it is held
         self.started = self.attempt = 0
         self.state: Record
         self.record: RunRecord
@@ -300,8 +300,9 @@ class _Run:
         self._note_idle_policies()
         self.record.status = "done"
         self.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
-        self.record.save(self.folder)
-        self.store.amend(record=json.loads(self.record.model_dump_json(exclude=set(BESIDE))))
+        text = self.record.text()
+        write_atomic(self.folder / "record.json", text.encode())
+        self.store.amend(record=Json(text))
 
     def _check_records(self) -> None:
         """Refuse records that the method cannot take; in a suite that is a result, and is kept."""
@@ -494,7 +495,7 @@ class _Run:
     def _commit(self, t: int, state: Record, end: Future[int]) -> Record:
         """Make the round a fact, once its transcript has ended, while the next one begins. The state goes on as its
         codec left it, so that a resumed run cannot differ."""
-        blob = hold(state, self.world.device)
+        blob = self._committed = hold(state, self.world.device)
         record = self.record
         record.traffic = [self.traffic[key] for key in sorted(self.traffic)]
         record.releases = [self.releases[key] for key in sorted(self.releases)]
@@ -504,14 +505,14 @@ class _Run:
         record.ledger = self.ledger.rows()
         record.curve = curve_of(record.rounds)
         record.result = results(record.rounds)
-        facts = {
-            "seq": self.transcript.seq,
-            "attempt": self.attempt,
-            "clock": self.transcript.clock(),
-            "record": json.loads(record.model_dump_json(exclude=set(BESIDE))),
-        }
-        save = record.saving(self.folder)
-        self.store.commit_behind(t, blob, lambda: {"transcript": end.result(), **facts}, then=save)
+        text = record.text()
+        facts = {"seq": self.transcript.seq, "attempt": self.attempt, "clock": self.transcript.clock()}
+        self.store.commit_behind(
+            t,
+            blob,
+            lambda: {"transcript": end.result(), **facts, "record": Json(text)},
+            then=lambda: write_atomic(self.folder / "record.json", text.encode()),
+        )
         return decode(blob, Record, device=self.world.device)
 
     def _save_models(self) -> list[str]:

@@ -60,6 +60,7 @@ class Site(Place):
     others: Callable[[], Rows]  # as many records of nobody: for the test of declarations
     count: int
     swap: Swap | None = None
+    seen: Callable[[], Rows] | None = None  # its records where they are kept, for who changes nothing in them
 
     def rows(self, private_fits: int, *, fitting: bool = False) -> Rows:
         """The records as they are seen after so many private fits, by training or by the method itself."""

@@ -30,7 +30,7 @@ from fedaudit.training.allocator import keep_freed
 from fedaudit.training.fit import traces
 from fedaudit.training.recorded import conditions
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, hold
-from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh
+from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, live_state
 from fedaudit.wire.packing import Blob, Held
 from fedaudit.wire.release import Protection
 
@@ -131,7 +131,7 @@ def run_task(task: Task) -> Done:
                 at = world.device if task.here else None
                 answered = _kept(task.message, world.device) if world.compression else None
                 blob = encode(reply, world.compression, answered) if world.compression else hold(reply, at)
-                state = hold(state_after(client, kept), at, "memory")
+                state = hold(state_after(client, kept), at)
                 released = encode_tree(client.released) if client.released else None
     except (KeyboardInterrupt, Left):
         raise
@@ -238,8 +238,7 @@ def left_behind(fn: str) -> Entry:
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:
     """What the client keeps, to be encoded: the model's tensors are its own, and not copied for it."""
-    tensors, parameters = client.model.state_dict(), dict(client.model.named_parameters())
-    model = State(tensors, buffers=tensors.keys() - parameters.keys())
+    model = live_state(client.model)
     return ClientState(model, client.memory, client.plain_fits, client.spent, client.dirty, released=kept)
 
 

@@ -8,6 +8,7 @@ own digest tells a slip of the hand.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -63,10 +64,18 @@ def key_of(cls: type) -> str:
 def read(path: Path) -> dict[str, Entry]:
     """The entries of a file; those that are not what was written count as none."""
     try:
+        at = path.stat()
+    except OSError:
+        return {}
+    return dict(_entries(path, at.st_mtime_ns, at.st_size, at.st_ino))
+
+
+@functools.lru_cache(maxsize=8)
+def _entries(path: Path, *_: int) -> dict[str, Entry]:
+    """Of one version of the file: checking all entries takes as long as a task of a small run."""
+    try:
         raw = json.loads(path.read_text())
         found = {key: Entry.model_validate(value) for key, value in raw["methods"].items()}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError):
         return {}
     return {key: entry for key, entry in found.items() if entry.whole}

@@ -85,9 +85,9 @@ def _global_scores(world: World, model: nn.Module) -> GlobalScores:
     right = total = 0
     own: list[float] = []  # of each client that holds records out
     for k in range(world.setting.clients):
-        x, y = world.validation(k)
+        x, y = world.held_out(k, "validation")
         right, total = right + hits(model, x, y), total + len(y)
-        x, y = world.nonmembers(k)
+        x, y = world.held_out(k, "nonmembers")
         own += [hits(model, x, y) / len(y)] if len(y) else []
     scores = GlobalScores(
         test=accuracy(model, *world.test),
@@ -104,7 +104,8 @@ def _global_scores(world: World, model: nn.Module) -> GlobalScores:
 def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -> Scores:
     client = open_client(k)
     models = {**world.method.points(client), DEPLOYED: world.method.personal(client)}
-    sets = {"global_test": world.test, "local_test": world.nonmembers(k), "validation": world.validation(k)}
+    local, validation = world.held_out(k, "nonmembers"), world.held_out(k, "validation")
+    sets = {"global_test": world.test, "local_test": local, "validation": validation}
     scored: dict[int, dict[str, float]] = {}  # by the module's identity: the deployed one is often a point, too
     for point, model in models.items():
         if id(model) not in scored:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -138,17 +138,26 @@ class World:
     def members(self, k: int) -> Rows:
         """In memory of their own. A GPU keeps what it got: bringing them takes longer than an epoch on them. Here,
         making numbers of pixels takes longer than a copy."""
-        return copied_rows(self._there.get(k, lambda: self._to_device(self.federation.members(k))))
+        return copied_rows(self.seen_members(k))
+
+    def seen_members(self, k: int) -> Rows:
+        """The same where they are kept, for who leaves them as they are."""
+        return self._there.get(("members", k), lambda: self._to_device(self.federation.members(k)))
 
     def candidates(self, k: int) -> Rows:
         """The members that are exchangeable with the non-members."""
         return self._to_device(self.federation.candidates(k))
 
     def nonmembers(self, k: int) -> Rows:
-        return self._to_device(self.federation.nonmembers(k))
+        return copied_rows(self.held_out(k, "nonmembers"))
 
     def validation(self, k: int) -> Rows:
-        return self._to_device(self.federation.validation(k))
+        return copied_rows(self.held_out(k, "validation"))
+
+    def held_out(self, k: int, what: Literal["nonmembers", "validation"]) -> Rows:
+        """Records that client k does not train on, for who evaluates and leaves them as they are."""
+        of = self.federation.nonmembers if what == "nonmembers" else self.federation.validation
+        return self._there.get((what, k), lambda: self._to_device(of(k)))
 
     def other_rows(self, k: int) -> Rows:
         """As many records as client k trains on, but none of its own: for the test of declarations."""
@@ -260,6 +269,7 @@ class World:
             model_with=functools.partial(self.model_with, k),
             server_model=lambda: self.build(self.server_arch),
             own=functools.partial(self.members, k) if rows is None else lambda: rows,
+            seen=functools.partial(self.seen_members, k) if rows is None else None,
             validation=functools.partial(self.validation, k) if rows is None else nothing_else,
             others=functools.partial(self.other_rows, k) if rows is None else nothing_else,
             count=self.count(k) if rows is None else len(rows[1]),
@@ -309,16 +319,16 @@ class KeptRows:
     """Records that stay where they are, up to so many bytes: what comes later is brought again each time."""
 
     def __init__(self, limit: int) -> None:
-        self._rows: dict[int, Rows] = {}
+        self._rows: dict[tuple[str, int], Rows] = {}
         self._bytes, self._limit = 0, limit
 
-    def get(self, k: int, make: Callable[[], Rows]) -> Rows:
-        if k in self._rows:
-            return self._rows[k]
+    def get(self, key: tuple[str, int], make: Callable[[], Rows]) -> Rows:
+        if key in self._rows:
+            return self._rows[key]
         rows = make()
         size = sum(t.numel() * t.element_size() for t in rows)
         if self._bytes + size <= self._limit:
-            self._rows[k], self._bytes = rows, self._bytes + size
+            self._rows[key], self._bytes = rows, self._bytes + size
         return rows
 
 

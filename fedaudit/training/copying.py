@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 _PLAIN = (bool, int, float, str, bytes, type(None), type)
-_OFTEN_EMPTY = (dict, OrderedDict, set, list)  # a layer has a dozen of them, for hooks that it has not
+_AS_IT_IS = frozenset(_PLAIN)
+_OFTEN_EMPTY = frozenset((dict, OrderedDict, set, list))  # a layer has a dozen of them, for hooks that it has not
 
 
 def copied(model: M) -> M:
@@ -40,12 +41,19 @@ def copied_with(model: M, state: Mapping[str, Tensor]) -> M | None:
 def _layer(layer: nn.Module, known: dict[int, Any]) -> nn.Module:
     if id(layer) in known:
         return cast(nn.Module, known[id(layer)])
-    if hasattr(layer, "__deepcopy__"):
+    if hasattr(type(layer), "__deepcopy__") or "__deepcopy__" in layer.__dict__:
         return copy.deepcopy(layer, known)
     mine: nn.Module = type(layer).__new__(type(layer))
     known[id(layer)] = mine
-    for name, value in vars(layer).items():
-        mine.__dict__[name] = _attribute(name, value, known)
+    own = mine.__dict__
+    for name, value in layer.__dict__.items():
+        kind = type(value)
+        if kind in _AS_IT_IS:  # most are
+            own[name] = value
+        elif kind in _OFTEN_EMPTY and not value:
+            own[name] = known.setdefault(id(value), kind())
+        else:
+            own[name] = _attribute(name, value, known)
     return mine
 
 
@@ -58,8 +66,6 @@ def _attribute(name: str, value: Any, known: dict[int, Any]) -> Any:
         return value
     if type(value) is tuple and all(isinstance(item, _PLAIN) for item in value):
         return value
-    if type(value) in _OFTEN_EMPTY and not value:
-        return known.setdefault(id(value), type(value)())
     return copy.deepcopy(value, known)
 
 

@@ -39,7 +39,6 @@ from fedaudit.wire.packing import (
     HELD_ON,
     NAMES,
     Blob,
-    Content,
     Gathered,
     Held,
     Spans,
@@ -95,9 +94,14 @@ class _Encoder:
         """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
         return brought(self.tensors, self._checked())
 
-    def hold(self, text: str, known: Mapping[int, Content]) -> Held:
+    def hold(self, text: str) -> Held:
         """The same, left where they are, in memory of their own; what is held already as it is, not again."""
-        return Held(text, self.tensors, self._checked({i for i in known if known[i].there is not None}), known)
+        known = contents_of(self.tensors)
+        there = self._checked({i for i, content in known.items() if content.finite})
+        for i, _ in self._finite:
+            if i in known:
+                known[i].finite = True
+        return Held(text, self.tensors, there, known)
 
     def _checked(self, but: Collection[int] = ()) -> list[Gathered]:
         """What lies on GPUs, gathered, after a look at all numbers."""
@@ -297,31 +301,29 @@ def encode(record: Record, compress: Stage | None = None, answered: Record | Non
     return _finished(encoder, encoder.node(record, type(record).__name__))
 
 
-LARGE = 1 << 16  # bytes from which a remembered tensor is known by its content
-
-
-def hold(record: Record, device: torch.device | None, remembered: str | None = None) -> Blob:
+def hold(record: Record, device: torch.device | None) -> Blob:
     """As `encode`, for who decodes it in this process, on a device: its bytes are put together when somebody asks for
     them. None: for another process.
 
-    `remembered`: a field whose large tensors mostly stay as they were. What this process holds already is neither
-    checked nor copied again.
+    A large tensor that is held already in this process, in another message or state, is neither checked nor copied
+    again: a client's memory that stays as it was, or its model where it has just sent that.
     """
     encoder = _Encoder()
     node = encoder.node(record, type(record).__name__)
     if device is None or device.type not in HELD_ON or any(t.dtype not in NAMES for t in encoder.tensors):
         return _finished(encoder, node)
-    of_field = tensors_in(node_of(node, remembered)) if remembered else ()
-    known = contents_of(encoder.tensors, of_field, LARGE)
-    return encoder.hold(json.dumps(node, separators=(",", ":"), allow_nan=False), known)
+    return encoder.hold(json.dumps(node, separators=(",", ":"), allow_nan=False))
 
 
-def held_again(blob: bytes, remembered: str) -> Held:
-    """A message of bytes, held from now on: what stays as it is of its large tensors in that field is then known."""
+def held_again(blob: bytes) -> Held:
+    """A client's state, whose numbers were looked at when it was encoded, held from now on: what stays as it is of its
+    large tensors is then known."""
     head = read_header(blob)
     with _reading(blob):
         tensors = _tensors(blob, head, torch.device("cpu"))
-        known = contents_of(tensors, tensors_in(node_of(head.tree, remembered)), LARGE)
+        known = contents_of(tensors)
+        for content in known.values():
+            content.finite = True
         return Held(head.text, tensors, [], known, mine=True)
 
 
@@ -370,6 +372,11 @@ def tree_of(blob: Blob) -> tuple[Any, Spans]:
         return json.loads(blob.text), blob.spans  # the digest is left to who needs it
     head = read_header(blob)
     return head.tree, head.tensors
+
+
+def known_content(blob: Blob, i: int) -> str | None:
+    """The digest of the bytes of a tensor of a message, where somebody has computed it."""
+    return blob.content(i) if isinstance(blob, Held) else None
 
 
 def content_of(blob: Blob, head: Header) -> Callable[[int], Any]:

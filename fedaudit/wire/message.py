@@ -87,10 +87,21 @@ Part = Callable[[nn.Module], Collection[str]]  # the names of those tensors of a
 
 def state_of(model: nn.Module, part: Part | None = None) -> State:
     """A copy of the model's state, or of a part of it: later training does not reach it."""
-    parameters = dict(model.named_parameters())
+    state = live_state(model)
     names = None if part is None else part(model)
-    tensors = {n: t.detach().clone() for n, t in model.state_dict().items() if names is None or n in names}
-    return State(tensors, buffers=tensors.keys() - parameters.keys())
+    tensors = {n: t.clone() for n, t in state.items() if names is None or n in names}
+    return State(tensors, state.buffers)
+
+
+def live_state(model: nn.Module) -> State:
+    """The model's state, whose tensors are the model's own: to look at, or to be encoded."""
+    tensors, seen, buffers = {}, set(), []
+    for name, t in model.state_dict(keep_vars=True).items():
+        if not isinstance(t, nn.Parameter) or id(t) in seen:  # weights under two names count once
+            buffers.append(name)
+        seen.add(id(t))
+        tensors[name] = t.detach()
+    return State(tensors, buffers)
 
 
 def fresh(value: Any) -> Any:

@@ -13,7 +13,7 @@ import json
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -153,9 +153,6 @@ def _copy(t: Tensor) -> Tensor:
     return t.detach().clone(memory_format=torch.contiguous_format)
 
 
-_contents: weakref.WeakValueDictionary[Any, Tensor] = weakref.WeakValueDictionary()  # a cache, and nothing more
-
-
 class Content:
     """What a large tensor in main memory holds: of equal ones, one copy is held in this process.
 
@@ -163,23 +160,31 @@ class Content:
     torch counts, would not: who writes through numpy, or through `.data`, is not counted.
     """
 
-    def __init__(self, t: Tensor):
-        bytes_ = raw(t.detach().contiguous())
-        self.digest = xxhash.xxh3_128_hexdigest(bytes_)
-        self._key = self.digest, t.dtype, tuple(t.shape)
-        self.there = _contents.get(self._key)
+    def __init__(self, digest: str):
+        self.digest = digest
+        self.tensor: Tensor | None = None  # the one that is held
+        self.finite = False  # whether somebody looked, and all of its numbers are
 
     def held(self, t: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
         """The tensor that is held, or from now on a copy of this one, which has this content."""
-        if self.there is None:
-            self.there = _contents.setdefault(self._key, copy(t))
-        return self.there
+        if self.tensor is None:
+            self.tensor = copy(t)
+        return self.tensor
 
 
-def contents_of(tensors: Sequence[Tensor], numbers: Iterable[int], large: int) -> dict[int, Content]:
+LARGE = 1 << 16  # bytes from which a tensor is known by its content
+_contents: weakref.WeakValueDictionary[Any, Content] = weakref.WeakValueDictionary()  # a cache, and nothing more
+
+
+def contents_of(tensors: Sequence[Tensor]) -> dict[int, Content]:
     """By number: of the large tensors among these, which lie in main memory."""
-    here = (i for i in numbers if _is_home(tensors[i]) and tensors[i].numel() * tensors[i].element_size() >= large)
-    return {i: Content(tensors[i]) for i in here}
+    found = {}
+    for i, t in enumerate(tensors):
+        if t.numel() * t.element_size() >= LARGE and _is_home(t):
+            digest = xxhash.xxh3_128_hexdigest(raw(t.detach().contiguous()))
+            key = digest, t.dtype, tuple(t.shape)
+            found[i] = _contents.get(key) or _contents.setdefault(key, Content(digest))
+    return found
 
 
 class Held:
@@ -200,8 +205,7 @@ class Held:
         tensors, so that they need not be copied."""
         elsewhere = {i for group, _ in there for i in group}
         self.text, self._there = text, list(there)
-        known = known or {}
-        self.contents = {i: content.digest for i, content in known.items()}  # by number, where they are known
+        self._known = known = known or {}
         copy = torch.detach if mine else _copy
         self._own = [
             known[i].held(t, copy) if i in known else torch.empty_like(t, device="meta") if i in elsewhere else copy(t)
@@ -229,6 +233,10 @@ class Held:
     def digest(self) -> str:
         return digest(self.text, self.tensors)
 
+    def content(self, i: int) -> str | None:
+        """The digest of a tensor's bytes, where it is known."""
+        return self._known[i].digest if i in self._known else None
+
     def pieces(self, home: Sequence[Tensor]) -> list[tuple[int, Any]]:
         """What stands before the tensors (-1), and the bytes of each by its number, as they follow one another."""
         found = vars(self).get("digest") or digest(self.text, home)
@@ -247,7 +255,8 @@ class Held:
 
     def copies(self, device: torch.device) -> list[Tensor]:
         """The tensors on a device, in memory of their own."""
-        found = [t if t.is_meta else t.to(device, copy=True) for t in self._own]
+        here = device.type == "cpu"
+        found = [t if t.is_meta else t.clone() if here else t.to(device) for t in self._own]
         for group, whole in self._there:
             sizes = [self._own[i].numel() for i in group]
             parts = cast(Any, torch.split_with_sizes_copy)(whole.to(device), sizes)

@@ -33,6 +33,7 @@ from fedaudit.wire.codec import (
     check_size,
     class_of,
     content_of,
+    known_content,
     moved,
     names_of,
     node_of,
@@ -157,7 +158,7 @@ class TranscriptWriter:
             for i in range(len(head.tensors)):
                 dtype, shape, begin, end = head.tensors[i]
                 pack = "weights" if i in weights else "content"
-                digest, offset = self._store(content(i), pack)
+                digest, offset = self._store(content(i), pack, known_content(blob, i))
                 tensors.append([dtype, list(shape), pack, offset, end - begin, digest])
         if facts.get("direction") == "down":
             self._broadcast = blob, tensors
@@ -197,8 +198,8 @@ class TranscriptWriter:
             file.close()
         self._packs.clear()
 
-    def _store(self, data: memoryview, pack: str) -> tuple[str, int]:
-        digest = xxhash.xxh3_128_hexdigest(data)
+    def _store(self, data: memoryview, pack: str, digest: str | None = None) -> tuple[str, int]:
+        digest = digest or xxhash.xxh3_128_hexdigest(data)
         key = (pack, digest)
         if key not in self._stored:
             if pack not in self._packs:

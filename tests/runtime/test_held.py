@@ -10,7 +10,7 @@ import pytest
 import torch
 from outside import Sent, Shared
 
-from fedaudit import Down, State, registry, run
+from fedaudit import Down, State, registry, relay, run
 from fedaudit.errors import WireError
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
@@ -136,17 +136,17 @@ def test_what_stays_as_it_was_is_neither_checked_nor_copied_again(
     copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever object it lies in, and whichever client's it is."""
-    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory")
+    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU)
     assert copied == [30_000, 40_000]
     memory = decode(first, ClientState).memory
     summed: list[int] = []
     real = torch.Tensor.sum
     monkeypatch.setattr(torch.Tensor, "sum", lambda t: summed.append(t.numel()) or real(t))
-    second = hold(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}), CPU, "memory")
+    second = hold(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}), CPU)
     assert copied[2:] == summed == [30_000, 3]
     assert bytes(second) == encode(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}))
     del first, second
-    hold(kept(2, {"a": memory["a"]}), CPU, "memory")
+    hold(kept(2, {"a": memory["a"]}), CPU)
     assert copied[4:] == [30_000, 40_000], "nobody holds it any more"
 
 
@@ -163,13 +163,13 @@ CHANGES = {
 @pytest.mark.parametrize("stays", [None, 0])
 def test_what_changed_in_memory_is_kept_as_it_is_now(change: str, stays: int | None, tmp_path: Path) -> None:
     store = Store(tmp_path, stays)
-    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory"))
+    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU))
     store.commit(1, b"", {})
     before = store.client(0)
     assert before is not None
     was, state = bytes(before), decode(before, ClientState)
     CHANGES[change](state.memory["a"])
-    store.put_client(0, 2, 0, hold(state, CPU, "memory"))
+    store.put_client(0, 2, 0, hold(state, CPU))
     store.commit(2, b"", {})
     assert bytes(before) == was, "who holds the state of before still has it"
     again = Store(tmp_path)
@@ -179,12 +179,33 @@ def test_what_changed_in_memory_is_kept_as_it_is_now(change: str, stays: int | N
     assert found.numpy().tobytes() == state.memory["a"].numpy().tobytes()
 
 
+class Loose(Down):
+    e: torch.Tensor = relay("logits", finite=False)
+
+
+def test_what_was_sent_unchecked_is_checked_before_it_is_remembered() -> None:
+    sent = hold(Loose(torch.full((40_000,), torch.nan)), CPU)
+    with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
+        hold(kept(0, {"a": decode(sent, Loose).e}), CPU)
+
+
+def test_a_model_that_was_sent_is_not_copied_again(copied: list[int]) -> None:
+    state = kept(0, {})
+    sent = hold(Sent(state.model), CPU)
+    copied.clear()
+    second = hold(state, CPU)
+    assert copied == []
+    assert bytes(second) == encode(state)
+    del sent
+    assert bytes(second) == encode(state)
+
+
 def test_what_changed_in_memory_is_checked(tmp_path: Path) -> None:
-    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory")
+    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU)
     state = decode(first, ClientState)
     state.memory["a"][3] = torch.nan
     with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
-        hold(state, CPU, "memory")
+        hold(state, CPU)
 
 
 @pytest.mark.parametrize("stays", [None, 0])
@@ -193,7 +214,7 @@ def test_what_stays_as_it_was_is_not_written_again(
 ) -> None:
     """Also where a state is read from the disk, for there is no room for it: what is read counts as held."""
     store = Store(tmp_path, stays)
-    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU, "memory"))
+    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU))
     store.commit(1, b"", {})
     written: list[str] = []
     real = Store._write
@@ -209,7 +230,7 @@ def test_what_stays_as_it_was_is_not_written_again(
         assert isinstance(before, Held)
         state = decode(before, ClientState)
         state.model["w"].add_(1)
-        store.put_client(0, t, 0, hold(state, CPU, "memory"))
+        store.put_client(0, t, 0, hold(state, CPU))
         store.commit(t, b"", {})
         assert copied == [30_000], "the model alone"
     assert written == ["client-000000.2.0", "server.2", "client-000000.3.0", "server.3"]

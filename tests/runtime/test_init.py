@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
 
-from fedaudit import Setting, read_record, run
+from fedaudit import Setting, read_record, run, sgd
 from fedaudit.errors import SettingError
 from fedaudit.runtime.world import World
 
@@ -88,3 +89,52 @@ def test_records_that_stay_are_brought_once_and_handed_out_as_copies(monkeypatch
             assert torch.equal(y, wanted[k][1])
             x.zero_(), y.zero_()
     assert len(brought) == 1 + 3, "client 0's once; there is no room for client 1's"
+
+
+def wreck(f, x, y):
+    x.zero_()
+    return True
+
+
+def to_nothing(x):
+    return x.zero_()
+
+
+def late(client):
+    client.x.zero_()
+
+
+def no_harm(client):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("how", "after"), [({}, no_harm), ({"until": wreck}, no_harm), ({"beside": [to_nothing]}, no_harm), ({}, late)]
+)
+def test_records_that_stay_are_as_they_were_whatever_a_method_does(how, after):
+    """Training itself reads them where they are kept; what the method's own functions get is the task's own."""
+    from fedaudit.runtime.meter import Meter
+    from fedaudit.runtime.task import open_client
+
+    w = world()
+    wanted = w.members(0)[0]
+    client = open_client(w.site(0), 1, 0, Meter("client 0", 1, w.device), None)
+
+    def loss(f, x, y, *rest):
+        return cross_entropy(f(x), y, reduction="none")
+
+    client.fit(loss, epochs=1, batch=64, opt=sgd(0.1), **how)
+    after(client)
+    assert torch.equal(w.members(0)[0], wanted)
+    assert torch.equal(w.seen_members(0)[0], wanted)
+    assert client.x.data_ptr() != w.seen_members(0)[0].data_ptr()
+    assert client.x is client.x
+
+
+def test_held_out_records_are_handed_out_as_copies():
+    w = world()
+    for what in ("nonmembers", "validation"):
+        wanted = w.held_out(0, what)[0].clone()
+        getattr(w, what)(0)[0].zero_()
+        assert torch.equal(w.held_out(0, what)[0], wanted)
+        assert len(wanted) == len(getattr(w.federation.shards[0], what))

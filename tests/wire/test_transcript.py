@@ -157,9 +157,9 @@ def test_large_messages_are_written_behind_and_in_order(tmp_path, monkeypatch):
     """The disk is slow here: small messages wait for the large ones before them, and a round for all."""
     store = TranscriptWriter._store
 
-    def slow(self, data, pack):
+    def slow(self, data, pack, *known):
         time.sleep(0.02 if len(data) >= LARGE else 0.0)
-        return store(self, data, pack)
+        return store(self, data, pack, *known)
 
     monkeypatch.setattr(TranscriptWriter, "_store", slow)
     writer = TranscriptWriter(tmp_path, keep_weights=1)
@@ -215,7 +215,7 @@ def test_a_round_ends_while_the_next_one_is_written(tmp_path, monkeypatch):
 def test_a_write_behind_that_fails_is_said(tmp_path, monkeypatch):
     go = threading.Event()
 
-    def full(self, data, pack):
+    def full(self, data, pack, *known):
         assert go.wait(20)
         raise OSError("no space left on device")
 
