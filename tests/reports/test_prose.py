@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 from itertools import pairwise, product
@@ -135,6 +136,23 @@ def test_where_tau_acts_in_words() -> None:
         f"{bound([row[name] for row in digits]):.2f}" for name in ("fidelity", "fidelity_mean") for bound in (min, max)
     ]
     assert f"it is {ends[0]} to {ends[1]} against {ends[2]} to {ends[3]}" in text
+
+
+def test_the_inversion_page_is_what_was_kept() -> None:
+    spec = importlib.util.spec_from_file_location("inversion_grid", RESULTS / "inversion_grid.py")
+    assert spec is not None
+    assert spec.loader is not None
+    grid = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grid)
+    kept = json.loads((RESULTS / "inversion.json").read_text())
+    assert grid.table(kept) in (RESULTS / "inversion.md").read_text()
+    mse = {row["noise"]: row["mse"]["value"] for row in kept}
+    mean = mse["baseline: mean image (of no noise)"]
+    assert f"MSE {mse['epsilon 1']:.4f} against {mean:.4f} of the mean image" in page("inversion")
+    assert [row["noise"] for row in kept if row["verdict"] == "succeeded"] == ["no noise"]
+    assert all(
+        mse["baseline: class mean (of no noise)"] < mse[row["noise"]] for row in kept if row["verdict"] == "failed"
+    )
 
 
 def test_fedzges_pairs_in_words() -> None:
