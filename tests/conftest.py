@@ -119,12 +119,18 @@ def fedaudit(capsys):
 
 @pytest.fixture(scope="session")
 def ray_engine():
-    """One pool of two workers for the whole session: starting them costs more than the tests."""
+    """One pool of two workers for the whole session: starting them costs more than the tests. Without the processes of
+    Ray that watch over a cluster."""
     pytest.importorskip("ray", reason="the engine ray needs Ray")
+    from ray._private.node import Node
+
     from fedaudit.runtime.engines.ray import RayEngine
     from fedaudit.setting import Setting
 
-    engine = RayEngine(Setting.make(engine="ray", workers=2))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+            patch.setattr(Node, name, lambda node, **how: None, raising=False)
+        engine = RayEngine(Setting.make(engine="ray", workers=2))
     yield engine
     engine.close()
 

@@ -62,7 +62,7 @@ def code_of(path: str, name: str) -> tuple[str, int]:
     return path, min([node.lineno, *(d.lineno for d in node.decorator_list)])
 
 
-def test_the_walk_is_the_way_of_an_embedding(tmp_path):
+def test_the_walk_is_the_way_of_an_embedding(undrawn, tmp_path):
     """The first call of each step, from the method's own lines on, comes after the first call of the step before."""
     steps = {code_of(path, name): number for number, (path, name) in enumerate(walk())}
     method = [path for path, _ in walk()].index("methods/dffke.py")

@@ -155,7 +155,7 @@ def test_utility_is_the_global_models(torch_run):
 
 
 @pytest.mark.parametrize("command", ["show", "transcript", "report", "compare", "check"])
-def test_the_commands_take_it(command, torch_run, tmp_path):
+def test_the_commands_take_it(undrawn, command, torch_run, tmp_path):
     budget = tmp_path / "budget.toml"
     budget.write_text('[[budget]]\ndirection = "up"\nmax = "9719 B"\n')
     words = {

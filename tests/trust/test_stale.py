@@ -40,6 +40,7 @@ attacks = ["loss"]
 [base]
 rounds = 1
 clients = 2
+model = "mlp"
 [[methods]]
 method = "fedavg"
 set = {{ E = 1 }}
@@ -164,7 +165,7 @@ def test_a_digest_is_the_same_for_every_python():
 
 def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, quick, tmp_path):
     (tmp_path / "suite.toml").write_text(
-        'attacks = ["loss"]\n[base]\nrounds = 1\nclients = 2\n[[methods]]\nmethod = "fedavg"'
+        'attacks = ["loss"]\n[base]\nrounds = 1\nclients = 2\nmodel = "mlp"\n[[methods]]\nmethod = "fedavg"'
     )
     (cell,) = audit(tmp_path / "suite.toml", tmp_path / "out")
     words = ("audit", tmp_path / "suite.toml", "--out", tmp_path / "out", "--dry-run")
