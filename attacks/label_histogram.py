@@ -115,13 +115,15 @@ class LabelHistogram(Attack):
         return held if held.any() else None
 
     def _outputs(self, scene: Scene) -> Tensor | None:
+        """As they were uploaded, or as a peer was passed them on: rows of outputs, also by round or peer."""
         found = []
         for kind in ("logits", "soft_labels"):
-            for entry, name in scene.released(kind):
-                value = entry[name]
-                if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == scene.classes:
-                    rows = value.reshape(-1, scene.classes).double()
-                    found.append((rows.softmax(1) if kind == "logits" else rows).mean(0))
+            seen = [entry[name] for entry, name in scene.released(kind)] + [p.value for p in scene.relayed(kind)]
+            for value in seen:
+                for item in value.values() if isinstance(value, Mapping) else [value]:
+                    if isinstance(item, Tensor) and item.dim() > 1 and item.shape[-1] == scene.classes:
+                        rows = item.reshape(-1, scene.classes).double()
+                        found.append((rows.softmax(1) if kind == "logits" else rows).mean(0))
         return torch.stack(found).mean(0) if found else None
 
 

@@ -140,6 +140,13 @@ def test_a_peer_finds_members_in_outputs_on_their_records(noise, leaks, tmp_path
     fedaudit.run(method=method, rounds=1, set={"noise": noise}, out=tmp_path / "a", **SMALL)
     found = of(tmp_path / "a", "relayed_match")
     assert found.pooled.auc.value > 0.9 if leaks else found.pooled.auc.value < 0.6, found.verdict
+    labels = of(tmp_path / "a", "label_histogram")  # what it is passed on tells of labels, too
+    assert {row.source for row in labels.client.values()} == {"outputs"}
+    run = RunFolder(tmp_path / "a")
+    (sent,) = [e["Y"] for e in run.transcript.entries() if e.message == "ShownOutputs" and e.client == 1]
+    scene = Scene(run, run.transcript.view("peer:0"), 1, *run.world.members(1))
+    shares = find("label_histogram", "attacks")().run(scene).shares
+    assert torch.allclose(shares, sent.double().softmax(1).mean(0))
 
 
 @pytest.mark.parametrize(("privacy", "leaks"), [({}, True), ({"logits": {"epsilon": 0.1, "delta": 1e-3}}, False)])
