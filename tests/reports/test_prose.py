@@ -7,6 +7,7 @@ import json
 import statistics
 from itertools import pairwise, product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -138,14 +139,22 @@ def test_where_tau_acts_in_words() -> None:
     assert f"it is {ends[0]} to {ends[1]} against {ends[2]} to {ends[3]}" in text
 
 
-def test_the_inversion_page_is_what_was_kept() -> None:
-    spec = importlib.util.spec_from_file_location("inversion_grid", RESULTS / "inversion_grid.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    grid = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(grid)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_inversion_page_is_what_was_kept() -> None:
+    text = (RESULTS / "inversion.md").read_text()
+    others = json.loads((RESULTS / "inversion_others.json").read_text())
+    assert script("inversion_others").table(others) in text
+    assert {row["attack"] for row in others if row["verdict"] == "succeeded"} == {"feature_match", "synthetic_leak"}
     kept = json.loads((RESULTS / "inversion.json").read_text())
-    assert grid.table(kept) in (RESULTS / "inversion.md").read_text()
+    assert script("inversion_grid").table(kept) in text
     mse = {row["noise"]: row["mse"]["value"] for row in kept}
     mean = mse["baseline: mean image (of no noise)"]
     assert f"MSE {mse['epsilon 1']:.4f} against {mean:.4f} of the mean image" in page("inversion")
