@@ -212,17 +212,25 @@ class DFFKE(FKE):
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
-        return [(decode(now["Dec"], now["E"][i], client.shape), ys[:, None]) for i, ys in targets.items()]
+        return self.decoded(client, now["Dec"], [(now["E"][i], ys) for i, ys in targets.items()])
 
     def review_rows(
         self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
     ) -> Rows:
         """Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on it."""
-        both = [(s, i, by_round[s]) for s in past for i, by_round in Y.items() if s in by_round]
-        return [
-            (decode(past[s]["Dec"], sample.of_peer(i, s, past[s], len(ys)), client.shape), ys[:, None])
-            for s, i, ys in both
-        ]
+        rows: Rows = []
+        for s in past:
+            of_s = [(i, by_round[s]) for i, by_round in Y.items() if s in by_round]
+            E = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s]
+            rows += self.decoded(client, past[s]["Dec"], E)
+        return rows
+
+    def decoded(self, client: Client, Dec: State, rows: Rows) -> Rows:
+        """Dec's images in place of embeddings, those of all peers at once; and the logits as row x peer x class."""
+        if not rows:
+            return []
+        e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        return [(decode(Dec, e, client.shape), ys[:, None])]
 
     # --- on the server ---
 
