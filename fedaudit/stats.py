@@ -104,7 +104,7 @@ def checked(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, NDArray[np.bo
         raise ContractError(f"There are {len(s)} scores but {len(m)} member flags: give one of each per candidate.")
     if s.dtype.kind not in "biuf":
         raise ContractError(f"The scores are of type {s.dtype}: give numbers, higher for members.")
-    if m.dtype.kind not in "biuf" or not np.isin(m, (0, 1)).all():
+    if m.dtype.kind not in "biuf" or not ((m == 0) | (m == 1)).all():
         raise ContractError("The member flags must be 0 or 1 (false or true), and something else is among them.")
     s = s.astype(np.float64)
     if bad := int((~np.isfinite(s)).sum()):

@@ -57,6 +57,7 @@ def nursery(path: str) -> None:
 
     Path(f"{path}.forks").write_text(str(prepare([])))
     few_trees(setattr)
+    _read_code()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its workers
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
@@ -104,6 +105,16 @@ def _main(asked: dict[str, Any], fd: int) -> None:
         code = 0
     finally:
         os._exit(code)
+
+
+def _read_code() -> None:
+    """What every cell's record says of the code: read here, and by a fork only if it was edited since."""
+    from fedaudit.registry import find
+    from fedaudit.runtime.source import harness, sources
+
+    names = ("loss", "blind_prior", "blind_pixels", "blind_nearest")
+    sources([find("fedavg"), find("local"), *(find(name, "attacks") for name in names)])
+    harness(), harness(("attack",))
 
 
 class Born:
