@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Group:
     privacy: str
     runs: tuple[Run, ...]
     differs: dict[str, Any] = field(default_factory=dict)  # settings that tell it from others of its method
+    passed_over: tuple[Run, ...] = ()  # finished before one of these with the same seed, and with another result
 
     @property
     def setting(self) -> Setting:
@@ -73,17 +74,28 @@ def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Groups in order of method and privacy, those without protection first, each with a label of its own."""
-    found: dict[str, dict[int, Run]] = {}
+    """Groups in order of method and privacy, those without protection first, each with a label of its own.
+
+    One setting and seed is one result, however often it was run: the one that finished last. What was run before with
+    another result (by other code, say) is passed over, and named."""
+    found: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         kept = run.record.setting.model_dump(mode="json", exclude={"seed", *EXECUTION})
-        of_setting = found.setdefault(json.dumps(kept, sort_keys=True), {})
-        if run.seed not in of_setting or of_setting[run.seed].record.status != "done":
-            of_setting[run.seed] = run  # one setting and seed is one result, however often it was run
-    sets = [tuple(of[seed] for seed in sorted(of)) for of in found.values()]
+        found.setdefault(json.dumps(kept, sort_keys=True), {}).setdefault(run.seed, []).append(run)
+    sets = [tuple(_last(of[seed]) for seed in sorted(of)) for of in found.values()]
     settings = [runs[0].record.setting for runs in sets]
-    groups = [_labelled(runs, settings) for runs in sets]
+    groups = []
+    for shown, of in zip(sets, found.values(), strict=True):
+        digests = {run.seed: run.record.transcript_digest for run in shown}
+        done = [run for same in of.values() for run in same if run.record.status == "done"]
+        others = tuple(run for run in done if run.record.transcript_digest != digests[run.seed])
+        groups.append(replace(_labelled(shown, settings), passed_over=others))
     return sorted(groups, key=lambda g: (str(g.arena), g.method, bool(g.setting.privacy), _natural(g.label)))
+
+
+def _last(same: Sequence[Run]) -> Run:
+    """Of runs of one setting and seed the one that finished last; of equal ones the first."""
+    return max(same, key=lambda run: (run.record.status == "done", run.record.finished or ""))
 
 
 def _natural(label: str) -> list[str | float]:

@@ -276,6 +276,9 @@ def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
     unfinished = sorted(run.seed for run in group.runs if run.record.status != "done")
     if unfinished:
         notes.append(f"Unfinished: seed {', '.join(map(str, unfinished))} has not run all its rounds.")
+    if group.passed_over:
+        names = ", ".join(f"{run.folder.name} (seed {run.seed})" for run in group.passed_over)
+        notes.append(f"Run more than once, with other results: the last to finish is shown, not {names}.")
     notes += undertrained(group, cells["accuracy"])
     idle = sorted(idle_kinds(group))
     if idle:

@@ -154,3 +154,24 @@ def test_models_of_private_training_and_global_ones_are_covered(tmp_path):
     plain = of[0].first
     assert not plain.model_copy(update={"published": clients}).models_covered
     assert plain.model_copy(update={"published": ["global.safetensors"]}).models_covered
+
+
+def test_of_two_runs_with_other_results_the_last_is_shown_and_the_other_named(tmp_path):
+    """The method was edited in between: which of two results stands there is not left to their folders' names."""
+    old = reported._record("fedavg", 0, 0.9, releases=True)
+    new = reported._record("fedavg", 0, 0.6, releases=True)
+    new = new.model_copy(update={"finished": "2026-01-02T00:00:00+00:00", "transcript_digest": "other"})
+    reported._save(tmp_path, "a-old", old, [])
+    reported._save(tmp_path, "b-new", new, [])
+    (row,) = rows_below(tmp_path)[0]
+    assert row.cells["accuracy"].value == pytest.approx(0.6)
+    assert "Run more than once, with other results: the last to finish is shown, not a-old (seed 0)." in row.notes
+    reported._save(tmp_path, "c-again", new, [])  # the same to the bit
+    (row,) = rows_below(tmp_path)[0]
+    assert "not a-old (seed 0)." in " ".join(row.notes)
+    assert "c-again" not in " ".join(row.notes)
+    running = new.model_copy(update={"status": "running", "finished": None, "transcript_digest": "half"})
+    reported._save(tmp_path, "d-running", running, [])
+    (row,) = rows_below(tmp_path)[0]
+    assert row.cells["accuracy"].value == pytest.approx(0.6)
+    assert "d-running" not in " ".join(row.notes)
