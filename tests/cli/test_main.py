@@ -22,12 +22,10 @@ def a_run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["", "run", "audit", "compare", "privacy"],  # each module of commands once
-)
+@pytest.mark.parametrize("command", ["", "audit"])
 def test_help_answers_in_under_a_second(command):
-    """Measured as processor time, which is the wall time where nothing else runs. The best of three."""
+    """Measured as processor time, which is the wall time where nothing else runs. The best of three. That no other
+    command's help imports more: tests/cli/test_epsilon.py."""
     words = [sys.executable, "-m", "fedaudit", *command.split(), "--help"]
     times = []
     for _ in range(3):
@@ -39,11 +37,6 @@ def test_help_answers_in_under_a_second(command):
         if times[-1] < 1:
             break
     assert min(times) < 1
-
-
-def test_torch_is_not_imported_for_help():
-    code = "import sys, fedaudit.cli; assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
