@@ -82,14 +82,14 @@ def undrawn(monkeypatch):
 
 @pytest.fixture
 def tiny():
-    """A setting that runs in about a second."""
+    """A setting that runs in about a second. What each client would deploy is evaluated where a test asks for it."""
     from fedaudit.setting import Setting
 
     def make(method="fedavg", **values):
         from fedaudit.registry import find
 
         quick = dict(find(method).quick)
-        defaults = {"rounds": 2, "clients": 3, "public": 0.1, "set": quick, "aux": 0.6}
+        defaults = {"rounds": 2, "clients": 3, "public": 0.1, "set": quick, "aux": 0.6, "eval_clients": False}
         return Setting.make(**{"method": method, **defaults, **values})
 
     return make

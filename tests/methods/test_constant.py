@@ -14,7 +14,7 @@ from fedaudit.training import models
 
 
 def test_with_one_class_per_client_a_constant_is_perfect(tiny, tmp_path):
-    record = run(tiny("constant", clients=10, partition="classes:1", rounds=1), out=tmp_path / "a")
+    record = run(tiny("constant", eval_clients=True, clients=10, partition="classes:1", rounds=1), out=tmp_path / "a")
     clients = record.result.last.clients
     assert clients.local_test.each == [1.0] * 10
     assert clients.global_test.mean == pytest.approx(0.1, abs=0.02)

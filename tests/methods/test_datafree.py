@@ -107,7 +107,8 @@ def hosted(tmp_path_factory):
     from fedaudit.setting import Setting
 
     folder = tmp_path_factory.mktemp("statistics")
-    common = {"model": "cnn_bn", "rounds": 1, "clients": 3, "partition": "dirichlet:0.3", "aux": 0.1}
+    common = {"model": "cnn_bn", "rounds": 1, "clients": 3, "partition": "dirichlet:0.3", "aux": 0.5}
+    common["eval_clients"] = False
     run(Setting.make(method="fedavg", set=LOCAL, **common), out=folder / "fedavg")
     for kept in ("synthetic", "host", "recalibrated"):
         values = {**STEPS, "statistics": kept, "host": LOCAL}
@@ -188,7 +189,7 @@ def test_optimisers_go_on_over_rounds(method, f_goes_on, tiny, tmp_path, monkeyp
 
 def test_the_guard_keeps_the_host_where_the_distillation_spoils_it(tiny, tmp_path):
     """A student's rate of 50 spoils any model; none at all spoils none. Clients count on their validation records."""
-    common, local = {"rounds": 1, "partition": "iid", "aux": 0.1}, {"E": 6, "B": 16, "eta": 0.1}
+    common, local = {"rounds": 1, "partition": "iid", "model": "mlp"}, {"E": 6, "B": 8, "eta": 0.1}
     alone = run(tiny("fedavg", set=local, **common), out=tmp_path / "fedavg")
     assert alone.result.last.global_.validation > 0.5, "there is something to spoil"
     spoilt = {**STEPS, "eta_d": 50.0, "guard": True, "host": local}

@@ -18,7 +18,7 @@ from fedaudit.runtime import checkpoint
 from fedaudit.runtime.run_record import read_record
 from fedaudit.suite.published import find_table, wanted
 from fedaudit.suite.suite_file import read_suite
-from fedaudit.training.models import build, count
+from fedaudit.training.models import count, structure
 from fedaudit.wire.message import KINDS
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -44,7 +44,8 @@ def test_what_an_unlimited_buffer_takes_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "LARGE", 1024)  # all but the decoder's smallest tensors, as at full size
     disk = script("dffke_disk")
     quick = {**DFFKE.quick, "R": "unlimited", "h": 128, "w_Dec": 16, "T_FKE": 0}
-    found = disk.measured(tmp_path / "run", rounds=3, clients=3, keep_weights=1, eval_every=3, set=quick)
+    few = {"aux": 0.4, "eval_clients": False}
+    found = disk.measured(tmp_path / "run", rounds=3, clients=3, keep_weights=1, eval_every=3, set=quick, **few)
     N = sum(read_record(tmp_path / "run").data.members)
     size = decoder_size(128, (1, 8, 8), 16)
     expected = disk.a_round(N, 128, 64, 10, size.payload + size.buffers)
@@ -52,7 +53,7 @@ def test_what_an_unlimited_buffer_takes_on_disk(tmp_path, monkeypatch):
     for part, added in expected.items():
         assert third[part] - second[part] == pytest.approx(added, rel=0.05)  # headers, and small tensors by client
     size = decoder_size(512, (3, 32, 32))
-    model = 4 * count(build("resnet18", shape=(3, 32, 32), classes=10))
+    model = 4 * count(structure("resnet18", shape=(3, 32, 32), classes=10))
     added = sum(disk.a_round(44_100, 512, 512, 10, size.payload + size.buffers).values())
     assert 20 * added == pytest.approx(5.9e9, rel=0.01)
     assert 20 * added + 4 * 10 * model < 8e9

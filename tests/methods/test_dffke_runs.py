@@ -22,6 +22,7 @@ from fedaudit.wire.transcript import Transcript
 LN = math.log
 
 QUICK = dict(DFFKE.quick)
+FEW = {"aux": 0.7, "eval_clients": False}
 
 
 def sent(folder, t):
@@ -59,7 +60,7 @@ def test_the_paper_noise_and_what_the_ledger_says(tmp_path):
         "embeddings": {"epsilon": 0.5, "calibration": "classical", "sensitivity": "clip:1.0"},
         "logits": {"mechanism": "pure-noise"},
     }
-    record = run(method="dffke", rounds=1, clients=3, set=QUICK, privacy=privacy, out=tmp_path / "a")
+    record = run(method="dffke", rounds=1, clients=3, set=QUICK, privacy=privacy, out=tmp_path / "a", **FEW)
     for client in record.ledger:
         entries = {e.field: e for e in client.entries}
         sigma = math.sqrt(2 * LN(1.25 * client.n)) * 2 / 0.5
@@ -72,7 +73,7 @@ def test_the_paper_noise_and_what_the_ledger_says(tmp_path):
 
 def test_dp_sgd_needs_the_goal_switched_off(tmp_path):
     privacy = {"training": {"noise_multiplier": 1.0}}
-    values = {"method": "dffke", "rounds": 1, "clients": 2, "model": "mlp", "privacy": privacy}
+    values = {"method": "dffke", "rounds": 1, "clients": 2, "model": "mlp", "privacy": privacy, **FEW}
     with pytest.raises(PrivacyError, match="Set its stopping rule off"):
         run(**values, set={**QUICK, "tau": 0.9}, out=tmp_path / "a")
     record = run(**values, set=QUICK, out=tmp_path / "b")
@@ -90,7 +91,7 @@ def test_the_decoder_goes_on_unless_fresh(tmp_path):
     """Without training (T_Dec = 0) a decoder that goes on stays bit for bit what it was."""
     for fresh in (False, True):
         values = {**QUICK, "T_Dec": 0, "T_Tran": 0, "fresh": fresh}
-        run(method="dffke", rounds=2, clients=2, set=values, out=tmp_path / str(fresh))
+        run(method="dffke", rounds=2, clients=2, set=values, out=tmp_path / str(fresh), **FEW)
         sent = decoders(tmp_path / str(fresh))
         assert torch.equal(sent[1]["linear.weight"], sent[2]["linear.weight"]) is not fresh
 
@@ -100,14 +101,16 @@ def test_limited_collaboration_asks_the_first_clients_only(tmp_path):
     for name in ("dffke", "fke"):
         quick = {"dffke": QUICK, "fke": dict(FKE.quick)}[name]
         folder = tmp_path / name
-        run(method=name, rounds=2, clients=4, public=0.1, set={**quick, "pi": 0.5}, out=folder)
+        run(method=name, rounds=2, clients=4, public=0.1, set={**quick, "pi": 0.5}, out=folder, **FEW)
         assert {e.client for e in Transcript(folder / "transcript").entries()} == {0, 1}
 
 
 def test_both_points_of_a_round_are_evaluated(tmp_path):
     """In round 2 of one run: `trained` is the accuracy of the models that clients uploaded, `exchanged` of what they
     then became and deploy. On the common test set and on own held-out records, mean and deviation over clients."""
-    record = run(method="dffke", rounds=2, clients=3, set={**QUICK, "T_FKE": 2, "eta": 0.01}, out=tmp_path / "a")
+    record = run(
+        method="dffke", rounds=2, clients=3, set={**QUICK, "T_FKE": 2, "eta": 0.01}, aux=0.7, out=tmp_path / "a"
+    )
     world = RunFolder(tmp_path / "a").world
     utility = record.rounds[1].utility
     points = utility.points
@@ -133,7 +136,7 @@ def test_what_is_deployed(tmp_path):
     """The exchange moves theta_k. `trained` is tested as local training left it: what the client uploaded."""
     for deploy in ("exchanged", "trained"):
         folder = tmp_path / deploy
-        run(method="dffke", rounds=1, clients=2, set={**QUICK, "deploy": deploy}, out=folder)
+        run(method="dffke", rounds=1, clients=2, set={**QUICK, "deploy": deploy}, out=folder, **FEW)
         shared = next(e for e in Transcript(folder / "transcript").entries() if e.message == "Shared" and e.client == 1)
         final = load_file(folder / "models" / "client-000001.safetensors")
         same = all(torch.equal(t, final[name]) for name, t in shared["theta"].items())

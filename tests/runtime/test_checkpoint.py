@@ -218,7 +218,7 @@ def test_an_unlimited_buffer_grows_by_one_copy_a_round(tmp_path: Path, monkeypat
     quick = {**registry.find("dffke").quick, "R": "unlimited"}  # type: ignore[attr-defined]
     setting: dict[str, Any] = {"method": "dffke", "model": "mlp", "rounds": 3, "eval_every": 3, "set": quick}
     for clients in (2, 4):
-        run(**setting, clients=clients, partition="iid", aux=0.6, eval_clients=False, out=tmp_path / str(clients))
+        run(**setting, clients=clients, partition="iid", aux=0.8, eval_clients=False, out=tmp_path / str(clients))
     few, many = sizes[:4], sizes[4:]
     grown = [[b - a for a, b in itertools.pairwise(of)] for of in (few, many)]
     assert all(step > 0 for of in grown for step in of)

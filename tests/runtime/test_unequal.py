@@ -143,7 +143,7 @@ def test_rounds_that_were_not_evaluated_are_passed_over():
 
 
 def test_a_client_that_is_never_asked_spends_nothing_and_is_still_evaluated(tiny, tmp_path):
-    setting = tiny("outside:Exchange", rounds=1, clients=4, participation=0.5)
+    setting = tiny("outside:Exchange", rounds=1, clients=4, participation=0.5, eval_clients=True)
     record = run(setting, out=tmp_path / "a")
     asked = record.rounds[0].participants
     assert len(asked) == 2

@@ -101,7 +101,7 @@ def test_class_means_are_of_clipped_rows(tiny):
 
 def test_clients_are_scored_on_what_they_held_out(tiny, tmp_path):
     """By hand from the published models; the second round's scores are not those of the first."""
-    setting = tiny("local", rounds=2, partition="dirichlet:0.3", set={"eta": 0.1, "B": 16})
+    setting = tiny("local", rounds=2, partition="dirichlet:0.3", set={"eta": 0.1, "B": 16}, eval_clients=True)
     record = run(setting, out=tmp_path / "a")
     world = World(setting)
     told = [row.utility.clients.local_test.each for row in record.rounds]
