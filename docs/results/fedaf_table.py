@@ -42,15 +42,15 @@ DOMAINS: dict[str, str] = {  # Table 2: clipart, infograph, painting, quickdraw,
     "feddm": "52.28 41.38 60.58 62.37 52.45 46.69 52.62",
     "fedaf": "51.2 47.05 62.53 64.6 52.64 50.06 54.68",
 }
-TOLD = ("IPC", "gamma", "norm", "clamp", "restart", "sigma_x", "aug", "swd_scale", "dm_scale", "lgkm_scale")
+TOLD = ("IPC", "gamma", "norm", "clamp", "restart", "sigma_x", "aug", "swd_scale", "dm_scale", "lgkm_scale", "aug_w")
+TOLD += ("start", "averaged", "tau", "eta_w", "momentum", "lambda_glob", "lambda_loc")
 
 
 def name(record: RunRecord) -> str:
     setting = record.setting
     without = [what for key, what in (("lambda_loc", "CDC"), ("lambda_glob", "LGKM")) if setting.set.get(key) == 0]
-    told = [
-        f"{key} {setting.set[key]}" for key in TOLD if key in setting.set and (key, setting.set[key]) != ("IPC", 50)
-    ]
+    plain = {"IPC": 50, "lambda_glob": 0, "lambda_loc": 0}  # the paper's, and what `without` says
+    told = [f"{key} {setting.set[key]}" for key in TOLD if setting.set.get(key, plain.get(key)) != plain.get(key)]
     return ", ".join([setting.method, *(f"w/o {what}" for what in without), *told])
 
 

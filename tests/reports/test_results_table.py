@@ -8,7 +8,7 @@ import json
 import statistics
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,6 +187,15 @@ def test_what_was_changed_beside_lgkm_on_the_page() -> None:
         row = text[text.rindex("\n", 0, place) : place]
         changed = set(kept["setting"]["set"]) - {"steps", "T_over", "lgkm_scale"}
         assert all(f"`{name}" in row for name in changed), row
+
+
+@pytest.mark.parametrize("study", ["fedaf_gate", "fedaf_more", "fedaf_readings", "fedaf_lgkm", "fedaf_digits"])
+def test_runs_that_differ_are_not_one_row(study: str) -> None:
+    """A row's name has what was set, so that two readings are not averaged as two seeds."""
+    settings = [json.loads(path.read_text())["setting"] for path in (RESULTS / "records" / study).glob("*.json")]
+    name = script("fedaf_table").name
+    rows = [(s["seed"], s["model"], name(SimpleNamespace(setting=SimpleNamespace(**s)))) for s in settings]
+    assert len(set(rows)) == len(rows)
 
 
 def test_fedafs_whole_runs_on_the_page() -> None:
