@@ -10,8 +10,10 @@ How much one record can change a release (privacy rule 5, C the clipping norm), 
                anywhere in its ball)
     class      class means of clipped rows         sqrt(2) 2 C / (N_c - 1), for class c, and half of it: a record that
                changes its label leaves one class (of N_c) and joins another, and both means move. Which classes there
-               are, and N_c, which scales the noise, are a release of their own that no noise on the means protects
-    histogram  counts                              sqrt(2) and 1
+               are, and N_c, which scales the noise, are a release of their own that no noise on the means protects.
+               sqrt(m) times it for m tables of means, in all of which the record is
+    histogram  label counts                        sqrt(2) and 1: each record counts once
+               other counts                        sqrt(counts) (both): a record may be in all of them, or in none
     range      pixels in [-1, 1]                   sqrt(pixels) 2 (both)
 """
 
@@ -59,6 +61,7 @@ class Context:
     dirty: bool = False  # whether memory holds what a task that looked at the records wrote, unprotected
     provenance: Provenance | None = None
     means: dict[str, tuple[float, int]] = field(default_factory=dict)  # digest of a class mean: clipping norm, N_c
+    tables: dict[str, int] = field(default_factory=dict)  # digest of a class mean: number of the call that made it
     done: dict[str, tuple[str, list[Entry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
@@ -311,13 +314,15 @@ def _bounded(
         return leaves, [s] * len(leaves), Bounding(policy.relation, condition=condition, guaranteed=False)
     C = policy.clip or 1.0
     if depends == "histogram":
-        return leaves, [math.sqrt(2) if policy.relation == "replace-one" else 1.0] * len(leaves), plain
+        counts = _histogram_sensitivity(leaves, where, declared, policy.relation, context.n)
+        return leaves, [counts] * len(leaves), plain
     if depends == "range":
         pixels = sum(leaf.numel() for leaf in leaves)
         return [leaf.clamp(-1, 1) for leaf in leaves], [2.0 * math.sqrt(pixels)] * len(leaves), plain
     if depends == "class":
         how = Bounding(policy.relation, C, "given the classes and their counts")
-        return leaves, [_class_sensitivity(leaf, where, C, swing, context) for leaf in leaves], how
+        tables = math.sqrt(_tables(leaves, context))
+        return leaves, [tables * _class_sensitivity(leaf, where, C, swing, context) for leaf in leaves], how
     clipped = [clip_rows(leaf, C) for leaf in leaves]
     if depends == "record":
         how = Bounding(policy.relation, C, "given the encoder")
@@ -344,6 +349,29 @@ def _class_sensitivity(leaf: Tensor, where: str, C: float, swing: float, context
     if made[0] != C:
         raise PrivacyError(f"{where}: its rows were clipped to {made[0]}, the policy says {C}.")
     return math.sqrt(2) * swing * C / max(made[1] - 1, 1)
+
+
+def _tables(leaves: list[Tensor], context: Context) -> int:
+    """Of how many tables of class means these are, at most: a record moves two means in each of them."""
+    digests = [digest_of(leaf) for leaf in leaves]
+    made = {context.tables.get(digest, 0) for digest in digests}
+    return len(made) * max(map(digests.count, digests), default=1)
+
+
+def _histogram_sensitivity(leaves: list[Tensor], where: str, declared: Declared, relation: str, n: int) -> float:
+    if any(bool((leaf < 0).any()) or bool((leaf != leaf.round()).any()) for leaf in leaves):
+        raise PrivacyError(
+            f"{where} depends as a histogram does, and holds what are no counts: its noise is scaled for records that "
+            "count 1 each. Send whole numbers from 0 up, and scale them where they arrive."
+        )
+    if declared.kind != "label_counts":
+        return math.sqrt(max(1, sum(leaf.numel() for leaf in leaves)))
+    if (total := sum(float(leaf.sum()) for leaf in leaves)) > n:
+        raise PrivacyError(
+            f"{where} counts {total:g} labels, and the client has {n} records: noise is scaled for records that count "
+            "once. Send one histogram of them."
+        )
+    return math.sqrt(2) if relation == "replace-one" else 1.0
 
 
 def clip_rows(t: Tensor, C: float) -> Tensor:

@@ -287,7 +287,7 @@ class Client(Party):
                 )
         if self.watched is not None:
             self.watched.append([digest_of(row) for row in rows])
-        means = {}
+        means, call = {}, max(self._context.tables.values(), default=-1) + 1
         for c in y.unique().tolist():
             of_class = rows[y == c]
             means[c] = of_class.mean(0)
@@ -295,6 +295,7 @@ class Client(Party):
                 digest = digest_of(means[c])
                 smallest = min(len(of_class), self._context.means.get(digest, (C, len(of_class)))[1])
                 self._context.means[digest] = (C, smallest)  # of equal means, the smaller class
+                self._context.tables.setdefault(digest, call)
         return means
 
     def settle(self) -> dict[str, str]:

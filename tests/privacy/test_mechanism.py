@@ -24,6 +24,9 @@ from fedaudit.privacy.mechanism import (
     system_normal,
 )
 from fedaudit.privacy.policy import Policy
+from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.task import open_client
+from fedaudit.runtime.world import world_of
 from fedaudit.wire.codec import decode, digest_of, encode
 
 
@@ -152,6 +155,50 @@ def test_joint_sensitivities(relation, swing):
     assert entry(Counts(torch.tensor([3.0, 4.0])), label_counts=p).sensitivity == pytest.approx(expected)
     images = Images(torch.rand(3, 1, 2, 2))
     assert entry(images, synthetic_images=p).sensitivity == pytest.approx(math.sqrt(12) * 2)
+
+
+class Scores(Up):
+    n: Tensor = private("statistics", via="data", unit="client", depends="histogram")
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def test_noise_for_counts_is_for_records_that_count_once(relation):
+    """n = 10. Counts times 1,000, shares of them, or more counts than records would be moved by more than sqrt(2). How
+    many records each of three models gets right: one record may be in all three, and another in none: sqrt(3)."""
+    p = {"epsilon": 1.0, "relation": relation}
+
+    def billed(counts, kind="label_counts", cls=Counts):
+        return protect(cls(torch.tensor(counts)), context(n=10, **{kind: p}))[2][0].sensitivity
+
+    assert billed([4.0, 6.0]) == pytest.approx(math.sqrt(2) if relation == "replace-one" else 1)
+    with pytest.raises(PrivacyError, match="counts 10000 labels, and the client has 10 records"):
+        billed([4000.0, 6000.0])
+    for wrong in ([0.4, 0.6], [-4.0, 6.0]):
+        with pytest.raises(PrivacyError, match="no counts"):
+            billed(wrong)
+    assert billed([10.0, 9.0, 10.0], "statistics", Scores) == pytest.approx(math.sqrt(3))
+    assert billed([10.0, 9.0], "statistics", Scores) == pytest.approx(math.sqrt(2))
+
+
+class TwoTables(Up):
+    p: list[dict[int, Tensor]] = private("prototypes", via="data", unit="client")
+
+
+def test_a_record_is_in_every_table_of_class_means(tiny):
+    """Means of two sets of rows of the same records, in one field: a record moves two means in each, so the noise is
+    sqrt(2) times that of one table."""
+    policy = {"prototypes": {"epsilon": 1.0, "sensitivity": "clip:1"}}
+    world = world_of(tiny("fedavg", privacy=policy, model="mlp", set={}).model_dump_json())
+    site = world.site(0)
+    client = open_client(site, 1, 0, Meter("client 0", 1, world.device), None)
+    with torch.no_grad():
+        one, other = (client.class_means(rows, "prototypes") for rows in (client.x.flatten(1), -client.x.flatten(1)))
+    single, double, twice = (
+        protect(TwoTables(tables), dataclasses.replace(client._context, done={}))[2][0].sensitivity
+        for tables in ([one], [one, other], [one, one])
+    )
+    assert double == pytest.approx(math.sqrt(2) * single)
+    assert twice == pytest.approx(math.sqrt(2) * single)
 
 
 def test_what_depends_on_all_records_moves_across_its_ball_also_under_zero_out():
