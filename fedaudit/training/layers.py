@@ -3,6 +3,7 @@
 - A convolution that sees one or a few channels becomes, for a stack of models, one of as many groups as models with
   hardly a channel each, for which a GPU has no fast kernel. Here it is a product with the neighbours of each pixel,
   with the bias as one neighbour more that is always 1.
+- What comes out of both lies as the layer after it takes it: rows first, then models. vmap would copy in between.
 - The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, spreads its gradient in one copy; where
   steps are compiled it is a mean over dimensions, which a compiler joins with what is around it.
 - Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
@@ -36,7 +37,36 @@ class NarrowConv2d(nn.Conv2d):
         if self.bias is not None:
             weight = torch.cat([weight, self.bias[:, None]], 1)
             seen = torch.cat([seen, seen.new_ones(n, 1, h * w)], 1)
-        return torch.bmm(weight.expand(n, *weight.shape), seen).view(n, -1, h, w)
+        if torch.compiler.is_compiling():
+            return torch.bmm(weight.expand(n, *weight.shape), seen).view(n, -1, h, w)
+        return cast(Tensor, _Product.apply(weight, seen)).view(n, -1, h, w)
+
+
+class _Product(torch.autograd.Function):
+    """weight (out, in) times each of seen (row, in, pixel). Of a stack it comes out by rows and then by models: as a
+    batch norm of all models takes it, which would copy it otherwise."""
+
+    @staticmethod
+    def forward(weight: Tensor, seen: Tensor) -> Tensor:
+        return torch.matmul(weight, seen)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None]:
+        weight, seen = ctx.saved_tensors
+        of_weight = torch.matmul(grads[0], seen.mT).sum(0) if ctx.needs_input_grad[0] else None
+        return of_weight, torch.matmul(weight.mT, grads[0]) if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, weight: Tensor, seen: Tensor) -> tuple[Tensor, int]:
+        weight, seen = (
+            t[None].expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((weight, seen), in_dims, strict=True)
+        )
+        return torch.matmul(weight, seen.transpose(0, 1)), 1
 
 
 class HalvingPool2d(nn.AvgPool2d):
@@ -52,9 +82,8 @@ class SpreadingPool2d(nn.AvgPool2d):
 
 
 class _Halved(torch.autograd.Function):
-    """The mean of each 2 x 2 pixels; an odd last row or column is left out."""
-
-    generate_vmap_rule = True
+    """The mean of each 2 x 2 pixels; an odd last row or column is left out. Of a stack it lies as what it is of, by rows
+    or by models: nothing is copied."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -71,6 +100,13 @@ class _Halved(torch.autograd.Function):
         spread = g[..., :, None, :, None].expand(*rows, h, 2, w, 2).reshape(*rows, 2 * h, 2 * w)
         down, right = ctx.odd
         return F.pad(spread, (0, right, 0, down)) if down or right else spread
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        x = x.movedim(in_dims[0], 0)
+        by_rows = not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+        x = x.transpose(0, 1) if by_rows else x
+        return cast(Tensor, _Halved.apply(x.flatten(0, 1))).unflatten(0, x.shape[:2]), int(by_rows)
 
 
 class ApartConv2d(nn.Conv2d):

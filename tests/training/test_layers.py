@@ -50,8 +50,36 @@ def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...], 
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
     one, two = layer(x[0]), other(x[0])
     torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
-    a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (one, two))
-    torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
+    alone = [torch.autograd.grad(o.square().sum(), [x, *f.parameters()]) for o, f in ((one, layer), (two, other))]
+    torch.testing.assert_close(alone[0], alone[1], atol=1e-11, rtol=0)
+
+
+def test_between_layers_of_a_stack_nothing_is_copied_but_for_convolutions() -> None:
+    """A narrow convolution, batch norm, ReLU and pooling: rows first, then models, forward and in the gradient."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    copied: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default) and out.numel() == whole:
+                copied.append(f"{func} {tuple(args[0].shape)}")
+            return out
+
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2)).double()
+    x, whole = torch.randn(2, 3, 1, 6, 6, dtype=torch.float64), 2 * 3 * 8 * 6 * 6
+    params = {n: torch.stack([p.detach(), 2 * p.detach()]).requires_grad_() for n, p in net.named_parameters()}
+    rest = {n: torch.stack([b, b]) for n, b in net.named_buffers()}
+    found = []
+    for each in (net, quicker(net)):
+        copied.clear()
+        with Log():
+            out = vmap(lambda p, r, x, each=each: functional_call(each, {**p, **r}, (x,)))(params, rest, x)
+            found.append([out, *torch.autograd.grad(out.square().sum(), list(params.values()))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+    assert len(copied) <= 1, "the one that spreads the pooling's gradient"
 
 
 def test_others_are_left_alone() -> None:
