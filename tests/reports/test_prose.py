@@ -60,7 +60,13 @@ def test_fedavg_beside_fedaf_in_words() -> None:
     assert (
         f"The second half of it averages {half:.1f}, and its best round is {max(tf32) - half:.0f} points above" in text
     )
-    assert f"jumps: {min(tf32[10:]):.1f} to {max(tf32[10:]):.1f} in rounds 11 to 20, {half:.1f} on average" in table
+    seeds = {run["setting"]["seed"]: curve(run) for run in runs("fedaf_fedavg") if run["setting"]["seed"]}
+    assert f"{said(seeds[1])} and {said(seeds[2])}." in text
+    for name, (mean, spread) in script("fedaf_curves").said([tf32, *seeds.values()]).items():
+        assert f"| {name} | {mean:.2f} ± {spread:.2f} |" in text
+        assert mean > 56.50 + 5.55
+        if name == "best round of the averaged curve":
+            assert f"three seeds the best round is {mean:.1f} after {min(map(len, seeds.values()))} rounds" in table
     apart = max(abs(a - b) for a, b in zip(tf32, float32, strict=False))
     assert len(float32) == 16
     assert f"within {apart:.1f} points of each other in all sixteen rounds that both have" in text
