@@ -3,9 +3,9 @@
 - A convolution that sees one or a few channels becomes, for a stack of models, one of as many groups as models with
   hardly a channel each, for which a GPU has no fast kernel. Here it is a product with the neighbours of each pixel,
   with the bias as one neighbour more that is always 1.
-- What comes out of both lies as the layer after it takes it: rows first, then models. vmap would copy in between.
 - The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, spreads its gradient in one copy; where
   steps are compiled it is a mean over dimensions, which a compiler joins with what is around it.
+- What comes out of both lies as the layer after it takes it: by rows, and then by models. vmap would copy in between.
 - Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
   (`apart`), which a recorded step starts at once all the same.
 
@@ -82,8 +82,8 @@ class SpreadingPool2d(nn.AvgPool2d):
 
 
 class _Halved(torch.autograd.Function):
-    """The mean of each 2 x 2 pixels; an odd last row or column is left out. Of a stack it lies as what it is of, by rows
-    or by models: nothing is copied."""
+    """The mean of each 2 x 2 pixels; an odd last row or column is left out. Of a stack it lies as what it is
+    of: by rows, or by models."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
