@@ -13,18 +13,18 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedaudit.errors import RunError, TranscriptError
 from fedaudit.registry import read_from
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
-from fedaudit.runtime.world import World, chosen_engine, world_of
+from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.wire.message import state_of
 from fedaudit.wire.packing import file_of
@@ -143,8 +143,12 @@ def save_model(path: Path, model: nn.Module) -> str:
 
 def saving_model(path: Path, model: nn.Module) -> Callable[[], None]:
     """To save it later, as it is now."""
-    tensors = {name: t.cpu().contiguous() for name, t in state_of(model).items()}
-    arch = getattr(model, "arch", type(model).__name__)
+    return saving_state(path, state_of(model), name_of(model))
+
+
+def saving_state(path: Path, state: Mapping[str, Tensor], arch: str) -> Callable[[], None]:
+    """The same of a state that nobody changes."""
+    tensors = {name: t.cpu().contiguous() for name, t in state.items()}
     # A link of that name is replaced, not followed; a disk that is full is an OSError, as everywhere.
     return lambda: write_atomic(path, file_of(tensors, {"arch": arch}))
 

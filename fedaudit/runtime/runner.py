@@ -24,9 +24,9 @@ from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Json, Store, room_for_states, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
-from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_model
+from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_model, saving_state
 from fedaudit.runtime.meter import Meter, Span, Timings, peak_rss
-from fedaudit.runtime.method import check_path, function_path
+from fedaudit.runtime.method import Method, check_path, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
 from fedaudit.runtime.plan import as_sent, unplanned
 from fedaudit.runtime.run_record import (
@@ -133,8 +133,8 @@ class _Run:
         self._deployed: tuple[int, nn.Module | None] | None = None
         self.digest = ""
         self._committed: Blob = b""  # the server's state as it was encoded: what the next round sends of it is held
+        self._state: Record | None = None  # the same, once somebody needs it
         self.started = self.attempt = 0
-        self.state: Record
         self.record: RunRecord
 
     # --- the whole run ---
@@ -195,7 +195,7 @@ class _Run:
             first = self._init()
             if self.first is not None:
                 self.ledger = Ledger(take_over(self.first, self.record, self.store).ledger)
-            self.state = self._commit(0, first, self.transcript.end_round_behind(0))
+            self._commit(0, first, self.transcript.end_round_behind(0))
         else:
             self.record = self._read_head(head)
             self._check_same(self.record.setting)
@@ -209,7 +209,7 @@ class _Run:
             self.transcript = self._transcript(
                 offset=head["transcript"], last_round=self.started, seq=head["seq"], clock=head["clock"]
             )
-            self.state = decode(self.store.server(head["server"]), Record, device=self.world.device)
+            self._committed, self._state = self.store.server(head["server"]), None
             if self.started < self.setting.rounds:
                 self._go_on(head)
         self.watch(self.started, self.setting.rounds, f"ready; the transcript takes {self._expected_size()}")
@@ -278,7 +278,7 @@ class _Run:
                 wall_s=round(time.perf_counter() - begun, 4),
             )
         )
-        self.state = self._commit(t, after, end)
+        self._commit(t, after, end)
         self.watch(t, self.setting.rounds, f"round {t}")
 
     def _round_apart(self, apart: IsolatedEngine, t: int, cohort: Cohort, ask: Asker) -> Record:
@@ -452,12 +452,12 @@ class _Run:
         self.timings.add(meter.close())
         return utility
 
-    def _predictor(self, t: int, state: Record) -> nn.Module | None:
+    def _predictor(self, t: int) -> nn.Module | None:
         """What the server deploys after round t: what was evaluated, or the same again."""
         if self._deployed is not None and self._deployed[0] == t:
             return self._deployed[1]
         with seeded(self.setting.seed, "evaluation", t, device=self.world.device):
-            return self.method.predictor(state, self._server(t))
+            return self.method.predictor(self.state, self._server(t))
 
     def _client(self, k: int) -> Client:
         meter = Meter(f"client {k}", self.setting.rounds, self.world.device)
@@ -492,10 +492,17 @@ class _Run:
             with open(self.folder / "errors.log", "a") as file:
                 file.write(f"round {t}, ask {ask}, client {done.k}: {done.detail}\n")
 
-    def _commit(self, t: int, state: Record, end: Future[int]) -> Record:
-        """Make the round a fact, once its transcript has ended, while the next one begins. The state goes on as its
-        codec left it, so that a resumed run cannot differ."""
+    @property
+    def state(self) -> Record:
+        """The server's state, as its codec left it, so that a resumed run cannot differ."""
+        if self._state is None:
+            self._state = decode(self._committed, Record, device=self.world.device)
+        return self._state
+
+    def _commit(self, t: int, state: Record, end: Future[int]) -> None:
+        """Make the round a fact, once its transcript has ended, while the next one begins."""
         blob = self._committed = hold(state, self.world.device)
+        self._state = None
         record = self.record
         record.traffic = [self.traffic[key] for key in sorted(self.traffic)]
         record.releases = [self.releases[key] for key in sorted(self.releases)]
@@ -513,7 +520,6 @@ class _Run:
             lambda: {"transcript": end.result(), **facts, "record": Json(text)},
             then=lambda: write_atomic(self.folder / "record.json", text.encode()),
         )
-        return decode(blob, Record, device=self.world.device)
 
     def _save_models(self) -> list[str]:
         """The final models as safetensors: the global one where there is one, and each client's."""
@@ -525,12 +531,19 @@ class _Run:
             self.store.behind(f"models/{name}", saving_model(folder / name, model))
             saved.append(name)
 
-        predictor = self._predictor(self.setting.rounds, self.state)
+        predictor = self._predictor(self.setting.rounds)
         if predictor is not None:
             save("global.safetensors", predictor)
+        as_it_is = type(self.method).personal is Method.personal and not (predictor is None and self.world.policies)
         with seeded(self.setting.seed, "evaluation", "final", device=self.world.device):
             for k in sorted(self.store.clients):
-                save(f"client-{k:06d}.safetensors", self._personal(k, predictor is None))
+                name = f"client-{k:06d}.safetensors"
+                if not as_it_is:
+                    save(name, self._personal(k, predictor is None))
+                    continue
+                state = decode(self.store.client(k) or b"", ClientState, device=self.world.device, look=True).model
+                self.store.behind(f"models/{name}", saving_state(folder / name, state, self.world.model_name(k)))
+                saved.append(name)
         # What an outsider gets to see: the global model, or, where a method has none, what the clients deploy.
         return saved[:1] if predictor is not None else saved
 

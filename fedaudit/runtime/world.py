@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import torch
+from torch import nn
 
 from fedaudit import registry
 from fedaudit.data import Federation, federate, load, to_input, transfer_records
@@ -123,6 +124,10 @@ class World:
         """Client k's model with the tensors of a state, which become its own."""
         made = copied_with(self._template(k), state)
         return put(self.blank_model(k), state) if made is None else made
+
+    def model_name(self, k: int) -> str:
+        """What client k's model calls itself."""
+        return name_of(self._template(k))
 
     def _template(self, k: int) -> models.Net:
         arch = self.archs[k]
@@ -330,6 +335,10 @@ class KeptRows:
         if self._bytes + size <= self._limit:
             self._rows[key], self._bytes = rows, self._bytes + size
         return rows
+
+
+def name_of(model: nn.Module) -> str:
+    return str(getattr(model, "arch", type(model).__name__))
 
 
 def copied_rows(rows: Rows) -> Rows:
