@@ -170,7 +170,8 @@ def test_of_two_runs_with_other_results_the_last_is_shown_and_the_other_named(tm
     (row,) = rows_below(tmp_path)[0]
     assert "not a-old (seed 0)." in " ".join(row.notes)
     assert "c-again" not in " ".join(row.notes)
-    running = new.model_copy(update={"status": "running", "finished": None, "transcript_digest": "half"})
+    running = reported._record("fedavg", 0, 0.3, releases=True)
+    running = running.model_copy(update={"status": "running", "finished": None, "transcript_digest": "half"})
     reported._save(tmp_path, "d-running", running, [])
     (row,) = rows_below(tmp_path)[0]
     assert row.cells["accuracy"].value == pytest.approx(0.6)
