@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from suite_tools import comparable
 
 from fedaudit.errors import FedauditError
+from fedaudit.runtime.engines.ray import RayEngine
 from fedaudit.runtime.folder import locked
 from fedaudit.setting import Setting
 from fedaudit.suite import on_ray
@@ -36,6 +40,47 @@ def test_two_ways_to_run_things_beside_each_other_are_one_too_many(tmp_path: Pat
         audit(suite, tmp_path, on="ray", jobs=2)
     with pytest.raises(FedauditError, match="Leave the engine ray out"):
         audit(suite, tmp_path, on="ray", engine="ray")
+
+
+class Begun:
+    """As much of Ray as a pool of workers needs to begin."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Any, str | None, Any]] = []
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, runtime_env: Any, num_cpus: Any, **how: Any) -> None:
+        self.found.append((runtime_env, os.environ.get("PYTHONPATH"), num_cpus))
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, *what: Any, **how: Any) -> Any:
+        return SimpleNamespace(remote=lambda: None) if what else self.remote
+
+
+def test_workers_find_the_users_own_code_here_and_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here they have this process's environment, to which the path is lent; to a cluster it is sent."""
+    monkeypatch.setitem(sys.modules, "ray", ray := Begun())
+    monkeypatch.setenv("PYTHONPATH", "as it was")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.syspath_prepend("/their/code")
+    RayEngine(Setting.make(engine="ray", workers=1))
+    RayEngine(Setting.make(engine="ray", workers=1, ray_address="auto"))
+    monkeypatch.setenv("RAY_ADDRESS", "another:6379")
+    RayEngine(Setting.make(engine="ray", workers=1))
+    (here, path, processors), *elsewhere = ray.found
+    assert (here, str(path).split(os.pathsep)[0]) == (None, "/their/code")
+    assert processors >= 1
+    for sent, path, processors in elsewhere:
+        assert sent["env_vars"]["PYTHONPATH"].startswith("/their/code")
+        assert sent["env_vars"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert (path, processors) == ("as it was", None)
+    assert os.environ["PYTHONPATH"] == "as it was"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 class Tried:
