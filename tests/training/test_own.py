@@ -49,6 +49,18 @@ def test_its_size_is_planned_without_a_draw():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_it_is_made_for_real_also_where_only_sizes_count(monkeypatch):
+    """Own code may look at its numbers: they are those that its author fills in."""
+
+    class Ones(nn.Linear):
+        def __init__(self, shape, classes):
+            super().__init__(6, classes)
+            nn.init.ones_(self.weight)
+
+    monkeypatch.setattr(mine, "Ones", Ones, raising=False)
+    assert (models.structure("mine:Ones", shape=ROW, classes=3).classifier.weight == 1).all()
+
+
 def test_clients_may_differ_in_theirs():
     assert models.assign("mine:Net:2,mlp:1", 3) == ["mine:Net", "mine:Net", "mlp"]
     assert models.assign("mine:Net#head/8", 2) == ["mine:Net#head/8"] * 2
