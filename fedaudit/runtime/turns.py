@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-import numpy as np
 import torch
 
 from fedaudit.privacy.dpsgd_stack import PrivateJob, Trained, fit_private_together, private_stacks
-from fedaudit.rng import seeded
+from fedaudit.rng import numpys, seeded
 from fedaudit.runtime.meter import Away
 from fedaudit.training.descent import Descent, Moments, side_by_side
 from fedaudit.training.fit import Fitted
@@ -92,7 +91,7 @@ class Globals:
 
     def keep(self) -> None:
         cuda = torch.cuda.get_rng_state(self._cuda) if self._cuda else None
-        self._state = torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+        self._state = torch.get_rng_state(), cuda, random.getstate(), numpys.state()
 
     def put(self) -> None:
         cpu, cuda, python, numpy = self._state
@@ -100,7 +99,7 @@ class Globals:
         if self._cuda and cuda is not None:
             torch.cuda.set_rng_state(cuda, self._cuda)
         random.setstate(python)
-        np.random.set_state(numpy)
+        numpys.put_back(numpy)
 
     @property
     def cuda(self) -> torch.Tensor:
