@@ -72,6 +72,8 @@ def collect(out: Path) -> list[dict[str, Any]]:
     rows = []
     for path in sorted(out.glob("runs/*/record.json")):
         record = read_record(path.parent)
+        if record.status != "done":
+            continue  # its last round is not the last round
         where = {"partition": record.setting.partition, "model": record.setting.model, "method": name(record)}
         run = {"seed": record.setting.seed, "rounds": len(record.rounds), "device": record.device, **figures(record)}
         rows.append({**where, **run, **choices(path.parent)})
