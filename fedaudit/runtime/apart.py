@@ -115,6 +115,9 @@ class Apart(World):
     def members(self, k: int) -> Rows:
         return self._only("own", k)
 
+    def seen_members(self, k: int) -> Rows:
+        return self._only("own", k)
+
     def validation(self, k: int) -> Rows:
         return self._only("validation", k)
 
