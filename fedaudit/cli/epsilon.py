@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +15,12 @@ from fedaudit.cli.helped import Helped
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 from fedaudit.kept import plain
-from fedaudit.levels import holm, level_of
+from fedaudit.levels import holm, level_of, said
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from fedaudit.privacy.lower_bounds import Bound
     from fedaudit.runtime.run_record import EpsilonAudit
 
 epsilon_app = typer.Typer(
@@ -50,11 +52,11 @@ def one_run(
     """What guesses about canaries of one run show, by Steinke et al. 2023 and the f-DP of Mahloujifar et al. 2024."""
     from fedaudit.privacy.lower_bounds import one_run_fdp, one_run_steinke
 
-    counts = canaries, canaries if guesses is None else guesses, correct
-    bounds = {"steinke": one_run_steinke(*counts, delta, confidence)}
-    if delta > 0:  # a Gaussian mechanism meets no epsilon at delta = 0
-        bounds["f_dp"] = one_run_fdp(*counts, delta, confidence)
-    _print_bounds(bounds, claim, as_json, fail_if_refuted)
+    made = canaries if guesses is None else guesses
+    by = {"steinke": one_run_steinke} | ({"f_dp": one_run_fdp} if delta > 0 else {})  # no Gaussian has delta = 0
+    bounds = {name: bound(canaries, made, correct, delta, confidence) for name, bound in by.items()}
+    best = {name: bound(canaries, made, made, delta, confidence) for name, bound in by.items()}
+    _print_bounds(bounds, best, claim, as_json, fail_if_refuted)
 
 
 @epsilon_app.command("from-scores")
@@ -87,7 +89,8 @@ def from_scores(
     else:
         scores, member = read_scores(source)
     bound = bound_from(scores, member, delta, confidence, correction)  # type: ignore[arg-type]
-    _print_bounds({"from_scores": bound}, claim, as_json, fail_if_refuted)
+    best = bound_from(member, member, delta, confidence, correction)  # type: ignore[arg-type]
+    _print_bounds({"from_scores": bound}, {"from_scores": best}, claim, as_json, fail_if_refuted)
 
 
 @epsilon_app.command("release-path")
@@ -247,19 +250,28 @@ def _fail_if(refuted: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print_bounds(bounds: dict[str, Any], claim: float | None, as_json: bool, fail_if_refuted: bool) -> None:
+def _print_bounds(
+    bounds: dict[str, Bound], best: dict[str, Bound], claim: float | None, as_json: bool, fail_if_refuted: bool
+) -> None:
+    """`best`: the bounds if every guess had been right. A claim that these do not refute could not have been."""
     if fail_if_refuted and claim is None:
         raise SettingError("--fail-if-refuted needs a claim to refute: --claim EPSILON.")
-    verdicts = {} if claim is None else {name: bound.against(claim) for name, bound in bounds.items()}
+    verdicts = {}
+    for name, bound in bounds.items() if claim is not None else ():
+        verdict, tells_at = bound.against(claim), best[name].p_value(claim)
+        verdicts[name] = replace(verdict, verdict=said(verdict.p_value, tells_at, bound.confidence))
     if as_json:
         shown = {
-            name: bound.as_dict() | ({"against": verdicts[name].as_dict()} if verdicts else {})
+            name: bound.as_dict()
+            | {"ceiling": best[name].epsilon}
+            | ({"against": verdicts[name].as_dict()} if verdicts else {})
             for name, bound in bounds.items()
         }
         print(json.dumps(shown, indent=1))
     for name, bound in () if as_json else bounds.items():
         at = f"delta = {bound.delta:g}, confidence {bound.confidence:g}"
         print(f"epsilon >= {bound.epsilon:.5f} at {at}: {bound.method}")
+        print(f"  the largest that so many trials can show: {best[name].epsilon:.5f}")
         print(f"  assumes: {bound.assumes}")
         if name in verdicts:
             v = verdicts[name]

@@ -105,8 +105,27 @@ def test_a_claim_against_scores(fedaudit, tmp_path):
     _, out, _ = fedaudit("epsilon", "from-scores", path, "--claim", 1, "--json")
     against = json.loads(out)["from_scores"]["against"]
     assert (against["verdict"], against["claim"], against["p_value"] < 0.05) == ("refuted", 1, True)
-    _, out, _ = fedaudit("epsilon", "from-scores", path, "--claim", 8)
-    assert "epsilon = 8: not refuted (p = 1, 2000 trials)" in out
+    _, out, _ = fedaudit("epsilon", "from-scores", path, "--claim", 4)
+    assert "epsilon = 4: not refuted (p = 1, 2000 trials)" in out
+
+
+def test_what_so_few_trials_could_not_refute_is_not_said_to_stand(fedaudit, tmp_path):
+    """Not even if each guess had been right: 1,000 of either class show 4.9 at most, 20 canaries 1.8 and 4.7."""
+    path = scores_file(tmp_path / "a.csv", 2.0)
+    out = fedaudit("epsilon", "from-scores", path, "--claim", 8)[1]
+    assert "the largest that so many trials can show: 4.9" in out
+    assert "epsilon = 8: cannot tell (p = 1, 2000 trials)" in out
+    words = ("epsilon", "one-run", "--canaries", 20, "--correct", 12, "--claim", 3)
+    assert [
+        line.strip() for line in fedaudit(*words)[1].splitlines() if "epsilon = 3" in line or "so many" in line
+    ] == [
+        "the largest that so many trials can show: 1.82209",
+        "epsilon = 3: cannot tell (p = 1, 20 trials)",
+        "the largest that so many trials can show: 4.73387",
+        "epsilon = 3: cannot tell (p = 1, 20 trials)",  # 4.7 at 0.05, less at the level of refuting
+    ]
+    found = json.loads(fedaudit(*words, "--json")[1])["steinke"]
+    assert (found["against"]["verdict"], round(found["ceiling"], 3)) == ("cannot tell", 1.822)
 
 
 @pytest.mark.parametrize(
