@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -376,6 +377,11 @@ def partition(row: Row) -> Figure | None:
 
 def svg_text(figure: Figure, name: str) -> str:
     """The figure as SVG text, the same for the same figure."""
+    if (layout := figure.get_layout_engine()) is not None:  # as `savefig` does, which draws everything in vain for it
+        FigureCanvasSVG(figure)
+        figure.set_dpi(72)
+        layout.execute(figure)
+        figure.set_layout_engine(None)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
