@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import reported
 
 from fedaudit.suite import published
 
@@ -226,6 +227,14 @@ def test_fedafs_table_on_digits_on_the_page() -> None:
     assert len(last) == 5
     for name, values in last.items():
         assert f"| {name} | 3 | {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} |" in text, name
+
+
+def test_a_run_that_was_cut_off_is_no_row_of_fedfrees_table(tmp_path: Path) -> None:
+    for name, status in (("a", "done"), ("b", "running")):
+        record = reported._record("fedavg", 0, 0.9, releases=True)
+        reported._save(tmp_path, name, record.model_copy(update={"status": status}), [])
+    (row,) = script("fedfree_table").collect(tmp_path)
+    assert row["own"] == reported._record("fedavg", 0, 0.9, releases=True).result.last.clients.local_test.mean
 
 
 def test_fedfrees_table_on_the_page() -> None:
