@@ -257,9 +257,10 @@ def _print_bounds(
     if fail_if_refuted and claim is None:
         raise SettingError("--fail-if-refuted needs a claim to refute: --claim EPSILON.")
     verdicts = {}
-    for name, bound in bounds.items() if claim is not None else ():
-        verdict, tells_at = bound.against(claim), best[name].p_value(claim)
-        verdicts[name] = replace(verdict, verdict=said(verdict.p_value, tells_at, bound.confidence))
+    if claim is not None:
+        for name, bound in bounds.items():
+            verdict, tells_at = bound.against(claim), best[name].p_value(claim)
+            verdicts[name] = replace(verdict, verdict=said(verdict.p_value, tells_at, bound.confidence))
     if as_json:
         shown = {
             name: bound.as_dict()
