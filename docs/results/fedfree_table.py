@@ -2,6 +2,7 @@
 
 python docs/results/fedfree_table.py OUT [--json FILE]     the figures are kept in FILE
 python docs/results/fedfree_table.py FILE                  the tables from what was kept
+python docs/results/fedfree_table.py FILE --wide           a row per method, its partitions side by side
 """
 
 from __future__ import annotations
@@ -115,11 +116,26 @@ def tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def wide(rows: list[dict[str, Any]]) -> str:
+    """On own records and on the common test set of each partition, and how many seeds each has."""
+    partitions = sorted({row["partition"] for row in rows})
+    head = ["method", *(f"{name}, {test}" for name in partitions for test in ("own", "common")), "seeds"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for method in dict.fromkeys(row["method"] for row in sorted(rows, key=lambda row: row["method"])):
+        of = {name: [r for r in rows if (r["method"], r["partition"]) == (method, name)] for name in partitions}
+        cells = [cell([row[test] for row in of[name]]) for name in partitions for test in ("own", "common")]
+        seeds = "/".join(str(n) for n in sorted({len(found) for found in of.values() if found}))
+        lines.append(f"| {method} | {' | '.join(cells)} | {seeds} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 4) or (len(sys.argv) == 4 and sys.argv[2] != "--json"):
+    side_by_side = "--wide" in sys.argv
+    words = [word for word in sys.argv[1:] if word != "--wide"]
+    if len(words) not in (1, 3) or (len(words) == 3 and words[1] != "--json"):
         sys.exit(__doc__)
-    source = Path(sys.argv[1])
+    source = Path(words[0])
     kept = collect(source) if source.is_dir() else json.loads(source.read_text())
-    if len(sys.argv) == 4:
-        Path(sys.argv[3]).write_text(json.dumps(kept, indent=1) + "\n")
-    print(tables(kept))
+    if len(words) == 3:
+        Path(words[2]).write_text(json.dumps(kept, indent=1) + "\n")
+    print(wide(kept) if side_by_side else tables(kept))
