@@ -109,7 +109,9 @@ def _client_scores(world: World, k: int, open_client: Callable[[int], Client]) -
     scored: dict[int, dict[str, float]] = {}  # by the module's identity: the deployed one is often a point, too
     for point, model in models.items():
         if id(model) not in scored:
-            frozen = _frozen(model, f"points: {point}" if point else "personal")
+            what = f"points: {point}" if point else "personal"
+            # The client was opened for this alone: its own model need not be copied.
+            frozen = model.eval() if model is client.model else _frozen(model, what)
             scored[id(model)] = {name: hits(frozen, x, y) / len(y) for name, (x, y) in sets.items() if len(y)}
     return {point: scored[id(model)] for point, model in models.items()}
 

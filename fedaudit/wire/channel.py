@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ import torch
 
 from fedaudit.errors import ContractError
 from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, hold, measure, read_header
-from fedaudit.wire.message import Down, Size, Up, class_named
+from fedaudit.wire.message import Declared, Down, Size, Up, class_named
 from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Protection, Release, Sent
 from fedaudit.wire.traffic import Key
@@ -61,6 +62,19 @@ class Answer(Protocol):
     def error(self) -> str | None: ...
     @property
     def protection(self) -> Mapping[str, Protection]: ...
+
+
+def _sent(sizes: Mapping[str, int], declared: Declared | None, protection: Protection | None) -> Mapping[str, Any]:
+    """A field of a message, as the transcript has it."""
+    if protection is None:
+        return _unprotected(tuple(sizes.items()), declared)
+    return Sent.of(sizes, declared, protection).model_dump()
+
+
+@functools.lru_cache(maxsize=1024)
+def _unprotected(sizes: tuple[tuple[str, int], ...], declared: Declared | None) -> Mapping[str, Any]:
+    """Messages of all clients and rounds have mostly the same sizes."""
+    return Sent.of(dict(sizes), declared, None).model_dump()
 
 
 class Wire:
@@ -149,11 +163,12 @@ class Wire:
         class_id = class_of(head.tree)
         message = class_id.rsplit(".", 1)[-1]
         sizes = self.sizes(direction, k, head, len(blob))
-        fields: dict[str, Sent] = {}
+        fields: dict[str, Mapping[str, Any]] = {}
         cls = class_named(class_id)
         assert cls is not None  # it was encoded, or decoded, here
-        for name, declared in cls.declared().items():
-            fields[name] = Sent.of(sizes[name], declared, protection.get(name))
+        declarations = cls.declared()
+        for name, declared in declarations.items():
+            fields[name] = _sent(sizes[name], declared, protection.get(name))
         ends = (SERVER, party(k)) if direction == "down" else (party(k), SERVER)
         self.transcript.message(
             blob,
@@ -169,11 +184,11 @@ class Wire:
             message=message,
             bytes=sum(size["wire"] for size in sizes.values()),
             frame=sizes["(frame)"]["wire"],
-            fields={name: sent.model_dump() for name, sent in fields.items()},
+            fields=fields,
         )
         self.traffic.add(direction, k, message, head, sizes)
         self.traffic.digests.append(f"{direction} {k} {head.digest}")
-        for name, declared in cls.declared().items():
+        for name, declared in declarations.items():
             if declared is not None and declared.role == "relay" and declared.kind is not None:
                 self.traffic.relayed.add((declared.kind, k))
             if declared is not None and direction == "up":

@@ -350,7 +350,7 @@ class Header:
 
 def read_header(blob: Blob | memoryview) -> Header:
     if isinstance(blob, Held):
-        return Header(json.loads(blob.text), blob.text, blob.digest, blob.spans)
+        return Header(blob.tree, blob.text, blob.digest, blob.spans)
     try:
         length = int.from_bytes(bytes(blob[:8]), "little")
         if length > len(blob) - 8:
@@ -369,7 +369,7 @@ def read_header(blob: Blob | memoryview) -> Header:
 def tree_of(blob: Blob) -> tuple[Any, Spans]:
     """The tree of a message, and where its tensors lie."""
     if isinstance(blob, Held):
-        return json.loads(blob.text), blob.spans  # the digest is left to who needs it
+        return blob.tree, blob.spans  # the digest is left to who needs it
     head = read_header(blob)
     return head.tree, head.tensors
 
@@ -491,7 +491,7 @@ def decode_tree(
         there = torch.device(device)
         decoder = _Decoder((blob.seen(there) if look else None) or blob.copies(there), base)
         decoder.plain = plain
-        return decoder.value(json.loads(blob.text))
+        return decoder.value(blob.tree)
     head = read_header(blob)
     with _reading(blob):
         decoder = _Decoder(_tensors(blob, head, torch.device(device)), base)

@@ -233,6 +233,11 @@ class Held:
     def digest(self) -> str:
         return digest(self.text, self.tensors)
 
+    @cached_property
+    def tree(self) -> Any:
+        """What the text says, for who leaves it as it is."""
+        return json.loads(self.text)
+
     def content(self, i: int) -> str | None:
         """The digest of a tensor's bytes, where it is known."""
         return self._known[i].digest if i in self._known else None
