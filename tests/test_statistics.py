@@ -128,9 +128,10 @@ def test_the_bound_from_counts_keeps_its_level(n1, n0):
     """Randomised response at epsilon = 1: TPR = e / (1 + e), FPR = 1 / (1 + e). Summed over all pairs of counts."""
     tpr, fpr = math.e / (1 + math.e), 1 / (1 + math.e)
     alarm = refuted = 0.0
+    weights = np.outer(stats.binom.pmf(range(n1 + 1), n1, tpr), stats.binom.pmf(range(n0 + 1), n0, fpr))
     for tp in range(n1 + 1):
         for fp in range(n0 + 1):
-            weight = stats.binom.pmf(tp, n1, tpr) * stats.binom.pmf(fp, n0, fpr)
+            weight = weights[tp, fp]
             bound = from_counts(tp, n1 - tp, fp, n0 - fp, delta=0.0) if weight > 1e-7 else None
             if bound is not None and bound.epsilon > 1.0:
                 alarm += weight
@@ -227,11 +228,12 @@ def test_a_leak_is_not_found_where_there_is_none():
     rng = np.random.default_rng(5)
     member = np.arange(120) < 60
     alone = beside = 0
-    for mine, theirs in rng.normal(size=(N, 2, 120)):
+    n = 1700  # enough for these two rates
+    for mine, theirs in rng.normal(size=(n, 2, 120)):
         leak = judge("mine", scored(mine, member), {}, False).leak
         alone += leak
         beside += leak and judge("mine", scored(mine, member), {"blind": scored(theirs, member)}, True).leak
-    assert held(alone, N, 0.025, 0.05)
+    assert held(alone, n, 0.025, 0.05)
     assert beside <= alone
 
 
@@ -240,10 +242,11 @@ def test_an_honest_split_is_seldom_called_broken():
     rng = np.random.default_rng(6)
     member = np.arange(100) < 50
     broken = 0
-    for rows in rng.normal(size=(N, 3, 100)):
+    n = 1400  # enough for these two rates
+    for rows in rng.normal(size=(n, 3, 100)):
         found = judge_blind({str(i): scored(row, member) for i, row in enumerate(rows)})
         broken += any(f.split_broken for f in found.values())
-    assert held(broken, N, 0.01, 0.03)
+    assert held(broken, n, 0.01, 0.03)
 
 
 def test_learned_groups_do_not_tell_a_coin_flip():

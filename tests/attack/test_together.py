@@ -165,20 +165,22 @@ def test_what_is_alike_is_joined_and_each_gets_its_own(fails):
 # --- on runs ---------------------------------------------------------------------------------------------------------
 
 
+DATA = {"dataset": "digits", "clients": 3, "partition": "iid", "rounds": 1, "model": "mlp", "eval_clients": False}
+DATA |= {"aux": 0.6}
+
+
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "dffke"
     quick = {"tau": "off", "E_local": 1, "B": 32, "h": 4, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
-    data = {"dataset": "digits", "clients": 3, "partition": "iid", "rounds": 1, "model": "mlp", "eval_clients": False}
-    fedaudit.run(method="dffke", set=quick, out=folder, **data)
+    fedaudit.run(method="dffke", set=quick, out=folder, **DATA)
     return folder
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "fedavg"
-    data = {"dataset": "digits", "clients": 3, "partition": "iid", "rounds": 1, "model": "mlp", "eval_clients": False}
-    fedaudit.run(method="fedavg", set={"E": 1, "B": 64, "eta": 0.1}, out=folder, **data)
+    fedaudit.run(method="fedavg", set={"E": 1, "B": 64, "eta": 0.1}, out=folder, **DATA)
     return folder
 
 

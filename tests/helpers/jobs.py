@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import adam, ce, sgd
 from fedaudit.training import models
+from fedaudit.training.fit import Fitted
 from fedaudit.training.stack import Job
 
 
@@ -95,3 +97,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 COUNTS = [13, 30, 21, 8]  # batches of 4: one of 5 at the end of 13 and 21, one of 2 of 30, none of 8
+
+
+@functools.cache
+def trained(case: str) -> tuple[list[Job], list[Fitted]]:
+    """A case's models, trained one by one, and what was said of each: to hold others against, and not to go on with."""
+    jobs = make(counts=COUNTS, **CASES[case])
+    return jobs, [job.alone() for job in jobs]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import CASES, COUNTS, distance, make
+from jobs import CASES, COUNTS, distance, make, trained
 from torch import nn
 
 from fedaudit.training import recorded
@@ -17,8 +17,8 @@ from fedaudit.training.stack import _Fitting, fit_together
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int]) -> None:
-    eager, steps = make(counts=COUNTS, **CASES[case]), make(counts=COUNTS, **CASES[case])
-    wanted = [job.alone() for job in eager]
+    eager, wanted = trained(case)
+    steps = make(counts=COUNTS, **CASES[case])
     assert not replays
     with recorded.conditions("recorded"):
         found = [job.alone() for job in steps]
@@ -30,8 +30,8 @@ def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int
 @pytest.mark.parametrize("case", ["adam keeps each model's own count", "adam, and models that come differently far"])
 def test_adam_alone_is_recorded_with_its_step(case: str, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a stack of one, without a map over models, where the engine need not have torch's bits."""
-    eager, one, plain = (make(counts=COUNTS, **CASES[case]) for _ in range(3))
-    wanted = [job.alone() for job in eager]
+    eager, wanted = trained(case)
+    one, plain = (make(counts=COUNTS, **CASES[case]) for _ in range(2))
     seen: list[int] = []
     core = _Fitting._core
     monkeypatch.setattr(_Fitting, "_core", lambda self, *given: seen.append(len(self.slots)) or core(self, *given))
@@ -73,8 +73,8 @@ def test_what_a_loss_draws_while_it_is_recorded_is_given_back(replays: list[int]
 @pytest.mark.parametrize("case", CASES)
 def test_a_recorded_stack_is_what_each_would_be_alone(case: str, replays: list[int]) -> None:
     """Those that are through stay in it as idle models, and leave when they are half of it."""
-    alone, together = make(counts=COUNTS, **CASES[case]), make(counts=COUNTS, **CASES[case])
-    wanted = [job.alone() for job in alone]
+    alone, wanted = trained(case)
+    together = make(counts=COUNTS, **CASES[case])
     with recorded.conditions("recorded"):
         found = fit_together(together)
     assert sum(replays) > 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import CASES, COUNTS, distance, held_out, make, mirrored
+from jobs import CASES, COUNTS, distance, held_out, make, mirrored, trained
 from torch import Tensor, nn
 
 from fedaudit import adam
@@ -20,9 +20,9 @@ from fedaudit.training.steppers import Stepper, stepper
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_ends_as_it_would_alone(case: str) -> None:
-    together, alone, before = (make(counts=COUNTS, **CASES[case]) for _ in range(3))
+    together, before = (make(counts=COUNTS, **CASES[case]) for _ in range(2))
     assert why_not(together) is None
-    found, wanted = fit_together(together), [job.alone() for job in alone]
+    found, (alone, wanted) = fit_together(together), trained(case)
     assert distance(alone, before) > 1e-2, "nothing was trained, so nothing was compared"
     assert distance(together, alone) < 1e-10
     for a, b in zip(found, wanted, strict=True):
@@ -61,7 +61,7 @@ def test_adam_in_one_kernel_is_adam_by_its_formulas(monkeypatch: pytest.MonkeyPa
 def test_until_ends_the_models_at_different_times() -> None:
     """Else the cases above would not show that a model leaves the stack alone."""
     for case in ("until", "until with batch norm"):
-        assert len({job.alone().epochs for job in make(counts=COUNTS, **CASES[case])}) > 1
+        assert len({fitted.epochs for fitted in trained(case)[1]}) > 1
 
 
 def test_unequal_models_with_batch_norm_take_their_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
