@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -39,8 +40,8 @@ class SwapEngine:
     """Runs each task six times: as it is; with other records after the last private fit, and with other records for
     all that reads them itself while training has the real ones, where nothing declared `via="model"`, `via="released"`
     or `public()` may change; with other records from the start, where nothing `public()` may; and twice with one other
-    record alone, where one row may change of what has a row per record, and of what goes into class means: noise is
-    scaled for that.
+    record alone, where one row may change of what has a row per record, and of what goes into class means, and counts
+    may move by what one record counts: noise is scaled for that.
 
     The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
     `strict` ends the run at the first thing that is not as declared; otherwise all of them are gathered in `broken`.
@@ -123,6 +124,34 @@ class SwapEngine:
                     moved = max((_moved(_rows(a), _rows(b)) for a, b in zip(*leaves, strict=False)), default=0)
                     if moved > 1:
                         self._break(where, _mixed(where, task.k, moved))
+            self._counts(task, done, Swap(done.private_fits, only=i, relabel=True))
+
+    def _counts(self, task: Task, done: Done, swap: Swap) -> None:
+        """Counts where one record, and its label, are others."""
+        assert done.reply is not None
+        before, policies = decode(done.reply, Up), world_of(task.setting).policies
+        names = [
+            name
+            for name, declared in before.declared().items()
+            if declared is not None and declared.role == "private" and dependence(declared) == "histogram"
+            if declared.kind not in policies
+        ]
+        swapped = run_task(dataclasses.replace(task, swap=swap)) if names else done
+        if swapped.reply is None or type(after := decode(swapped.reply, Up)) is not type(before):
+            return
+        for name in names:
+            where, declared = f"{type(before).__name__}.{name}", before.declared()[name]
+            flat = [
+                torch.cat([t.double().flatten() for t in leaves_of(getattr(m, name), where)]) for m in (before, after)
+            ]
+            far = float((flat[0] - flat[1]).norm()) if flat[0].shape == flat[1].shape else math.inf
+            most = math.sqrt(2 if declared is not None and declared.kind == "label_counts" else len(flat[0]))
+            if far > most * (1 + 1e-6):
+                self._break(
+                    where,
+                    f"{where} holds counts, but where one record of client {task.k} is another one, they move by "
+                    f"{far:.3g}, and the noise is scaled for {most:.3g}. Count each record once.",
+                )
 
     def _hold(
         self, where: str, declared: Declared, same: bool, task: Task, way: str, must_stay: tuple[str, ...]

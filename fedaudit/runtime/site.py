@@ -28,6 +28,7 @@ class Swap:
     after: int
     in_fit: bool = True  # also for training; else only for what reads the records itself
     only: int | None = None  # one record alone is another one, under the same label
+    relabel: bool = False  # and under another label
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ class Site(Place):
         (x, y), (other, _) = self.own(), self.others()
         x = x.clone()
         x[swap.only] = other[swap.only]
+        if swap.relabel:
+            y = y.clone()
+            y[swap.only] = (y[swap.only] + 1) % self.classes
         return x, y
 
 

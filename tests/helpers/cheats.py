@@ -823,6 +823,24 @@ class OwnMeans(Asks):
         return Means(client.class_means(client.model.eval()(client.x).detach(), "logits"))
 
 
+class Tallied(Up):
+    n: Tensor = private("label_counts", via="data", unit="client")
+
+
+class Tallies(Asks):
+    """As many as there are records, of the first one's label: whole numbers, no more than records, and no counts."""
+
+    def update(self, client, msg):
+        n = torch.zeros(client.classes)
+        n[client.y[0]] = len(client)
+        return Tallied(n)
+
+
+class OwnCounts(Asks):
+    def update(self, client, msg):
+        return Tallied(torch.bincount(client.y, minlength=client.classes).float())
+
+
 # --- careful ones -----------------------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,7 @@ def test_a_careful_method_holds(tried):
         ("NamedByData", "(the run)", "while it ran"),
         ("Mixes", "Rows.e", "the noise is scaled for one"),
         ("Repeats", "update (class means)", "the noise is scaled for one"),
+        ("Tallies", "Tallied.n", "and the noise is scaled for 1.41"),
     ],
 )
 def test_what_is_broken_is_named(tried, name, field, words):
@@ -62,7 +63,7 @@ def test_what_is_broken_is_named(tried, name, field, words):
     assert (fields[field].verdict, words in fields[field].why) == ("broken", True)
 
 
-@pytest.mark.parametrize("name", ["OwnRows", "OwnMeans"])
+@pytest.mark.parametrize("name", ["OwnRows", "OwnMeans", "OwnCounts"])
 def test_a_row_for_each_record_holds(tried, name):
     assert tried(name)[0].held
 
