@@ -18,10 +18,10 @@ TOGETHER = {
 }  # fmt: skip
 JOINED = {"nursery": "ray"}  # the scheduler's tests want both
 SECONDS = {
-    "ray": 180, "flower": 25, "tests/attack/test_release_path.py": 22,
-    "tests/attack/test_reconstruction.py": 20, "tests/training/test_models.py": 17,
-    "tests/methods/test_fingerprints.py": 20, "tests/runtime/test_stacked.py": 18, "tests/reports/test_reports.py": 16,
-    "tests/reports/test_browser.py": 15, "tests/privacy/test_dpsgd.py": 10,
+    "ray": 180, "flower": 25, "tests/attack/test_release_path.py": 12,
+    "tests/attack/test_reconstruction.py": 12, "tests/training/test_models.py": 9,
+    "tests/methods/test_fingerprints.py": 18, "tests/runtime/test_stacked.py": 18, "tests/reports/test_reports.py": 16,
+    "tests/reports/test_browser.py": 15, "tests/attacks/test_models.py": 12, "tests/attacks/test_releases.py": 12,
 }  # fmt: skip
 # about, on one core; of others what follows from how many tests they have
 EACH = 0.1
