@@ -377,15 +377,20 @@ def partition(row: Row) -> Figure | None:
 
 def svg_text(figure: Figure, name: str) -> str:
     """The figure as SVG text, the same for the same figure."""
-    if (layout := figure.get_layout_engine()) is not None:  # as `savefig` does, which draws everything in vain for it
-        FigureCanvasSVG(figure)
-        figure.set_dpi(72)
-        layout.execute(figure)
-        figure.set_layout_engine(None)
+    _laid_out(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+def _laid_out(figure: Figure) -> None:
+    """Once, and as `savefig` does, which does it each time and draws everything in vain for it."""
+    if (layout := figure.get_layout_engine()) is not None:
+        FigureCanvasSVG(figure)
+        figure.set_dpi(72)
+        layout.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def inline(figure: Figure, name: str) -> str:
@@ -431,6 +436,7 @@ def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
         for suffix in ("svg", "png"):
             path = folder / f"{name}.{suffix}"
             with style(name):
+                _laid_out(figure)
                 figure.savefig(path, dpi=200, metadata={"Date": None} if suffix == "svg" else None)
             written.append(path)
     return written
