@@ -248,7 +248,10 @@ def latex(rows: Sequence[Row], keys: Sequence[str] = ()) -> str:
     seeds = sorted({len(row.group.runs) for row in rows})
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
     over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
-    told = f"grey: within noise of the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm)"
+    told = (
+        f"grey: cannot be told from the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm, or fewer than "
+        f"{SEEDS} seeds)"
+    )
     guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
     privacy = [c for c in shown if c.part != "Cost" or keys]
