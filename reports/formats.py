@@ -249,8 +249,8 @@ def latex(rows: Sequence[Row], keys: Sequence[str] = ()) -> str:
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
     over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
     told = (
-        f"grey: cannot be told from the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm, or fewer than "
-        f"{SEEDS} seeds)"
+        f"grey: cannot be told from the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm, or fewer "
+        f"than {SEEDS} seeds)"
     )
     guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
