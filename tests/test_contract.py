@@ -105,9 +105,8 @@ def whole(method, small, tmp_path_factory):
 
 @pytest.fixture
 def some(method, small, tmp_path):
-    """An undisturbed run: the one that is there, or one round. Three rounds of every method are in its fingerprint, and
-    are held against what it declares as well."""
-    return _whole.get(method) or (run(small(method, rounds=1), out=tmp_path / "some"), tmp_path / "some")
+    """An undisturbed run: the one that is there, or one round of two clients."""
+    return _whole.get(method) or (run(small(method, rounds=1, clients=2), out=tmp_path / "some"), tmp_path / "some")
 
 
 def same(whole, record, folder):
