@@ -308,14 +308,15 @@ app.command("run")(run)
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder of an audit.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs, as an audit's.")],
     as_json: Json = False,
 ) -> None:
     """What a run reached and cost; of an audit, a table of its rows."""
     from fedaudit.runtime.folder import check_transcript
     from fedaudit.runtime.run_record import read_record, reading
 
-    if (run / "audit.json").is_file() or (run / "runs").is_dir():
+    of_runs = not (run / "record.json").exists() and run.is_dir() and any(run.glob("*/record.json"))
+    if of_runs or (run / "audit.json").is_file() or (run / "runs").is_dir():
         _show_audit(run, as_json)
         return
     record = read_record(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -144,6 +145,15 @@ def test_transcript_tables_add_up(fedaudit, a_run, by):
     if by != "field":
         assert sum(r["messages"] for r in rows) == 2 * 3 * 2
     assert fedaudit("transcript", a_run, "--by", by)[0] == 0
+
+
+def test_show_of_a_folder_of_runs_is_their_table(fedaudit, a_run, tmp_path):
+    """`run --out runs/a`, and then `show runs`."""
+    shutil.copytree(a_run, tmp_path / "runs of mine" / "a")
+    code, out, _ = fedaudit("show", tmp_path / "runs of mine")
+    assert (code, "ledger ε" in out) == (0, True)
+    code, _, err = fedaudit("show", tmp_path)
+    assert (code, "holds no run" in err) == (2, True)
 
 
 def test_transcript_of_an_outsider_shows_sizes_only(fedaudit, a_run):
