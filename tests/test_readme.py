@@ -104,7 +104,7 @@ def test_its_links_lead_somewhere():
 # --- examples ----------------------------------------------------------------------------------------------------
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+def test_the_notebook_runs(undrawn, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for cell in json.loads((ROOT / "examples" / "first_audit.ipynb").read_text())["cells"]:
