@@ -36,7 +36,7 @@ def test_the_page_has_the_kept_runs_on_digits(study):
     assert script("fedzge_search").markdown(study) in (RESULTS / "fedzge.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["fedzge_shared", "fedzge_shared_cifar"])
+@pytest.mark.parametrize("name", ["fedzge_shared", "fedzge_kept", "fedzge_shared_cifar"])
 def test_the_page_has_the_kept_tables(name):
     kept = RESULTS / f"{name}.json"
     if not kept.exists():

@@ -170,6 +170,21 @@ def test_the_inversion_page_is_what_was_kept() -> None:
     )
 
 
+def test_fedzges_loops_with_kept_moments_in_words() -> None:
+    kept = json.loads((RESULTS / "fedzge_kept.json").read_text())
+    loops = {(row["images"], row["gradient"], row["estimate"], row["distance"]): row["curve"] for row in kept["loops"]}
+    image, true = loops["trained", "zeroth", "image", "norm"], loops["trained", "true", "image", "norm"]
+    real = loops["real", "zeroth", "image", "norm"]
+    text = page("fedzge")
+    assert f"ends where true gradients do ({100 * image[-1][1]:.1f} and {100 * true[-1][1]:.1f};" in text
+    ahead = sorted(100 * (true[n][1] - image[n][1]) for n in (0, 1))
+    assert true[1][0] == 20
+    assert f"in the first 20 rounds true gradients are {ahead[0]:.0f} to {ahead[1]:.0f} points ahead" in text
+    knows = 100 * kept["ensemble"]["accuracy"]
+    assert f"real ones teach {100 * real[-1][1]:.1f}, nearly all that the ensemble knows ({knows:.1f})" in text
+    assert f"stays {100 * (real[-1][1] - image[-1][1]):.0f} points below" in text
+
+
 def test_fedzges_pairs_in_words() -> None:
     """Trained against frozen, last round: in how many pairs which is ahead."""
     text = page("fedzge")

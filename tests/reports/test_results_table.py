@@ -212,6 +212,48 @@ def test_fedafs_whole_runs_on_the_page() -> None:
         assert all(f"`{name}" in row for name in set(kept["setting"]["set"]) - {"T_over", "lgkm_scale"})
 
 
+def test_feddm_with_fedafs_start_on_the_page() -> None:
+    """Its row, and how far FedAF in the same start and augmentation is above it."""
+    text = (RESULTS / "fedaf.md").read_text()
+    (feddm,) = (json.loads(path.read_text()) for path in (RESULTS / "records" / "fedaf_feddm").glob("*.json"))
+    fedaf = TABLE.read("fedaf_lgkm/fedaf-9a32fe96b256")
+    both = ("aug_w", "start", "norm", "clamp", "restart", "steps", "E", "IPC", "averaged", "least")
+    assert [feddm["hyper_parameters"][key] for key in both] == [fedaf["hyper_parameters"][key] for key in both]
+    assert feddm["setting"]["seed"] == fedaf["setting"]["seed"]
+
+    def three(kept: dict[str, Any]) -> list[float]:
+        curve = [100 * row["global"]["accuracy"] for row in kept["rounds"]]
+        assert (kept["status"], len(curve)) == ("done", 20)
+        return [max(curve), curve[-1], statistics.mean(curve[-5:])]
+
+    best, last, five = three(feddm)
+    row = f"{TABLE.percent(TABLE.best(feddm))} | {TABLE.percent(feddm['rounds'][-1]['global'])} | {five:.2f} |"
+    assert row in text
+    above = [mine - theirs for mine, theirs in zip(three(fedaf), (best, last, five), strict=True)]
+    words = (
+        f"by {above[0]:.1f} points in the best round, with intervals that are just apart, by {above[1]:.1f} in the last"
+    )
+    assert f"{words} and by {above[2]:.1f} in the mean of the last five" in " ".join(text.split())
+    assert TABLE.best(fedaf)["low"] > TABLE.best(feddm)["high"]
+
+
+def test_fedavgs_controls_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    kept = [json.loads(path.read_text()) for path in (RESULTS / "records" / "fedaf_fedavg").glob("*.json")]
+    control = TABLE.read("fedaf_one_seed/fedavg-80579c44c6a3")
+    whole = [run for run in (control, *kept) if run["setting"]["seed"] == 0]
+    assert sorted((run["setting"]["partition"], str(run["setting"]["set"])) for run in whole) == [
+        ("dirichlet-capped:0.02", "{'momentum': 0.0}"), ("dirichlet-capped:0.02", "{}"), ("dirichlet:0.02", "{}"),
+    ]  # fmt: skip
+    for run in whole:
+        half = statistics.mean(100 * row["global"]["accuracy"] for row in run["rounds"][10:])
+        ends = f"{TABLE.percent(TABLE.best(run))} | {TABLE.percent(run['rounds'][-1]['global'])} | {half:.1f} |"
+        assert ends in text
+        assert TABLE.best(run)["low"] > (56.50 + 5.55) / 100
+        if run is not control:
+            assert f"{100 * TABLE.best(run)['accuracy']:.2f}" in (RESULTS / "README.md").read_text()
+
+
 def test_fedafs_table_on_digits_on_the_page() -> None:
     text = (RESULTS / "fedaf.md").read_text()
     last: dict[str, list[float]] = {}
@@ -262,9 +304,10 @@ def test_the_files_of_the_pages_are_of_the_kept_records() -> None:
         runs = json.loads((RESULTS / f"{study}.json").read_text())
         ends = sorted(run["rounds"][-1]["test"]["accuracy"] for run in runs)
         assert ends == pytest.approx(last(study, "global", "accuracy", ("fedavg", "dfrd", "fedftg", "dense")), abs=1e-6)
-    loops = json.loads((RESULTS / "fedzge_shared.json").read_text())["loops"]
-    ends = sorted(loop["accuracy"] for loop in loops)
-    assert ends == pytest.approx(last("fedzge_shared", "global", "accuracy", ("fedzge",)), abs=1e-6)
+    for study in ("fedzge_shared", "fedzge_kept"):
+        loops = json.loads((RESULTS / f"{study}.json").read_text())["loops"]
+        ends = sorted(loop["accuracy"] for loop in loops)
+        assert ends == pytest.approx(last(study, "global", "accuracy", ("fedzge",)), abs=1e-6)
     rows = json.loads((RESULTS / "fedfree_fmnist.json").read_text())
     ends = sorted(row["own"] for row in rows)
     kept = last("fedfree_fmnist", "clients_on_own", "mean", ("fedfree", "fedavg", "local"))
