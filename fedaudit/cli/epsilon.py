@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedaudit.cli.helped import Helped
+from fedaudit.cli.options import Json, RunArgument, Trust
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 from fedaudit.kept import plain
@@ -27,10 +28,7 @@ epsilon_app = typer.Typer(
     cls=Helped, help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 MOST = 1_000_000  # canaries, guesses, trials
-Trust = Annotated[bool, typer.Option("--trust", help="Import code outside fedaudit that the run names.")]
 Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
 Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
 Claim = Annotated[float | None, typer.Option(help="An epsilon to hold against the bound.", show_default=False)]

@@ -9,12 +9,12 @@ import typer
 
 from fedaudit.cli.epsilon import Fail, claims_refuted, print_audits
 from fedaudit.cli.helped import Helped
+from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import SettingError
 from fedaudit.setting import MANY, parse_pairs
 
 flower_app = typer.Typer(cls=Helped, help="Audit a Flower app as it is.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @flower_app.command("run")

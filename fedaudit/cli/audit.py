@@ -1,0 +1,156 @@
+"""`fedaudit attack` and `fedaudit audit`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedaudit.cli.look import show_audit
+from fedaudit.cli.options import Json, RunArgument, Trust
+from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar
+from fedaudit.errors import SettingError, unknown
+from fedaudit.kept import plain
+from fedaudit.setting import parse_pairs
+
+
+def attack(
+    run: RunArgument,
+    attack: Annotated[list[str] | None, typer.Option(help="An attack's name; repeatable. Default: all.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
+    threat: Annotated[str, typer.Option(help="server, active-server, peer:k or outsider.")] = "server",
+    client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
+    again: Annotated[
+        bool, typer.Option("--rescore", help="Attack nothing: score and judge anew what earlier attacks left.")
+    ] = False,
+    trust: Trust = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All figures, and why an attack did not run.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Attack what crossed the wire in a run, and score it with intervals."""
+    from fedaudit import registry
+    from fedaudit.attack.attack_run import attack_run, rescore
+    from fedaudit.cli.attacks import print_attacks
+    from fedaudit.registry import names
+
+    registry.trust(trust)
+    clients = chosen_clients(client)
+    chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
+    if again:
+        if attack or set_ or client != "all":
+            raise SettingError("--rescore scores anew all that was kept: leave --attack, --set and --client out.")
+        results = rescore(run)
+    else:
+        with progress_bar("attacks") as watch:
+            results = attack_run(run, attacks=chosen, threat=threat, clients=clients, watch=watch)
+    if as_json:
+        print(json.dumps(plain(results), indent=1))
+    else:
+        print_attacks(results, verbose)
+
+
+def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, Any]]:
+    """`NAME=VALUE` is for the only attack named; `ATTACK.NAME=VALUE` says which."""
+    tables: dict[str, dict[str, Any]] = {name: {"attack": name} for name in attacks}
+    for key, value in pairs.items():
+        name, dot, setting = key.rpartition(".")
+        if not dot and len(attacks) == 1:
+            name = attacks[0]
+        if name not in tables:
+            raise SettingError(
+                f"--set {key}=...: which attack? Write --set ATTACK.{setting}=..., of {', '.join(attacks)}."
+            )
+        tables[name][setting] = value
+    return list(tables.values())
+
+
+def audit(
+    suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at a time, each in a process of its own.")] = 1,
+    engine: Annotated[
+        str | None, typer.Option(help="auto | serial | stacked | ray, for all runs.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and time, and run nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run every cell again, whatever is finished.")] = False,
+    keep_stale: Annotated[
+        bool, typer.Option("--keep-stale", help="Let finished cells count that other code made.")
+    ] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
+    on: Annotated[str, typer.Option(help="here | ray: cells as processes, or as tasks of a Ray cluster.")] = "here",
+    ray_address: Annotated[
+        str | None, typer.Option(help="With --on ray: the cluster. Default: one on this machine.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a whole suite, attack it, and report. What is finished is not repeated; after a kill, run it again.
+
+    Exit code 0 if every cell came through and every budget was kept, 1 if not, 2 for a suite that makes no sense.
+    """
+    from fedaudit.suite.suite_file import read_suite
+
+    what = read_suite(suite)
+    if dry_run:
+        _forecast(what, out, jobs, engine, measure, force=force, keep_stale=keep_stale)
+        return
+    from fedaudit.reports.report import write_report
+    from fedaudit.suite.scheduler import audit as audit_suite
+
+    try:
+        with progress_bar("audit", remaining=False) as watch:
+            cells = audit_suite(
+                what, out, watch, jobs, engine, force=force, keep_stale=keep_stale, on=_where(on, ray_address),
+                ray_address=ray_address,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
+        raise typer.Exit(130) from None
+    errors = {str(cell.folder): cell.error for cell in cells if cell.error}
+    pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
+    for cell in cells:
+        if cell.again is not None:
+            print(f"again: {cell.folder}: {cell.again}")
+    refused = Counter(f"{c.setting.method}: {c.reason}" for c in cells if c.status == "refused")
+    for reason, number in refused.items():
+        print(f"does not apply ({number} cells): {reason}")
+    for folder, error in errors.items():
+        print(f"failed: {folder}: {error}", file=sys.stderr)
+    show_audit(out, as_json=False)
+    kept = _budgets_kept(what, [cell.folder for cell in cells if cell.status == "done"])
+    print(f"The report is in {pages[0]}")
+    if errors or not kept:
+        raise typer.Exit(1)
+
+
+def _where(on: str, ray_address: str | None) -> Any:
+    if on not in ("here", "ray"):
+        raise SettingError(unknown("place for cells", on, ("here", "ray")))
+    if ray_address is not None and on != "ray":
+        raise SettingError("--ray-address says where a cluster is, and is for --on ray.")
+    return on
+
+
+def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool, **how: bool) -> None:
+    from fedaudit.suite.forecast import forecast
+    from fedaudit.suite.scheduler import make_cells
+
+    forecasts = forecast(make_cells(suite, out, engine), measure, **how)
+    print_forecast(forecasts, jobs)
+
+
+def _budgets_kept(suite: Any, runs: list[Path]) -> bool:
+    if not suite.budgets:
+        return True
+    from fedaudit.suite.budgets import check_budgets
+
+    outcomes = check_budgets(suite.budgets, runs, "budgets of the suite")
+    print_table([outcome.row() for outcome in outcomes], "budgets")
+    for outcome in outcomes:
+        if not outcome.kept:
+            print(outcome.message())
+    return all(outcome.kept for outcome in outcomes)

@@ -1,0 +1,160 @@
+"""`fedaudit run`: one option per field of `Setting`, and what a first run on digits is given."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from fedaudit.cli.options import Json, Trust
+from fedaudit.cli.output import print_summary, progress_bar
+from fedaudit.errors import SettingError
+from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_toml
+
+_SHORT = {"set", "privacy"}  # given by repeated options of their own
+AS_IS = "On digits too the method's own defaults, where nothing is said of how to train."
+
+
+def run(
+    file: Path | None,
+    out: Path | None,
+    resume: bool,
+    as_is: bool,
+    trust: bool,
+    as_json: bool,
+    set_: list[str],
+    privacy: list[str],
+    **options: Any,
+) -> None:
+    """Run one method on one data set, and leave record, transcript and models in a folder.
+
+    Options can also come from a TOML file; the command line wins over the file, the file over the defaults.
+    """
+    values: dict[str, Any] = {}
+    if resume and out is not None and file is None and (out / "setting.json").exists():
+        try:
+            values = json.loads((out / "setting.json").read_text())
+        except (ValueError, RecursionError, OSError) as e:
+            raise SettingError(f"{out / 'setting.json'} is damaged ({e}). Name the settings again.") from None
+        if not isinstance(values, dict):
+            raise SettingError(f"{out / 'setting.json'} is damaged: it holds no table. Name the settings again.")
+    of_folder = dict(values)  # nobody typed it: code that it names is imported by the rules of trust
+    if file is not None:
+        values |= read_toml(file)
+    given = {key: value for key, value in options.items() if value is not None}
+    named_by_user = file is not None or "method" in given or not values
+    values |= given
+    if isinstance(values.get("start"), str):
+        values["start"] = parse_value(values["start"])
+    for key in ("set", "privacy", "start"):
+        if not isinstance(values.get(key) or {}, dict):
+            raise SettingError(f"{key} = {values[key]!r}: it is a table, [{key}] in the file.")
+    values["set"] = _over(values.get("set", {}), nested(parse_pairs(set_)))
+    if privacy:
+        from fedaudit.privacy.policy import parse_policy
+
+        values["privacy"] = {**values.get("privacy", {}), **dict(parse_policy(text) for text in privacy)}
+    if named_by_user and file is None and not as_is:
+        values = _first_run(values)
+    setting = Setting.make(**values)
+    from fedaudit import registry
+    from fedaudit.runtime.folder import default_folder
+    from fedaudit.runtime.runner import run as run_setting
+    from fedaudit.runtime.source import outside_code
+
+    folder = out or default_folder(setting)
+    registry.trust(trust)
+    by_folder = not named_by_user or bool(outside_code(of_folder, but=given))
+    source = registry.read_from(folder) if by_folder else contextlib.nullcontext()
+    try:
+        with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
+            record = run_setting(setting, out=folder, resume=resume, watch=watch)
+    except KeyboardInterrupt:
+        words = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume"])
+        print(f"stopped; `{words}` goes on from the last whole round", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(record.model_dump_json(indent=1))
+    else:
+        print_summary(record)
+        print(f"Everything is in {folder}")
+
+
+def _first_run(values: dict[str, Any]) -> dict[str, Any]:
+    """On the embedded digits, where nobody said how to train: settings of the method's own with which it learns there.
+    What was chosen is printed, and stands in the record as if it had been typed."""
+    from fedaudit import registry
+
+    name = values.get("method", Setting.model_fields["method"].default)
+    if values.get("dataset", "digits") != "digits" or ":" in name:
+        return values
+    cls: Any = registry.find(name)
+    more: dict[str, Any] = {}
+    if cls.needs_public and not values.get("public") and not values.get("public_dataset"):
+        more["public"] = 0.2
+    if cls.on_digits and not values["set"] and values.get("preset") is None:
+        more["set"] = dict(cls.on_digits)
+    if more:
+        print(f"a first run on digits: {', '.join(f'{k} = {v}' for k, v in more.items())}", file=sys.stderr)
+    return {**values, **more}
+
+
+def _over(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The file's table with the command line's values; a table within goes over the file's, key by key."""
+    merged = dict(table)
+    for key, value in values.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
+
+
+def _run_signature() -> inspect.Signature:
+    """One option per field of `Setting`, with the field's own description: written once, there."""
+
+    def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+    setting_file = typer.Argument(metavar="[SETTING.toml]", help="A file with settings.", show_default=False)
+    set_option = typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter of the method; repeatable.")
+    privacy_option = typer.Option(
+        "--privacy", metavar="KIND:...", help="A policy, such as training:eps=8,clip=1; repeatable."
+    )
+    parameters = [
+        keyword("file", Annotated[Path | None, setting_file], None),
+        keyword(
+            "out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None
+        ),
+        keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
+        keyword("as_is", Annotated[bool, typer.Option("--as-is", help=AS_IS)], False),
+        keyword("trust", Trust, False),
+        keyword("as_json", Json, False),
+        keyword("set_", Annotated[list[str], set_option], []),
+        keyword("privacy", Annotated[list[str], privacy_option], []),
+    ]
+    for name, field in Setting.model_fields.items():
+        if name in _SHORT:
+            continue
+        kind: Any = field.annotation
+        if get_origin(kind) is Literal:
+            kind = str
+        elif type(None) in get_args(kind):
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+            kind = str if get_origin(kind) is dict else kind  # a table, as TOML writes it
+        shown = False if field.default is None else str(field.default)
+        option = typer.Option(help=_sentence(field.description or ""), show_default=shown)
+        parameters.append(keyword(name, Annotated[kind | None, option], None))
+    return inspect.Signature(parameters)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+run.__signature__ = _run_signature()  # type: ignore[attr-defined]
+run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]

@@ -1,0 +1,97 @@
+"""`fedaudit comm` and `fedaudit check`: traffic planned, and runs held against budgets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaudit.cli.options import Json
+from fedaudit.cli.output import print_table
+from fedaudit.errors import FedauditError, SettingError, unknown
+from fedaudit.setting import MANY, Setting, nested, parse_pairs
+
+
+def comm(
+    method: Annotated[str, typer.Argument(help="A method's name, or package.module:Class.")],
+    dataset: Annotated[str, typer.Option(help="A data set's name; its files are not needed.")] = "cifar10",
+    model: Annotated[str, typer.Option(help="A model, a group, or resnet18:3,resnet34:3,resnet50:4.")] = "resnet18",
+    server_model: Annotated[str | None, typer.Option(help="The server's model, where clients differ.")] = None,
+    clients: Annotated[int, typer.Option(min=1, max=MANY, help="K.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="T.")] = 100,
+    participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
+    public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
+    public_dataset: Annotated[str | None, typer.Option(help="Another data set as the public set.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side length of the images.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Average over partitions such as dirichlet:0.1. Default: records spread evenly.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=1, max=10_000, help="How many partitions to average over.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of the partitions.")] = 0,
+    preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
+    compress: Annotated[
+        str | None, typer.Option(help="Compression of what clients send: topk:0.1 | int8 | svd:0.95.")
+    ] = None,
+    convention: Annotated[
+        str, typer.Option(help="payload (as papers count) | wire (headers and buffers too)")
+    ] = "payload",
+    as_json: Json = False,
+) -> None:
+    """Plan the traffic of a full-size experiment to the byte: no training, no data."""
+    from fedaudit.runtime.planned_traffic import plan_traffic
+
+    setting = Setting.make(
+        method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
+        participation=participation, public=public, public_dataset=public_dataset, image_size=image_size, preset=preset,
+        set=nested(parse_pairs(set_)), seed=seed, compress=compress, **({"partition": partition} if partition else {}),
+    )  # fmt: skip
+    planned = plan_traffic(setting, convention, draws if partition else 0)
+    if as_json:
+        print(json.dumps(planned, indent=1))
+        return
+    over = f", mean of {draws} partitions {partition}" if partition else ""
+    print_table(planned["fields"], f"{method}, one round of {planned['participants']} clients ({convention}{over})")
+    for name in ("up", "down", "total"):
+        part = planned[name]
+        big = max(planned["total"].values()) >= 1e9
+        units = ("GB", "GiB") if big else ("MB", "MiB")
+        print(
+            f"{name:<6} {part['bytes']:>20,.0f} B over {rounds} rounds = "
+            + " = ".join(f"{part[unit]:.2f} {unit}" for unit in units)
+            + (f", ± {part['bytes_std'] / part['bytes']:.1%} from one partition to another"
+               if part.get("bytes_std") and part["bytes"] else "")
+        )  # fmt: skip
+    if planned.get("at_most"):
+        print(f"at most: how far {compress} shrinks {', '.join(planned['at_most'])} only a run tells")
+
+
+def check(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder of an audit.")],
+    budget: Annotated[Path, typer.Option(help="A TOML file of ceilings and floors.")],
+    format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
+) -> None:
+    """Hold runs against budgets: exit code 0 if all are kept, 1 if not, 2 for a budget that makes no sense."""
+    from fedaudit.runtime.run_record import reading
+    from fedaudit.suite.budgets import FORMATS, check_runs, github_error
+
+    if format not in FORMATS:
+        raise SettingError(unknown("format", format, FORMATS))
+    try:
+        with reading(", ".join(map(str, runs))):
+            outcomes = check_runs(runs, budget)
+    except FedauditError as e:
+        if format == "github":  # beside the change, not only in a log
+            print(github_error("fedaudit", str(e)))
+        raise
+    if format == "table":
+        print_table([outcome.row() for outcome in outcomes], f"{budget}")
+        for outcome in outcomes:
+            if not outcome.kept:
+                print(outcome.message())
+    else:
+        print(FORMATS[format](outcomes))
+    if not all(outcome.kept for outcome in outcomes):
+        raise typer.Exit(1)
