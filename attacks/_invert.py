@@ -217,7 +217,7 @@ class Inverting:
 
 
 # Where small networks are stacked: many small kernels leave a GPU idle. On a processor a stack was no faster; what it
-# gains on a GPU is for the lines `decoders` and `matching` of benchmarks/gpu_speed.py to measure.
+# gains on a GPU is measured by the lines `decoders` and `matching` of benchmarks/gpu_speed.py (docs/results/speed.md).
 STACKS = {"cuda"}
 CLIENTS = 16  # that are attacked at the same time there
 

@@ -309,11 +309,13 @@ def shadows(bench: Bench) -> None:
 
 def _attacked(bench: Bench, spec: dict[str, Any], **setting: Any) -> None:
     """One attack on every client of a run, one after the other and as one stack: the attack's own time, without scores.
-    Twice each; the second counts."""
+    Twice each; the second counts. How far images lie from those of the first run of all is told, too: for the second,
+    one after the other again, as a control that begins 1e-6 beside it where images are descended."""
     from unittest import mock
 
     from fedaudit.attack import attack_run
     from fedaudit.attacks import _invert
+    from fedaudit.attacks._matching import Matching
     from fedaudit.runtime.folder import RunFolder
     from fedaudit.runtime.task import compute
     from fedaudit.wire.transcript import Threat
@@ -332,22 +334,28 @@ def _attacked(bench: Bench, spec: dict[str, Any], **setting: Any) -> None:
         images.extend(found.images for found in claims)
         return claims
 
+    descend = Matching._descend
+
+    def beside(self: Matching, jobs: Any, begin: list[torch.Tensor], *more: Any) -> Any:
+        return descend(self, jobs, [start * (1 + 1e-6) for start in begin], *more)
+
     base, alone_images = None, list[Any]()
     for way, devices in (("one_by_one", set[str]()), ("stacked", {"cuda", "cpu"})):
         seconds = []
-        for _ in range(2):
+        for control in (False, way == "one_by_one"):
             images.clear()
             spent = 0.0
             name, attack = attack_run.made(spec)
-            stacks, clock = (
+            stacks, clock, nudge = (
                 mock.patch.object(_invert, "STACKS", devices),
                 mock.patch.object(attack_run, "_claims", timed),
+                mock.patch.object(Matching, "_descend", beside if control else descend),
             )
-            with stacks, clock, compute(opened.world):
+            with stacks, clock, nudge, compute(opened.world):
                 attack_run._one(attack, name, opened, opened.world, Threat.parse("server"), None, lambda *_: None)
             seconds.append(spent)
+            alone_images = alone_images or list(images)
         base = base or seconds[-1]
-        alone_images = alone_images or list(images)
         apart = max(float((a - b).abs().mean()) for a, b in zip(alone_images, images, strict=True))
         bench.save(**{way: {"s": round(seconds[-1], 3), "first_s": round(seconds[0], 3),
                             "times": round(base / seconds[-1], 2), "images_apart": apart}})  # fmt: skip
