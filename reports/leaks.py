@@ -33,6 +33,7 @@ class Pooled:
     high: float
     p: float  # of an AUC of 1/2 or less
     adjusted: float = 1.0  # for how many attacks were tried (Holm)
+    broken: bool = False  # the split of some seed can be told by a blind baseline, and 1/2 is as good as that one
 
     @property
     def beyond(self) -> bool:
@@ -43,23 +44,28 @@ class Pooled:
 def pooled(found: Found) -> Pooled | None:
     """Seeds have candidates of their own, so that their AUCs are independent: the mean, and the variance of the mean.
 
-    Each variance is taken from the seed's own interval. A split that baselines could tell counts for nothing.
+    Each variance is taken from the seed's own interval. On a split that a blind baseline could tell, what counts is by
+    how much an attack beats the baseline that it beats least.
     """
     values, variances = [], []
+    broken = False
     for seed, e in found.estimates("auc").items():
-        result = found.results[seed]
-        if e.value is None or e.low is None or e.high is None:
+        result, by, beyond = found.results[seed], e, 0.0
+        if isinstance(result, MembershipResult) and result.split_broken:
+            broken = True
+            if not result.against_blind:
+                continue
+            by, beyond = min(result.against_blind.values(), key=lambda gap: gap.low), 0.5
+        if by.value is None or by.low is None or by.high is None:
             continue
-        if isinstance(result, MembershipResult) and result.split_broken and not result.leak:
-            continue
-        values.append(e.value)
-        variances.append(((e.high - e.low) / (2 * 1.959964)) ** 2)
+        values.append(beyond + by.value)
+        variances.append(((by.high - by.low) / (2 * 1.959964)) ** 2)
     if not values:
         return None
     value, deviation = sum(values) / len(values), math.sqrt(sum(variances)) / len(values)
     p = float(ndtr((0.5 - value) / deviation)) if deviation > 0 else float(value <= 0.5)
     half = 1.959964 * deviation
-    return Pooled(found, value, max(0.0, value - half), min(1.0, value + half), p)
+    return Pooled(found, value, max(0.0, value - half), min(1.0, value + half), p, broken=broken)
 
 
 def pooled_attacks(group: Group) -> list[Pooled]:
@@ -79,6 +85,8 @@ def leak(row: Row) -> bool | None:
         return None
     if tried[0].beyond:
         return True
+    if any(one.broken for one in tried):
+        return None
     best = best_attack(row.group, "membership", "auc")
     doubtful = any(one.low > 0.5 for one in tried) or (best is not None and any(leaks_by_seed(best)))
     return None if doubtful else False

@@ -41,11 +41,16 @@ def _membership(row: Row) -> str:
     tried = pooled_attacks(row.group)
     auc = row.cells["auc"]
     found = f"AUC {auc.value:.3f} ({auc.detail})"
-    if not tried:
+    if not tried or (not tried[0].beyond and any(one.broken for one in tried)):
         return f"Membership attacks say nothing, {found}: the audit split is broken."
     first = tried[0]
     over = f"AUC {first.value:.3f} [{first.low:.3f}, {first.high:.3f}] by {first.found.name}"
     among = f"of {len(tried)} attacks, p = {first.adjusted:.2g} corrected" if len(tried) > 1 else f"p = {first.p:.2g}"
+    if first.beyond and first.broken:
+        return (
+            f"Members can be told from others better than from the records alone, though the audit split is broken: "
+            f"{over}, where 0.5 is the best blind baseline ({among})."
+        )
     if first.beyond:
         where = "in each seed" if above and all(above) else "over all seeds"
         return f"Members can be told from others better than by guessing, {where}: {over} ({among})."

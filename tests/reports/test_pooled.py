@@ -8,12 +8,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import reported
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedaudit.attack.membership import auc
+from fedaudit.kept import plain
 from fedaudit.reports import attack_rows, leaks, story
 from fedaudit.reports.attack_rows import Found
+from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.stats import Estimate
 
 
@@ -129,3 +132,34 @@ def by_hand(aucs):
     """The mean AUC of the seeds and its deviation: (sum of half widths / 1.96, squared) ^ 1/2 / n."""
     variance = sum(((e.high - e.low) / 2 / 1.959964) ** 2 for e in aucs)
     return sum(e.value for e in aucs) / len(aucs), variance**0.5 / len(aucs)
+
+
+def on_a_broken_split(aucs, blind):
+    """Results of an attack whose AUC is so far above that of a blind baseline, which tells the split by itself."""
+    results = {}
+    for seed, value in enumerate(aucs):
+        result = reported._membership("loss", "server", value, leak=value - blind > 0.06)
+        gap = {"blind_pixels": {"value": value - blind, "low": value - blind - 0.06, "high": value - blind + 0.06}}
+        results[seed] = MembershipResult(**{**plain(result), "split_broken": True, "against_blind": gap})
+    return Found("loss", "server", "membership", False, results)
+
+
+def test_on_a_broken_split_every_seed_counts_by_what_the_baseline_leaves(monkeypatch):
+    """0.90 beside a blind 0.88 tells nothing, though one seed of three beat it by itself; nor does 0.88. 0.99 is a
+    leak."""
+    for aucs, leak in (((0.87, 0.88, 0.95), False), ((0.88, 0.88, 0.88), False), ((0.99, 0.99, 0.99), True)):
+        found = on_a_broken_split(aucs, 0.88)
+        monkeypatch.setattr(leaks, "attacks_of", lambda _, found=found: [found])
+        monkeypatch.setattr(leaks, "best_attack", lambda *_, found=found: found)
+        monkeypatch.setattr(story, "best_attack", lambda *_, found=found: found)
+        (one,) = leaks.pooled_attacks(None)
+        assert one.value == pytest.approx(0.5 + sum(aucs) / 3 - 0.88)
+        assert one.beyond is leak
+        row = SimpleNamespace(group=None, cells={"auc": SimpleNamespace(value=0.9, detail="loss, server")})
+        assert leaks.leak(row) is (True if leak else None)
+        told = story._membership(row)
+        assert told.startswith(
+            "Members can be told from others better than from the records alone" if leak else "Member"
+        )
+        assert ("say nothing" in told) is not leak
+        assert "broken" in told
