@@ -137,17 +137,12 @@ def locked(folder: Path, purpose: Literal["run", "audit"] = "run", patience: flo
 
 
 def save_model(path: Path, model: nn.Module) -> str:
-    saving_model(path, model)()
+    saving_state(path, state_of(model), name_of(model))()
     return path.name
 
 
-def saving_model(path: Path, model: nn.Module) -> Callable[[], None]:
-    """To save it later, as it is now."""
-    return saving_state(path, state_of(model), name_of(model))
-
-
 def saving_state(path: Path, state: Mapping[str, Tensor], arch: str) -> Callable[[], None]:
-    """The same of a state that nobody changes."""
+    """To save a state later that nobody changes."""
     tensors = {name: t.cpu().contiguous() for name, t in state.items()}
     # A link of that name is replaced, not followed; a disk that is full is an OSError, as everywhere.
     return lambda: write_atomic(path, file_of(tensors, {"arch": arch}))

@@ -24,7 +24,7 @@ from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Json, Store, room_for_states, write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
-from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_model, saving_state
+from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_state
 from fedaudit.runtime.meter import Meter, Span, Timings, peak_rss
 from fedaudit.runtime.method import Method, check_path, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
@@ -47,14 +47,14 @@ from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client
 from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Scores, evaluate, results
-from fedaudit.runtime.world import World, chosen_engine, world_of
+from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.training.recorded import unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode, hold
-from fedaudit.wire.message import Down, Record, Size, Up
+from fedaudit.wire.message import Down, Record, Size, Up, live_state, state_of
 from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Release
 from fedaudit.wire.traffic import compare
@@ -527,14 +527,17 @@ class _Run:
         folder.mkdir(exist_ok=True)
         saved = []
 
+        predictor = self._predictor(self.setting.rounds)
+        # Where clients deploy their models as they are, nothing of the method's runs any more.
+        as_it_is = type(self.method).personal is Method.personal and not (predictor is None and self.world.policies)
+
         def save(name: str, model: nn.Module) -> None:
-            self.store.behind(f"models/{name}", saving_model(folder / name, model))
+            state = live_state(model) if as_it_is else state_of(model)
+            self.store.behind(f"models/{name}", saving_state(folder / name, state, name_of(model)))
             saved.append(name)
 
-        predictor = self._predictor(self.setting.rounds)
         if predictor is not None:
             save("global.safetensors", predictor)
-        as_it_is = type(self.method).personal is Method.personal and not (predictor is None and self.world.policies)
         with seeded(self.setting.seed, "evaluation", "final", device=self.world.device):
             for k in sorted(self.store.clients):
                 name = f"client-{k:06d}.safetensors"

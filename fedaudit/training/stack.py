@@ -72,9 +72,9 @@ class Job:
     options: Mapping[str, Any]
 
     def alone(self) -> Fitted:
-        alike = self.loss, repr(self.structure)
+        alike = (self.loss, repr(self.structure)) if self._as_stack else None
         # What was refused is not tried again in the next round.
-        if self._as_stack and alike not in _refused and _never(self) is None:
+        if alike is not None and alike not in _refused and _never(self) is None:
             before = self.rng.get_state()
             try:
                 return fit_together([self])[0]

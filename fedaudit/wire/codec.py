@@ -112,11 +112,14 @@ class _Encoder:
             if whole.is_floating_point() and checked.keys() >= {i for i in group if self.tensors[i].numel()}:
                 sums.append((whole.sum().double(), [i for i in group if i in checked]))
         summed = {i for _, group in sums for i in group}
-        sums += [(self.tensors[i].detach().sum().double(), [i]) for i in checked if i not in summed]
+        alone = [i for i in checked if i not in summed]
+        here = {i for i in alone if self.tensors[i].device.type == "cpu"}
+        sums += [(self.tensors[i].detach().sum().double(), [i]) for i in alone if i not in here]
         by_device: dict[torch.device, list[int]] = {}
         for n, (of_some, _) in enumerate(sums):
             by_device.setdefault(of_some.device, []).append(n)
-        suspect = [
+        suspect = [i for i in here if not math.isfinite(self.tensors[i].detach().sum().item())]
+        suspect += [
             i
             for of_device in by_device.values()
             for n, fine in zip(of_device, torch.stack([sums[n][0] for n in of_device]).isfinite().tolist(), strict=True)

@@ -9,7 +9,9 @@ device and type come in one transfer, and are copied once, into the message; bac
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import threading
 import warnings
 import weakref
@@ -119,22 +121,34 @@ def _laid_out(
     tensors: Sequence[Tensor], metadata: Mapping[str, str], names: Sequence[str] = ()
 ) -> tuple[bytes, list[int], Spans]:
     """What stands before the tensors, the order in which they lie, and where. Without names they have numbers."""
-    table: dict[str, Any] = {"__metadata__": dict(metadata)}
-    names = names or [str(i) for i in range(len(tensors))]
-    order, at = sorted(range(len(tensors)), key=lambda i: (_PLACE[tensors[i].dtype], names[i])), 0
-    spans: Spans = {}
-    for i in order:
-        t = tensors[i]
-        shape = tuple(t.shape)
-        end = at + t.numel() * t.element_size()
-        table[names[i]] = {"dtype": NAMES[t.dtype], "shape": shape, "data_offsets": (at, end)}
-        spans[i] = NAMES[t.dtype], shape, at, end
-        at = end
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    table, order, spans = _table(tuple((t.dtype, tuple(t.shape)) for t in tensors), tuple(names))
+    text = f'{{"__metadata__":{_json(dict(metadata))}{table}}}'.encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     placed = {i: (name, shape, start + begin, start + end) for i, (name, shape, begin, end) in spans.items()}
     return len(text).to_bytes(8, "little") + text, order, placed
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _table(
+    kinds: tuple[tuple[torch.dtype, tuple[int, ...]], ...], names: tuple[str, ...]
+) -> tuple[str, list[int], Spans]:
+    """How tensors of these types and shapes are described, the order in which they lie, and where, from the first on.
+    The same for all messages of a class, mostly."""
+    names = names or tuple(str(i) for i in range(len(kinds)))
+    order, at = sorted(range(len(kinds)), key=lambda i: (_PLACE[kinds[i][0]], names[i])), 0
+    rows, spans = "", {}
+    for i in order:
+        dtype, shape = kinds[i]
+        end = at + math.prod(shape) * dtype.itemsize
+        rows += f",{_json(names[i])}:{_json({'dtype': NAMES[dtype], 'shape': shape, 'data_offsets': (at, end)})}"
+        spans[i] = NAMES[dtype], shape, at, end
+        at = end
+    return rows, order, spans
 
 
 _DIGEST_AT = 8 + len(f'{{"__metadata__":{{"fedaudit":"{FORMAT}:')  # where it stands in a message
