@@ -27,8 +27,8 @@ GRID = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # scales of which it is said whe
 class Rounded:
     """A release that travelled rounded: a residual lies between `low` and `high`, and any cell was possible.
 
-    `edges` are the limits of all cells before division by sigma, the outermost infinite: values beyond the range were
-    clamped to it.
+    `edges` are the limits of all cells before the noise-free number is taken off, the outermost infinite: values beyond
+    the range were clamped to it.
     """
 
     low: Floats
