@@ -2,7 +2,7 @@
 
 A training step frees and takes the same megabytes over and over, and so do messages. The allocator of the C library
 gives large pieces back at once, and the system hands them out anew page by page, each filled with zeros first: of a run
-on small models that was a fifth of what the harness cost.
+on small models that was a sixth of what the harness cost.
 """
 
 from __future__ import annotations
