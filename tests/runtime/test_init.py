@@ -138,3 +138,26 @@ def test_held_out_records_are_handed_out_as_copies():
         getattr(w, what)(0)[0].zero_()
         assert torch.equal(w.held_out(0, what)[0], wanted)
         assert len(wanted) == len(getattr(w.federation.shards[0], what))
+
+
+def test_what_a_client_deploys_is_what_is_saved(tmp_path, tiny, monkeypatch):
+    """Its model as its state has it, or what the method makes of it."""
+    from fedaudit.methods.local import Local
+    from fedaudit.runtime.folder import RunFolder
+    from fedaudit.runtime.task import ClientState
+    from fedaudit.wire.codec import decode
+
+    def negated(self, client):
+        for p in client.model.parameters():
+            p.data.neg_()
+        return client.model
+
+    for name in ("as it is", "its own"):
+        if name == "its own":
+            monkeypatch.setattr(Local, "personal", negated, raising=False)
+        run(tiny("local", rounds=1, model="mlp@0.25", eval_clients=False), out=tmp_path / name)
+        kept = decode(RunFolder(tmp_path / name).client_state(1) or b"", ClientState).model
+        saved = load_file(tmp_path / name / "models" / "client-000001.safetensors")
+        sign = 1 if name == "as it is" else -1
+        assert saved.keys() == kept.keys()
+        assert all(torch.equal(saved[key], sign * kept[key]) for key in kept)
