@@ -41,6 +41,9 @@ def test_forecasts_are_the_records():
     kept = json.loads((FOLDER / "records" / "forecasts_cpu.json").read_text())
     assert script("forecasts").table(kept) in PAGE
     assert {row["table"] for row in kept} == set(script("forecasts").TABLES)
+    published = json.loads((FOLDER / "records" / "forecasts_gpu.json").read_text())
+    assert script("forecasts").table(published) in PAGE
+    assert {row["scale"] for row in published} == {"gpu"}
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,15 @@ def test_a_run_that_was_cut_off_is_no_row_of_fedfrees_table(tmp_path: Path) -> N
 def test_fedfrees_table_on_the_page() -> None:
     module, text = script("fedfree_table"), (RESULTS / "fedfree.md").read_text()
     assert module.tables(json.loads((RESULTS / "fedfree_fmnist.json").read_text())).strip() in text
+    digits = json.loads((RESULTS / "fedfree_digits.json").read_text())
+    assert module.wide(digits) in text
+
+    def own(name: str, where: str) -> str:
+        found = [row["own"] for row in digits if (row["method"], row["partition"]) == (name, where)]
+        return f"{100 * statistics.mean(found):.1f}"
+
+    local, fedfree = (f"{own(name, 'ratio:6:2:2')} and {own(name, 'dirichlet:0.3')}" for name in ("local", "fedfree"))
+    assert f"local training {local};\nFedFree {fedfree};" in text
 
 
 def test_fedzges_curves_on_the_page() -> None:
