@@ -37,6 +37,15 @@ def test_what_it_says_of_them_holds() -> None:
         assert same[f"{name}_farthest_float64"] <= most
 
 
+def test_what_it_says_of_matched_images_holds() -> None:
+    """They end elsewhere in a stack, and as far away alone from a start that is 1e-6 beside."""
+    kept = json.loads((RESULTS / "speed" / "matching.json").read_text())
+    stack, control = (f"{kept[way]['images_apart']:.2f}" for way in ("stacked", "one_by_one"))
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    assert f"those of a stack lie {stack} from" in text
+    assert f"end as far away ({control}, the control" in text
+
+
 def test_what_it_says_of_condensation_holds() -> None:
     text = (RESULTS / "speed.md").read_text()
     seen = json.loads((RESULTS / "speed" / "profile" / "condense.json").read_text())
