@@ -163,32 +163,32 @@ def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):
 
 def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
     pytester.makepyfile(
-        mine="""
+        somebody_elses="""
         from outside import Averages
 
         class Mine(Averages):
             pass
         """,
-        test_mine="""
+        test_of_somebody_elses="""
         import pytest
 
         @pytest.mark.comm_budget(uplink="60 kB", downlink="60 kB")
         def test_small(federated_run):
-            assert federated_run(method="mine:Mine", rounds=1, clients=2).status == "done"
+            assert federated_run(method="somebody_elses:Mine", rounds=1, clients=2).status == "done"
 
         @pytest.mark.comm_budget(uplink="10 kB")
         def test_too_large(federated_run):
-            federated_run(method="mine:Mine", rounds=1, clients=2)
+            federated_run(method="somebody_elses:Mine", rounds=1, clients=2)
 
         def test_by_hand(federated_run, comm_budget):
-            record = federated_run(method="mine:Mine", rounds=1, clients=2)
+            record = federated_run(method="somebody_elses:Mine", rounds=1, clients=2)
             comm_budget(record, downlink="1 kB", per="run")
         """,
     )
     monkeypatch.syspath_prepend(str(pytester.path))
     result = pytester.runpytest_inprocess("-q", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["*mine:Mine: up traffic is *the largest field is up Weights.w*"])
+    result.stdout.fnmatch_lines(["*somebody_elses:Mine: up traffic is *the largest field is up Weights.w*"])
 
 
 def test_the_plugin_names_the_field_that_grew(pytester, tmp_path):
