@@ -50,7 +50,10 @@ def time(record: RunRecord) -> float:
 
 
 def epsilon(record: RunRecord) -> float:
-    """What the ledger guarantees the worst-off client, all rounds together; infinite where something is open."""
+    """What the ledger guarantees the worst-off client, all rounds together; infinite where something is open, and where
+    clients' models are published that no noise covers: the ledger counts messages."""
+    if not record.models_covered:
+        return math.inf
     totals = [ledger.epsilon for ledger in record.ledger if ledger.entries]
     if None in totals:
         raise SettingError(

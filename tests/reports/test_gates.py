@@ -119,6 +119,16 @@ def test_an_open_release_breaks_every_epsilon(tmp_path):
     assert "epsilon is inf, the budget 1000." in outcome.message()
 
 
+@pytest.mark.parametrize(("published", "kept"), [("client-0.safetensors", False), ("global.safetensors", True)])
+def test_models_that_no_noise_covers_break_every_epsilon(tmp_path, published, kept):
+    """Messages under epsilon 1, and at the end clients' plain models, or one that follows from the messages."""
+    record = reported._record("fke", 0, 0.9, releases=True, privacy={"logits": {"epsilon": 1.0}}, epsilon=1.0)
+    record.published = [published]
+    reported._save(tmp_path / "x", "r", record, [], [])
+    [outcome] = held(tmp_path / "x", tmp_path, 'metric = "epsilon"\nmax = 1.5')
+    assert outcome.kept is kept
+
+
 def test_time_is_held_against_a_baseline(tmp_path):
     """3.25 s of work in seed 0, 3.35 s in seed 1: 3.1 % more. Evaluation is no work."""
     folder = runs(tmp_path / "x", [0.9, 0.9])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
 from itertools import pairwise, product
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+from pages import RESULTS, script
+
 Run = dict[str, Any]
 
 
@@ -143,15 +141,6 @@ def test_where_tau_acts_in_words() -> None:
         f"{bound([row[name] for row in digits]):.2f}" for name in ("fidelity", "fidelity_mean") for bound in (min, max)
     ]
     assert f"it is {ends[0]} to {ends[1]} against {ends[2]} to {ends[3]}" in text
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_inversion_page_is_what_was_kept() -> None:

@@ -8,25 +8,14 @@ import json
 import statistics
 import tomllib
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import reported
+from pages import RESULTS, script
 
 from fedaudit.suite import published
-
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 TABLE = script("results_table")
 
