@@ -123,6 +123,7 @@ def test_every_module_lives_in_a_room():
         "watch",
         "registry",
         "shape",
+        "cuda_streams",
         "_torchvision",
         *DOORS,
     }
@@ -152,6 +153,7 @@ def sources() -> dict[str, str]:
         (r"(?<!\w)Plan\(", "fedaudit/runtime/plan.py"),
         (r"cat\(\[\w+\(part\) for part in", "fedaudit/training/forward.py"),
         (r"^class Release\b", "fedaudit/wire/release.py"),
+        (r"\bcuda\.Stream\(", "fedaudit/cuda_streams.py"),
         (r"^class EpsilonAudit\b", "fedaudit/runtime/run_record.py"),
     ],
 )

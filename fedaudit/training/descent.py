@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from fedaudit.cuda_streams import lane
 from fedaudit.training import recorded
 from fedaudit.training.fit import Opt, moments_of
 from fedaudit.training.recorded import Recording, record_giving_back, records_steps, shared
@@ -128,11 +129,11 @@ def side_by_side(descents: Sequence[Descent], drawn: Sequence[Tensor]) -> list[t
     usual = generator.graphsafe_get_state()
     begun, lanes = torch.cuda.current_stream(device), []
     try:
-        for descent, state in zip(descents, drawn, strict=True):
+        for number, (descent, state) in enumerate(zip(descents, drawn, strict=True)):
             mine = generator.clone_state()
             generator.graphsafe_set_state(mine)
             generator.set_state(state)
-            under, stream = _UnderWay(descent), torch.cuda.Stream(device)
+            under, stream = _UnderWay(descent), lane(number, device)
             stream.wait_stream(begun)
             with torch.cuda.stream(stream):
                 under.begin()

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedaudit.cuda_streams import CAPTURE, kept_stream
+
 Stepping = Literal["eager", "recorded", "compiled"]
 WORTH_IT = 8  # steps: recording one takes about as long as five
 SPARE = 4 << 30  # bytes that may lie idle in torch's cache
@@ -131,11 +133,13 @@ def shared(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def record_giving_back(step: Callable[[], Outputs], state: Sequence[Tensor], device: torch.device) -> Recording | None:
-    """As `record`; what the step drew of the device's global generator while it was recorded is given back."""
+def record_giving_back(
+    step: Callable[[], Outputs], state: Sequence[Tensor], device: torch.device, like: Any = None
+) -> Recording | None:
+    """Record as `record` does, and give back what the step drew of the device's global generator meanwhile."""
     generator = shared(device)
     drawn = generator.get_state()
-    made = record(step, state)
+    made = record(step, state, like)
     generator.set_state(drawn)
     return made
 
@@ -181,7 +185,7 @@ def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
     """By hand, because torch.cuda.graph collects garbage and empties the cache first: longer than what is to be won."""
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
         torch.cuda.empty_cache()  # memory of recordings that are gone
-    stream = torch.cuda.Stream()
+    stream = kept_stream(CAPTURE, torch.device("cuda"))  # one for all recordings: no other thread ever has it
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_now.warm_ups):

@@ -53,6 +53,7 @@ from fedaudit.training.recorded import (
     halves,
     may_choose,
     record,
+    record_giving_back,
     recordable,
     stacks_networks,
     timed,
@@ -400,7 +401,7 @@ class _Fitting:
         self.known: dict[tuple[int, ...], Tensor] = {}
         self.modes = [job.model.training for job in self.jobs]
         self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
-        compile = (compile or compiles()) and self.device.type == "cuda"
+        compile = (compile or compiles()) and _on_gpu(first.rows)
         self.mapped = _mapped(first, self.stack.given_dims, compile, len(jobs) > 1)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
@@ -520,8 +521,8 @@ class _Fitting:
         """The recording of a step; where that is not known yet, of the faster of two ways to do convolutions."""
         how = repr((self.jobs[0].structure, torch.backends.cudnn.allow_tf32, halves()))
         key = how, len(self.slots), size
-        if not (self.mapped.convolves and may_choose()):
-            return record(step, state, like=(how, masked))  # of fewer models it is the same operations
+        if not (self.mapped.convolves and may_choose()):  # of fewer models it is the same operations
+            return record_giving_back(step, state, self.device, like=(how, masked))
         if key in _faster:
             self.mapped.products = _faster[key]
             return record(step, state)
@@ -659,23 +660,22 @@ class _Mapped:
         self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
         self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
-        self._compile, self._several = compile, several or compile
+        self._compile, self._several = compile, several
         self._masks_norms = not _fills(job)
         self.products = False  # convolutions as products of matrices
 
     def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
-        if not self._several:
-            return self._alone(params, rest, rows, given, mask)
-        run = self._plain if mask is None else self._masked
+        run = (self._plain if mask is None else self._masked) if self._several else self._alone
         if self._compile and not (self._masks_norms and mask is not None):
             if (mask is None) not in self._compiled:
-                self._compiled[mask is None] = torch.compile(run, dynamic=False), rows[0].shape
+                self._compiled[mask is None] = _compile(run), rows[0].shape
             compiled, shape = self._compiled[mask is None]
             run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
         return run(params, rest, rows, given, mask)
 
     def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
-        """A stack of one needs no map: the same tensors without their dimension of models."""
+        """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
+        such as one view of a mini-batch, which a map refuses."""
         mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
         told = _map_given(given, self._dims, lambda t: t.squeeze(0))
         only = None if mask is None else mask.squeeze(0)
@@ -703,6 +703,12 @@ class _Mapped:
             return value.sum() / mask.sum(), value.detach().sum()
         detached = value.detach()
         return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
+
+
+def _compile(run: Mapped) -> Mapped:
+    """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does."""
+    made: Mapped = torch.compile(run, dynamic=False, options={"fallback_random": True})
+    return made
 
 
 def _on_gpu(rows: Sequence[Tensor]) -> bool:
@@ -752,7 +758,7 @@ def _mapped(job: Job, given_dims: Any, compile: bool, several: bool) -> _Mapped:
     if not compile:
         return _Mapped(job, given_dims, False, several)
     how = given_dims, job.option("separable", True), job.option("norms", "batch")
-    key = repr((job.structure, how)), job.loss
+    key = repr((job.structure, how, several)), job.loss
     if key not in _compiled:
         _compiled[key] = _Mapped(job, given_dims, True, several)
     return _compiled[key]

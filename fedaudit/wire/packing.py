@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,8 @@ import safetensors.torch
 import torch
 import xxhash
 from torch import Tensor
+
+from fedaudit.cuda_streams import TRANSFER, kept_stream
 
 # By the names of the format, in the order in which its writer puts them: what needs the widest alignment first.
 NAMES = {
@@ -78,7 +79,7 @@ def _brought(flat: Tensor, ready: Any = None) -> Tensor:
     With `ready`, an event after which it is there, nothing else that the device has to do is waited for."""
     if flat.device.type != "cuda":
         return flat.cpu()
-    stream = torch.cuda.current_stream(flat.device) if ready is None else _aside(flat.device)
+    stream = torch.cuda.current_stream(flat.device) if ready is None else kept_stream(TRANSFER, flat.device)
     with torch.cuda.stream(stream):
         if ready is not None:
             stream.wait_event(ready)
@@ -87,17 +88,6 @@ def _brought(flat: Tensor, ready: Any = None) -> Tensor:
         here.copy_(flat, non_blocking=True)
         stream.synchronize()
     return here
-
-
-_streams = threading.local()
-
-
-def _aside(device: torch.device) -> Any:
-    """A stream of this thread for transfers."""
-    streams: dict[Any, Any] = _streams.__dict__
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
-    return streams[device]
 
 
 def packed(tensors: Sequence[Tensor], head: str) -> bytes:

@@ -240,3 +240,31 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     assert a.alone().steps == b.alone().steps == 4
     assert len(tried) == 1
     assert list(stack.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
+
+
+def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Augmentation draws inside the loss, as FedAF's server does on CIFAR-10. Dynamo traces it here as it does on a GPU,
+    without making kernels; the draws and so the models are those of eager training."""
+    compiled = []
+
+    def traced(run: Any) -> Any:
+        compiled.append(run)
+        return torch.compile(run, dynamic=False, backend="eager", fullgraph=True)
+
+    def noisy(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(f(x + torch.randn_like(x)), y, reduction="none")
+
+    eager, mine = (make("cnn_bn@0.25", [8], loss=noisy, epochs=2) for _ in range(2))
+    torch.manual_seed(3)
+    wanted = eager[0].alone()
+    for name, value in (("compiles", lambda: True), ("_on_gpu", lambda rows: True), ("_compile", traced)):
+        monkeypatch.setattr(stack, name, value)
+    monkeypatch.setattr(stack, "_refused", set())
+    monkeypatch.setattr(stack, "_compiled", {})
+    monkeypatch.setattr(stack, "unrecorded", {})
+    torch.manual_seed(3)
+    found = mine[0].alone()
+    assert len(compiled) == 1
+    assert not stack.unrecorded
+    assert distance(eager, mine) < 1e-10
+    assert found.loss == pytest.approx(wanted.loss, abs=1e-6)

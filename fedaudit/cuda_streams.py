@@ -1,0 +1,45 @@
+"""CUDA streams that are kept for the life of the process, one for each purpose.
+
+Torch hands out 32 streams a device in turn and then begins again. Code that takes a new stream each time gets, sooner
+or later, one that another thread is using. That ends a run when the stream is being captured: a CUDA graph may hold
+nothing of another thread. So a stream is taken once for each purpose here, and no two purposes share one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+CAPTURE = "capture"  # steps are recorded on it, and nothing else runs on it
+TRANSFER = "transfer"  # messages are copied to main memory on it, from any thread
+LANES = 12  # descents that go side by side have so many streams; more of them share these in turn
+POOL = 32  # streams that torch hands out before the first one comes again
+
+_kept: dict[tuple[int, str], Any] = {}
+_lock = threading.Lock()
+
+
+def kept_stream(purpose: str, device: torch.device) -> Any:
+    """Return the stream of a device for this purpose: always the same one, and no other purpose's."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with _lock:
+        if (index, purpose) not in _kept:
+            _kept[index, purpose] = _unused_stream(index)
+        return _kept[index, purpose]
+
+
+def lane(number: int, device: torch.device) -> Any:
+    """Return the stream for the descent of this number among those that go side by side."""
+    return kept_stream(f"lane {number % LANES}", device)
+
+
+def _unused_stream(index: int) -> Any:
+    """Return a stream that no purpose has yet. Others may have taken any number from torch's pool meanwhile."""
+    used = {stream.cuda_stream for (at, _), stream in _kept.items() if at == index}
+    for _ in range(POOL):
+        stream: Any = torch.cuda.Stream(index)
+        if stream.cuda_stream not in used:
+            return stream
+    raise RuntimeError(f"All {POOL} CUDA streams of device {index} have a purpose already.")

@@ -1,0 +1,88 @@
+"""Streams that are kept: torch's pool is stood in for by one that hands out 32 handles in turn, as torch's does."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from fedaudit import cuda_streams
+from fedaudit.cuda_streams import CAPTURE, LANES, POOL, TRANSFER, kept_stream, lane
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Pool:
+    """Hands out `POOL` handles a device in turn."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._turns: dict[int, Any] = {}
+
+    def __call__(self, index: int) -> Any:
+        self.taken += 1
+        turn = self._turns.setdefault(index, itertools.cycle(range(POOL)))
+        return type("Stream", (), {"cuda_stream": 1000 * index + next(turn)})()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    pool = Pool()
+    monkeypatch.setattr(torch.cuda, "Stream", pool)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda_streams, "_kept", {})
+    return pool
+
+
+def test_the_captured_stream_is_never_another_threads(pool: Pool) -> None:
+    """300 rounds, each with a recording, lanes, and writers' threads of its own; somebody else takes streams too."""
+    captured, others = set(), set()
+    for _ in range(300):
+        captured.add(kept_stream(CAPTURE, DEVICE).cuda_stream)
+        with ThreadPoolExecutor(2) as writers:
+            others |= {s.cuda_stream for s in writers.map(lambda _: kept_stream(TRANSFER, DEVICE), range(2))}
+        others |= {lane(number, DEVICE).cuda_stream for number in range(20)}
+        pool(0)
+    assert len(captured) == 1
+    assert not captured & others
+    assert len(others) == 1 + LANES
+    assert pool.taken == 300 + 2 + LANES, "nothing of ours is taken anew"
+
+
+def test_a_handle_that_has_a_purpose_is_passed_over(pool: Pool) -> None:
+    first = kept_stream(CAPTURE, DEVICE)
+    for _ in range(POOL - 1):
+        pool(0)  # somebody else's: the next in turn is the captured one
+    assert kept_stream(TRANSFER, DEVICE).cuda_stream != first.cuda_stream
+    assert len({lane(number, DEVICE).cuda_stream for number in range(LANES)} | {first.cuda_stream}) == LANES + 1
+
+
+def test_every_device_has_its_own(pool: Pool) -> None:
+    assert kept_stream(CAPTURE, torch.device("cuda")) is kept_stream(CAPTURE, DEVICE), "the current one by its number"
+    assert kept_stream(CAPTURE, torch.device("cuda", 1)) is not kept_stream(CAPTURE, DEVICE)
+
+
+def test_more_purposes_than_streams_are_refused(pool: Pool) -> None:
+    for number in range(POOL):
+        kept_stream(str(number), DEVICE)
+    with pytest.raises(RuntimeError, match="have a purpose already"):
+        kept_stream("one more", DEVICE)
+
+
+def test_threads_that_ask_at_once_get_one_stream(pool: Pool) -> None:
+    start, found = threading.Barrier(8), []
+
+    def take() -> None:
+        start.wait()
+        found.append(kept_stream(TRANSFER, DEVICE))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(stream) for stream in found}) == 1
