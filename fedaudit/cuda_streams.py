@@ -3,6 +3,10 @@
 Torch hands out 32 streams a device in turn and then begins again. Code that takes a new stream each time gets, sooner
 or later, one that another thread is using. That ends a run when the stream is being captured: a CUDA graph may hold
 nothing of another thread. So a stream is taken once for each purpose here, and no two purposes share one.
+
+Recordings that are replayed side by side must not be captured on one stream: cuBLAS keeps a workspace for each stream,
+a recording uses that of the stream on which it was captured, and two kernels in one workspace wait for each other for
+ever. So every stream on which recordings are replayed has a stream of its own on which they are captured.
 """
 
 from __future__ import annotations
@@ -12,9 +16,8 @@ from typing import Any
 
 import torch
 
-CAPTURE = "capture"  # steps are recorded on it, and nothing else runs on it
 TRANSFER = "transfer"  # messages are copied to main memory on it, from any thread
-LANES = 12  # descents that go side by side have so many streams; more of them share these in turn
+LANES = 12  # descents that go side by side have so many streams, and as many to capture on; more share these in turn
 POOL = 32  # streams that torch hands out before the first one comes again
 
 _kept: dict[tuple[int, str], Any] = {}
@@ -28,6 +31,12 @@ def kept_stream(purpose: str, device: torch.device) -> Any:
         if (index, purpose) not in _kept:
             _kept[index, purpose] = _unused_stream(index)
         return _kept[index, purpose]
+
+
+def capture_stream() -> Any:
+    """Return the stream on which to capture what is to be replayed on the current one."""
+    current = torch.cuda.current_stream()
+    return kept_stream(f"capture for {current.cuda_stream}", current.device)
 
 
 def lane(number: int, device: torch.device) -> Any:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedaudit import cuda_streams
-from fedaudit.cuda_streams import CAPTURE, LANES, POOL, TRANSFER, kept_stream, lane
+from fedaudit.cuda_streams import LANES, POOL, TRANSFER, capture_stream, kept_stream, lane
 
 DEVICE = torch.device("cuda", 0)
+DEFAULT = SimpleNamespace(cuda_stream=0, device=DEVICE)
 
 
 class Pool:
@@ -21,12 +23,13 @@ class Pool:
 
     def __init__(self) -> None:
         self.taken = 0
+        self.current: Any = DEFAULT
         self._turns: dict[int, Any] = {}
 
     def __call__(self, index: int) -> Any:
         self.taken += 1
         turn = self._turns.setdefault(index, itertools.cycle(range(POOL)))
-        return type("Stream", (), {"cuda_stream": 1000 * index + next(turn)})()
+        return SimpleNamespace(cuda_stream=1 + 1000 * index + next(turn), device=torch.device("cuda", index))
 
 
 @pytest.fixture
@@ -34,6 +37,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
     pool = Pool()
     monkeypatch.setattr(torch.cuda, "Stream", pool)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: pool.current)
     monkeypatch.setattr(cuda_streams, "_kept", {})
     return pool
 
@@ -42,19 +46,33 @@ def test_the_captured_stream_is_never_another_threads(pool: Pool) -> None:
     """300 rounds, each with a recording, lanes, and writers' threads of its own; somebody else takes streams too."""
     captured, others = set(), set()
     for _ in range(300):
-        captured.add(kept_stream(CAPTURE, DEVICE).cuda_stream)
+        pool.current = DEFAULT
+        captured.add(capture_stream().cuda_stream)
         with ThreadPoolExecutor(2) as writers:
             others |= {s.cuda_stream for s in writers.map(lambda _: kept_stream(TRANSFER, DEVICE), range(2))}
-        others |= {lane(number, DEVICE).cuda_stream for number in range(20)}
+        for number in range(20):
+            pool.current = lane(number, DEVICE)
+            others.add(pool.current.cuda_stream)
+            captured.add(capture_stream().cuda_stream)
         pool(0)
-    assert len(captured) == 1
+    assert len(captured) == 1 + LANES
     assert not captured & others
     assert len(others) == 1 + LANES
-    assert pool.taken == 300 + 2 + LANES, "nothing of ours is taken anew"
+    assert pool.taken == 300 + 2 + 2 * LANES, "nothing of ours is taken anew"
+
+
+def test_recordings_that_go_side_by_side_are_captured_apart(pool: Pool) -> None:
+    """Captured on one stream they would share cuBLAS's workspace, and wait for each other for ever."""
+    found = []
+    for number in range(LANES):
+        pool.current = lane(number, DEVICE)
+        found.append(capture_stream().cuda_stream)
+    assert len(set(found)) == LANES
+    assert 2 + 2 * LANES <= POOL, "there are streams for all of them"
 
 
 def test_a_handle_that_has_a_purpose_is_passed_over(pool: Pool) -> None:
-    first = kept_stream(CAPTURE, DEVICE)
+    first = capture_stream()
     for _ in range(POOL - 1):
         pool(0)  # somebody else's: the next in turn is the captured one
     assert kept_stream(TRANSFER, DEVICE).cuda_stream != first.cuda_stream
@@ -62,8 +80,8 @@ def test_a_handle_that_has_a_purpose_is_passed_over(pool: Pool) -> None:
 
 
 def test_every_device_has_its_own(pool: Pool) -> None:
-    assert kept_stream(CAPTURE, torch.device("cuda")) is kept_stream(CAPTURE, DEVICE), "the current one by its number"
-    assert kept_stream(CAPTURE, torch.device("cuda", 1)) is not kept_stream(CAPTURE, DEVICE)
+    assert kept_stream(TRANSFER, torch.device("cuda")) is kept_stream(TRANSFER, DEVICE), "the current one by its number"
+    assert kept_stream(TRANSFER, torch.device("cuda", 1)) is not kept_stream(TRANSFER, DEVICE)
 
 
 def test_more_purposes_than_streams_are_refused(pool: Pool) -> None:

@@ -25,6 +25,7 @@ from torch.func import functional_call, vmap
 
 from fedaudit.training.folding import folded
 from fedaudit.training.layers import quicker
+from fedaudit.training.norms import one_channel
 from fedaudit.training.recorded import capturing, clocked, may_choose, stacks_networks
 from fedaudit.training.stack import PRODUCTS_WIN, Caller, picking, places, rowwise, same_hooks, structure
 
@@ -173,10 +174,11 @@ def _groups(networks: Sequence[nn.Module]) -> list[list[int]]:
 
 
 def _alike(f: nn.Module, g: nn.Module) -> bool:
-    """Whether two networks can be one stack: structure, hooks and modes; and no dropout that draws."""
+    """Whether two networks can be one stack: structure, hooks and modes; no dropout that draws, no `one_channel`."""
     modes = [[m.training for m in net.modules()] for net in (f, g)]
     draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in f.modules())
-    return modes[0] == modes[1] and not draws and structure(f) == structure(g) and same_hooks(f, g)
+    fits = not draws and not one_channel(f)
+    return modes[0] == modes[1] and fits and structure(f) == structure(g) and same_hooks(f, g)
 
 
 def _call(network: nn.Module, method: str, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 
@@ -21,6 +22,15 @@ class Unmaskable(RuntimeError):
 def maskable(layer: nn.Module) -> bool:
     """Whether a layer is a batch norm whose statistics can leave rows out: torch's own kinds, another's may differ."""
     return type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and cast(Any, layer).momentum is not None
+
+
+def one_channel(model: nn.Module) -> bool:
+    """Return whether a batch norm of one channel takes its statistics from the batch. Mapped over models on a GPU, torch
+    hands it a view that is not contiguous, which cuDNN refuses."""
+    return any(
+        isinstance(m, _BatchNorm) and m.num_features == 1 and (m.training or m.running_mean is None)
+        for m in model.modules()
+    )
 
 
 class MaskedNorms(TorchFunctionMode):

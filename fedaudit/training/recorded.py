@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedaudit.cuda_streams import CAPTURE, kept_stream
+from fedaudit.cuda_streams import capture_stream
 
 Stepping = Literal["eager", "recorded", "compiled"]
 WORTH_IT = 8  # steps: recording one takes about as long as five
@@ -185,7 +185,7 @@ def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
     """By hand, because torch.cuda.graph collects garbage and empties the cache first: longer than what is to be won."""
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
         torch.cuda.empty_cache()  # memory of recordings that are gone
-    stream = kept_stream(CAPTURE, torch.device("cuda"))  # one for all recordings: no other thread ever has it
+    stream = capture_stream()  # kept for this: no other thread ever has it
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_now.warm_ups):

@@ -172,6 +172,10 @@ def _never(job: Job) -> str | None:
         return "dropout draws for each model in turn"
     if not any(p.requires_grad for p in job.model.parameters()):
         return "nothing in it is trained"
+    if job.option("norms", "batch") == "batch" and any(
+        isinstance(m, _BatchNorm) and m.num_features == 1 for m in job.model.modules()
+    ):
+        return "a batch norm of one channel cannot be mapped over models"
     turns = job.option("turns")
     if (job.option("epochs") is None) == (job.option("steps") is None) or (
         turns is not None and sum(turns.sizes) != len(job.rows[0])
@@ -603,6 +607,7 @@ class _Fitting:
         for job, mode in zip(self.jobs, self.modes, strict=True):
             job.model.train(mode)
         self.mapped.model.train(self.modes[0])
+        self.recordings.clear()  # with the memory of their graphs, which a later collection of garbage may leave long
         for i, tensors in self.before.items():
             if len(self.ended) < len(self.jobs):  # it failed
                 _write(self.jobs[i].model, tensors)

@@ -109,3 +109,13 @@ def test_later_training_does_not_reach_them() -> None:
             for p in net.parameters():
                 p.add_(1.0)
     assert all(torch.equal(a, b) for a, b in zip(many(x), before, strict=True))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norms_of_one_channel_are_run_one_after_the_other(training: bool) -> None:
+    """cuDNN refuses what a map over models makes of them; frozen ones are folded, and can be stacked."""
+    networks = [models.build("cnn_bn@0.0625", shape=(1, 8, 8), classes=4).train(training) for _ in range(2)]
+    many = Many(networks, stacked=True)
+    assert len(many._stacks) == (0 if training else 1)
+    x = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(torch.stack(many(x)), torch.stack([f(x) for f in networks]))

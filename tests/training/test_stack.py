@@ -268,3 +268,12 @@ def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.Mo
     assert not stack.unrecorded
     assert distance(eager, mine) < 1e-10
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
+
+
+def test_batch_norms_of_one_channel_are_trained_alone() -> None:
+    """cuDNN refuses what a map over models makes of them."""
+    groups, alone = stacks(make("cnn_bn@0.0625", [8, 8]))
+    assert groups == []
+    assert set(alone.values()) == {"a batch norm of one channel cannot be mapped over models"}
+    assert stacks(make("cnn_bn@0.0625", [8, 8], norms="running"))[0] == [[0, 1]]
+    assert stacks(make("cnn_bn@0.125", [8, 8]))[0] == [[0, 1]]
