@@ -14,7 +14,9 @@ workers, an isolated run) compares two kinds of kernels under either, and fails 
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,6 +67,14 @@ def steps(n: int, key: int) -> torch.Tensor:
     return torch.randint(-1, 2, (n,), generator=torch.Generator().manual_seed(key), dtype=torch.int8)
 
 
+def _by_shape(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def within(self: threading.Thread) -> None:
+        with ByShape():
+            run(self)
+
+    return within
+
+
 def installed(name: str) -> None:
     """Changes the kernels of this process, for good."""
     if name not in NAMES:
@@ -74,6 +84,7 @@ def installed(name: str) -> None:
 
     if name == "by-shape":
         ByShape().__enter__()
+        threading.Thread.run = _by_shape(threading.Thread.run)  # a mode is of one thread, and shadows have theirs
         # Steps are not recorded where somebody listens to each of their calls, as this does.
         descent.is_in_torch_dispatch_mode = lambda: len(_get_current_dispatch_mode_stack()) > 1
         return
