@@ -15,6 +15,15 @@ sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # `outside:Class` is
 settings.register_profile("fedaudit", deadline=None)  # a busy machine is no failure
 settings.load_profile("fedaudit")
 
+KERNELS = os.environ.get("FEDAUDIT_TEST_KERNELS", "")  # none: this machine's own; see `other_kernels`
+
+
+def pytest_configure(config):
+    if KERNELS:
+        from other_kernels import installed
+
+        installed(KERNELS)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
@@ -36,7 +45,7 @@ def pytest_collection_finish(session):
 def _computing():
     """As a run on digits does: what a test computes by hand must come out to the bit."""
     torch.set_num_threads(1)
-    if platform.machine() in ("aarch64", "arm64"):
+    if platform.machine() in ("aarch64", "arm64") or KERNELS == "no-onednn":
         torch.backends.mkldnn.set_flags(False)
 
 
