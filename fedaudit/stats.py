@@ -88,8 +88,8 @@ def sampled_mean(values: Sequence[float], of: int, confidence: float = 0.95) -> 
     if min(values) == max(values):
         p = min(float(cp_upper(0, n, (1 - confidence) / 2)), 1 - n / of)
         return mean - p * mean, mean + p * (1 - mean)
-    spread = math.sqrt(_squares(values, mean) / (n - 1) / n * (1 - n / of))
-    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * spread
+    error = math.sqrt(_squares(values, mean) / (n - 1) / n * (1 - n / of))
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
     return max(0.0, mean - half), min(1.0, mean + half)
 
 

@@ -34,8 +34,8 @@ DEPLOYED = ""  # the name, among a client's scores, of the model that it would d
 SETS = ("global_test", "local_test", "validation")
 BATCH = 1024  # records that go through a model at a time
 # Up to so many clients are all evaluated; of more, so many are drawn. The mean of a thousand accuracies lies within
-# 3.1 points of the mean over all clients with 95 % probability, and closer as a rule: their standard deviation is 0.5 at
-# most. More would cost time and room in the record, and tell hardly more.
+# 3.1 points of the mean over all clients with 95 % probability, and closer as a rule: their standard deviation is at
+# most 0.5. More would cost time and room in the record, and tell hardly more.
 EVERY_CLIENT = 1_000
 Scores = dict[str, dict[str, float]]  # by point of the round and by test set
 
