@@ -75,6 +75,24 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     return Estimate(value=mean, low=mean - half, high=mean + half, interval="Student's t", n=n)
 
 
+def sampled_mean(values: Sequence[float], of: int, confidence: float = 0.95) -> tuple[float, float]:
+    """An interval for the mean over `of` numbers from 0 to 1, of which `values` were drawn without replacement.
+
+    It is Student's, narrowed by sqrt(1 - n / of), because what was drawn is known; with all of them it is a point.
+    Values that are all equal have no spread to go by. Then at most a share p of all has others (Clopper and Pearson,
+    0 of n, and no more than were not drawn), and each of those may be anything from 0 to 1.
+    """
+    n, mean = len(values), statistics.fmean(values)
+    if n >= of:
+        return mean, mean
+    if min(values) == max(values):
+        p = min(float(cp_upper(0, n, (1 - confidence) / 2)), 1 - n / of)
+        return mean - p * mean, mean + p * (1 - mean)
+    error = math.sqrt(_squares(values, mean) / (n - 1) / n * (1 - n / of))
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
 Floats = NDArray[np.float64]
 
 

@@ -22,7 +22,7 @@ from fedaudit.levels import LEVEL
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.lower_bounds import from_counts, from_scores, one_run_fdp, one_run_steinke
 from fedaudit.reports.tests_over_seeds import compared
-from fedaudit.stats import mean_std, student_t, wilson
+from fedaudit.stats import mean_std, sampled_mean, student_t, wilson
 
 N = 2000
 POWER, WRONGLY = 0.99, 5e-3
@@ -149,6 +149,16 @@ def test_students_interval_covers():
     found = [student_t(list(row)) for row in rng.normal(1.0, 2.0, (N, 3))]
     assert held(sum(f.low <= 1.0 <= f.high for f in found), N, 0.95, 0.92)
     assert held(sum(not f.low <= 1.0 <= f.high for f in found), N, 0.05, 0.08)
+
+
+def test_the_interval_of_a_sampled_mean_covers():
+    """100 of 400 accuracies, drawn without replacement. Without sqrt(1 - n / of) it would cover 98 %."""
+    rng = np.random.default_rng(0)
+    values = rng.beta(4, 2, 400)
+    found = [sampled_mean(rng.permutation(values)[:100].tolist(), 400) for _ in range(N)]
+    covers = sum(low <= values.mean() <= high for low, high in found)
+    assert held(covers, N, 0.95, 0.92)
+    assert held(covers, N, 0.95, 0.975)
 
 
 @pytest.mark.parametrize(("n1", "n0", "shift"), [(100, 100, 1.0), (40, 200, 1.0), (100, 100, 0.0)])

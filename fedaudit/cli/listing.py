@@ -106,18 +106,18 @@ def _reached_lines(reached: Reached) -> Iterator[str]:
         test, own = reached.global_.test, reached.global_.local_test
         yield f"    global model, common test set   {_interval(test)}, n = {test.n}"
         if own:  # a record from before it was tried has none
-            yield f"    global model, own held-out sets {_spread(own)} over clients"
+            yield f"    global model, own held-out sets {_spread(own)} over {_clients(own)}"
     if reached.clients:
         if everywhere := reached.clients.global_test:
-            yield f"    client models, common test set   {_spread(everywhere)} over clients"
+            yield f"    client models, common test set   {_spread(everywhere)} over {_clients(everywhere)}"
         if held_out := reached.clients.local_test:
-            yield f"    client models, own held-out set  {_spread(held_out)} over clients"
+            yield f"    client models, own held-out set  {_spread(held_out)} over {_clients(held_out)}"
     for point, of_global in reached.global_points.items():
         yield f"    global model, {point}: {_interval(of_global.test, ' ')}"
     for point, sets in reached.points.items():
         both = {"common": sets.global_test, "own": sets.local_test}.items()
         values = ", ".join(f"{who} {_spread(row)}" for who, row in both if row)
-        yield f"    client models, {point}: {values} over clients"
+        yield f"    client models, {point}: {values} over {_clients(sets.global_test or sets.local_test)}"
 
 
 def _interval(test: Accuracy, gap: str = "  ") -> str:
@@ -125,7 +125,15 @@ def _interval(test: Accuracy, gap: str = "  ") -> str:
 
 
 def _spread(row: Spread) -> str:
-    return f"{_percent(row.mean)} ± {_percent(row.std)}"
+    spread = f"{_percent(row.mean)} ± {_percent(row.std)}"
+    if (seen := row.sampled) is None:
+        return spread
+    return f"{spread} [{_percent(seen.low)}, {_percent(seen.high)}]"
+
+
+def _clients(row: Spread | None) -> str:
+    seen = row.sampled if row else None
+    return f"{seen.looked_at:,} of {seen.of:,} clients" if seen else "clients"
 
 
 def summary(record: RunRecord) -> list[str]:

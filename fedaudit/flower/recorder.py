@@ -41,7 +41,7 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.source import harness
 from fedaudit.runtime.task import absence, compute
-from fedaudit.runtime.utility import evaluate, results
+from fedaudit.runtime.utility import evaluate, results, sampling_note
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
 from fedaudit.watch import Watch
@@ -278,7 +278,9 @@ class Recorder:
         if model is None or self.world is None:
             return None
         with compute(self.world):
-            return evaluate(self.world, model, None)
+            utility = evaluate(self.world, model, None)
+        self.record.notes += [note for note in sampling_note(utility) if note not in self.record.notes]
+        return utility
 
     def _publish(self) -> list[str]:
         model = self._loaded()

@@ -46,7 +46,7 @@ from fedaudit.runtime.source import code_of, code_of_setting, differences, harne
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client
 from fedaudit.runtime.tested import declarations_of
-from fedaudit.runtime.utility import Scores, evaluate, results
+from fedaudit.runtime.utility import Known, evaluate, results, sampling_note
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.training.recorded import unrecorded
@@ -129,7 +129,7 @@ class _Run:
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
         self.ledger = Ledger()
-        self.scores: dict[object, Scores] = {}
+        self.scores = Known()
         self._deployed: tuple[int, nn.Module | None] | None = None
         self.digest = ""
         self._committed: Blob = b""  # the server's state as it was encoded: what the next round sends of it is held
@@ -450,6 +450,7 @@ class _Run:
                 global_points=self.method.global_points(state, self._server(t)),
             )
         self.timings.add(meter.close())
+        self._note(sampling_note(utility))
         return utility
 
     def _predictor(self, t: int) -> nn.Module | None:

@@ -18,12 +18,25 @@ class Accuracy(Kept):
     n: int
 
 
-class Spread(Kept):
-    """Mean and standard deviation over clients, and each client's own value."""
+class Sampled(Kept):
+    """How many clients a mean is over, of how many, and the 95 % interval of the mean over all of them."""
+
+    looked_at: int
+    of: int  # clients that have records of this kind
+    low: float
+    high: float
+
+
+class Spread(Sparse):
+    """Mean and standard deviation over clients, and each client's own value. Where `sampled` is there, the clients are
+    some of many, drawn at random (see `fedaudit.runtime.utility.looked_at`)."""
+
+    optional: ClassVar = ("sampled",)
 
     mean: float
     std: float
     each: list[float]
+    sampled: Sampled | None = None
 
 
 class GlobalScores(Sparse):
@@ -54,6 +67,12 @@ class Utility(Sparse):
     clients: ClientScores | None = None
     global_points: dict[str, GlobalScores] = Field(default_factory=dict)  # the server's models within the round
     points: dict[str, ClientScores] = Field(default_factory=dict)  # the clients' models within the round
+
+    def sampled(self) -> Sampled | None:
+        """How many clients were looked at of how many; None: all of them."""
+        sets = [self.clients.global_test, self.clients.local_test] if self.clients else []
+        sets += [self.global_.local_test] if self.global_ else []
+        return next((row.sampled for row in sets if row is not None and row.sampled is not None), None)
 
     def validation_score(self) -> float | None:
         """What chooses the round: the global model's validation accuracy, or the clients' mean where there is none."""

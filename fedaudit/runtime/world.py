@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -125,6 +126,14 @@ class World:
         made = copied_with(self._template(k), state)
         return put(self.blank_model(k), state) if made is None else made
 
+    def is_start(self, k: int, model: nn.Module) -> bool:
+        """Whether a model of client k has the very tensors with which all clients of its architecture begin. Never
+        where each client begins with a model of its own."""
+        if self.setting.init != "common":
+            return False
+        start, mine = self._template(k).state_dict(), model.state_dict()
+        return start.keys() == mine.keys() and all(torch.equal(t, start[name]) for name, t in mine.items())
+
     def model_name(self, k: int) -> str:
         """What client k's model calls itself."""
         return name_of(self._template(k))
@@ -163,6 +172,10 @@ class World:
         """Records that client k does not train on, for who evaluates and leaves them as they are."""
         of = self.federation.nonmembers if what == "nonmembers" else self.federation.validation
         return self._there.get((what, k), lambda: self._to_device(of(k)))
+
+    def records(self, index: np.ndarray) -> Rows:
+        """Records by their places in the data set, for who evaluates those of many clients in one batch."""
+        return self._to_device(self.federation.rows(index))
 
     def other_rows(self, k: int) -> Rows:
         """As many records as client k trains on, but none of its own: for the test of declarations."""

@@ -1,0 +1,270 @@
+"""More clients than are evaluated one by one: who is looked at, what is computed once, and what a run costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedaudit import read_record, run
+from fedaudit.cli.listing import summary
+from fedaudit.reports.runs import grouped, read_runs
+from fedaudit.reports.table import rows_of
+from fedaudit.rng import generator
+from fedaudit.runtime import utility
+from fedaudit.runtime.checkpoint import Store
+from fedaudit.runtime.scores import Utility
+from fedaudit.runtime.task import ClientState, compute
+from fedaudit.runtime.world import World
+from fedaudit.setting import Setting
+from fedaudit.stats import sampled_mean
+from fedaudit.wire.codec import decode
+
+FEW = {
+    "method": "fedavg", "dataset": "digits", "model": "mlp", "clients": 8, "participation": 0.25, "rounds": 2,
+    "partition": "iid", "device": "cpu", "set": {"E": 3, "B": 16, "eta": 0.1},
+}  # fmt: skip
+
+
+# --- who is looked at -----------------------------------------------------------------------------------------------
+
+
+def test_up_to_a_thousand_clients_are_all_looked_at():
+    assert utility.looked_at(0, 1_000) == list(range(1_000))
+
+
+def test_of_more_a_thousand_are_drawn_by_a_generator_of_that_name():
+    found = utility.looked_at(5, 10_000)
+    order = torch.randperm(10_000, generator=generator(5, "evaluation", "clients"))
+    assert found == sorted(order[:1_000].tolist())
+    assert len(set(found)) == 1_000
+    assert found != utility.looked_at(6, 10_000)
+    assert 4_500 < np.mean(found) < 5_500, "from all of them, not the first"
+
+
+# --- the interval ---------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_by_hand():
+    """0.2, 0.4, 0.6, 0.8 of 16: mean 0.5; s^2 = (0.09 + 0.01 + 0.01 + 0.09) / 3 = 0.0667; s / sqrt 4 = 0.12910;
+    times sqrt(1 - 4/16) = 0.11180; times Student's 97.5 % point with 3 degrees of freedom, 3.18245: 0.35581."""
+    assert sampled_mean([0.2, 0.4, 0.6, 0.8], 16) == pytest.approx((0.14419, 0.85581), abs=1e-5)
+
+
+def test_with_all_of_them_the_interval_is_a_point():
+    assert sampled_mean([0.2, 0.4, 0.6, 0.8], 4) == (0.5, 0.5)
+
+
+def test_equal_values_do_not_make_a_point_of_it():
+    """100 times 0.4 of 10,000: 1 - 0.025^(1/100) = 3.622 % of the clients may have other values, from 0 to 1."""
+    low, high = sampled_mean([0.4] * 100, 10_000)
+    assert (low, high) == pytest.approx((0.4 - 0.03622 * 0.4, 0.4 + 0.03622 * 0.6), abs=1e-5)
+    assert sampled_mean([0.4] * 99, 100) == pytest.approx((0.396, 0.406)), "one of a hundred was not drawn"
+
+
+def test_an_interval_of_accuracies_stays_within_0_and_1():
+    low, high = sampled_mean([0.0, 0.0, 1.0], 1_000)
+    assert (low, high) == (0.0, 1.0)
+
+
+# --- what is computed once ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_the_test_set(monkeypatch):
+    """A list that grows whenever a model is tried on the common test set (359 digits, more than anybody holds)."""
+    calls: list[int] = []
+    real = utility.hits
+
+    def hits(model, x, y, *rest):
+        if len(y) == 359:
+            calls.append(len(y))
+        return real(model, x, y, *rest)
+
+    monkeypatch.setattr(utility, "hits", hits)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, 1 + 2 + 1),  # the global model, the two that trained, the start of all others
+        ({"model": "mlp:4,mlp@0.5:4", "server_model": "mlp", "method": "local"}, 2 + 2),  # a start of each architecture
+        ({"init": "own"}, 1 + 8),  # every client's start is another model
+    ],
+)
+def test_clients_that_were_never_asked_are_scored_once(on_the_test_set, tmp_path, values, expected):
+    record = run(Setting.make(**{**FEW, "rounds": 1, **values}), out=tmp_path / "a")
+    assert len(on_the_test_set) == expected
+    asked = set(record.rounds[0].participants)
+    each = record.result.last.clients.global_test.each
+    if "model" not in values:
+        starts = {score for k, score in enumerate(each) if k not in asked}
+        assert (len(starts) == 1) == (values == {}), "one model, one score"
+
+
+def test_what_did_not_change_is_not_evaluated_again(on_the_test_set, tmp_path):
+    """Three rounds of two clients: the global model and those two each time, and the start in the first."""
+    record = run(Setting.make(**{**FEW, "rounds": 3}), out=tmp_path / "a")
+    assert len(on_the_test_set) == 3 * (1 + 2) + 1
+    assert len(record.result.last.clients.global_test.each) == 8
+
+
+def by_hand(folder: Path) -> dict[str, list[float]]:
+    """Each client's own model, from the checkpoint or as it starts, on the sets that it is tried on."""
+    world, store = World(read_record(folder).setting), Store(folder / "checkpoint")
+    store.peek()
+    found: dict[str, list[float]] = {"global_test": [], "local_test": [], "validation": []}
+    for k in range(world.setting.clients):
+        model = world.fresh_model(k)
+        if (state := store.client(k)) is not None:
+            model.load_state_dict(decode(state, ClientState).model)
+        sets = {"global_test": world.test, "local_test": world.nonmembers(k), "validation": world.validation(k)}
+        with torch.no_grad(), compute(world):
+            for name, (x, y) in sets.items():
+                found[name].append(int((model.eval()(x).argmax(1) == y).sum()) / len(y))
+    return found
+
+
+@pytest.mark.parametrize("init", ["common", "own"])
+def test_below_that_number_every_client_is_scored_by_its_own_model(tmp_path, init):
+    """As if each were opened and tried by itself. The record says nothing of a sample."""
+    record = run(Setting.make(**FEW, init=init), out=tmp_path / "a")
+    found = record.result.last.clients
+    for name, each in by_hand(tmp_path / "a").items():
+        assert getattr(found, name).each == each
+        assert getattr(found, name).sampled is None
+    assert record.result.last.global_.local_test.sampled is None
+    assert len(set(found.global_test.each)) > 2, "a test that could not tell the clients apart"
+    assert "sampled" not in (tmp_path / "a" / "record.json").read_text()
+    assert not any("drawn" in note for note in record.notes)
+
+
+# --- some of many ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """The same run of eight clients, of whom all are looked at, and of whom five are."""
+    whole = run(Setting.make(**FEW), out=tmp_path / "whole")
+    monkeypatch.setattr(utility, "EVERY_CLIENT", 5)
+    return whole, run(Setting.make(**FEW), out=tmp_path / "some"), tmp_path / "some"
+
+
+def test_a_sample_has_the_scores_of_those_clients(both):
+    whole, some, _ = both
+    drawn = utility.looked_at(0, 8)
+    assert len(drawn) == 5
+    assert some.transcript_digest == whole.transcript_digest
+    for all_rows, rows in zip(whole.rounds, some.rounds, strict=True):
+        everybody, found = all_rows.utility, rows.utility
+        for name in ("global_test", "local_test", "validation"):
+            each = getattr(everybody.clients, name).each
+            assert getattr(found.clients, name).each == [each[k] for k in drawn]
+        # The global model sees the records of several clients in one batch, so that a near tie may fall otherwise: one
+        # record of the 30 that a client holds out, and one of all that are for validation.
+        each = everybody.global_.local_test.each
+        assert found.global_.local_test.each == pytest.approx([each[k] for k in drawn], abs=1 / 30)
+        assert found.global_.validation == pytest.approx(everybody.global_.validation, abs=1 / 90)
+
+
+def test_the_record_says_how_many_of_how_many(both):
+    _, some, folder = both
+    written = read_record(folder)
+    for of in (some.result.last, written.result.last):
+        rows = [of.clients.global_test, of.clients.local_test, of.clients.validation, of.global_.local_test]
+        for row in rows:
+            assert (row.sampled.looked_at, row.sampled.of) == (5, 8)
+            assert (row.sampled.low, row.sampled.high) == pytest.approx(sampled_mean(row.each, 8))
+            assert row.mean == pytest.approx(np.mean(row.each))
+
+
+def test_it_is_shown_and_noted_in_reports(both):
+    _, some, folder = both
+    seen = some.result.last.clients.global_test.sampled
+    lines = [line for line in summary(some) if "client models, common test set" in line]
+    assert "over 5 of 8 clients" in lines[0]
+    assert f"[{100 * seen.low:.2f} %, {100 * seen.high:.2f} %]" in lines[0]
+    note = "eans over clients are from 5 of 8 clients, drawn at random"
+    assert sum(note in line for line in some.notes) == 1, "once, not in every round"
+    (row,) = rows_of(grouped(read_runs(folder)[0]))
+    assert any(note in line for line in row.notes)
+
+
+def test_without_client_models_the_global_one_is_noted_too():
+    row = {"mean": 0.5, "std": 0.1, "each": [0.5], "sampled": {"looked_at": 1, "of": 9, "low": 0.1, "high": 0.9}}
+    test = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 10}
+    found = Utility.model_validate({"global": {"test": test, "local_test": row}})
+    assert "1 of 9 clients" in utility.sampling_note(found)[0]
+    assert utility.sampling_note(Utility()) == []
+
+
+def test_batches_count_what_each_client_has_right(monkeypatch):
+    """Client 2 holds nothing out, and a batch ends within a client's records."""
+    world = World(Setting.make(**{**FEW, "seed": 3}))
+    shards = list(world.federation.shards)
+    shards[2] = dataclasses.replace(shards[2], nonmembers=shards[2].nonmembers[:0])
+    world.federation = dataclasses.replace(world.federation, shards=tuple(shards))
+    monkeypatch.setattr(utility, "BATCH", 50)
+    model, some = world.fresh_model(0), [0, 2, 3, 7]
+    found = utility._counts_in_batches(world, model, some, "nonmembers")
+    alone = utility._counts_one_by_one(world, model, some, "nonmembers")
+    assert [n for _, n in found] == [len(shards[k].nonmembers) for k in some]
+    assert found[1] == (0, 0)
+    assert len({right for right, _ in alone}) > 2
+    for (right, _), (right_alone, _) in zip(found, alone, strict=True):
+        assert right == pytest.approx(right_alone, abs=1), "other batches may round a near tie otherwise"
+    monkeypatch.setattr(utility, "EVERY_CLIENT", 5)
+    assert utility._holders(world, "global_test") == 8
+    assert utility._holders(world, "local_test") == 7, "the mean is over those who hold records out"
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------
+
+RUN = """
+import json, re, resource, sys, time
+from pathlib import Path
+from fedaudit import run
+begun = time.perf_counter()
+record = run(method="fedavg", dataset=f"npz:{sys.argv[1]}", clients=int(sys.argv[2]), participation=0.01, rounds=3,
+             device="cpu", out=sys.argv[3])
+used = resource.getrusage(resource.RUSAGE_SELF)
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())  # of this program alone
+print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "wall_s": time.perf_counter() - begun,
+                  "peak_kb": int(peak[1]), "status": record.status, "notes": record.notes}))
+"""
+
+
+def measured(records: Path, clients: int) -> dict:
+    out = records.parent / str(clients)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RUN, str(records), str(clients), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_ten_thousand_clients_take_a_minute_and_hardly_more_memory_than_one_thousand(tmp_path):
+    """Default options, 1 % of the clients in each of three rounds, on 150,000 images of 8 x 8 (some 13 records each).
+    60 s of processor time: a busy machine makes that a longer wait, of at most 5 minutes here."""
+    rng = np.random.default_rng(0)
+    centres = rng.uniform(0, 255, (10, 1, 8, 8))
+    y, test_y = rng.integers(0, 10, 150_000), rng.integers(0, 10, 2_000)
+    drawn = [
+        np.clip(centres[of] + rng.normal(0, 60, (len(of), 1, 8, 8)), 0, 255).astype(np.uint8) for of in (y, test_y)
+    ]
+    np.savez(tmp_path / "records.npz", x=drawn[0], y=y, test_x=drawn[1], test_y=test_y)
+    few, many = measured(tmp_path / "records.npz", 1_000), measured(tmp_path / "records.npz", 10_000)
+    assert few["status"] == many["status"] == "done"
+    assert any("1,000 of 10,000 clients" in note for note in many["notes"])
+    assert many["cpu_s"] < 60
+    assert many["wall_s"] < 300
+    assert many["peak_kb"] < 1.5 * few["peak_kb"]
