@@ -89,7 +89,7 @@ def test_a_process_that_dies_is_started_again(tiny, tmp_path):
 def test_a_process_that_always_dies_ends_the_run(tiny, tmp_path):
     (tmp_path / "died").mkdir()
     values = {"folder": str(tmp_path / "died"), "times": 7}
-    with pytest.raises(RunError, match=r"Client 1's task \(Dies\.update, round 2\) was lost 3 times.*memory.*--resume"):
+    with pytest.raises(RunError, match=r"Client 1's task \(update, round 2\) was lost 3 times.*memory.*--resume"):
         run(tiny("dying:Dies", set=values, isolate=True, **DP), out=tmp_path / "a")
     assert len(list((tmp_path / "died").iterdir())) == 3
 

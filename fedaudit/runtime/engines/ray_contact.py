@@ -15,6 +15,7 @@ from typing import Any
 from fedaudit.errors import RunError
 
 LOOK = 1.0  # seconds between two looks while nothing happens
+AGAIN = 1.0  # seconds after which the directory is asked again
 GRACE = 30.0  # seconds for something that does not answer to come back
 ANSWER = 5.0  # seconds for a connection to be made
 # Ray ends this process, with exit code 1, when its directory has been away for that long (60 s, if nobody says other).
@@ -51,7 +52,7 @@ class RayContact:
         """What does not answer; empty where all do."""
         if self._agent is not None and not _answers(self._agent, comes_back=False):
             return f"its agent on this machine (the raylet, {self._agent[0]}:{self._agent[1]})"
-        if self._directory is not None and time.monotonic() - self._seen > LOOK:
+        if self._directory is not None and time.monotonic() - self._seen > AGAIN:
             if not _answers(self._directory, comes_back=True):
                 return f"the directory of its cluster (the GCS, {self._directory[0]}:{self._directory[1]})"
             self._seen = time.monotonic()
