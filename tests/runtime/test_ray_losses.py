@@ -139,6 +139,7 @@ class Workers:
 
     def start(self) -> Any:
         self.started += 1
+        assert self.started < 50, "it has no end"
         number = self.started - 1
 
         def call(what: str) -> Any:
@@ -189,6 +190,14 @@ def test_workers_that_died_while_idle_cost_a_task_one_try(pool, count):
     assert len(list(engine.map(TASKS))) == 6
     assert sorted(ray.killed) == [0, 1, 2, 3, 4]
     assert sum(one.redone for one in engine.map(TASKS)) == 0, "the new ones stay"
+
+
+def test_a_task_is_begun_three_times(pool):
+    """Every worker comes up, and dies of the first task that it is given."""
+    ray, engine = pool(lambda worker, what, so_far: what == "is_here", 1)
+    with pytest.raises(RunError, match=r"Client 0's task \(M\.f, round 1\) was lost 3 times: Lost: it died\. "):
+        list(engine.map(TASKS))
+    assert [what for _, what in ray.calls].count("run") == 3
 
 
 def test_workers_that_never_come_up_end_the_run(pool):

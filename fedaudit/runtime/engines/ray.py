@@ -100,7 +100,7 @@ class RayEngine:
                 worker = free.pop()
                 running[worker.run.remote(job.task)] = job, worker
             elif running or more or again:
-                reference = self._next([*running, *self._called], bool(running))
+                reference = self._next([*self._called, *running], bool(running))
                 if reference in self._called:
                     free += self._arrived(reference)
                     continue
