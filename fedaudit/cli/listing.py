@@ -161,6 +161,8 @@ def summary(record: RunRecord) -> list[str]:
     absent = sum(len(row.absent) for row in record.rounds)
     if absent:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
+    if redone := sum(row.redone for row in record.rounds):
+        lines.append(f"  {redone} tasks done again: their processes were lost, which changes no result")
     lines += ledger_lines(record)
     if record.declarations is not None:
         lines.append(f"  declarations: {record.declarations.text()}")

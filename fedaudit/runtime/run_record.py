@@ -55,6 +55,7 @@ class RoundRecord(Kept):
     round: int
     participants: list[int]
     absent: list[Absence] = Field(default_factory=list)
+    redone: int = 0  # tasks done again, since the process that did them was lost
     up_payload: int
     up_wire: int
     down_payload: int

@@ -244,11 +244,12 @@ class _Run:
         here = self.world.device if self.engine.in_process and self.world.compression is None else None
         wire = Wire(self.transcript, t, self.answers, here)
         absent: list[Absence] = []
+        redone: list[int] = []  # the client of each task that was lost and done again
         entries: Entries = []
         self.transcript.begin_round(t)
         meter = Meter("server", t, self.world.device, self.setting.flops)
         alike = Alike()
-        ask = self._asker(t, wire, meter, absent, entries, alike, self._quorum(participants))
+        ask = self._asker(t, wire, meter, absent, redone, entries, alike, self._quorum(participants))
         cohort = Cohort(participants, ask)
         if self.apart is not None:
             after = self._round_apart(self.apart, t, cohort, ask)
@@ -269,6 +270,7 @@ class _Run:
                 round=t,
                 participants=participants,
                 absent=absent,
+                redone=len(redone),
                 up_payload=up[0],
                 up_wire=up[1],
                 down_payload=down[0],
@@ -337,7 +339,15 @@ class _Run:
     # --- asking clients ---
 
     def _asker(
-        self, t: int, wire: Wire, meter: Meter, absent: list[Absence], entries: Entries, alike: Alike, quorum: int
+        self,
+        t: int,
+        wire: Wire,
+        meter: Meter,
+        absent: list[Absence],
+        redone: list[int],
+        entries: Entries,
+        alike: Alike,
+        quorum: int,
     ) -> Asker:
         def ask(cohort: Cohort, fn: Callable[..., Any] | str, message: Down | Mapping[int, Any]) -> dict[int, Any]:
             """By a method, with its own function and messages; by a server elsewhere, with a name and bytes."""
@@ -362,6 +372,7 @@ class _Run:
             for done in self.engine.map(tasks):
                 meter.exclude(time.perf_counter() - waiting, done.spans, self.engine.in_process)
                 self.timings.add(done.spans, done.rss, done.gpu)
+                redone.extend([done.k] * done.redone)
                 if done.fatal is not None:
                     raise done.fatal
                 self._note_alone(path, done.alone)

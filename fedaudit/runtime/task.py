@@ -93,7 +93,8 @@ class Done:
     alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
     error: str | None = None  # type and place of what went wrong, and nothing of the records
     detail: str = ""  # the whole of it, for the log on the machine that runs this
-    lost: bool = False  # its process is gone: nobody knows what it had looked at
+    lost: bool = False  # nobody knows what it had looked at when it failed
+    redone: int = 0  # how often it was lost before, with the process that did it
     fatal: FedauditError | None = None  # the method or the policy is wrong, not the client
 
 

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedaudit.errors import RunError, SettingError
+from fedaudit.runtime.engines.ray_contact import LOOK, OUTLIVE, RayContact, environment
 from fedaudit.runtime.folder import locked
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out
 
 RETRIES = 5  # machines that a cell may lose
+GO_ON = (
+    "Every cell is kept up to its last whole round. Start Ray again, and then the same audit, which goes on from there."
+)
 PATIENCE = 60.0  # seconds for the lost process of a cell to be gone
 
 
@@ -41,7 +45,7 @@ def carry_out_on_ray(waiting: Waiting, tell: Callable[[Cell, str], None], addres
     """All cells, as many at a time as the cluster has room for. What went wrong is a cell's own reason."""
     ray = _ray()
     with _cluster(ray, address):
-        work = ray.remote(max_retries=RETRIES)(_work)
+        work, contact = ray.remote(max_retries=RETRIES)(_work), RayContact(ray)
         running: dict[Any, Cell] = {}
         while True:
             while waiting.ready():
@@ -50,13 +54,18 @@ def carry_out_on_ray(waiting: Waiting, tell: Callable[[Cell, str], None], addres
                     cell.status, cell.reason = "failed", wrong
                     tell(cell, "failed")
                     continue
+                contact.check(GO_ON)
                 running[work.options(**needs(cell.setting)).remote(_request(cell))] = cell
             if not running:
                 return
-            (reference,), _ = ray.wait(list(running), num_returns=1)
-            cell = running.pop(reference)
+            contact.check(GO_ON)
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=LOOK)
+            contact.check(GO_ON)  # a cell that was lost with Ray itself has not failed
+            if not ready:
+                continue
+            cell = running.pop(ready[0])
             try:
-                cell.status, cell.reason = ray.get(reference)
+                cell.status, cell.reason = ray.get(ready[0])
             except ray.exceptions.RayError as e:
                 cell.status = "failed"
                 cell.reason = f"its worker failed {RETRIES + 1} times: {type(e).__name__}: {e}".splitlines()[0]
@@ -79,13 +88,14 @@ def _cluster(ray: Any, address: str | None) -> Iterator[None]:
         return
     path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
     try:
-        ray.init(
-            address=address,
-            runtime_env={"env_vars": {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        with environment(OUTLIVE):
+            ray.init(
+                address=address,
+                runtime_env={"env_vars": {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
     except ConnectionError as e:
         raise SettingError(f"No Ray cluster answers at {address!r}: {e}.") from e
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,15 +63,6 @@ class Snoops(Averages):
 
     def diagnostics(self, s):
         return {"found": float(s.t)}
-
-
-class Dies(Averages):
-    """One client's process is killed, as for want of memory."""
-
-    def update(self, client, msg):
-        if client.id == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().update(client, msg)
 
 
 class Asks(Averages):

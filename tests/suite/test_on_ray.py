@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from suite_tools import comparable
 
-from fedaudit.errors import FedauditError
+from fedaudit.errors import FedauditError, RunError
 from fedaudit.runtime.engines.ray import RayEngine
+from fedaudit.runtime.engines.ray_contact import RayContact
 from fedaudit.runtime.folder import locked
 from fedaudit.setting import Setting
 from fedaudit.suite import on_ray
@@ -91,7 +92,7 @@ class Tried:
             pass
 
     def __init__(self, lose: int, cpus: int = 2):
-        self.lose, self.cpus, self.asked = lose, cpus, list[Any]()
+        self.lose, self.cpus, self.asked, self.waited = lose, cpus, list[Any](), False
 
     def is_initialized(self) -> bool:
         return True
@@ -116,13 +117,22 @@ class Tried:
 
         return made
 
-    def wait(self, references: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+    def wait(self, references: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        self.waited = True
         return references[:1], references[1:]
 
     def get(self, reference: Any) -> tuple[str, str | None]:
         if reference == ("lost",):
             raise self.exceptions.RayError("the machine is gone")
         return "done", None
+
+
+@pytest.fixture(autouse=True)
+def contact(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Where Ray is made up, it is there until a test says otherwise."""
+    contact = SimpleNamespace(check=lambda then: None)
+    monkeypatch.setattr(on_ray, "RayContact", lambda ray: RayContact(ray) if hasattr(ray, "util") else contact)
+    return contact
 
 
 def cells(tmp_path: Path, **setting: Any) -> list[Cell]:
@@ -138,6 +148,24 @@ def test_what_is_lost_for_good_fails_and_the_others_do_not(tmp_path: Path, monke
     assert "its worker failed" in str(todo[0].reason)
     assert told == ["failed", "done", "done"]
     assert all(asked == {"max_retries": on_ray.RETRIES, "num_cpus": 2.0, "num_gpus": 0.0} for asked in ray.asked)
+
+
+def test_without_ray_no_cell_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contact: SimpleNamespace
+) -> None:
+    """The audit ends in an error that says how to go on, and does not blame a cell for it."""
+
+    def gone(then: str) -> None:
+        if ray.waited:
+            raise RunError(f"Ray is gone. {then}")
+
+    ray, todo, told = Tried(lose=3), cells(tmp_path), list[str]()
+    contact.check = gone
+    monkeypatch.setattr(on_ray, "_ray", lambda: ray)
+    with pytest.raises(RunError, match=r"Every cell is kept up to its last whole round.*the same audit"):
+        carry_out_on_ray(_Queue(todo), lambda cell, what: told.append(what), None)
+    assert [cell.status for cell in todo] == ["to do"] * 3
+    assert told == []
 
 
 def test_a_cell_that_no_machine_could_take_does_not_wait_for_ever(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from suite_tools import opened_in
 
-from fedaudit.errors import ContractError, SettingError
+from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.engines import isolated as engine
 from fedaudit.runtime.runner import run
@@ -74,11 +73,25 @@ def test_a_process_holds_nothing_of_anybody_elses_and_leaves_nothing(found, tmp_
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_a_client_that_failed(tiny, tmp_path):
-    record = run(tiny("snoops:Dies", rounds=1, set={}, isolate=True, **DP), out=tmp_path / "a")
-    assert [(a.client, a.reason) for a in record.rounds[0].absent] == [(1, "its process ended before it answered")]
-    assert record.status == "done"
-    assert [client.epsilon == math.inf for client in record.ledger] == [False, True, False]  # it may have looked
+def test_a_process_that_dies_is_started_again(tiny, tmp_path):
+    """It is lost as a worker on Ray is: nothing of the run changes, and nothing is billed for it."""
+    (tmp_path / "died").mkdir()
+    setting = tiny("dying:Dies", set={"folder": str(tmp_path / "died")}, **DP)
+    record = run(setting.model_copy(update={"isolate": True}), out=tmp_path / "a")
+    serial = run(setting, out=tmp_path / "b")  # it has died as often as it was to
+    assert [row.redone for row in record.rounds] == [0, 1]
+    assert [row.absent for row in record.rounds] == [[], []]
+    assert record.transcript_digest == serial.transcript_digest
+    assert record.ledger == serial.ledger
+
+
+@pytest.mark.slow
+def test_a_process_that_always_dies_ends_the_run(tiny, tmp_path):
+    (tmp_path / "died").mkdir()
+    values = {"folder": str(tmp_path / "died"), "times": 7}
+    with pytest.raises(RunError, match=r"Client 1's task \(update, round 2\) was lost 3 times.*memory.*--resume"):
+        run(tiny("dying:Dies", set=values, isolate=True, **DP), out=tmp_path / "a")
+    assert len(list((tmp_path / "died").iterdir())) == 3
 
 
 @pytest.mark.slow

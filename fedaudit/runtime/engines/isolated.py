@@ -7,6 +7,7 @@ This process keeps the data, hands each party what it may hold, carries what cro
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shutil
@@ -20,6 +21,7 @@ from typing import Any
 
 from fedaudit.errors import RunError
 from fedaudit.runtime.apart import Frame, Stream, done_of, error_of, receive, send, without_data
+from fedaudit.runtime.engines.losses import TRIES, lost_too_often
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
@@ -70,13 +72,14 @@ class IsolatedEngine:
             "task": {"fn": task.fn, "k": task.k, "t": task.t, "ask": task.ask, "attempt": task.attempt},
             "facts": _facts(world, task.k, task.t),
         }
-        try:
-            with self._party(
-                said, [bytes(task.message), bytes(task.state or b""), _rows(world, task.k)], world
-            ) as file:
-                return done_of(receive(file), task.k)
-        except (EOFError, OSError):
-            return Done(task.k, error="its process ended before it answered", lost=True)
+        blobs = [bytes(task.message), bytes(task.state or b""), _rows(world, task.k)]
+        for losses in range(TRIES):
+            try:
+                with self._party(said, blobs, world) as file:
+                    return dataclasses.replace(done_of(receive(file), task.k), redone=losses)
+            except (EOFError, OSError) as e:
+                why = "its process ended before it answered" + (f" ({e})" if str(e) else "")
+        raise lost_too_often(task, why, "Make room, and go on with --resume.")
 
     @contextlib.contextmanager
     def _party(self, said: Mapping[str, Any], blobs: list[bytes], world: World) -> Iterator[Stream]:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from fedaudit.errors import SettingError
+from fedaudit.errors import RunError, SettingError
+from fedaudit.runtime.engines.losses import KEPT, TRIES, lost_too_often
+from fedaudit.runtime.engines.ray_contact import LOOK, OUTLIVE, RayContact, environment
 from fedaudit.runtime.task import Done, Task
 from fedaudit.setting import Setting
+
+PATIENCE = 300.0  # seconds for any worker to come up, where all are gone
+FEWER = "Go on with --resume: with fewer --workers, or with --engine serial."
+GO_ON = f"{KEPT} Go on with --resume, also with --engine serial."
+
+
+@dataclass
+class _Job:
+    number: int  # in the order of the tasks
+    task: Task
+    losses: int = 0
+
+
+@dataclass
+class _Called:
+    """A worker that was asked whether it is there."""
+
+    worker: Any
+    new: bool  # or one that was there before
 
 
 class RayEngine:
@@ -30,7 +54,7 @@ class RayEngine:
             # Processes that Ray starts here have the environment of this one. To a cluster it has to be sent, where
             # each worker imports Ray twice for it, and those that were there already stay idle.
             try:
-                with contextlib.nullcontext() if elsewhere else _environment(needed):
+                with environment(OUTLIVE if elsewhere else {**OUTLIVE, **needed}):
                     ray.init(
                         address=setting.ray_address,
                         num_cpus=None if elsewhere else max(setting.workers or 0, os.cpu_count() or 1),
@@ -42,66 +66,122 @@ class RayEngine:
             except ConnectionError as e:
                 raise SettingError(f"No Ray cluster answers at {setting.ray_address!r}: {e}.") from e
         workers = setting.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // setting.threads)
-        worker = ray.remote(
-            num_cpus=0 if setting.workers else setting.threads, num_gpus=setting.gpu_fraction, max_restarts=-1
+        # Ray starts none of them again: calls to a worker that is under way again fail, one after another.
+        self._worker = ray.remote(
+            num_cpus=0 if setting.workers else setting.threads, num_gpus=setting.gpu_fraction, max_restarts=0
         )(_Worker)
-        self._workers = [worker.remote() for _ in range(workers)]
+        self._workers = [self._worker.remote() for _ in range(workers)]
+        self._called: dict[Any, _Called] = {}  # by the reference of the answer
+        self._stillborn = 0  # workers in a row that died before they answered
+
+    @functools.cached_property
+    def _contact(self) -> RayContact:
+        return RayContact(self._ray)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Every task goes to a free worker; results are handed out in the order of the tasks."""
-        free = list(self._workers)
-        running: dict[Any, tuple[int, int, Any]] = {}  # reference: number, client, worker
+        """Give tasks to free workers, and results out in the order of the tasks. A lost task is done again."""
+        called = [call.worker for call in self._called.values()]
+        free = [worker for worker in self._workers if worker not in called]
+        new = (_Job(number, task) for number, task in enumerate(tasks))
+        again: list[_Job] = []
+        running: dict[Any, tuple[_Job, Any]] = {}  # by reference: the job and its worker
         finished: dict[int, Done] = {}
-        handed_out = 0
-
-        def collect() -> None:
-            (reference,), _ = self._ray.wait(list(running), num_returns=1)
-            number, k, worker = running.pop(reference)
-            finished[number] = self._result(k, reference)
-            free.append(worker)
-
-        for number, task in enumerate(tasks):
-            while not free:
-                collect()
-            worker = free.pop()
-            running[worker.run.remote(task)] = (number, task.k, worker)
+        handed_out, more = 0, True
+        while more or again or running or finished:
             while handed_out in finished:
                 yield finished.pop(handed_out)
                 handed_out += 1
-        while running or finished:
-            while handed_out in finished:
-                yield finished.pop(handed_out)
-                handed_out += 1
-            if running:
-                collect()
+            if free and (more or again):
+                job = again.pop(0) if again else next(new, None)
+                if job is None:
+                    more = False
+                    continue
+                self._contact.check(GO_ON)
+                worker = free.pop()
+                running[worker.run.remote(job.task)] = job, worker
+            elif running or more or again:
+                reference = self._next([*self._called, *running], bool(running))
+                if reference in self._called:
+                    free += self._arrived(reference)
+                    continue
+                job, worker = running.pop(reference)
+                try:
+                    done = self._result(job.task.k, reference)
+                except self._ray.exceptions.RayError as e:
+                    self._contact.check(GO_ON)
+                    job.losses += 1
+                    if job.losses >= TRIES:
+                        raise lost_too_often(job.task, _first_line(e), FEWER) from e
+                    again.append(job)
+                    self._replace(worker)
+                    while free:  # whoever else is gone is found before the task is given away again
+                        self._call(free.pop(), new=False)
+                    continue
+                finished[job.number] = dataclasses.replace(done, redone=job.losses)
+                free.append(worker)
+
+    def _next(self, references: list[Any], running: bool) -> Any:
+        """The reference of the next result. Looks meanwhile whether Ray is there."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self._contact.check(GO_ON)
+            ready, _ = self._ray.wait(references, num_returns=1, timeout=LOOK)
+            if ready:
+                self._contact.check(GO_ON)
+                return ready[0]
+            if not running and time.monotonic() > deadline:
+                raise RunError(
+                    f"All workers on Ray are gone, and none came up in {PATIENCE:.0f} s: the cluster has no room for "
+                    f"one. {GO_ON}"
+                )
 
     def _result(self, k: int, reference: Any) -> Done:
+        """What a task gave. An error that the task raised is its client's; any other is raised here: a loss."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as e:
+            if isinstance(e.cause, self._ray.exceptions.RayError):  # its message did not reach it
+                raise e.cause from e
             return Done(k, error=f"{type(e.cause).__name__} in its worker", detail=str(e), lost=True)
-        except self._ray.exceptions.RayError as e:  # the worker died: memory, a signal, a lost machine
-            return Done(k, error=f"its worker failed: {type(e).__name__}", detail=str(e), lost=True)
+
+    def _call(self, worker: Any, new: bool) -> None:
+        self._called[worker.is_here.remote()] = _Called(worker, new)
+
+    def _replace(self, worker: Any) -> None:
+        """Put a new worker in the place of one that is gone, or that cannot be reached."""
+        self._ray.kill(worker)
+        self._workers.remove(worker)
+        self._workers.append(new := self._worker.remote())
+        self._call(new, new=True)
+
+    def _arrived(self, reference: Any) -> list[Any]:
+        """The worker that answered, if it did."""
+        call = self._called.pop(reference)
+        try:
+            self._ray.get(reference)
+        except self._ray.exceptions.RayError as e:
+            self._contact.check(GO_ON)
+            self._stillborn += call.new
+            if self._stillborn >= TRIES:
+                raise RunError(
+                    f"{TRIES} workers on Ray in a row ended before they were up: {_first_line(e)}. The likely cause is "
+                    f"memory. {GO_ON}"
+                ) from e
+            self._replace(call.worker)
+            return []
+        self._stillborn = 0
+        return [call.worker]
 
     def close(self) -> None:
-        for worker in self._workers:
-            self._ray.kill(worker)
+        if "_contact" not in vars(self) or not self._contact.gone:  # where Ray is gone nobody would answer
+            for worker in self._workers:
+                self._ray.kill(worker)
         if self._owns:
             self._ray.shutdown()
 
 
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+def _first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}".rstrip(" .:")
 
 
 class _Worker:
@@ -111,3 +191,6 @@ class _Worker:
         from fedaudit.runtime.task import run_task
 
         return run_task(task)
+
+    def is_here(self) -> None:
+        """Answer, which says that this worker is up."""
