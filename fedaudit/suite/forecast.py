@@ -112,7 +112,7 @@ def work_of(cell: Cell, record: RunRecord | None) -> Work:
     units: dict[Stage, float] = {
         "start": 1.0, "rounds": rounds, "attacks": attacks * data, "claims": rounds if claims else 0.0,
     }  # fmt: skip
-    return Work(tuple(map(_digest, names)), units, behind)
+    return Work(tuple(map(_digest, names)), units, behind, names.index(setting.method) + 1)
 
 
 def _numbers(setting: Setting) -> float:

@@ -19,6 +19,7 @@ from typing import Literal
 Stage = Literal["start", "rounds", "attacks", "claims"]
 STAGES: tuple[Stage, ...] = ("start", "rounds", "attacks", "claims")
 START = 3.0  # seconds that a process takes to start at least; a cell in the audit's own process takes none
+GUESSED = 0.5  # of what is left, that may be unlike anything measured: beyond, an estimate has no ground
 LATE = 0.5  # what outlasts its estimate is taken to need half as long again as it is late
 LEAST = 0.05  # of its estimate, that a stage under way still needs at least
 
@@ -29,12 +30,14 @@ class Work:
 
     `kinds` names what it is like, nearest first: cells that share a name are alike so far. The first name is the cell's
     own, the second that of its row: the same but for the seed. `units` is how much of each stage there is; a stage with
-    none is left out. `behind` is the share of its rounds that an earlier audit has made.
+    none is left out. `behind` is the share of its rounds that an earlier audit has made. `near` is how many of the
+    kinds are near enough for more than a guess: those after them hold other methods, too.
     """
 
     kinds: tuple[str, ...]
     units: Mapping[Stage, float]
     behind: float = 0.0
+    near: int = 99
 
     @property
     def row(self) -> str:
@@ -143,12 +146,14 @@ class TimeLeft:
         if self.jobs is None:
             return self._by_share(now)
         late = self._late(now)
-        jobs = []
+        jobs, guessed, total = [], 0.0, 0.0
         for cell, at in self._running.items():
             rest = self._rest_of(cell, at, now, late)
             if rest is None:
                 return None
             jobs.append(rest)
+            total += rest
+            guessed += 0.0 if self._is_near(self._works[cell]) else rest
         jobs += [0.0] * (self.jobs - len(jobs))
         heapq.heapify(jobs)
         for work in self._waiting.values():
@@ -156,7 +161,13 @@ class TimeLeft:
             if whole is None:
                 return None
             heapq.heapreplace(jobs, jobs[0] + whole)
-        return max(jobs) + self._report()
+            total += whole
+            guessed += 0.0 if self._is_near(work) else whole
+        return None if guessed > GUESSED * total else max(jobs) + self._report()
+
+    def _is_near(self, work: Work) -> bool:
+        """Whether a round of something like it was measured."""
+        return any(("rounds", kind) in of for kind in work.kinds[: work.near] for of in (self._measured, self._before))
 
     def _report(self) -> float:
         return self.report * max(START, sum(self._starts) / max(1, len(self._starts)))

@@ -43,7 +43,7 @@ class Keeping(TimeLeft):
         super().add(cell, work)
         kinds = [self.names.setdefault(kind, f"k{len(self.names)}") for kind in work.kinds]
         units = {stage: amount for stage, amount in work.units.items() if amount}
-        self._write(event="add", cell=self._name(cell), kinds=kinds, units=units, behind=work.behind)
+        self._write(event="add", cell=self._name(cell), kinds=kinds, units=units, behind=work.behind, near=work.near)
 
     def begun(self, cell: str, now: float) -> None:
         super().begun(cell, now)
@@ -83,7 +83,7 @@ def replay(log: list[dict[str, Any]], make: type[TimeLeft] = TimeLeft) -> Iterat
         if event == "over":
             return
         if event == "add":
-            left.add(row["cell"], Work(tuple(row["kinds"]), row["units"], row["behind"]))
+            left.add(row["cell"], Work(tuple(row["kinds"]), row["units"], row["behind"], row["near"]))
             continue
         if event == "begun":
             left.begun(row["cell"], at)
