@@ -286,3 +286,10 @@ def test_the_logs_hold_whole_audits(path):
     added = [row["cell"] for row in log if row["event"] == "add"]
     assert sorted(added) == sorted(row["cell"] for row in log if row["event"] == "finished")
     assert {row["stage"] for row in log if row["event"] == "progress"} >= {"rounds", "attacks"}
+
+
+def test_the_quickstart_has_an_estimate_from_a_fifth_of_the_way_on():
+    """The small suites spend that fifth on starting processes; a suite of a quarter of an hour does not."""
+    log = read(LOGS[0].with_name("quickstart.jsonl"))
+    over = log[-1]["at"]
+    assert all(left is not None for at, left in replay(log) if FROM * over <= at)
