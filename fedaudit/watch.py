@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Watch = Callable[[float, float, str], None]  # done, all of it, what is being done
+TimedWatch = Callable[[float, float, str, float | None], None]  # and the seconds left; None: nobody can tell yet
 
 
 def unwatched(done: float, whole: float, what: str) -> None:

@@ -105,13 +105,13 @@ def audit(
         with progress_bar("audit", remaining=False) as watch:
             cells = audit_suite(
                 what, out, watch, jobs, engine, force=force, keep_stale=keep_stale, on=_where(on, ray_address),
-                ray_address=ray_address,
+                ray_address=ray_address, report=True,
             )  # fmt: skip
+            pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
     except KeyboardInterrupt:
         print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
         raise typer.Exit(130) from None
     errors = {str(cell.folder): cell.error for cell in cells if cell.error}
-    pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
     for cell in cells:
         if cell.again is not None:
             print(f"again: {cell.folder}: {cell.again}")

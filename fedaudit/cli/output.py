@@ -7,60 +7,89 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedaudit.errors import SettingError
-from fedaudit.watch import Watch
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedaudit.suite.forecast import Forecast
 
 WIDTH = 80  # columns of a terminal that everybody has
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 ROOM = 56  # columns of a progress bar and its clock
+SHORT = 12  # columns of a bar beside which the time left is written
+TIMED = SHORT + 29  # columns of such a bar, its clock, and "about 10:00:00 left"
+
+
+class Shown(Protocol):
+    """What `progress_bar` yields: a `Watch`, and a `TimedWatch`."""
+
+    def __call__(self, done: float, whole: float, what: str, left: float | None = None, /) -> None: ...
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, remaining: bool = True) -> Iterator[Watch]:
-    """A progress bar on a terminal; elsewhere a plain line every `EVERY` seconds, so that a log shows where it is."""
+def progress_bar(title: str, remaining: bool = True) -> Iterator[Shown]:
+    """A progress bar on a terminal; elsewhere a plain line every `EVERY` seconds, so that a log shows where it is.
+
+    `remaining`: it works out how long the rest will take, at the pace so far. Without: whoever tells says that, too."""
     if not sys.stderr.isatty():
         yield plain_lines(title, remaining)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-    if remaining:  # else the task's description tells
-        columns.append(TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
+    with bar_on(Console(stderr=True), title, remaining) as watch:
+        yield watch
 
-        def watch(done: float, total: float, what: str) -> None:
+
+@contextlib.contextmanager
+def bar_on(console: Console, title: str, remaining: bool = True) -> Iterator[Shown]:
+    """A progress bar on this terminal. What is being done is cut to the columns that the bar and the times leave."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns: list[ProgressColumn] = [text, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    if not remaining:
+        columns = [text, BarColumn(SHORT), TimeElapsedColumn(), TextColumn("{task.fields[left]}")]
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=None, left="")
+
+        def watch(done: float, whole: float, what: str, left: float | None = None, /) -> None:
             if what.startswith("ready"):
                 progress.console.print(f"{title}: {what}", highlight=False)
-            room = max(20, progress.console.width - ROOM)
-            text = f"{title}: {what}"
-            text = text if len(text) <= room else f"{text[: room - 1]}…"
-            progress.update(task, completed=done, total=total, description=text)
+            room = max(20, progress.console.width - (ROOM if remaining else TIMED))
+            progress.update(
+                task, completed=done, total=whole, description=_cut(f"{title}: {what}", room), left=_left(left)
+            )
 
         yield watch
 
 
-def plain_lines(title: str, remaining: bool = True) -> Watch:
+def plain_lines(title: str, remaining: bool = True) -> Shown:
     """What is being done, at most once in `EVERY` seconds: nothing of a command that is done before. `remaining`: and
-    how long it will take at the pace so far."""
+    how long it will take at the pace so far; without, as whoever tells says."""
     last = begun = time.monotonic()
 
-    def watch(done: float, total: float, what: str) -> None:
+    def watch(done: float, whole: float, what: str, left: float | None = None, /) -> None:
         nonlocal last
         if time.monotonic() - last >= EVERY:
             last = time.monotonic()
-            share = f"{done / total:4.0%} " if total else ""
-            left = (time.monotonic() - begun) * (total / done - 1) if remaining and 0 < done < total else 0.0
-            more = f", about {_clock(left)} left" if left >= max(EVERY, 1) else ""
-            print(f"{title}: {share}{what}{more}", file=sys.stderr, flush=True)
+            share = f"{done / whole:4.0%} " if whole else ""
+            if remaining:
+                left = (time.monotonic() - begun) * (whole / done - 1) if 0 < done < whole else 0.0
+                left = left if left >= max(EVERY, 1) else 0.0
+            more = _left(left)
+            print(f"{title}: {share}{what}{', ' if more else ''}{more}", file=sys.stderr, flush=True)
 
     return watch
+
+
+def _left(seconds: float | None) -> str:
+    """The time left in words: none where nothing is left."""
+    if seconds is None:
+        return "estimating"
+    return f"about {_clock(max(seconds, 1.0))} left" if seconds else ""
 
 
 def _clock(seconds: float) -> str:

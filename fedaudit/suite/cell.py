@@ -17,11 +17,13 @@ from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, version
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.source import VERSIONS, code_of_setting, differences, harness, source_of
 from fedaudit.setting import Setting
+from fedaudit.suite.time_left import Stage
 from fedaudit.watch import Watch
 from fedaudit.wire.transcript import Threat
 
 Spec = str | dict[str, Any]
 Status = Literal["to do", "done", "refused", "failed"]
+ATTACK, CLAIMS = "attack", "claims of epsilon"  # how what is told of these stages begins; all else is about rounds
 
 
 @dataclass
@@ -112,6 +114,11 @@ def _same(result: AnyResult, spec: Spec, threat: str, clients: int, keep_stale: 
     return isinstance(result, NotRun) or len(result.clients) + len(result.left_out) >= targets  # else some were chosen
 
 
+def stage_of(what: str) -> Stage:
+    """Return the stage of a cell that `carry_out` told of in these words."""
+    return "attacks" if what.startswith(f"{ATTACK} ") else "claims" if what.startswith(CLAIMS) else "rounds"
+
+
 def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = None) -> None:
     """Run and attack, as far as that was not done. Never raises: what went wrong is the cell's reason."""
     try:
@@ -140,7 +147,7 @@ def _attack(cell: Cell, watch: Watch | None) -> list[str]:
 
         def tell(_: float, __: float, name: str, threat: str = threat) -> None:
             if watch:
-                watch(cell.setting.rounds, cell.setting.rounds, f"attack {name} by {threat}")
+                watch(cell.setting.rounds, cell.setting.rounds, f"{ATTACK} {name} by {threat}")
 
         def failed(name: str, e: Exception, threat: str = threat) -> None:
             errors.append(f"attack {name} by {threat}: {_text(e)}")
@@ -162,7 +169,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     from fedaudit.attack.residuals import audit_residuals
 
     if watch:
-        watch(cell.setting.rounds, cell.setting.rounds, "claims of epsilon")
+        watch(cell.setting.rounds, cell.setting.rounds, CLAIMS)
     try:
         with contextlib.suppress(DataError):  # nothing there that the loss of a record could be read from
             audit_run(cell.folder)

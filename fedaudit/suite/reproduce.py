@@ -25,7 +25,7 @@ from fedaudit.suite.published import (
 )
 from fedaudit.suite.scheduler import audit, make_cells
 from fedaudit.suite.suite_file import Suite
-from fedaudit.watch import Watch
+from fedaudit.watch import TimedWatch
 
 
 @dataclass
@@ -90,7 +90,7 @@ def _suite(settings: list[dict[str, object]]) -> Suite:
     return Suite(methods=settings, attacks=[], threats=[], trials=0)
 
 
-def carry_out_plan(planned: list[Planned], out: Path, watch: Watch | None = None, jobs: int = 1) -> None:
+def carry_out_plan(planned: list[Planned], out: Path, watch: TimedWatch | None = None, jobs: int = 1) -> None:
     """What fits. A run that fails says so in its row."""
     settings = [one.run.setting.model_dump() for one in planned if one.fits]
     if not settings:

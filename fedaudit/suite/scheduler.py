@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,17 +20,19 @@ from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.folder import STALE, folder_name, locked
-from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
-from fedaudit.suite.cell import Cell, carry_out, look, stale_attacks, why_again
-from fedaudit.suite.forecast import Pace, duration
+from fedaudit.suite.cell import Cell, carry_out, look, stage_of, stale_attacks, why_again
+from fedaudit.suite.forecast import learn, novelty_first, report_starts, work_of
 from fedaudit.suite.on_ray import carry_out_on_ray
 from fedaudit.suite.sharing import shared_gpu
 from fedaudit.suite.suite_file import Suite, read_suite
-from fedaudit.watch import Watch
+from fedaudit.suite.time_left import TimeLeft
+from fedaudit.watch import TimedWatch
 
 PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
+TICK = 1.0  # seconds after which the time left is told anew, though nothing was heard of any cell
 Where = Literal["here", "ray"]
 
 
@@ -61,18 +64,20 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
 def audit(
     suite: Suite | Path | str,
     out: Path | str,
-    watch: Watch | None = None,
+    watch: TimedWatch | None = None,
     jobs: int = 1,
     engine: str | None = None,
     force: bool = False,
     keep_stale: bool = False,
     on: Where = "here",
     ray_address: str | None = None,
+    report: bool = False,
 ) -> list[Cell]:
     """Run all cells and attacks of a suite or of its file. A finished cell is not run again, unless other code than
     today's made it, or `force` says so; `keep_stale` lets it count. A failing cell does not stop the rest.
 
-    `on`: cells as processes of this machine, or as tasks of a Ray cluster."""
+    `on`: cells as processes of this machine, or as tasks of a Ray cluster. `report`: somebody will write one
+    afterwards, which counts in the time left."""
     suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
     cells = make_cells(suite, out, engine)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
@@ -85,14 +90,17 @@ def audit(
         what = "the engine ray" if on_ray else f"--jobs {jobs}"
         raise SettingError(f"--on ray already runs cells beside each other on the cluster. Leave {what} out.")
     with locked(out, "audit", PATIENCE) as lock:  # workers inherit it
-        progress = _Progress(cells, watch, jobs)
+        records: dict[str, RunRecord | None] = {}
         for cell in cells:
             cell.keep_stale = keep_stale
             with contextlib.suppress(FedauditError):  # a damaged record: its cell will say so
                 _put_aside(cell, out, force, keep_stale)
-                progress.pace.learn(look(cell))
-        todo = [cell for cell in cells if cell.status == "to do"]
-        progress.tell()
+                records[str(cell.folder)] = look(cell)
+        progress = _Progress(
+            cells, watch, TimeLeft(None if on == "ray" else jobs, report_starts(len(cells)) if report else 0.0)
+        )
+        todo = progress.plan(records)
+        progress.tell("")
         sharing: str | None = None
         if on == "ray":
             carry_out_on_ray(
@@ -106,6 +114,7 @@ def audit(
                     progress.tell(sharing)
                 _beside(todo, progress, jobs, lock)
         _save(out, cells, sharing)
+        progress.end()
     if all(cell.status != "done" for cell in cells):
         first = next((cell for cell in cells if cell.status == "failed"), cells[0])
         raise RunError(f"No cell of the suite came through. {first.folder}: {first.reason}")
@@ -141,34 +150,58 @@ def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
 
 
 class _Progress:
-    """How far the cells are, and how long the rest will take at the pace so far."""
+    """How far the cells are, and how long the rest will take."""
 
-    def __init__(self, cells: list[Cell], watch: Watch | None, jobs: int):
-        self.cells, self.watch, self.jobs = cells, watch, jobs
-        self.pace = Pace()
+    def __init__(self, cells: list[Cell], watch: TimedWatch | None, left: TimeLeft):
+        self.cells, self.watch, self.left = cells, watch, left
         self.rounds: dict[str, float] = {}  # by folder, of cells under way: rounds behind them
-        self.begun: dict[str, tuple[float, int]] = {}  # when, and after which round
+        self.open: dict[str, Cell] = {}  # of whose end nothing was heard
+        self.what = ""
 
-    def step(self, cell: Cell, t: int, rounds: int, what: str) -> None:
-        key, now = str(cell.folder), time.monotonic()
-        if key not in self.begun:
-            self.begun[key] = (now, t)
-        elif t > self.rounds.get(key, 0):
-            since, first = self.begun[key]
-            self.pace.add_rounds(cell.setting, now - since, t - first)
-            self.begun[key] = (now, t)
+    def plan(self, records: Mapping[str, RunRecord | None]) -> list[Cell]:
+        """Return the cells that are to be carried out, in order, given what earlier audits left of them."""
+        works = {}
+        for cell in self.cells:
+            key, record = str(cell.folder), records.get(str(cell.folder))
+            work = work_of(cell, record)
+            if record is not None:
+                learn(self.left, work, cell, record)
+            if cell.status == "to do":
+                works[key], self.open[key] = work, cell
+        order = novelty_first(works)
+        for key in order:
+            self.left.add(key, works[key])
+        return [self.open[key] for key in order]
+
+    def begin(self, cell: Cell) -> None:
+        self.left.begun(str(cell.folder), time.monotonic())
+
+    def step(self, cell: Cell, t: float, rounds: float, what: str) -> None:
+        key, stage = str(cell.folder), stage_of(what)
+        share = t / rounds if stage == "rounds" and rounds else 0.0
+        self.left.progress(key, stage, share, time.monotonic())
         self.rounds[key] = t
         self.tell(f"{cell.setting.method}: {what}")
 
-    def tell(self, what: str = "") -> None:
+    def end(self) -> None:
+        """All cells are through; what comes now is a report, if anybody writes one."""
+        self.left.reporting(time.monotonic())
+        self.tell("writing the report" if self.left.report else "")
+
+    def tell(self, what: str | None = None) -> None:
+        """Tell how far all is, and what is being done; None: what was being done when this was told last."""
+        now = time.monotonic()
+        self.what = self.what if what is None else what
+        for key, cell in list(self.open.items()):
+            if cell.status != "to do":
+                self.left.finished(key, now, cell.status)
+                del self.open[key]
         if self.watch is None:
             return
         done = sum(self._share(cell) for cell in self.cells)
-        left = self.pace.left([(c.setting, 1 - self._share(c)) for c in self.cells if c.status == "to do"], self.jobs)
-        text = "" if left is None else f"about {duration(left)} left"
         finished = sum(cell.status != "to do" for cell in self.cells)
-        parts = [f"{finished} of {len(self.cells)} cells", what, text]
-        self.watch(done, len(self.cells), ", ".join(part for part in parts if part))
+        text = f"{finished} of {len(self.cells)} cells" + (f", {self.what}" if self.what else "")
+        self.watch(done, len(self.cells), text, self.left.left(now))
 
     def _share(self, cell: Cell) -> float:
         if cell.status != "to do":
@@ -190,8 +223,9 @@ def _here(todo: list[Cell], progress: _Progress) -> None:
             key = (s.engine, s.together, s.device, s.workers, s.threads, s.gpu_fraction, s.ray_address)
             if key not in engines:
                 engines[key] = make_engine(s)
+            progress.begin(cell)
             carry_out(cell, functools.partial(progress.step, cell), engines[key])
-            progress.tell()
+            progress.tell("")
     finally:
         for engine in engines.values():
             engine.close()
@@ -310,7 +344,12 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
         worker = _Worker(lock, preload)
         workers.append(worker)
         selector.register(worker.replies, selectors.EVENT_READ, worker)
-        worker.give(waiting.take())
+        give(worker)
+
+    def give(worker: _Worker) -> None:
+        cell = waiting.take()
+        progress.begin(cell)
+        worker.give(cell)
 
     def end(worker: _Worker) -> None:
         selector.unregister(worker.replies)
@@ -321,7 +360,10 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
         while len(workers) < jobs and waiting.ready():
             start()
         while workers:
-            for key, _ in selector.select():
+            heard = selector.select(TICK)
+            if not heard:
+                progress.tell()
+            for key, _ in heard:
                 worker: _Worker = key.data
                 replies = worker.read()
                 for reply in replies or ():
@@ -331,7 +373,7 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
                 if worker.cell is None and (replies is None or not waiting.ready()):
                     end(worker)
                 elif worker.cell is None:
-                    worker.give(waiting.take())
+                    give(worker)
                 while len(workers) < jobs and waiting.ready():
                     start()
     finally:
@@ -359,4 +401,4 @@ def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:
                 f"{worker.last_words()}"
             )
         worker.cell = None
-        progress.tell()
+        progress.tell("")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 import reported
+from rich.console import Console
 
 from fedaudit.cli import output
 from fedaudit.cli.attacks import print_attacks
@@ -189,6 +191,38 @@ def test_progress_without_a_terminal_is_plain_lines(capsys, monkeypatch):
     with output.progress_bar("audit") as watch:
         watch(2, 4, "2 of 4 cells")
     assert capsys.readouterr().err == "", "what is done in a moment needs no line"
+
+
+def test_the_time_left_stands_in_lines_of_a_log(capsys, monkeypatch):
+    """As whoever tells says, not at the pace of the cells; nothing is made up before anybody can tell."""
+    monkeypatch.setattr(output, "EVERY", 0.0)
+    with output.progress_bar("audit", remaining=False) as watch:
+        watch(1, 4, "1 of 4 cells, fedavg: round 2", None)
+        watch(2, 4, "2 of 4 cells, fedavg: round 2", 95.4)
+        watch(4, 4, "4 of 4 cells", 0.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "audit:  25% 1 of 4 cells, fedavg: round 2, estimating",
+        "audit:  50% 2 of 4 cells, fedavg: round 2, about 1:35 left",
+        "audit: 100% 4 of 4 cells",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [(95.4, "about 1:35 left"), (36000.0, "about 10:00:00 left"), (None, "estimating")]
+)
+def test_the_time_left_stands_in_a_line_of_80_columns(left, said):
+    """Whatever is being done is cut, the time is not."""
+    file = io.StringIO()
+    console = Console(width=80, file=file, force_terminal=True, color_system=None, legacy_windows=False)
+    with output.bar_on(console, "audit", remaining=False) as watch:
+        watch(12, 48, "12 of 48 cells, fedavg+dfrd: round 4, host.client_update, 1/3 clients", left)
+    lines = [line for line in re.split(r"[\r\n]|\x1b\[[0-9?]*[A-Za-z]", file.getvalue()) if "12 of 48" in line]
+    assert lines, "the bar is drawn once more when it is over"
+    for line in lines:
+        assert len(line) <= 80
+        assert line.startswith("audit: 12 of 48 cells, fedavg+dfrd: ro")
+        assert line.rstrip().endswith(said)
+        assert "0:00:00" in line, "and the time so far"
 
 
 # --- settings of a part of a method ------------------------------------------------------------------------------

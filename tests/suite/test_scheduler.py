@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -240,13 +241,41 @@ def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch)
 
 
 def test_progress_with_time_left_is_told_to_whoever_watches(quick, tmp_path):
+    """Nothing while no attack was measured; then something until the end, the report among it."""
     told = []
     suite = Suite(base={**SMALL, "rounds": 3}, attacks=["loss"], grid={"seed": [0, 1]})
-    audit(suite, tmp_path, watch=lambda *what: told.append(what))
-    assert told[0] == (0, 2, "0 of 2 cells")
-    assert told[-1] == (2, 2, "2 of 2 cells, about 1 s left") or told[-1][2].startswith("2 of 2 cells")
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told), "it never goes back"
-    assert any("1 of 2 cells, fedavg: round 2" in what and " left" in what for _, _, what in told)
+    audit(suite, tmp_path, watch=lambda *what: told.append(what), report=True)
+    assert told[0] == (0, 2, "0 of 2 cells", None)
+    done, whole, what, left = told[-1]
+    assert (done, whole, what) == (2, 2, "2 of 2 cells, writing the report")
+    assert left > 0
+    assert [done for done, *_ in told] == sorted(done for done, *_ in told), "it never goes back"
+    second = [left for _, _, what, left in told if what.startswith("1 of 2 cells, fedavg: round 2")]
+    assert second
+    assert all(left is not None and left > told[-1][3] for left in second)
+    first = [left for _, _, what, left in told if what.startswith("0 of 2 cells, fedavg: round")]
+    assert first
+    assert all(left is None for left in first), "how long attacks take nobody knows yet"
+
+
+def test_the_time_left_is_told_while_nothing_is_heard(quick, tmp_path, monkeypatch):
+    """A stage may take minutes without a word: a line is told every `TICK` seconds all the same."""
+    monkeypatch.setattr(auditing, "TICK", 0.02)
+    told = []
+    audit(Suite(base=SMALL, attacks=["loss"]), tmp_path, watch=lambda *what: told.append(what[:3]))
+    assert any(a == b for a, b in itertools.pairwise(told))
+
+
+def test_an_audit_that_goes_on_knows_the_pace_of_the_last(quick, tmp_path):
+    """The records that an earlier audit left are measured already: the first line has an estimate."""
+    base = {**SMALL, "rounds": 2}
+    audit(Suite(base=base, attacks=["loss"]), tmp_path)
+    told = []
+    audit(Suite(base=base, attacks=["loss"], grid={"seed": [0, 1]}), tmp_path, watch=lambda *what: told.append(what))
+    (first,) = [record for record in [read_record(tmp_path / "runs" / p.name) for p in (tmp_path / "runs").iterdir()]
+                if record.setting.seed == 0]  # fmt: skip
+    took = sum(row.wall_s for row in first.rounds) + sum(a.wall_s for a in first.attacks if hasattr(a, "wall_s"))
+    assert told[0] == (1, 2, "1 of 2 cells", pytest.approx(took))
 
 
 # --- privacy that does not apply -------------------------------------------------------------------------------
@@ -452,20 +481,16 @@ def test_a_dry_run_names_cells_that_will_fail(fedaudit, tmp_path):
 
 
 def test_the_pace_of_the_nearest_like_cell():
-    """Ten rounds took 20 s: 2 s a round. The other seed has 10 rounds, half of them done: 10 s; by two, 5 s."""
+    """Ten rounds took 20 s: 2 s a round, of the cell itself and of those like it, nearest first."""
     pace = Pace()
     one = Setting.make(rounds=10)
     assert pace.per_round(one) is None
-    assert pace.left([(one, 1.0)], 1) is None
     pace.add_rounds(one, 20.0, 10)
     assert pace.per_round(one) == (2.0, "this cell's own rounds")
     assert pace.per_round(one.model_copy(update={"seed": 1})) == (2.0, "the same with another seed")
     assert pace.per_round(one.model_copy(update={"rounds": 3})) == (2.0, "the same with other rounds")
     assert pace.per_round(one.model_copy(update={"privacy": CLIP})) == (2.0, "the same under other privacy")
     assert pace.per_round(one.model_copy(update={"clients": 6})) is None
-    assert pace.left([(one.model_copy(update={"seed": 1}), 0.5)], 2) == 5.0
-    # One like nothing else counts at the others' mean: 20 s of known work, and 10 rounds at 2 s.
-    assert pace.left([(one, 1.0), (one.model_copy(update={"clients": 6}), 1.0)], 1) == 40.0
 
 
 def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):

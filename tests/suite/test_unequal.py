@@ -77,16 +77,6 @@ def test_the_pace_is_over_all_rounds_and_of_the_nearest_cell():
     assert pace.per_round(Setting.make(method="local")) is None
 
 
-def test_what_is_left_counts_the_share_and_the_jobs():
-    """A cell of 10 rounds at 2 s with half left, and one unlike any: 20 rounds at the others' mean, on two jobs."""
-    pace = Pace()
-    pace.add_rounds(Setting.make(), 20.0, 10)
-    assert pace.left([(Setting.make(), 0.5)], 1) == pytest.approx(10.0)
-    both = [(Setting.make(), 0.5), (Setting.make(method="local", rounds=20), 1.0)]
-    assert pace.left(both, 2) == pytest.approx((10 + 40) / 2)
-    assert Pace().left(both, 1) is None
-
-
 def cell(setting=None, **more):
     values = {"attacks": ["loss"], "threats": ["server"], **more}
     return Cell(Path("nowhere"), setting or Setting.make(), **values)
