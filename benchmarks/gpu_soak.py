@@ -60,7 +60,10 @@ class Soak(Bench):
             "files": float(len(os.listdir("/proc/self/fd"))),
         }
         if self.device.startswith("cuda"):
-            found |= {"allocated": float(torch.cuda.memory_allocated()), "reserved": float(torch.cuda.memory_reserved())}
+            found |= {
+                "allocated": float(torch.cuda.memory_allocated()),
+                "reserved": float(torch.cuda.memory_reserved()),
+            }
         return found
 
     def rounds(self, most: int, recordings: int | None = None, **setting: Any) -> None:

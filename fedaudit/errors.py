@@ -51,6 +51,17 @@ class RunError(FedauditError):
     """A run could not go on."""
 
 
+class DeviceError(RunError):
+    """A device, its memory or the compiler failed: no party's fault."""
+
+    def __init__(self, trouble: str, who: str, said: str):
+        super().__init__(f"{who}: {said}.")
+        self.trouble, self.who, self.said = trouble, who, said
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return DeviceError, (self.trouble, self.who, self.said)  # it comes back from other processes
+
+
 def last_frame(e: BaseException, libraries: bool = True) -> traceback.FrameSummary | None:
     """Where it was raised; without libraries, the last line before that in somebody's own code."""
     frames = traceback.extract_tb(e.__traceback__)

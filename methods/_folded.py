@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedaudit.training import products
 from fedaudit.training.models import Net
-from fedaudit.training.recorded import compiles, halves, unrecorded
+from fedaudit.training.recorded import compiles, fall_back, halves
 
 Pool = Literal["average", "max", "none"]
 Pair = tuple[int, int]
@@ -218,7 +218,7 @@ def _compiled(fn: Callable[..., Any], rows: bool = True) -> Callable[..., Any]:
             return _kept(fn)(x, *rest) if fn not in _uncompiled else fn(x, *rest)
         except Exception as e:  # noqa: BLE001 (whatever the compiler has against it: the numbers are the same without)
             _uncompiled.add(fn)
-            unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+            fall_back(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
             return fn(x, *rest)
 
     return call

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 80  # columns of a terminal that everybody has
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 ROOM = 56  # columns of a progress bar and its clock
+AT_ONCE = ("ready", "note:")  # what is said in a line of its own, and stays on the terminal
 SHORT = 12  # columns of a bar beside which the time left is written
 TIMED = SHORT + 29  # columns of such a bar, its clock, and "about 10:00:00 left"
 
@@ -56,7 +57,7 @@ def bar_on(console: Console, title: str, remaining: bool = True) -> Iterator[Sho
         task = progress.add_task(title, total=None, left="")
 
         def watch(done: float, whole: float, what: str, left: float | None = None, /) -> None:
-            if what.startswith("ready"):
+            if what.startswith(AT_ONCE):
                 progress.console.print(f"{title}: {what}", highlight=False)
             room = max(20, progress.console.width - (ROOM if remaining else TIMED))
             progress.update(
@@ -73,7 +74,9 @@ def plain_lines(title: str, remaining: bool = True) -> Shown:
 
     def watch(done: float, whole: float, what: str, left: float | None = None, /) -> None:
         nonlocal last
-        if time.monotonic() - last >= EVERY:
+        if what.startswith("note:"):
+            print(f"{title}: {what}", file=sys.stderr, flush=True)
+        elif time.monotonic() - last >= EVERY:
             last = time.monotonic()
             share = f"{done / whole:4.0%} " if whole else ""
             if remaining:

@@ -28,6 +28,7 @@ from fedaudit.errors import ContractError, DataError, FedauditError, RunError, S
 from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import seeded
+from fedaudit.runtime.device_errors import device_error
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
@@ -215,6 +216,9 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
 
 
 def error_as_text(e: BaseException) -> list[str]:
+    """Return the name of an error of ours, and what its class is made of again."""
+    if (found := device_error(e, "server")) is not None:
+        return ["DeviceError", found.trouble, found.who, found.said]
     if isinstance(e, FedauditError):
         return [type(e).__name__, str(e)]
     return ["RunError", f"{type(e).__name__}: {e}{errors.place_of(e)}"]
@@ -222,9 +226,12 @@ def error_as_text(e: BaseException) -> list[str]:
 
 def error_of(text: Any) -> FedauditError:
     """The error that a process told of: one of ours, by its name."""
-    name, words = (str(part)[:10_000] for part in text)
+    name, *words = (str(part)[:10_000] for part in text)
+    if name == "DeviceError" and len(words) == 3:
+        return errors.DeviceError(*words)
     cls = getattr(errors, name, None)
-    return cls(words) if isinstance(cls, type) and issubclass(cls, FedauditError) else RunError(words)
+    ours = isinstance(cls, type) and issubclass(cls, FedauditError) and cls is not errors.DeviceError
+    return cls(" ".join(words)) if ours else RunError(" ".join(words))
 
 
 _PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.alike import Alike
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Json, Store, room_for_states, write_atomic
+from fedaudit.runtime.device_errors import device_error, explained
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_state
@@ -49,7 +51,7 @@ from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Known, evaluate, results, sampling_note
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
-from fedaudit.training.recorded import unrecorded
+from fedaudit.training.recorded import listening, unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.channel import Wire
@@ -134,7 +136,7 @@ class _Run:
         self.digest = ""
         self._committed: Blob = b""  # the server's state as it was encoded: what the next round sends of it is held
         self._state: Record | None = None  # the same, once somebody needs it
-        self.started = self.attempt = 0
+        self.started = self.attempt = self._now = 0
         self.record: RunRecord
 
     # --- the whole run ---
@@ -142,7 +144,14 @@ class _Run:
     def go(self) -> RunRecord:
         unrecorded.clear()
         try:
-            return self._go()
+            with listening(self._tell_slower):
+                return self._go()
+        except Exception as e:
+            found = device_error(e, "server")
+            if found is None:
+                raise
+            self._log_text(f"round {self._now}, {found.who}: {''.join(traceback.format_exception(e))}")
+            raise explained(found, max(self._now, 1), self.folder, self.setting) from e
         finally:
             self.store.abandon()  # after an error: whoever goes on finds the last whole round
             if self.given_engine is None and "engine" in vars(self):
@@ -198,7 +207,8 @@ class _Run:
             self._commit(0, first, self.transcript.end_round_behind(0))
         else:
             self.record = self._read_head(head)
-            self._check_same(self.record.setting)
+            before = self.record.setting
+            self._check_same(before)
             self.record.setting = self.setting
             self.started = head["round"]
             self.timings = Timings(self.record.timings, self.record.peak_rss_bytes, self.record.peak_gpu_bytes)
@@ -211,16 +221,21 @@ class _Run:
             )
             self._committed, self._state = self.store.server(head["server"]), None
             if self.started < self.setting.rounds:
-                self._go_on(head)
+                self._go_on(head, before)
         self.watch(self.started, self.setting.rounds, f"ready; the transcript takes {self._expected_size()}")
 
-    def _go_on(self, head: dict[str, Any]) -> None:
+    def _go_on(self, head: dict[str, Any], before: Setting) -> None:
         """An unfinished or a longer run: what was said of its end no longer holds."""
         made_by = (self.record.versions, self.record.device, self.record.harness)
         same = made_by == (versions(), device_name(self.world.device), harness())
         if not same:
             self.record.notes.append(
                 "resumed under other versions, by another harness or on another device: the bits may differ from there"
+            )
+        if rounding(before) != rounding(self.setting):  # --step, --together or --engine after an error of the device
+            same = False
+            self.record.notes.append(
+                f"resumed after round {self.started} with other steps, stacks or engine: rounding may differ from there"
             )
         # Where a replayed round may come out otherwise, equal noise on unequal values would give both away.
         self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
@@ -239,6 +254,7 @@ class _Run:
 
     def _round(self, t: int) -> None:
         begun = time.perf_counter()
+        self._now = t
         self.watch(t - 1, self.setting.rounds, f"round {t}")
         participants = self._participants(t)
         here = self.world.device if self.engine.in_process and self.world.compression is None else None
@@ -323,7 +339,18 @@ class _Run:
 
     def _note_alone(self, path: str, reasons: list[str]) -> None:
         """What the engine could not stack: the run is slower for it, and otherwise the same."""
-        self._note(f"not stacked: {path}: {reason}" for reason in reasons)
+        new = [note for reason in reasons if (note := f"not stacked: {path}: {reason}") not in self.record.notes]
+        for note in new:
+            self.watch(self._now - 1, self.setting.rounds, f"note: {note}")
+        self._note(new)
+
+    def _tell_slower(self, reason: str) -> None:
+        """Say at once that steps are carried out in a slower way than was asked for, and what that costs."""
+        compiled = reason.startswith("not compiled")
+        cost = "2 to 3 times as long as compiled" if compiled else "several times as long on small networks"
+        self.watch(
+            max(self._now - 1, 0), self.setting.rounds, f"note: steps not recorded: {reason}. A step takes {cost}"
+        )
 
     def _note(self, notes: Iterable[str]) -> None:
         self.record.notes += [note for note in notes if note not in self.record.notes]
@@ -374,6 +401,7 @@ class _Run:
                 self.timings.add(done.spans, done.rss, done.gpu)
                 redone.extend([done.k] * done.redone)
                 if done.fatal is not None:
+                    self._log(t, number, done)
                     raise done.fatal
                 self._note_alone(path, done.alone)
                 reply = wire.back(done, path, self.world.device)
@@ -501,8 +529,11 @@ class _Run:
     def _log(self, t: int, ask: int, done: Done) -> None:
         """The whole text of a client's failure, on this machine alone: the record says its type and place."""
         if done.detail:
-            with open(self.folder / "errors.log", "a") as file:
-                file.write(f"round {t}, ask {ask}, client {done.k}: {done.detail}\n")
+            self._log_text(f"round {t}, ask {ask}, client {done.k}: {done.detail}")
+
+    def _log_text(self, text: str) -> None:
+        with open(self.folder / "errors.log", "a") as file:
+            file.write(f"{text}\n")
 
     @property
     def state(self) -> Record:
@@ -599,8 +630,7 @@ class _Run:
         free = [*EXECUTION, *ROUNDING, "keep_weights", "quorum", "dropout"]
         free += [] if self._planned_for_rounds() else ["rounds"]
         other = [key for key in old if old[key] != new[key] and key not in free]
-        if rounding(before) != rounding(self.setting):
-            other += [key for key in ("engine", "together", *ROUNDING) if old[key] != new[key]]
+        other += [key for key in ("precision", "channels_last") if old[key] != new[key]]
         if other:
             raise SettingError(
                 f"{self.folder} was begun with another setting: "

@@ -20,6 +20,7 @@ import torch
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import Entry
 from fedaudit.rng import seeded
+from fedaudit.runtime.device_errors import device_error
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
@@ -138,6 +139,8 @@ def run_task(task: Task) -> Done:
         raise
     except BaseException as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
         where = last_frame(e)
+        if (found := device_error(e, f"client {task.k}")) is not None:  # nothing of the client's: the run ends
+            return Done(task.k, error=str(found), detail="".join(traceback.format_exception(e)), fatal=found)
         if isinstance(e, ContractError | PrivacyError) and where and OURS in Path(where.filename).parents:
             return Done(task.k, error=str(e), fatal=e)
         error = f"{_known_name(type(e))}{place_of(e)}"

@@ -258,15 +258,17 @@ def _kind(
     alone: dict[int, str],
     carry: Callable[[Any], Sequence[Fitted] | Sequence[Trained]],
 ) -> None:
-    """The trainings of one kind, grouped into stacks."""
+    """The trainings of one kind, grouped into stacks, which hold no more than went into memory before."""
     found: Found = {}
+    halved: dict[int, str] = {}
     for group in groups:
-        _stack(jobs, group, carry, found, alone)
+        most = _fitted.get(_form(jobs[group[0]]), len(group))
+        for first in range(0, len(group), most):
+            _stack(jobs, group[first : first + most], carry, found, alone, halved)
     of = {id(turn.job): turn for turn in turns}
     for i, job in enumerate(jobs):
         turn = of[id(job)]
-        if i in alone:
-            turn.alone.append(alone[i])
+        turn.alone += [reasons[i] for reasons in (alone, halved) if i in reasons]
         turn.go_on(*found.get(i, ()))
 
 
@@ -311,6 +313,7 @@ def _stack(
     carry: Callable[[Any], Sequence[Fitted] | Sequence[Trained]],
     found: Found,
     alone: dict[int, str],
+    halved: dict[int, str],
 ) -> None:
     """Train a group as one stack; where the memory is not enough, in halves; where it cannot be done, not at all."""
     mine = [jobs[i] for i in group]
@@ -327,8 +330,13 @@ def _stack(
             del e
             torch.cuda.empty_cache()
             if len(group) > 3:
-                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                    _stack(jobs, half, carry, found, alone)
+                half = -(-len(group) // 2)
+                _fitted[_form(mine[0])] = half  # later rounds begin there
+                halved |= dict.fromkeys(
+                    group, f"{len(group)} models at once ran out of memory: trained {half} at a time"
+                )
+                for part in (group[:half], group[half:]):
+                    _stack(jobs, part, carry, found, alone, halved)
                 return
         alone |= dict.fromkeys(group, reason)
         return
@@ -339,6 +347,15 @@ def _stack(
     for i, of_job, n in zip(group, fitted, rows, strict=True):
         share = n / sum(rows)
         found[i] = of_job, Away(share_s=wall * share, stack=events, share=share)
+
+
+_fitted: dict[Any, int] = {}  # models that may be trained at once, where more ran out of memory
+
+
+def _form(job: Job | PrivateJob) -> Any:
+    """Return what trainings that take equally much memory have in common."""
+    plain = job.job if isinstance(job, PrivateJob) else job
+    return type(job), repr(plain.structure), plain.batch
 
 
 def _events(device: torch.device) -> tuple[Any, Any] | None:

@@ -35,6 +35,25 @@ class _Conditions:
 
 _now = _Conditions()
 unrecorded: dict[str, None] = {}  # reasons, in the order in which they came up
+_listeners: list[Callable[[str], None]] = []
+
+
+def fall_back(reason: str) -> None:
+    """Keep why steps are carried out in a slower way, and tell whoever listens, once for each reason."""
+    if reason not in unrecorded:
+        unrecorded[reason] = None
+        for tell in _listeners:
+            tell(reason)
+
+
+@contextmanager
+def listening(tell: Callable[[str], None]) -> Iterator[None]:
+    """Within: `tell` is called as soon as steps are carried out in a slower way, with the reason."""
+    _listeners.append(tell)
+    try:
+        yield
+    finally:
+        _listeners.remove(tell)
 
 
 @contextmanager
@@ -76,7 +95,7 @@ def recordable(model: nn.Module, device: torch.device, steps: int) -> bool:
     if not records_steps(device):
         return False
     if any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules()):
-        unrecorded.setdefault("dropout draws in each step")
+        fall_back("dropout draws in each step")
         return False
     return steps >= WORTH_IT
 
@@ -122,7 +141,7 @@ def record(step: Callable[[], Outputs], state: Sequence[Tensor], like: Any = Non
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # noqa: BLE001 (whatever CUDA or torch has against it: an eager step says what is wrong)
-        unrecorded.setdefault(f"{type(e).__name__}: {e}".splitlines()[0])
+        fall_back(f"{type(e).__name__}: {e}".splitlines()[0])
         return None
 
 

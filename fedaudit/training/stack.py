@@ -50,6 +50,7 @@ from fedaudit.training.recorded import (
     WORTH_IT,
     Recording,
     compiles,
+    fall_back,
     halves,
     may_choose,
     record,
@@ -57,7 +58,6 @@ from fedaudit.training.recorded import (
     recordable,
     stacks_networks,
     timed,
-    unrecorded,
 )
 from fedaudit.training.steppers import Stepper, Tensors, stepper
 
@@ -82,7 +82,7 @@ class Job:
             except Exception as e:  # noqa: BLE001 (nothing was changed yet, and `fit` says better what is wrong)
                 _refused.add(alike)
                 if compiles():
-                    unrecorded.setdefault(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+                    fall_back(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
                 self.rng.set_state(before)
         return fit(self.model, self.loss, self.rows, rng=self.rng, **self.options)
 

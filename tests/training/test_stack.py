@@ -11,7 +11,7 @@ from jobs import CASES, COUNTS, distance, held_out, make, mirrored, trained
 from torch import Tensor, nn
 
 from fedaudit import adam
-from fedaudit.training import stack, steppers
+from fedaudit.training import recorded, stack, steppers
 from fedaudit.training.fit import Opt, Turns
 from fedaudit.training.norms import MaskedNorms
 from fedaudit.training.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
@@ -235,11 +235,11 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     for name, value in (("compiles", lambda: True), ("_on_gpu", lambda rows: True), ("fit_together", refuses)):
         monkeypatch.setattr(stack, name, value)
     monkeypatch.setattr(stack, "_refused", set())
-    monkeypatch.setattr(stack, "unrecorded", {})
+    monkeypatch.setattr(recorded, "unrecorded", {})
     a, b = make("cnn", [8, 8])
     assert a.alone().steps == b.alone().steps == 4
     assert len(tried) == 1
-    assert list(stack.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
+    assert list(recorded.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
 
 
 def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,11 +261,11 @@ def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.Mo
         monkeypatch.setattr(stack, name, value)
     monkeypatch.setattr(stack, "_refused", set())
     monkeypatch.setattr(stack, "_compiled", {})
-    monkeypatch.setattr(stack, "unrecorded", {})
+    monkeypatch.setattr(recorded, "unrecorded", {})
     torch.manual_seed(3)
     found = mine[0].alone()
     assert len(compiled) == 1
-    assert not stack.unrecorded
+    assert not recorded.unrecorded
     assert distance(eager, mine) < 1e-10
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
 
