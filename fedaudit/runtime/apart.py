@@ -230,8 +230,9 @@ def error_of(text: Any) -> FedauditError:
     if name == "DeviceError" and len(words) == 3:
         return errors.DeviceError(*words)
     cls = getattr(errors, name, None)
-    ours = isinstance(cls, type) and issubclass(cls, FedauditError) and cls is not errors.DeviceError
-    return cls(" ".join(words)) if ours else RunError(" ".join(words))
+    if isinstance(cls, type) and issubclass(cls, FedauditError) and cls is not errors.DeviceError:
+        return cls(" ".join(words))
+    return RunError(" ".join(words))
 
 
 _PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")

@@ -38,7 +38,9 @@ def trouble_of(e: BaseException) -> Trouble | None:
 
 
 def device_error(e: BaseException, who: str) -> DeviceError | None:
-    """Return an error of ours for one of the device, its memory or the compiler; None for any other. `who` was at it."""
+    """Return an error of ours for one of the device, its memory or the compiler; None for any other.
+
+    `who`: the party whose work it was."""
     if isinstance(e, DeviceError):
         return e
     trouble = trouble_of(e)

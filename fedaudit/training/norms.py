@@ -25,8 +25,9 @@ def maskable(layer: nn.Module) -> bool:
 
 
 def one_channel(model: nn.Module) -> bool:
-    """Return whether a batch norm of one channel takes its statistics from the batch. Mapped over models on a GPU, torch
-    hands it a view that is not contiguous, which cuDNN refuses."""
+    """Return whether a batch norm of one channel takes its statistics from the batch.
+
+    Mapped over models on a GPU, torch hands it a view that is not contiguous, which cuDNN refuses."""
     return any(
         isinstance(m, _BatchNorm) and m.num_features == 1 and (m.training or m.running_mean is None)
         for m in model.modules()

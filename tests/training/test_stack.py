@@ -243,8 +243,8 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Augmentation draws inside the loss, as FedAF's server does on CIFAR-10. Dynamo traces it here as it does on a GPU,
-    without making kernels; the draws and so the models are those of eager training."""
+    """Augmentation draws inside the loss, as FedAF's server does on CIFAR-10. Dynamo traces it as on a GPU, without
+    making kernels; the draws and so the models are those of eager training."""
     compiled = []
 
     def traced(run: Any) -> Any:
