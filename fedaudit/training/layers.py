@@ -6,11 +6,8 @@
 - The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, spreads its gradient in one copy; where
   steps are compiled it is a mean over dimensions, which a compiler joins with what is around it.
 - What comes out of both lies as the layer after it takes it: by rows, and then by models. vmap would copy in between.
-- A convolution with a large kernel over few channels becomes one of as many groups as models, for which cuDNN has no
-  kernel on tensor cores. Here forward pass and both gradients are products with the neighbours of each pixel
-  (`UnfoldedConv2d`), as long as these fit into `UNFOLDED` bytes.
-- Other convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by
-  model (`apart`), which a recorded step starts at once all the same.
+- Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
+  (`apart`), which a recorded step starts at once all the same.
 
 The numbers are the same to rounding.
 """
@@ -27,8 +24,6 @@ from fedaudit.training.copying import copied
 from fedaudit.training.products import _framed
 
 NARROW = 4  # channels up to which a convolution is a product
-FEW, LARGE = 32, 25  # channels up to which, and pixels of a kernel from which, a convolution is unfolded
-UNFOLDED = 1 << 30  # bytes of neighbours, of all models together, up to which it is
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -171,78 +166,6 @@ class _Convolutions(torch.autograd.Function):
         return of_x, of_w, None
 
 
-class UnfoldedConv2d(nn.Conv2d):
-    """A convolution with stride 1 that is products with each pixel's neighbours where it is mapped over models."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        out = cast(Tensor, _Unfolded.apply(input, self.weight, tuple(cast(tuple[int, int], self.padding))))
-        return out if self.bias is None else out + self.bias[:, None, None]
-
-
-class _Unfolded(torch.autograd.Function):
-    """Of one model: torch's own. Mapped over models: `_UnfoldedStack`, or `_Convolutions` where memory is short."""
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, padding: tuple[int, int]) -> Tensor:
-        return F.conv2d(x, w, None, 1, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, w, ctx.padding = inputs
-        ctx.save_for_backward(x, w)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
-        x, w = ctx.saved_tensors
-        return *_gradients(grads[0], x, w, ((1, 1), ctx.padding, (1, 1)), ctx.needs_input_grad[:2]), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, padding: tuple[int, int]) -> tuple[Tensor, int]:
-        n = info.batch_size
-        x, w = (
-            t.expand(n, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((x, w), in_dims[:2], strict=True)
-        )
-        # The neighbours of the gradient are as many as there are channels that come out.
-        most = max(w.shape[1], w.shape[2]) * w.shape[3] * w.shape[4]
-        if n * x.shape[1] * most * x.shape[3] * x.shape[4] * x.element_size() > UNFOLDED:
-            return cast(Tensor, _Convolutions.apply(x, w, ((1, 1), padding, (1, 1)))), 0
-        return cast(Tensor, _UnfoldedStack.apply(x, w, padding)), 0
-
-
-class _UnfoldedStack(torch.autograd.Function):
-    """Of models at once: x (model, row, channel, h, w), w (model, out, in, k, l), with stride 1."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, padding: tuple[int, int]) -> Tensor:
-        seen = _seen(x, (w.shape[3], w.shape[4]), padding)  # model, row, in k l, pixel
-        ctx.save_for_backward(w, seen)
-        ctx.form = x.shape, padding
-        out = torch.matmul(w.flatten(2)[:, None], seen)
-        high = x.shape[3] + 2 * padding[0] - w.shape[3] + 1
-        return out.unflatten(3, (high, -1))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None]:
-        w, seen = ctx.saved_tensors
-        (_, _, _, height, _), padding = ctx.form
-        g, (k, b) = grads[0], w.shape[3:]
-        of_w = torch.matmul(g.flatten(3), seen.mT).sum(1).view(w.shape) if ctx.needs_input_grad[1] else None
-        of_x = None
-        if ctx.needs_input_grad[0]:  # a convolution of the gradient with the kernel turned round
-            turned = w.flip(3, 4).transpose(1, 2).flatten(2)[:, None]  # model, 1, in, out k l
-            around = _seen(g, (k, b), (k - 1 - padding[0], b - 1 - padding[1]))
-            of_x = torch.matmul(turned, around).unflatten(3, (height, -1))
-        return of_x, of_w, None
-
-
-def _seen(x: Tensor, kernel: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """Return the neighbours of each pixel, (model, row, channel k l, pixel), of x (model, row, channel, h, w)."""
-    (k, b), (up, left) = kernel, padding
-    inner = _framed(_framed(x, 3, up), 4, left).unfold(3, k, 1).unfold(4, b, 1)  # model, row, channel, h, w, k, l
-    return inner.permute(0, 1, 2, 5, 6, 3, 4).flatten(5).flatten(2, 4)
-
-
 def _gradients(g: Tensor, x: Tensor, w: Tensor, how: How, wanted: Any) -> tuple[Tensor | None, Tensor | None]:
     stride, padding, dilation = (list(part) for part in how)
     mask = [bool(wanted[0]), bool(wanted[1]), False]
@@ -250,32 +173,23 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, how: How, wanted: Any) -> tuple[
     return found[0] if mask[0] else None, found[1] if mask[1] else None
 
 
-def quicker(model: M, *, apart: bool = False, compiled: bool = False, unfolds: bool = False) -> M:
+def quicker(model: M, *, apart: bool = False, compiled: bool = False) -> M:
     """A copy whose layers run in these ways; the model itself where there is none of them, or somebody listens."""
     layers = list(model.modules())
     listened = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in layers)
-    if listened or not any(_other(m, apart, compiled, unfolds) for m in layers):
+    if listened or not any(_other(m, apart, compiled) for m in layers):
         return model
     mine = copied(model)
     for m in mine.modules():
-        if (kind := _other(m, apart, compiled, unfolds)) is not None:
+        if (kind := _other(m, apart, compiled)) is not None:
             m.__class__ = kind
     return mine
 
 
-def _unfolds(m: nn.Conv2d) -> bool:
-    """Return whether a convolution has a large kernel over few channels, and steps and pads as `_seen` can."""
-    (k, b), (up, left) = m.kernel_size, cast(tuple[int, int], m.padding)
-    plain = set(m.stride) | set(m.dilation) == {1} and up < k and left < b
-    return plain and m.in_channels <= FEW and k * b >= LARGE
-
-
-def _other(m: nn.Module, apart: bool, compiled: bool, unfolds: bool) -> type[nn.Module] | None:
+def _other(m: nn.Module, apart: bool, compiled: bool) -> type[nn.Module] | None:
     if type(m) is nn.Conv2d and m.groups == 1 and not isinstance(m.padding, str) and m.padding_mode == "zeros":
         if m.in_channels <= NARROW and set(m.stride) | set(m.dilation) == {1}:
             return NarrowConv2d
-        if unfolds and not compiled and _unfolds(m):
-            return UnfoldedConv2d
         return ApartConv2d if apart else None
     if type(m) is nn.AvgPool2d:
         plain = not m.ceil_mode and m.divisor_override is None and m.padding in (0, (0, 0))

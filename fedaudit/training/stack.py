@@ -658,7 +658,7 @@ class _Mapped:
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
         if _on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
-            self.model = quicker(self.model, apart=slow, compiled=compile, unfolds=several)
+            self.model = quicker(self.model, apart=slow, compiled=compile)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
         self._dims = given_dims

@@ -8,13 +8,12 @@ from jobs import distance, make
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training import layers, stack
+from fedaudit.training import stack
 from fedaudit.training.layers import (
     ApartConv2d,
     HalvingPool2d,
     NarrowConv2d,
     SpreadingPool2d,
-    UnfoldedConv2d,
     _Convolutions,
     quicker,
 )
@@ -40,48 +39,6 @@ def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...], 
     other = quicker(layer, apart=True, compiled=compiled)
     assert type(other) in (NarrowConv2d, HalvingPool2d if compiled else SpreadingPool2d, ApartConv2d)
     assert type(layer) in (nn.Conv2d, nn.AvgPool2d), "the model itself is as before"
-    compare(layer, other, shape)
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (nn.Conv2d(6, 4, 5, padding=2), (6, 8, 7)),
-        (nn.Conv2d(5, 9, (5, 7), padding=(0, 3), bias=False), (5, 6, 8)),
-        (nn.Conv2d(32, 3, 5, padding=(4, 1)), (32, 5, 6)),
-    ],
-)
-@pytest.mark.parametrize("short", [False, True], ids=["unfolded", "memory is short"])
-def test_an_unfolded_convolution_is_the_convolution(
-    layer: nn.Conv2d, shape: tuple[int, ...], short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = layer.double()
-    other = quicker(layer, unfolds=True)
-    assert type(other) is UnfoldedConv2d
-    used = []
-    for cls in (layers._UnfoldedStack, layers._Convolutions):
-        real = cls.apply
-        monkeypatch.setattr(cls, "apply", lambda *given, real=real, cls=cls: used.append(cls.__name__) or real(*given))
-    # Neighbours of the input, or of the gradient where more channels come out than go in.
-    most = max(layer.in_channels, layer.out_channels) * layer.kernel_size[0] * layer.kernel_size[1]
-    needed = 2 * 3 * most * shape[1] * shape[2] * 8
-    monkeypatch.setattr(layers, "UNFOLDED", needed - short)
-    compare(layer, other, shape)
-    assert set(used) == {"_Convolutions" if short else "_UnfoldedStack"}
-
-
-def test_only_large_kernels_over_few_channels_are_unfolded() -> None:
-    for layer in (
-        nn.Conv2d(33, 4, 5), nn.Conv2d(8, 4, 4), nn.Conv2d(8, 4, 5, stride=2), nn.Conv2d(8, 4, 5, dilation=2),
-        nn.Conv2d(8, 4, 5, padding=5), nn.Conv2d(8, 8, 5, groups=2),
-    ):  # fmt: skip
-        assert quicker(layer, unfolds=True) is layer
-    wide = nn.Conv2d(8, 4, 5)
-    assert quicker(wide) is quicker(wide, unfolds=True, compiled=True) is wide, "a compiler gets the layer as it is"
-
-
-def compare(layer: nn.Module, other: nn.Module, shape: tuple[int, ...]) -> None:
-    """Outputs and gradients of two models with three rows each, and of one model alone."""
     x = torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)  # two models, three rows
     found = []
     for each in (layer, other):
