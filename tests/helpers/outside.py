@@ -266,7 +266,7 @@ class Fragile(Averages):
 
     def update(self, client, msg):
         if client.id == 1:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("a wrong shape")
         return super().update(client, msg)
 
 
