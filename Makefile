@@ -1,7 +1,9 @@
-# `make audit` and `make test` work on a fresh machine: they create .venv, install, and run.
+# `make audit` and `make test` work on a fresh machine: they create .venv, install, and run. `make audit` installs only
+# what an audit needs; everything else installs what the tests need on top of that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.installed-core
 STAMP := $(VENV)/.installed
 OUT ?= audit
 THRESHOLD ?= 1.1
@@ -9,7 +11,7 @@ PARALLEL ?= -n 2 --dist loadfile
 
 .PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format docs clean
 
-audit: $(STAMP)  ## the main job: several methods on digits, attacked and reported
+audit: $(CORE)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
 
 # Processes that tests start import what the first of them compiled, also where the environment says not to keep it.
@@ -55,9 +57,13 @@ docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link or 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-$(STAMP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp]"
+	touch $(CORE)
+
+$(STAMP): $(CORE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp,ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
 	touch $(STAMP)
 

@@ -24,6 +24,31 @@ def test_it_is_short_and_every_block_says_what_it_is():
     assert {kind.split("=")[0] for _, kind, _ in blocks} == {"install", "run", "file", "out"}
 
 
+def test_both_commands_stand_at_its_top_and_are_there():
+    """A newcomer's first two commands: named before anything else, with what each needs and takes."""
+    first = README[: README.index("## A run, and what it gives away")]
+    assert first.index("## Two commands") < 1200
+    makefile = (ROOT / "Makefile").read_text()
+    for command in ("audit", "test"):
+        assert re.search(rf"^make {command} +# ", first, re.MULTILINE)
+        assert re.search(rf"^\| `make {command}` \| .*GB.* \| .*minutes \|$", first, re.MULTILINE)
+        assert re.search(rf"^{command}\b.*: \$", makefile, re.MULTILINE)
+
+
+def test_an_audit_installs_only_what_it_needs():
+    """The core and opacus: no cluster, no Flower, no trackers, no test tools."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\naudit: $(CORE) " in makefile
+
+    def extras(stamp: str) -> list[str]:
+        found = re.search(rf'^\$\({stamp}\): .*?-e "\.\[(.*?)\]"', makefile, re.MULTILINE | re.DOTALL)
+        assert found is not None
+        return found[1].split(",")
+
+    assert extras("CORE") == ["dp"]
+    assert {"dp", "ray", "flower", "test"} <= set(extras("STAMP"))
+
+
 @pytest.fixture
 def follow(fedaudit, quick, tmp_path, monkeypatch):
     """Do what a page says, block by block: write its files, run its commands, look for what it says comes out."""

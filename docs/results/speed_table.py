@@ -54,10 +54,31 @@ def goals(folder: Path) -> list[str]:
     return found
 
 
+SOAK = ["line", "rounds", "recordings", "s", "host, kB a round", "GPU, kB a round", "threads", "files", "idle, GB"]
+
+
+def soak(folder: Path) -> list[str]:
+    """Return a row for each line of `benchmarks/gpu_soak.py` that reads memory."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        figures: dict[str, Any] = json.loads(path.read_text())
+        if "judged" in figures:
+            slope = figures["slopes_a_round"]
+            cells = [path.stem, figures["rounds"], figures["recordings"], f"{figures['seconds']:.0f}"]
+            host = f"{slope['host'] / 1e3:.0f}" if "host" in figures["judged"] else "settling"
+            cells += [host, f"{slope['allocated'] / 1e3:.1f}"]
+            cells += [f"{slope[name] + 0.0:.2f}" for name in ("threads", "files")]
+            found.append("| " + " | ".join(str(cell) for cell in [*cells, f"{figures['most_idle'] / 1e9:.1f}"]) + " |")
+    return [line.replace("-0.00", "0.00").replace("| -0.0 |", "| 0.0 |") for line in found]
+
+
 def tables(folder: Path) -> dict[str, list[str]]:
     """By their first line."""
     first = "| " + " | ".join(HEAD) + " |"
-    return {first: ["|" + "---|" * len(HEAD), *rows(folder)], GOALS_HEAD: ["|---|---|---|", *goals(folder)]}
+    found = {first: ["|" + "---|" * len(HEAD), *rows(folder)], GOALS_HEAD: ["|---|---|---|", *goals(folder)]}
+    if (folder / "soak").exists():
+        found["| " + " | ".join(SOAK) + " |"] = ["|" + "---|" * len(SOAK), *soak(folder / "soak")]
+    return found
 
 
 GOALS_HEAD = "| | aimed at | measured |"

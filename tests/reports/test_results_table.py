@@ -282,6 +282,33 @@ def test_fedfrees_table_on_the_page() -> None:
     assert f"local training {local};\nFedFree {fedfree};" in text
 
 
+def test_fedfrees_whole_runs_on_the_page() -> None:
+    """CIFAR-10 at the paper's length: every row, and what the page and the list of cells say of it."""
+    text = (RESULTS / "fedfree.md").read_text()
+    runs = [json.loads((RESULTS / "records" / "fedfree_cifar10" / f"fedfree-{i}.json").read_text()) for i in (0, 1)]
+    assert [(run["setting"]["seed"], run["rounds_done"], run["status"]) for run in runs] == [
+        (0, 200, "done"),
+        (1, 200, "done"),
+    ]
+    own = [[100 * r["clients_on_own"]["mean"] for r in run["rounds"]] for run in runs]
+    aligned = [[100 * r["points"]["aligned"]["local_test"]["mean"] for r in run["rounds"]] for run in runs]
+    for i, r in enumerate(runs[0]["rounds"]):
+        cells = " | ".join(f"{own[s][i]:.2f} | {aligned[s][i]:.2f}" for s in (0, 1))
+        assert f"| {r['round']} | {cells} |" in text
+    assert [max(of) == of[0] for of in own] == [True, True], "the best evaluated round is the first, round 20"
+    best, last = (" and ".join(f"{value:.2f}" for value in of) for of in ([o[0] for o in own], [o[-1] for o in own]))
+    assert f"have {best} in their best evaluated round" in text
+    assert f"round 200, the paper's last, has {last}." in text
+    assert f"{best} in the best evaluated round, {last} in the last" in (RESULTS / "README.md").read_text()
+    lost = [o[0] - o[-1] for o in own]
+    assert f"lose {lost[0]:.1f} points with seed 0, and {lost[1]:.1f} with seed 1" in text
+    both = [(s, i, r["round"]) for s in (0, 1) for i, r in enumerate(runs[s]["rounds"])]
+    most = max((own[s][i] - aligned[s][i], s, t) for s, i, t in both)
+    assert f"costs up to {most[0]:.1f} points before local training mends it (seed {most[1]}, round {most[2]})" in text
+    ends = [o[-1] - a[-1] for o, a in zip(own, aligned, strict=True)]
+    assert f"In round 200 it costs {ends[0]:.1f}\n  and {ends[1]:.1f} points" in text
+
+
 def test_fedzges_curves_on_the_page() -> None:
     loops = json.loads((RESULTS / "fedzge_shared.json").read_text())["loops"]
     text = (RESULTS / "fedzge.md").read_text()

@@ -37,6 +37,34 @@ def test_what_it_says_of_them_holds() -> None:
         assert same[f"{name}_farthest_float64"] <= most
 
 
+def test_what_it_says_of_long_runs_holds() -> None:
+    kept = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "speed" / "soak").glob("*.json")}
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    assert (kept["fedavg"]["rounds"], kept["fedavg"]["whole"], kept["fedavg"]["notes"]) == (300, True, [])
+    kinds = [kept[name] for name in ("dffke", "dfrd", "fedaf", "shadows", "fedavg")]
+    assert all(kind["recordings"] >= 100 for kind in kinds)
+    assert kept["dp_sgd"]["rounds"] == 100
+    assert (len(kept["methods"]["passed"]), kept["methods"]["failed"]) == (46, {})
+    assert all(kept[name]["slopes_a_round"]["allocated"] < 4096 for name in kept if "judged" in kept[name])
+    same = kept["equality"]
+    assert all(same[f"{name}_recorded_same_bits"] for name in ("fedaf", "fedavg", "dfrd", "dffke"))
+    farthest = max(value for key, value in same.items() if key.endswith("farthest_float64"))
+    assert f"at most {farthest:.1e} apart (DFFKE)" in text
+    host = kept["fedavg"]["slopes_a_round"]["host"] / 1e6
+    assert f"grows by {host:.2f} MB in a round of FedAvg" in text
+    assert f"in a process that holds {kept['fedavg']['last']['host'] / 1e9:.1f} GB" in text
+    again = kept["fedavg_again"]
+    assert abs(again["arenas_2"]["slopes_a_round"]["host"] / again["plain"]["slopes_a_round"]["host"] - 1) < 0.01
+    assert f"by {max(kept['fedavg_cpu']['kib_a_round'][1:]) * 1024 / 1e6:.2f} MB a round at most" in text
+    cifar = kept["cifar10_compiled"]
+    ways = ("fedaf_compiled", "fedaf_recorded", "feddm_compiled")
+    compiled, recorded, feddm = (cifar[way]["rounds_s"] for way in ways)
+    assert not any(cifar[way]["notes"] for way in ways), "nothing fell back"
+    took = f"{compiled[1]:.1f} s a round compiled and {recorded[1]:.1f} s recorded"
+    assert f"FedAF takes {took}, after a first round of {compiled[0]:.0f} s and {recorded[0]:.0f} s" in text
+    assert f"FedDM, compiled beside other runs, {feddm[1]:.1f} s after {feddm[0]:.0f} s" in text
+
+
 def test_what_it_says_of_matched_images_holds() -> None:
     """They end elsewhere in a stack, and as far away alone from a start that is 1e-6 beside."""
     kept = json.loads((RESULTS / "speed" / "matching.json").read_text())
