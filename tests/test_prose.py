@@ -1,0 +1,83 @@
+"""How docstrings and errors read: a docstring opens with a subject or a verb, and an error does not say "is no"."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("fedaudit", "methods", "attacks", "reports")
+OPENINGS = re.compile(r"(What|Whether|Of|How|Where|As|Which)\b(?! (is|are)\b.*\?)")
+# A docstring that opens with one of these words all the same, and the reason.
+EXCEPTIONS: dict[str, str] = {}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents):
+                found[path.relative_to(ROOT).as_posix()] = ast.parse(path.read_text())
+    return found
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield where each docstring stands, and its text."""
+    for name, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                yield f"{name}:{getattr(node, 'name', '')}", text
+
+
+def said(node: ast.AST) -> str:
+    """Return the words of a string, with {} for what is put into it."""
+    parts = []
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            parts.append(inner.value)
+    return " ".join(parts)
+
+
+def test_there_is_something_to_read():
+    assert len(sources()) > 200
+    assert sum(1 for _ in docstrings()) > 1500
+
+
+def test_docstrings_open_with_a_subject_or_a_verb():
+    found = [
+        f"{where}: {text.splitlines()[0]}"
+        for where, text in docstrings()
+        if OPENINGS.match(text) and where not in EXCEPTIONS
+    ]
+    assert not found, f"{len(found)} docstrings:\n" + "\n".join(found)
+
+
+def test_every_exception_is_still_one():
+    assert EXCEPTIONS.keys() <= {where for where, text in docstrings() if OPENINGS.match(text)}
+    assert len(EXCEPTIONS) <= 10
+    assert all(len(reason.split()) > 3 for reason in EXCEPTIONS.values())
+
+
+def test_errors_say_what_a_thing_is_not():
+    """ "is not a": "is no number" is read twice."""
+    found = []
+    for name, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and node.exc is not None and re.search(r"\b(is|are) no\b", said(node.exc)):
+                found.append(f"{name}:{node.lineno}: {said(node.exc)[:100]}")
+    assert not found, f"{len(found)} errors:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "opens"),
+    [("What it is.", True), ("Whether it is.", True), ("Of the last pass.", True), ("Return what it is.", False),
+     ("Whatever comes, return it.", False), ("Often it is.", False)],
+)  # fmt: skip
+def test_which_openings_are_found(text: str, opens: bool):
+    assert bool(OPENINGS.match(text)) is opens
