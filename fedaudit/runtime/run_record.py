@@ -118,7 +118,7 @@ class EpsilonAudit(Kept):
     trials: int
     confidence: float
     delta: float
-    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]  # by itself: see told.py
+    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]  # by itself: joint_verdict.py
     method: str
     how: str
     ceiling: float | None = None  # the largest bound that so many trials could give; None: not computed

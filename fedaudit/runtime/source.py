@@ -7,8 +7,8 @@ and attacks from `fedaudit.methods` and `fedaudit.attacks`, modules of the same 
 A digest is of the syntax tree without docstrings, the same for every version of Python: prose and layout do not count.
 The harness is one digest of the modules of the rooms that compute a run: an edit of their code makes results stale
 without a new version, and a run that goes on under another harness takes fresh noise. What only starts, shows or
-schedules runs (cli, suite, reports) does not count, nor do the modules in `LEFT_OUT`; what scores attacks counts for
-their results.
+schedules runs (cli, suite, reports) does not count, nor does what judges a claimed epsilon (epsilon), nor do the
+modules in `LEFT_OUT`; what scores attacks counts for their results.
 
 A digest begins with the number of its scheme, as in `2:7dc8b2`. Digests of two schemes cannot be compared: where a
 record has another scheme than ours, its result is kept and a note says so.
@@ -36,22 +36,10 @@ from fedaudit.training import own as own_model
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
 VERSIONS = ("torch", "opacus")  # that matter, beside the digest of our own code: others give another result
 ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
-_CLAIMS = "judges a claim of epsilon, on a run that is finished"
 LEFT_OUT = {  # modules of these rooms and of the ground that change no number of a run or of an attack, and why
     "__main__": "starts the command line",
     "pytest_plugin": "checks budgets in somebody's tests",
-    "levels": _CLAIMS,
-    "attack.closed": _CLAIMS,
-    "attack.gradient_canaries": _CLAIMS,
-    "attack.held": _CLAIMS,
-    "attack.one_run": _CLAIMS,
-    "attack.release_path": _CLAIMS,
-    "attack.residuals": _CLAIMS,
-    "attack.witness": _CLAIMS,
-    "privacy.lower_bounds": _CLAIMS,
-    "privacy.noise_tests": _CLAIMS,
-    "privacy.rounded_noise": _CLAIMS,
-    "runtime.told": _CLAIMS,
+    "levels": "judges a claim of epsilon, for the room epsilon, which audits finished runs",
     "runtime.contract": "judges what a method declares, in runs of its own",
     "runtime.planned_traffic": "forecasts traffic",
 }

@@ -187,10 +187,10 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
     if not untried(cell, read_record(cell.folder)):
         return []
-    from fedaudit.attack.gradient_canaries import Canaries, keep_canaries
-    from fedaudit.attack.one_run import audit_run
-    from fedaudit.attack.release_path import audit_releases
-    from fedaudit.attack.residuals import audit_residuals
+    from fedaudit.epsilon.gradient_canaries import Canaries, keep_canaries
+    from fedaudit.epsilon.one_run import audit_run
+    from fedaudit.epsilon.release_path import audit_releases
+    from fedaudit.epsilon.residuals import audit_residuals
 
     if watch:
         watch(cell.setting.rounds, cell.setting.rounds, CLAIMS)
