@@ -23,7 +23,7 @@ from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
 from fedaudit.reports.table import Row, rows_of
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
 from fedaudit.reports.words import COLUMNS, Column, text
-from fedaudit.runtime.source import differences
+from fedaudit.runtime.source import comparable, differences
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Comparison:
     changes: list[Change]
     settings: dict[str, dict[str, list[Any]]]  # label: key: [before, after]
     other_code: dict[str, list[str]]  # label: what of the code that made them differs
+    not_compared: list[str]  # labels of which the code was recorded by two schemes of digests
     same_bits: list[str]  # labels of which every shared seed gave the same transcript
     only_before: list[str]
     only_after: list[str]
@@ -149,6 +150,7 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
         changes=changes,
         settings={a.label: of for a, b in pairs if (of := _settings(a.group, b.group))},
         other_code={a.label: told for a, b in pairs if (told := _other_code(a.group, b.group))},
+        not_compared=[a.label for a, b in pairs if _not_compared(a.group, b.group)],
         same_bits=[a.label for a, b in pairs if _same_bits(a.group, b.group)],
         only_before=[row.label for row in sides[0] if not any(row is a for a, _ in pairs)],
         only_after=[row.label for row in sides[1] if not any(row is b for _, b in pairs)],
@@ -233,6 +235,12 @@ def _other_code(a: Group, b: Group) -> list[str]:
     return list(dict.fromkeys([*told, *(["the code of one side is not known"] if bool(x) != bool(y) else [])]))
 
 
+def _not_compared(a: Group, b: Group) -> bool:
+    """Tell whether code of the two groups was recorded by other schemes of digests, so that it tells nothing."""
+    x, y = ([run.record.code["modules"] for run in group.runs if run.record.code is not None] for group in (a, b))
+    return any(not comparable(m[key], n[key]) for m in x for n in y for key in m.keys() & n.keys())
+
+
 def _environment(pairs: Sequence[tuple[Row, Row]]) -> dict[str, list[Any]]:
     a, b = pairs[0][0].first, pairs[0][1].first
     known = {
@@ -255,6 +263,8 @@ def as_text(result: Comparison) -> str:
         lines.append(f"made with: {known}")
     for label, changes in result.other_code.items():
         lines.append(f"{label}: made by other code: {'; '.join(changes)}")
+    if result.not_compared:
+        lines.append(f"code not compared, recorded by two schemes of digests: {', '.join(result.not_compared)}")
     for label in result.same_bits:
         lines.append(f"{label}: every message is the same to the bit")
     told = [change for change in result.changes if change.test.more_than_noise]
@@ -311,6 +321,7 @@ def as_json(result: Comparison) -> str:
         ],
         "settings": result.settings,
         "other_code": result.other_code,
+        "not_compared": result.not_compared,
         "same_bits": result.same_bits,
         "only_before": result.only_before,
         "only_after": result.only_after,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedaudit.epsilon.joint_verdict import judged, told
 from fedaudit.levels import LEVEL as REFUTES
 from fedaudit.reports.attack_rows import attacks_of, best_attack
 from fedaudit.reports.leaks import leaks_by_seed, pooled_attacks
@@ -14,7 +15,6 @@ from fedaudit.reports.table import Row, asked, refused, uses_gpu
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.words import BY_KEY, VIA, kind_text, protection_text, seen_by, text
 from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
-from fedaudit.runtime.told import judged, told
 from fedaudit.suite.measured import OUTER
 
 LIMITS = (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.figure import Cell
 from fedaudit.reports.runs import Group, Run
@@ -13,7 +14,6 @@ from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.words import COLUMNS, Column
 from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
-from fedaudit.runtime.told import refuting
 from fedaudit.suite.measured import OUTER, near_chance
 from fedaudit.units import UNITS
 

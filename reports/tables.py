@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.errors import SettingError
 from fedaudit.reports.runs import Run, privacy_text, read_runs
 from fedaudit.reports.table import accuracy, seconds
 from fedaudit.runtime.attack_result import AnyResult, MembershipResult, NotRun, leak_of, measures_of
 from fedaudit.runtime.run_record import RunRecord
-from fedaudit.runtime.told import refuting
 from fedaudit.stats import Estimate
 
 if TYPE_CHECKING:

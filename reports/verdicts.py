@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedaudit.epsilon.joint_verdict import judged
 from fedaudit.levels import level_of
 from fedaudit.reports.attack_rows import attacks_of
 from fedaudit.reports.leaks import leak, pooled_attacks, rebuilt
 from fedaudit.reports.table import Row, claim_text, refused
-from fedaudit.runtime.told import judged
 from fedaudit.suite.budgets import cases as budget_cases
 from fedaudit.suite.budgets import check_runs
 from fedaudit.suite.junit import Case

@@ -21,6 +21,7 @@ ROOMS = [
     "privacy",
     "runtime",
     "attack",
+    "epsilon",
     "suite",
     "flower",
     "cli",

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from fedaudit.attack.membership import _tpr_interval
+from fedaudit.epsilon import lower_bounds as eps
+from fedaudit.epsilon.noise_tests import Residual, _shape, examine, residual
 from fedaudit.levels import LEVEL
-from fedaudit.privacy import lower_bounds as eps
-from fedaudit.privacy.noise_tests import Residual, _shape, examine, residual
 from fedaudit.stats import clopper_pearson
 
 TRIALS = 1000  # of each of the two neighbours

@@ -4,7 +4,8 @@
 
 The noise is scaled where it is drawn, in the run and in its audits; the ledger goes on to claim what it claims: epsilon
 = 1 for a release. Digits, three clients, two rounds. What counts for a run is what all of its audits say together
-(fedaudit.runtime.told): refuted, suspicious, cannot tell or not refuted, at the level that Holm's correction leaves.
+(fedaudit.epsilon.joint_verdict): refuted, suspicious, cannot tell or not refuted, at the level that Holm's correction
+leaves.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from unittest import mock
 
 from torch import Tensor
 
-from fedaudit.attack.gradient_canaries import audit_canaries
-from fedaudit.attack.release_path import audit_releases
-from fedaudit.attack.residuals import audit_residuals
+from fedaudit.epsilon.gradient_canaries import audit_canaries
+from fedaudit.epsilon.joint_verdict import told
+from fedaudit.epsilon.release_path import audit_releases
+from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy import mechanism
 from fedaudit.runtime.contract import setting_for
 from fedaudit.runtime.run_record import EpsilonAudit
 from fedaudit.runtime.runner import run
-from fedaudit.runtime.told import told
 
 SCALES = (1.0, 0.9, 0.5, 0.0)
 ONE = {"epsilon": 1.0, "delta": 1e-2}

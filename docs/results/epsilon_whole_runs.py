@@ -25,10 +25,10 @@ from unittest import mock
 
 import torch
 
-from fedaudit.attack import gradient_canaries
 from fedaudit.attack.attack_run import attack_run
-from fedaudit.attack.gradient_canaries import audit_canaries
-from fedaudit.attack.residuals import audit_residuals
+from fedaudit.epsilon import gradient_canaries
+from fedaudit.epsilon.gradient_canaries import audit_canaries
+from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.levels import LEVEL
 from fedaudit.rng import generator
 from fedaudit.runtime.attack_result import MembershipResult

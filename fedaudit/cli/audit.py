@@ -6,16 +6,19 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedaudit.cli.look import show_audit
 from fedaudit.cli.options import Json, RunArgument, Trust
-from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar
+from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar, wrapped
 from fedaudit.errors import SettingError, unknown
 from fedaudit.kept import plain
 from fedaudit.setting import parse_pairs
+
+if TYPE_CHECKING:
+    from fedaudit.suite.cell import Cell
 
 
 def attack(
@@ -115,6 +118,7 @@ def audit(
     for cell in cells:
         if cell.again is not None:
             print(f"again: {cell.folder}: {cell.again}")
+    _say_not_compared(cells)
     refused = Counter(f"{c.setting.method}: {c.reason}" for c in cells if c.status == "refused")
     for reason, number in refused.items():
         print(f"does not apply ({number} cells): {reason}")
@@ -139,8 +143,17 @@ def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: boo
     from fedaudit.suite.forecast import forecast
     from fedaudit.suite.scheduler import make_cells
 
-    forecasts = forecast(make_cells(suite, out, engine), measure, **how)
-    print_forecast(forecasts, jobs)
+    cells = make_cells(suite, out, engine)
+    print_forecast(forecast(cells, measure, **how), jobs)
+    _say_not_compared(cells)
+
+
+def _say_not_compared(cells: list[Cell]) -> None:
+    """Print once how many cells count though nobody can tell whether today's code made them."""
+    from fedaudit.runtime.source import NOT_COMPARED
+
+    if number := sum(cell.not_compared for cell in cells):
+        print(wrapped(f"kept ({number} cells): {NOT_COMPARED}. --force runs them again."))
 
 
 def _budgets_kept(suite: Any, runs: list[Path]) -> bool:

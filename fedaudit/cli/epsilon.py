@@ -21,7 +21,7 @@ from fedaudit.levels import holm, level_of, said
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedaudit.privacy.lower_bounds import Bound
+    from fedaudit.epsilon.lower_bounds import Bound
     from fedaudit.runtime.run_record import EpsilonAudit
 
 epsilon_app = typer.Typer(
@@ -48,7 +48,7 @@ def one_run(
     as_json: Json = False,
 ) -> None:
     """What guesses about canaries of one run show, by Steinke et al. 2023 and the f-DP of Mahloujifar et al. 2024."""
-    from fedaudit.privacy.lower_bounds import one_run_fdp, one_run_steinke
+    from fedaudit.epsilon.lower_bounds import one_run_fdp, one_run_steinke
 
     made = canaries if guesses is None else guesses
     by = {"steinke": one_run_steinke} | ({"f_dp": one_run_fdp} if delta > 0 else {})  # no Gaussian has delta = 0
@@ -76,7 +76,7 @@ def from_scores(
     as_json: Json = False,
 ) -> None:
     """What a membership attack's scores show: Clopper-Pearson over thresholds, corrected for their choice."""
-    from fedaudit.privacy.lower_bounds import from_scores as bound_from
+    from fedaudit.epsilon.lower_bounds import from_scores as bound_from
 
     scores: ArrayLike
     member: ArrayLike
@@ -104,7 +104,7 @@ def release_path(
 ) -> None:
     """Hold the claim of each protected kind against its own release path, run many times on a worst pair of records."""
     from fedaudit import registry
-    from fedaudit.attack.release_path import audit_releases
+    from fedaudit.epsilon.release_path import audit_releases
 
     registry.trust(trust)
     with progress_bar("release path") as watch:
@@ -127,7 +127,7 @@ def residuals(
 ) -> None:
     """Hold the noise of a run, on the bytes as sent, against its ledger: the clients' tasks run again without noise."""
     from fedaudit import registry
-    from fedaudit.attack.residuals import audit_residuals
+    from fedaudit.epsilon.residuals import audit_residuals
 
     registry.trust(trust)
     with progress_bar("residuals") as watch:
@@ -148,7 +148,7 @@ def canaries(
 ) -> None:
     """Hold the claim for private training against canaries in gradient space, one parameter each."""
     from fedaudit import registry
-    from fedaudit.attack.gradient_canaries import audit_canaries
+    from fedaudit.epsilon.gradient_canaries import audit_canaries
 
     registry.trust(trust)
     with progress_bar("canaries") as watch:
@@ -175,7 +175,7 @@ def audit(
 ) -> None:
     """Hold the claims for a whole run against guesses about its canaries (`run --canaries M`), or its audit split."""
     from fedaudit import registry
-    from fedaudit.attack.one_run import audit_run
+    from fedaudit.epsilon.one_run import audit_run
 
     registry.trust(trust)
     with progress_bar("one run") as watch:
@@ -238,7 +238,7 @@ def _score(text: str | None, path: Path, line: int) -> float:
 
 def claims_refuted(audits: list[EpsilonAudit]) -> bool:
     """Whether these audits refute a claim, how many they are being considered."""
-    from fedaudit.runtime.told import refuting
+    from fedaudit.epsilon.joint_verdict import refuting
 
     return bool(refuting(audits))
 

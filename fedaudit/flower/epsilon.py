@@ -22,12 +22,12 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaudit.attack.held import Place, held_path
+from fedaudit.epsilon.audit_result import Place, held_path
+from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import RunError, SettingError
 from fedaudit.flower.claims import LocalClaim, local_claims, training_mods
 from fedaudit.flower.client import identify
 from fedaudit.flower.messages import array_of, contents_of, tensor_of
-from fedaudit.privacy.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits

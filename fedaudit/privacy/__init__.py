@@ -1,1 +1,1 @@
-"""What is promised, and what is found: policies, mechanisms, accounting, lower bounds."""
+"""What is promised, and what it costs: policies, mechanisms, accounting, the ledger."""

@@ -118,7 +118,7 @@ class EpsilonAudit(Kept):
     trials: int
     confidence: float
     delta: float
-    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]  # by itself: see told.py
+    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]  # by itself: joint_verdict.py
     method: str
     how: str
     ceiling: float | None = None  # the largest bound that so many trials could give; None: not computed
@@ -144,6 +144,8 @@ class Declarations(Kept):
         by = f"by fedaudit {self.fedaudit}"
         if self.tested == "another source":
             other = (self.tested_source or "")[:12]
+            if ":" in self.source and ":" not in other:  # see source.SCHEME
+                return f"tested {by} for a source ({other}) that cannot be compared with {self.source[:12]} ({again})"
             return f"tested {by} for another version of the source ({other}); this is {self.source[:12]} ({again})"
         return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}"
 

@@ -44,7 +44,7 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.source import code_of, code_of_setting, differences, harness
+from fedaudit.runtime.source import NOT_COMPARED, code_of, code_of_setting, differences, harness, is_same, not_compared
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client
 from fedaudit.runtime.tested import declarations_of
@@ -226,12 +226,16 @@ class _Run:
 
     def _go_on(self, head: dict[str, Any], before: Setting) -> None:
         """An unfinished or a longer run: what was said of its end no longer holds."""
-        made_by = (self.record.versions, self.record.device, self.record.harness)
-        same = made_by == (versions(), device_name(self.world.device), harness())
+        made_by = (self.record.versions, self.record.device)
+        same = made_by == (versions(), device_name(self.world.device)) and is_same(self.record.harness, harness())
         if not same:
             self.record.notes.append(
                 "resumed under other versions, by another harness or on another device: the bits may differ from there"
             )
+        if not_compared(self.record.code, self.record.harness):  # it may be other code: as if it were
+            same = False
+            if (note := f"resumed: {NOT_COMPARED}, and the bits may differ from there") not in self.record.notes:
+                self.record.notes.append(note)
         if rounding(before) != rounding(self.setting):  # --step, --together or --engine after an error of the device
             same = False
             self.record.notes.append(

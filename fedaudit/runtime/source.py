@@ -4,10 +4,14 @@ Somebody's own model or data function counts as code of the result, and so do th
 
 A class's code is its own module, those of the classes it derives from, and what these import from the project: methods
 and attacks from `fedaudit.methods` and `fedaudit.attacks`, modules of the same package or folder for somebody's own.
-A digest is of the syntax tree, the same for every version of Python: comments and layout do not count. The harness is
-one digest of the files of the rooms that compute a run, whatever changed in them: an edit there makes results stale
+A digest is of the syntax tree without docstrings, the same for every version of Python: prose and layout do not count.
+The harness is one digest of the modules of the rooms that compute a run: an edit of their code makes results stale
 without a new version, and a run that goes on under another harness takes fresh noise. What only starts, shows or
-schedules runs (cli, suite, reports) does not count; what scores attacks counts for their results.
+schedules runs (cli, suite, reports) does not count, nor does what judges a claimed epsilon (epsilon), nor do the
+modules in `LEFT_OUT`; what scores attacks counts for their results.
+
+A digest begins with the number of its scheme, as in `2:7dc8b2`. Digests of two schemes cannot be compared: where a
+record has another scheme than ours, its result is kept and a note says so.
 """
 
 from __future__ import annotations
@@ -32,6 +36,16 @@ from fedaudit.training import own as own_model
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
 VERSIONS = ("torch", "opacus")  # that matter, beside the digest of our own code: others give another result
 ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
+LEFT_OUT = {  # modules of these rooms and of the ground that change no number of a run or of an attack, and why
+    "__main__": "starts the command line",
+    "pytest_plugin": "checks budgets in somebody's tests",
+    "levels": "judges a claim of epsilon, for the room epsilon, which audits finished runs",
+    "runtime.contract": "judges what a method declares, in runs of its own",
+    "runtime.planned_traffic": "forecasts traffic",
+}
+SCHEME = "2"  # of digests. 1, which had no number: docstrings counted, and the harness was a digest of bytes
+NOT_COMPARED = "code recorded by another scheme of digests than this version's cannot be compared with today's"
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _parsed: dict[tuple[str, str, int, int], tuple[str, list[str]]] = {}
 
 
@@ -62,14 +76,35 @@ def source_of_method(method: Method) -> str:
 
 @functools.cache
 def harness(rooms: tuple[str, ...] = ROOMS) -> str:
-    """One digest of the files of some rooms, and of the ground that all stand on."""
+    """Return one digest of the modules of some rooms and of the ground that all stand on, less those left out."""
     top = Path(__file__).parents[1]
     files = [*top.glob("*.py"), *(path for room in rooms for path in (top / room).rglob("*.py"))]
-    found = hashlib.blake2b(digest_size=16)
-    for path in sorted(files):
-        content = path.read_bytes()
-        found.update(f"{path.relative_to(top).as_posix()} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+    named = {".".join(path.relative_to(top).with_suffix("").parts): path for path in files}
+    counted = sorted(named.keys() - LEFT_OUT.keys())
+    stats = ((name, named[name].stat()) for name in counted)
+    return _digest(json.dumps([[name, _digest_of_file(named[name], s.st_mtime_ns, s.st_size)] for name, s in stats]))
+
+
+@functools.cache
+def _digest_of_file(path: Path, *_: int) -> str:
+    """Return the digest of one version of a file. `_read` also looks for imports: a third longer, for 100 files."""
+    return _digest(_text(ast.parse(path.read_bytes())))
+
+
+def comparable(before: str | None, now: str | None) -> bool:
+    """Tell whether two digests are of one scheme; a digest that was not recorded differs from any, and is no scheme."""
+    return before is None or now is None or _scheme(before) == _scheme(now)
+
+
+def is_same(before: str | None, now: str) -> bool:
+    """Tell whether code counts as unchanged: its digest is equal, or is of another scheme and tells nothing."""
+    return before == now or not comparable(before, now)
+
+
+def not_compared(code: Mapping[str, Any] | None, harness_then: str | None) -> bool:
+    """Tell whether some code behind a run was recorded by another scheme of digests than ours."""
+    digests = [*((code or {}).get("modules", {}).values()), *([harness_then] if harness_then else [])]
+    return any(_scheme(digest) != SCHEME for digest in digests)
 
 
 def code_of(method: Method, setting: Setting) -> dict[str, Any]:
@@ -120,11 +155,13 @@ def code_of_setting(setting: Setting) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of the code changed, in words."""
+    """Return in words what of the code changed. Digests of two schemes tell nothing of it: see `not_compared`."""
     told = []
     for what, old, new in ((w, before.get(w, {}), now.get(w, {})) for w in ("modules", "values")):
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) == new.get(key):
+                continue
+            if what == "modules" and not comparable(old.get(key), new.get(key)):
                 continue
             if what == "modules":
                 word = "is new" if key not in old else "is gone" if key not in new else "changed"
@@ -199,12 +236,31 @@ def _read(name: str, path: Path) -> tuple[str, list[str]]:
 def _text(node: Any) -> str:
     """A syntax tree as text. What is empty is left out: later versions of Python have fields that earlier ones lack."""
     if isinstance(node, ast.AST):
-        parts = ((name, getattr(node, name, None)) for name in node._fields)
-        return f"{type(node).__name__}({','.join(f'{n}={_text(v)}' for n, v in parts if v is not None and v != [])})"
+        parts = []
+        for name in node._fields:
+            value = getattr(node, name, None) if name != "ctx" else None  # it follows from the place
+            if name == "body" and value and isinstance(node, _WITH_DOCSTRING):
+                value = _without_docstring(value)
+            if value is not None and value != []:
+                parts.append(f"{name}={_text(value)}")
+        return f"{type(node).__name__}({','.join(parts)})"
     if isinstance(node, list):
         return f"[{','.join(map(_text, node))}]"
     return repr(node)
 
 
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements less a docstring at the beginning; `pass` where a docstring is all there is."""
+    first = body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:] or [ast.Pass()]
+    return body
+
+
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{SCHEME}:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _scheme(digest: str) -> str:
+    number, colon, _ = digest.partition(":")
+    return number if colon else "1"

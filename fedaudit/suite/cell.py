@@ -15,7 +15,16 @@ from fedaudit.runtime.attack_result import AnyResult, NotRun
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
-from fedaudit.runtime.source import VERSIONS, code_of_setting, differences, harness, source_of
+from fedaudit.runtime.source import (
+    VERSIONS,
+    code_of_setting,
+    comparable,
+    differences,
+    harness,
+    is_same,
+    not_compared,
+    source_of,
+)
 from fedaudit.setting import Setting
 from fedaudit.suite.time_left import Stage
 from fedaudit.watch import Watch
@@ -38,6 +47,7 @@ class Cell:
     status: Status = "to do"
     keep_stale: bool = False  # what other code made counts, too
     again: str | None = None  # why what an earlier audit left of it does not count
+    not_compared: bool = False  # it counts, but its code was recorded by another scheme of digests: nobody can tell
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
 
     @property
@@ -58,7 +68,10 @@ def look(cell: Cell) -> RunRecord | None:
 
 
 def why_stale(cell: Cell, record: RunRecord) -> str | None:
-    """Why a run does not count any more: other code, other defaults or other versions made it. None: it counts."""
+    """Why a run does not count any more: other code, other defaults or other versions made it. None: it counts.
+
+    Code that was recorded by another scheme of digests counts as unchanged: `is_not_compared` tells of it.
+    """
     if record.code is None:
         return None if record.status == "running" else "its record does not say which code made it"
     changed = differences(record.code, code_of_setting(cell.setting))
@@ -68,9 +81,16 @@ def why_stale(cell: Cell, record: RunRecord) -> str | None:
         for name in VERSIONS
         if record.versions.get(name) != now.get(name)
     ]
-    if record.harness != harness():
+    if not is_same(record.harness, harness()):
         changed.append("fedaudit's own code changed")
     return "; ".join(changed) or None
+
+
+def is_not_compared(cell: Cell, record: RunRecord) -> bool:
+    """Tell whether the run or an attack of the cell counts though its code cannot be compared with today's."""
+    if not_compared(record.code, record.harness):
+        return True
+    return any(not comparable(before, now) for _, before, now in _attacks_code(cell, record))
 
 
 def why_again(cell: Cell, record: RunRecord, force: bool, keep_stale: bool) -> str | None:
@@ -82,9 +102,13 @@ def why_again(cell: Cell, record: RunRecord, force: bool, keep_stale: bool) -> s
 
 def stale_attacks(cell: Cell, record: RunRecord) -> list[str]:
     """Attacks of the cell that were made by other code than they have now."""
+    return sorted({name for name, before, now in _attacks_code(cell, record) if not is_same(before, now)})
+
+
+def _attacks_code(cell: Cell, record: RunRecord) -> set[tuple[str, str | None, str]]:
+    """Return the attacks of the cell that were carried out, each with the digest of its code then and now."""
     found = {made(spec)[0]: source_of(type(made(spec)[1])) for spec in cell.attacks}
-    before = {(r.attack, r.source) for r in record.attacks}
-    return sorted({name for name, source in before if name in found and source != found[name]})
+    return {(r.attack, r.source, found[r.attack]) for r in record.attacks if r.attack in found}
 
 
 def missing(cell: Cell, record: RunRecord) -> list[tuple[Spec, str]]:
@@ -108,7 +132,7 @@ def _same(result: AnyResult, spec: Spec, threat: str, clients: int, keep_stale: 
         return False
     if result.settings != attack.model_dump(mode="json"):
         return False
-    if result.source != source_of(type(attack)) and not keep_stale:
+    if not is_same(result.source, source_of(type(attack))) and not keep_stale:
         return False
     targets = clients - (Threat.parse(threat).peer is not None)  # a peer does not attack itself
     return isinstance(result, NotRun) or len(result.clients) + len(result.left_out) >= targets  # else some were chosen
@@ -163,10 +187,10 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
     if not untried(cell, read_record(cell.folder)):
         return []
-    from fedaudit.attack.gradient_canaries import Canaries, keep_canaries
-    from fedaudit.attack.one_run import audit_run
-    from fedaudit.attack.release_path import audit_releases
-    from fedaudit.attack.residuals import audit_residuals
+    from fedaudit.epsilon.gradient_canaries import Canaries, keep_canaries
+    from fedaudit.epsilon.one_run import audit_run
+    from fedaudit.epsilon.release_path import audit_releases
+    from fedaudit.epsilon.residuals import audit_residuals
 
     if watch:
         watch(cell.setting.rounds, cell.setting.rounds, CLAIMS)

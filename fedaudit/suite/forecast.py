@@ -23,7 +23,7 @@ from fedaudit.runtime.planned_traffic import make_plan
 from fedaudit.runtime.run_record import RunRecord, audit_seconds
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
-from fedaudit.suite.cell import Cell, carry_out, look, missing, stale_attacks, untried, why_again
+from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, missing, stale_attacks, untried, why_again
 from fedaudit.suite.sharing import at_once
 from fedaudit.suite.time_left import Stage, TimeLeft, Work
 from fedaudit.units import bytes_text
@@ -217,7 +217,9 @@ def forecast(cells: list[Cell], measure: bool = False, force: bool = False, keep
         pace.learn(record, None if record is None else audit_seconds(cell.folder, record.transcript_digest))
         if record is not None and (why := why_again(cell, record, force, keep_stale)):
             cell.status, cell.again, record = "to do", why, None
-        elif record is not None and not keep_stale and (attacks := stale_attacks(cell, record)):
+        if record is not None:
+            cell.not_compared = is_not_compared(cell, record)
+        if record is not None and not keep_stale and (attacks := stale_attacks(cell, record)):
             cell.again = f"attacks changed: {', '.join(attacks)}"
         records.append(record)
     return [_forecast(cell, record, pace, measure) for cell, record in zip(cells, records, strict=True)]

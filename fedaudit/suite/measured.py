@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.errors import SettingError
 from fedaudit.runtime.attack_result import MembershipResult, MembershipScores
 from fedaudit.runtime.run_record import RunRecord
-from fedaudit.runtime.told import refuting
 from fedaudit.stats import Estimate
 
 OUTER = ("decode", "task", "protect", "encode", "round")  # phases that hold all others

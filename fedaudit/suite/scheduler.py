@@ -23,7 +23,7 @@ from fedaudit.runtime.folder import STALE, folder_name, locked
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.start import first_setting
 from fedaudit.setting import Setting
-from fedaudit.suite.cell import Cell, carry_out, look, stage_of, stale_attacks, why_again
+from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, stage_of, stale_attacks, why_again
 from fedaudit.suite.forecast import learn, novelty_first, report_starts, work_of
 from fedaudit.suite.on_ray import carry_out_on_ray
 from fedaudit.suite.sharing import shared_gpu
@@ -130,6 +130,7 @@ def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
     if why is None and (attacks := stale_attacks(cell, record)) and not keep_stale:
         cell.again = f"attacks changed: {', '.join(attacks)}"
     if why is None:
+        cell.not_compared = is_not_compared(cell, record)
         return
     with locked(cell.folder):
         number = next(n for n in itertools.count(1) if not (out / STALE / f"{cell.folder.name}.{n}").exists())

@@ -13,14 +13,14 @@ import torch
 from scipy import stats
 
 from fedaudit import run
-from fedaudit.attack import one_run, release_path
 from fedaudit.attack.claims import Attacked, Claims, Groups, Histogram, Reconstructions
 from fedaudit.attack.membership import auc, auc_difference, clopper_pearson, membership_scores
-from fedaudit.attack.one_run import _claims, _terms, audit_run, pairs
 from fedaudit.attack.reconstruction import _against_redrawn, _beaten, _Client
-from fedaudit.attack.release_path import Pair, _audit_field, _releases, worst_pair
 from fedaudit.attack.score import histogram, learned
 from fedaudit.attack.verdict import judge, judge_blind
+from fedaudit.epsilon import one_run, release_path
+from fedaudit.epsilon.one_run import _claims, _terms, audit_run, pairs
+from fedaudit.epsilon.release_path import Pair, _audit_field, _releases, worst_pair
 from fedaudit.privacy.ledger import ClientLedger, Entry, Total
 from fedaudit.runtime.attack_result import Difference
 from fedaudit.runtime.folder import RunFolder

@@ -21,7 +21,7 @@ TOGETHER = {
 }  # fmt: skip
 JOINED = {"nursery": "ray"}  # the scheduler's tests want both
 SECONDS = {
-    "ray": 165, "flower": 20, "tests/attack/test_release_path.py": 12,
+    "ray": 165, "flower": 20, "tests/epsilon/test_release_path.py": 12,
     "tests/attack/test_reconstruction.py": 12, "tests/training/test_models.py": 9,
     "tests/methods/test_fingerprints.py": 18, "tests/runtime/test_stacked.py": 18, "tests/reports/test_reports.py": 16,
     "tests/reports/test_browser.py": 15, "tests/attacks/test_models.py": 12, "tests/attacks/test_releases.py": 12,

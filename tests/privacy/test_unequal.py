@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Up, private, sgd
+from fedaudit.epsilon.lower_bounds import from_counts, from_scores
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.dpsgd import fit_private, multiplier_for
 from fedaudit.privacy.ledger import ClientLedger, Entry, Ledger
-from fedaudit.privacy.lower_bounds import from_counts, from_scores
 from fedaudit.privacy.mechanism import Context, protect
 from fedaudit.privacy.policy import Policy
 from fedaudit.stats import cp_lower, cp_upper

@@ -143,7 +143,7 @@ def test_texts_are_told_apart_by_their_words():
 @pytest.mark.parametrize("shape", [Shape((5,), tokens=7), Shape((5,)), Shape((1, 3, 3))])
 def test_extreme_records_are_records(shape):
     """What a release path is tried with: ids of the vocabulary, and floats elsewhere; no two alike."""
-    from fedaudit.attack.release_path import _extremes
+    from fedaudit.epsilon.release_path import _extremes
 
     like = torch.arange(5) if shape.tokens else torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     found = list(_extremes(like, shape, torch.Generator().manual_seed(0)).values())

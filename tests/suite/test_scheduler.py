@@ -345,7 +345,7 @@ def test_a_privacy_error_that_the_user_can_mend_is_a_failure(tmp_path):
 
 
 def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
-    import fedaudit.attack.release_path
+    import fedaudit.epsilon.release_path
 
     privacy = {"embeddings": {"epsilon": 1.0, "sensitivity": "clip:1"}}
     few = {"E_local": 1, "h": 8, "T_Tran": 1, "T_Dec": 1, "T_FKE": 1, "w_Dec": 2, "R": 1}
@@ -360,7 +360,7 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
     assert tried["residuals"].verdict == "not refuted"
     assert all(audit.trials >= 20 and audit.verdict != "refuted" for audit in tried.values())
     monkeypatch.setattr(
-        fedaudit.attack.release_path, "audit_releases", lambda *_, **__: pytest.fail("it was tried already")
+        fedaudit.epsilon.release_path, "audit_releases", lambda *_, **__: pytest.fail("it was tried already")
     )
     carry_out(again := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
     assert again.status == "done"

@@ -11,6 +11,7 @@ import pytest
 from fedaudit import read_record, registry, run
 from fedaudit.runtime import tested
 from fedaudit.runtime.contract import check_method
+from fedaudit.runtime.run_record import Declarations
 from fedaudit.runtime.source import source_of_method
 
 MINE = """
@@ -113,6 +114,9 @@ def test_the_verdict_is_kept_for_that_source_alone(mine, fedaudit, tiny):
     assert "for another version of the source" in other.text()
     path.write_text("{}")
     assert said(6).tested == "never"
+    again = Declarations(source="2:abc", tested="another source", tested_source="abc", fedaudit="0.1.0")
+    assert "cannot be compared" in again.text()
+    assert "another version" in again.model_copy(update={"tested_source": "2:abd"}).text()
 
 
 def test_the_command_tells_what_is_broken(fedaudit, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -106,8 +107,8 @@ def test_code_is_the_module_its_bases_and_what_they_import(own):
     assert {name, f"{name}_base", "fedaudit.methods.fedavg"} <= before.keys()
     assert not any(module.startswith(("fedaudit.runtime", "pydantic", "torch")) for module in before)
     path = folder / f"{name}_base.py"
-    path.write_text("# a remark\n" + path.read_text())
-    assert sources([cls]) == before  # comments are no code
+    path.write_text('"""What this is for."""\n# a remark\n' + path.read_text())
+    assert sources([cls]) == before  # prose is no code
     path.write_text(path.read_text().replace("return 1", "return 3"))
     now = sources([cls])
     assert [module for module in now if now[module] != before[module]] == [f"{name}_base"]
@@ -131,7 +132,7 @@ def test_other_defaults_versions_and_records_without_code_are_stale(kept):
         cell, record.model_copy(update={"versions": {**record.versions, "torch": "1.0"}})
     )
     assert "does not say" in why_stale(cell, record.model_copy(update={"code": None}))
-    assert why_stale(cell, record.model_copy(update={"harness": "another"})) == "fedaudit's own code changed"
+    assert why_stale(cell, record.model_copy(update={"harness": "2:another"})) == "fedaudit's own code changed"
 
 
 def test_the_harness_is_the_files_that_compute_a_run(tmp_path, monkeypatch):
@@ -175,7 +176,7 @@ def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, quick, tmp
 
     assert "again" not in said()
     assert "again: --force" in said("--force")
-    changed(cell.folder, "another")
+    changed(cell.folder, "2:another")
     assert "again: fedaudit.methods.fedavg changed" in said()
     assert "again" not in said("--keep-stale")
     assert read_record(cell.folder).status == "done"  # nothing was moved
@@ -190,11 +191,38 @@ def test_an_attack_of_other_code_is_attacked_again(kept):
     attack = made("loss")[1]
     result = {"attack": "loss", "threat": "server", "settings": attack.model_dump(mode="json"), "ran": False}
     fresh = record.model_copy(update={"attacks": [NotRun(**result, source=source_of(type(attack)))]})
-    stale = record.model_copy(update={"attacks": [NotRun(**result, source="of yesterday")]})
+    stale = record.model_copy(update={"attacks": [NotRun(**result, source="2:of yesterday")]})
     assert (missing(cell, fresh), stale_attacks(cell, fresh)) == ([], [])
     assert (missing(cell, stale), stale_attacks(cell, stale)) == ([("loss", "server")], ["loss"])
+    unknown = record.model_copy(update={"attacks": [NotRun(**result)]})
+    assert stale_attacks(cell, unknown) == ["loss"]  # no digest at all: nobody knows what made it
     cell.keep_stale = True
     assert missing(cell, stale) == []
+
+
+def test_cells_of_an_older_scheme_are_kept_and_the_audit_says_so_once(fedaudit, quick, tmp_path):
+    (tmp_path / "suite.toml").write_text(
+        'attacks = ["loss"]\n[grid]\nseed = [0, 1]\n[base]\nrounds = 1\nclients = 2\nmodel = "mlp"\n'
+        '[[methods]]\nmethod = "fedavg"'
+    )
+    cells = audit(tmp_path / "suite.toml", tmp_path / "out")
+    assert len(cells) == 2
+    words = ("audit", tmp_path / "suite.toml", "--out", tmp_path / "out")
+    assert "kept (" not in fedaudit(*words, "--dry-run")[1]
+    for cell in cells:
+        changed(cell.folder, "of an older scheme")
+        for name in ("record.json", "attacks.json"):  # and the harness, and the attacks
+            path = cell.folder / name
+            path.write_text(re.sub(r'("(harness|source)": ?")\d:', r"\1", path.read_text()))
+    record = read_record(cells[0].folder)
+    assert ":" not in record.harness + record.attacks[0].source
+    before = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("*/record.json"))]
+    for more in ((), ("--dry-run",)):
+        out = " ".join(fedaudit(*words, *more)[1].split())
+        assert out.count("kept (2 cells): code recorded by another scheme of digests") == 1
+        assert "again:" not in out
+    assert before == [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("*/record.json"))]
+    assert "again: --force" in fedaudit(*words, "--dry-run", "--force")[1]
 
 
 def changed(folder, to):
@@ -207,7 +235,12 @@ def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
     for name in "ab":
         run(method="fedavg", rounds=1, clients=2, out=tmp_path / name / "run")
     assert "the same to the bit" in fedaudit("compare", tmp_path / "a", tmp_path / "b")[1]
-    changed(tmp_path / "b" / "run", "another")
+    changed(tmp_path / "b" / "run", "of an older scheme")
+    _, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
+    assert "the same to the bit" in out
+    assert "other code" not in out
+    assert "code not compared, recorded by two schemes of digests: " in " ".join(out.split())
+    changed(tmp_path / "b" / "run", "2:another")
     _, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
     assert "the same to the bit" not in out
     assert "made by other code: fedaudit.methods.fedavg changed" in out
@@ -216,7 +249,7 @@ def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
 def test_a_run_does_not_go_on_with_other_code(tmp_path):
     run(method="fedavg", rounds=1, clients=2, out=tmp_path)
     head = json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())
-    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "another"
+    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "2:another"
     (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps(head))
     with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.fedavg changed"):
         run(method="fedavg", rounds=2, clients=2, out=tmp_path, resume=True)

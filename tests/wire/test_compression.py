@@ -12,7 +12,7 @@ import torch
 
 from fedaudit import Down, Method, Record, State, Up, ce, private, public, run, sgd
 from fedaudit.attack.attack_run import attack_run
-from fedaudit.attack.residuals import audit_residuals
+from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import SettingError, WireError
 from fedaudit.privacy import mechanism
 from fedaudit.registry import names

@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.attack.held import Place, held, held_path
-from fedaudit.attack.witness import QUIET, STEP, PrivateFit, Probe, repeat
+from fedaudit.epsilon.audit_result import Place, held, held_path
+from fedaudit.epsilon.client_replay import QUIET, STEP, PrivateFit, Probe, repeat
+from fedaudit.epsilon.lower_bounds import gdp_mean_shift, one_run_fdp
 from fedaudit.errors import DataError, FedauditError, RunError, SettingError
-from fedaudit.privacy.lower_bounds import gdp_mean_shift, one_run_fdp
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder

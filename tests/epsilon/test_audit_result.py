@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedaudit.attack.held import SEEKS, Place, held, held_path, would_find
-from fedaudit.privacy.lower_bounds import from_scores, gdp_mean_shift, one_run_fdp
+from fedaudit.epsilon.audit_result import SEEKS, Place, held, held_path, would_find
+from fedaudit.epsilon.lower_bounds import from_scores, gdp_mean_shift, one_run_fdp
 
 
 def drawn(apart: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

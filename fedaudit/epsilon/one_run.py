@@ -19,7 +19,7 @@ A guess says which record of a pair was trained on: the one with the higher scor
 differ most, half of the pairs unless said otherwise; a tie counts as wrong.
 
 A pair is replace-one. Add-or-remove and zero-out are two steps of their own relation away, and so are their claims
-(`steps` in fedaudit.privacy.lower_bounds). The bound is about the whole view: it refutes a claim for the run, not one
+(`steps` in fedaudit.epsilon.lower_bounds). The bound is about the whole view: it refutes a claim for the run, not one
 for a kind.
 """
 
@@ -35,11 +35,11 @@ from torch import Tensor
 
 from fedaudit.attack.attack_run import made
 from fedaudit.attack.claims import Claims
-from fedaudit.attack.held import Place, held
 from fedaudit.attack.scene import Attack, Scene
+from fedaudit.epsilon.audit_result import Place, held
+from fedaudit.epsilon.lower_bounds import Bound, one_run_fdp, one_run_steinke
 from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger
-from fedaudit.privacy.lower_bounds import Bound, one_run_fdp, one_run_steinke
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits

@@ -25,7 +25,7 @@ What one record can do, by how a release depends on records (fedaudit.privacy.me
                                at opposite ends
     zero-out                   the record's row against a row of zeros; other dependences have no such record
 
-Weights under DP-SGD are made in training, and cannot be tried without repeating it: `attack.one_run` is for them.
+Weights under DP-SGD are made in training, and cannot be tried without repeating it: `epsilon.one_run` is for them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.attack.closed import closed_run
-from fedaudit.attack.held import Place, held_path
+from fedaudit.epsilon.audit_result import Place, held_path
+from fedaudit.epsilon.finished_run import closed_run
+from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.privacy.mechanism import (
     Context,
     Prepared,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
+from fedaudit.epsilon.lower_bounds import Bound, ceiling
+from fedaudit.epsilon.noise_tests import POWER
 from fedaudit.levels import level_of, said
-from fedaudit.privacy.lower_bounds import Bound, ceiling
-from fedaudit.privacy.noise_tests import POWER
 from fedaudit.runtime.run_record import EpsilonAudit
 from fedaudit.stats import Floats
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedaudit import Down, Method, Record, Up, ce, private, run, sgd
-from fedaudit.attack.release_path import Rehearsal, _releases, _swap, audit_releases, worst_pair
 from fedaudit.cli.listing import summary
+from fedaudit.epsilon.release_path import Rehearsal, _releases, _swap, audit_releases, worst_pair
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedaudit import run
-from fedaudit.attack.gradient_canaries import (
+from fedaudit.epsilon.client_replay import repeat
+from fedaudit.epsilon.gradient_canaries import (
     OUT,
     REAL,
     Canaries,
@@ -19,8 +20,7 @@ from fedaudit.attack.gradient_canaries import (
     audit_canaries,
     keep_canaries,
 )
-from fedaudit.attack.residuals import audit_residuals
-from fedaudit.attack.witness import repeat
+from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import DataError, PrivacyError, SettingError
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
@@ -120,7 +120,7 @@ def test_a_training_that_bears_no_canary_does_not_stop_the_residuals(trained, mo
     def refuse(fit, scores):
         raise PrivacyError("no")
 
-    monkeypatch.setattr("fedaudit.attack.gradient_canaries._probe", refuse)
+    monkeypatch.setattr("fedaudit.epsilon.gradient_canaries._probe", refuse)
     canaries = Canaries(100)
     (found,) = audit_residuals(trained, beside=canaries.of)
     assert found.verdict == "not refuted"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedaudit import Down, Method, Record, Up, ce, private, public, run, sgd
-from fedaudit.attack.residuals import audit_residuals
-from fedaudit.attack.witness import repeat
+from fedaudit.epsilon.client_replay import repeat
+from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon

@@ -3,7 +3,7 @@
 If the mechanism added independent Gaussian noise of deviation sigma, residuals are independent standard normal numbers,
 whatever the records, the model and the method. Every test below is exact under that hypothesis, except two whose tails
 are approximated, and measured to be right where claims are refuted (docs/results/epsilon.md): `shape`, and the scale of
-rounded releases (fedaudit.privacy.rounded_noise).
+rounded releases (fedaudit.epsilon.rounded_noise).
 
     scale     too little noise in all of it              sum of squares, chi-square, lower tail
     excess    more noise than promised, where the release without noise is exact: something else was sent
@@ -33,9 +33,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainc, chdtr, chdtrc, chdtri, gammainc, gammaincc, ndtr
 
+from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.errors import ContractError
 from fedaudit.levels import level_of
-from fedaudit.privacy.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.stats import Floats, check_confidence
 
 LEAST = 20  # numbers from which on a shape is tested

@@ -12,8 +12,8 @@ import pytest
 from scipy.optimize import linprog
 from scipy.stats import binom, binomtest, norm
 
+from fedaudit.epsilon import lower_bounds as eps
 from fedaudit.errors import ContractError, SettingError
-from fedaudit.privacy import lower_bounds as eps
 from fedaudit.privacy.calibration import gaussian_epsilon
 
 DELTA, REPETITIONS, ALARMS = 1e-5, 400, 35  # at a nominal 5 % (20 of 400), 35 is 3.4 standard errors too many

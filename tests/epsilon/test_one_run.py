@@ -11,8 +11,8 @@ import torch
 
 from fedaudit import run
 from fedaudit.attack.attack_run import attack_run
-from fedaudit.attack.one_run import _claims, audit_run, pairs
 from fedaudit.data import Dataset, federate, load
+from fedaudit.epsilon.one_run import _claims, audit_run, pairs
 from fedaudit.errors import DataError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger, Entry
 from fedaudit.runtime.run_record import read_record

@@ -1,9 +1,9 @@
 """The noise of a run itself, on the bytes as they were sent: all clients, all rounds.
 
-Each client's tasks are performed again (fedaudit.attack.witness), and (what was sent - the release without noise) by
-sigma is examined (fedaudit.privacy.noise_tests): is it as large as the ledger says, of the promised shape, and
-independent over rows, fields, rounds and clients? For DP-SGD it is the noise of the steps, with and without which the
-real training is run side by side.
+Each client's tasks are performed again (fedaudit.epsilon.client_replay), and (what was sent - the release without
+noise) by sigma is examined (fedaudit.epsilon.noise_tests): is it as large as the ledger says, of the promised shape,
+and independent over rows, fields, rounds and clients? For DP-SGD it is the noise of the steps, with and without which
+the real training is run side by side.
 
 The lower bound on epsilon follows from the scale alone: the claim's formula with the largest noise that the residuals
 allow. What another test refutes (reused noise, say) refutes the claim without giving it another epsilon.
@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fedaudit.attack.closed import closed_run
-from fedaudit.attack.witness import Probe, Repeated, Seen, Stepped, noise_of, repeat
+from fedaudit.epsilon.client_replay import Probe, Repeated, Seen, Stepped, noise_of, repeat
+from fedaudit.epsilon.finished_run import closed_run
+from fedaudit.epsilon.noise_tests import SEEKS, Finding, Residual, examine, residual
 from fedaudit.errors import FedauditError
 from fedaudit.levels import Said, level_of, said
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.noise_tests import SEEKS, Finding, Residual, examine, residual
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.rng import seed_of
 from fedaudit.runtime.folder import RunFolder

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedaudit.epsilon import noise_tests
+from fedaudit.epsilon.noise_tests import Finding, examine, residual
+from fedaudit.epsilon.rounded_noise import RoundedScale
 from fedaudit.errors import ContractError
-from fedaudit.privacy import noise_tests
-from fedaudit.privacy.noise_tests import Finding, examine, residual
-from fedaudit.privacy.rounded_noise import RoundedScale
 
 LEVELS = np.arange(256) / 127.5 - 1
 
