@@ -49,7 +49,7 @@ class Uploaded:
 class EmbeddingMatch(Attack):
     needs = frozenset({"embeddings"})
 
-    labels: bool = True  # use released labels: a row with another one is no match
+    labels: bool = True  # use released labels: a row with another label does not match
     join: bool = True  # a record has the same row in every round, where the labels do not say otherwise
 
     def cannot(self, scene: Scene) -> str | None:

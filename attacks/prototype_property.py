@@ -1,4 +1,4 @@
-"""Which classes a client holds, and their shares, from one vector per class (prototypes, mean outputs).
+"""The classes that a client holds, and their shares, from one vector per class (prototypes, mean outputs).
 
 Two things give them away, and the result says which was read:
 

@@ -88,7 +88,7 @@ class Shared(Up):
 
 
 class Missed(Down):
-    """What a client missed, by round, because it did not take part (`sync`)."""
+    """The rounds that a client missed because it did not take part (`sync`)."""
 
     Dec: dict[int, State]
     E: dict[int, dict[int, Tensor]] = relay("embeddings")
