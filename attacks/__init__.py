@@ -1,4 +1,4 @@
-"""One file per attack. Import name: fedaudit.attacks."""
+"""Attacks: one file per attack. Import name: fedaudit.attacks."""
 
 if __name__ != "fedaudit.attacks":
     raise ImportError(

@@ -1,5 +1,6 @@
-"""What the inversion attacks share: an image prior, gradient descent on images, an inversion network, and the model
-behind a release."""
+"""Shared by the inversion attacks: an image prior, gradient descent on images, an inversion network, and the model
+behind a release.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Rows = Callable[[Tensor, Tensor], Tensor]  # images and their numbers in; one va
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, one value per image."""
+    """Return the mean absolute difference of neighbouring pixels, one value per image."""
     down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1)
     across = (x[..., 1:] - x[..., :-1]).abs().flatten(1)
     return down.mean(1) + across.mean(1)
@@ -44,7 +45,7 @@ def descend(
     signed: bool = False,
     tell: Watch = unwatched,
 ) -> tuple[Tensor, Tensor]:
-    """Images in [-1, 1] with a small loss, each the best of its restarts, and those losses.
+    """Return images in [-1, 1] with a small loss, each the best of its restarts, and those losses.
 
     `starts(r)` gives restart r's images. `signed`: Adam sees the gradient's sign only (Geiping et al.). The step falls
     to a tenth at three eighths, five eighths and seven eighths of the way, as there.
@@ -82,7 +83,9 @@ def descend(
 
 
 class Inverter(nn.Module):
-    """From a vector to an image: a linear layer to a quarter of the size, two times up-sampling and convolution."""
+    """A network from a vector to an image: a linear layer to a quarter of the size, two times up-sampling and
+    convolution.
+    """
 
     def __init__(self, inputs: int, shape: Shape, width: int) -> None:
         super().__init__()
@@ -101,7 +104,10 @@ class Inverter(nn.Module):
             nn.Conv2d(width, channels, 3, padding=1),
             nn.Tanh(),
         )
-        for before_norm in (self.layers[1], self.layers[5]):  # the norm takes a bias away: Adam would walk on rounding
+        for before_norm in (
+            self.layers[1],
+            self.layers[5],
+        ):  # the norm removes a bias: Adam would follow rounding errors
             before_norm.bias.requires_grad_(False)
 
     def forward(self, e: Tensor) -> Tensor:
@@ -121,13 +127,13 @@ def learn(
     rng: torch.Generator,
     tell: Watch = unwatched,
 ) -> Callable[[Tensor], Tensor]:
-    """Train an inverter in squared error; returns it as a function. `draw(index)` gives inputs and images.
+    """Train an inverter in squared error, and return it as a function. `draw(index)` gives inputs and images.
 
-    Inputs are standardised by what the first draw of all records says: embeddings come in any scale.
+    Inputs are standardised by the first draw of all records, because embeddings come in any scale.
     """
     first, images = draw(torch.arange(records, device=rng.device))
     spread = first.std(0, correction=0)
-    # What never varies on the attacker's own images may on the client's: it must not blow up there.
+    # An entry that never varies on the attacker's own images may vary on the client's. It must not blow up there.
     mean, scale = first.mean(0), spread.clamp(min=max(0.1 * float(spread.mean()), 1e-6))
     model = Inverter(first.shape[1], shape, width).to(images.device).train()
 
@@ -142,8 +148,10 @@ def learn(
 
 @dataclass(frozen=True, eq=False)
 class Inverting:
-    """The training of one inverter. Those of several clients are one stack: each has its own inputs, and draws them
-    from its own generator, as alone."""
+    """The training of one inverter. The trainings for several clients can be one stack.
+
+    Each has its own inputs, and draws them from its own generator, as alone.
+    """
 
     model: Inverter
     draw: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -169,8 +177,11 @@ class Inverting:
         self._train([self], free, lambda es: [self.model(es[0])])
 
     def together(self, others: Sequence[Inverting]) -> list[None]:
-        """Weights and statistics of all with one dimension more. The losses are summed: an inverter's weights reach its
-        own alone, so that each gets the gradient that it would get by itself."""
+        """Train all inverters as one stack: weights and statistics get one more dimension.
+
+        The losses are summed. An inverter's weights reach its own loss alone, so that each gets the gradient that it
+        would get by itself.
+        """
         jobs = [self, *others]
         before = [job.rng.get_state() for job in jobs]
         of_each = [dict(job.model.named_parameters()) for job in jobs]
@@ -219,7 +230,7 @@ class Inverting:
 # Where small networks are stacked: many small kernels leave a GPU idle. On a processor a stack was no faster; what it
 # gains on a GPU is measured by the lines `decoders` and `matching` of benchmarks/gpu_speed.py (docs/results/speed.md).
 STACKS = {"cuda"}
-CLIENTS = 16  # that are attacked at the same time there
+CLIENTS = 16  # clients that are attacked at the same time on a GPU
 
 
 def stacks_on(device: torch.device) -> bool:
@@ -244,13 +255,16 @@ def _endless(n: int, size: int, rng: torch.Generator, steps: int) -> Iterator[Te
 
 
 def per_record(scene: Scene, kind: str) -> list[tuple[Entry, str]]:
-    """The target's uploads of a kind with one row per record, oldest first."""
+    """Return the target's uploads of a kind with one row per record, oldest first."""
     return [(e, name) for e, name in scene.released(kind) if e.fields[name].unit == "record"]
 
 
 def model_at(scene: Scene, entry: Entry) -> Net | None:
-    """The target's model when it made this upload: from the same message, or else what it had been sent before it in
-    that round. None where neither was seen, kept, and a whole model."""
+    """Return the target's model when it made this upload.
+
+    It is the one in the same message, or else the one that the target had been sent before it in that round. Returns
+    None if neither was seen, kept, and a whole model.
+    """
     for name, field in entry.fields.items():
         whole = field.kind == "weights" and entry.kept(name)
         if whole and (found := model_of(scene, scene.target, entry[name])) is not None:
@@ -260,7 +274,10 @@ def model_at(scene: Scene, entry: Entry) -> Net | None:
 
 
 def starts(scene: Scene, n: int, rng: torch.Generator) -> Callable[[int], Tensor]:
-    """Where descent begins: at the mean of the auxiliary images (grey if there are none), then at noise around it."""
+    """Return a function that gives the start of descent for each restart.
+
+    The first is the mean of the auxiliary images (grey if there are none), the others are noise around it.
+    """
     x, _ = scene.auxiliary
     mean = x.mean(0) if len(x) else torch.zeros(scene.shape, device=scene.device)
 
@@ -272,7 +289,7 @@ def starts(scene: Scene, n: int, rng: torch.Generator) -> Callable[[int], Tensor
 
 
 def same_noise(rows: Tensor, protection: Protection | None, rng: torch.Generator) -> Tensor:
-    """What would have been released of these rows: clipped and noised as the mechanism's public parameters say."""
+    """Return what would have been released of these rows, clipped and noised by the mechanism's public parameters."""
     if protection is None:
         return rows
     noise = torch.randn(rows.shape, generator=rng, device=rows.device, dtype=rows.dtype)

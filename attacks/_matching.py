@@ -1,8 +1,8 @@
 """Matching an update by the cosine, for several clients and restarts at once (Geiping et al., NeurIPS 2020).
 
-What is descended are images. Restarts, and clients whose models have one architecture, are one stack: parameters get
-one dimension more, a client's steps are simulated for all of them in one pass, and the losses are summed. The images of
-one reach its own loss alone, so that each gets the gradient that it would get by itself; Adam and the gradient's sign
+The descent changes images. Restarts, and clients whose models have one architecture, are one stack: parameters get
+one more dimension, a client's steps are simulated for all of them in one pass, and the losses are summed. The images of
+one reach its own loss alone, so that each gets the gradient that it would get by itself. Adam and the gradient's sign
 work entry by entry.
 """
 
@@ -23,19 +23,19 @@ from fedaudit.runtime.turns import join
 from fedaudit.training.stack import structure
 from fedaudit.watch import Watch, unwatched
 
-Update = dict[str, Tensor]  # by parameter: what training took away
+Update = dict[str, Tensor]  # by parameter: the model before training minus the model after
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the client did: which rows in which step, and with which learning rate."""
+    """The client's training: which rows in which step, and with which learning rate."""
 
     plan: list[Tensor]
     eta: float
 
     @property
     def length(self) -> float:
-        """The update is this many times the mean gradient, while the model hardly moves."""
+        """Return the factor between the update and the mean gradient, as long as the model hardly moves."""
         return self.eta * len(self.plan)
 
 
@@ -43,7 +43,7 @@ class Steps:
 
 
 def simulated(model: nn.Module, x: Tensor, y: Tensor, steps: Steps) -> Update:
-    """What SGD on images x with soft labels y would take away from the model; differentiable in both."""
+    """Return the update that SGD on images x with soft labels y would make; it is differentiable in both."""
     start = {name: p.detach().to(x.dtype).requires_grad_() for name, p in model.named_parameters()}
     now = start
     for index in steps.plan:
@@ -60,7 +60,7 @@ def flat(update: Update) -> Tensor:
 
 @dataclass(frozen=True)
 class Models:
-    """Models of one architecture, their tensors stacked."""
+    """Models of one architecture, with their tensors stacked."""
 
     any: nn.Module
     parameters: Update
@@ -76,7 +76,10 @@ class Models:
         )
 
     def simulated(self, x: Tensor, y: Tensor, plan: Sequence[Tensor], eta: float) -> Tensor:
-        """As above, each model on its own images and labels, by its own plan (of each step: models, rows); flat."""
+        """Return the updates, flat, as `simulated` does. Each model has its own images, labels and plan.
+
+        A plan holds (models, rows) for each step.
+        """
 
         def one(parameters: Update, buffers: Update, rows: Tensor) -> Tensor:
             return functional_call(self.any, (parameters, buffers), (rows,))
@@ -107,7 +110,7 @@ def match_cosine(
     tell: Watch = unwatched,
     together: int = 16,
 ) -> Tensor:
-    """Geiping et al., Eq. 4: the best of the restarts."""
+    """Return the images that match an update best over the restarts (Geiping et al., Eq. 4)."""
     first = [begin(r) for r in range(restarts)]
     y = one_hot(labels, _classes(model, first[0])).to(first[0])
     found: Tensor = join(Matching(model, flat(update), steps, y, first, tv, lr, iterations, tell, together))
@@ -116,7 +119,7 @@ def match_cosine(
 
 @dataclass(frozen=True, eq=False)
 class Matching:
-    """The images of one update, from one or several beginnings."""
+    """The search for the images of one update, from one or several starts."""
 
     model: nn.Module
     wanted: Tensor
@@ -145,7 +148,7 @@ class Matching:
         return self.together([])[0]
 
     def together(self, others: Sequence[Matching]) -> list[Tensor]:
-        """The best images of each: all beginnings of all, `most` at a time."""
+        """Return the best images of each search. All starts of all searches run in stacks of at most `most`."""
         jobs = [self, *others]
         asked = [(job, start) for job in jobs for start in job.begin]
         size = self.most if self._stackable() else 1
@@ -164,7 +167,7 @@ class Matching:
         return stacks_on(self.wanted.device) and not draws
 
     def _descend(self, jobs: list[Matching], begin: list[Tensor], done: int, of: int) -> list[tuple[Tensor, float]]:
-        """Images, and the value that the last step began with; which of several is taken goes by it."""
+        """Return the images, and the loss with which the last step began. The best of several is chosen by it."""
         x = torch.stack(begin).requires_grad_()
         y, wanted = torch.stack([job.y for job in jobs]), torch.stack([job.wanted for job in jobs])
         plan = [torch.stack([job.steps.plan[i].to(x.device) for job in jobs]) for i in range(len(self.steps.plan))]

@@ -1,9 +1,9 @@
 """One vector per class: a client's prototypes or mean outputs, and what shadows of that client would have sent.
 
-Where models stay with the clients, no view shows the space that such vectors lie in. A view does show the messages that
-led to them. The target's own function, run again on these with records that the attacker knows (a shadow), gives class
-means of known records, protected as the target's are. Between shadows and target stands what no view shows: the model
-that the target began with, and its batches.
+If models stay with the clients, no view shows the space that such vectors lie in. A view does show the messages that
+led to them. The target's own function can be run again on these messages with records that the attacker knows (a
+shadow). It gives class means of known records, protected as the target's are. Shadows differ from the target in what no
+view shows: the model that the target began with, and its batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = ("prototypes", "logits", "soft_labels")
 
 @dataclass(frozen=True, eq=False)
 class Means:
-    """One release: a vector for each class in it."""
+    """One release, with a vector for each class in it."""
 
     entry: Entry
     field: str
@@ -39,14 +39,17 @@ class Means:
 
 
 def vectors(value: Any, classes: int) -> dict[int, Tensor]:
-    """By class: as it was sent, or the rows of a table with one for each class; empty if the value is neither."""
+    """Return vectors by class: as they were sent, or as the rows of a table with one row for each class.
+
+    The result is empty if the value is neither.
+    """
     if isinstance(value, Tensor) and value.dim() == 2 and len(value) == classes and value.is_floating_point():
         return dict(enumerate(value))
     return by_class(value, classes)
 
 
 def releases(scene: Scene) -> list[Means]:
-    """The target's class means that the view shows, oldest first; of the first kind that there is."""
+    """Return the target's class means that the view shows, oldest first. They are of the first kind that it has."""
     for kind in KINDS:
         found = [
             Means(entry, name, of)
@@ -60,14 +63,14 @@ def releases(scene: Scene) -> list[Means]:
 
 @dataclass(frozen=True, eq=False)
 class ShadowMeans:
-    """What shadows answered: class means by shadow, and which records of the pool each of them held."""
+    """The shadows' answers: class means by shadow, and which records of the pool each of them held."""
 
     of: list[dict[int, Tensor]]
     member: Tensor  # (shadows, rows of the pool)
     notes: tuple[str, ...]
 
     def of_class(self, c: int) -> tuple[Tensor, Tensor]:
-        """The vectors of class c, of the shadows that have one, and which shadows these are."""
+        """Return the vectors of class c, of the shadows that have one, and which shadows these are."""
         who = [i for i, sent in enumerate(self.of) if c in sent]
         rows = [self.of[i][c].flatten().double() for i in who]
         return torch.stack(rows) if rows else torch.empty(0, 0), torch.tensor(who, device=self.member.device)
@@ -92,7 +95,7 @@ class MeansAttack(Attack):
         return None
 
     def compared(self, scene: Scene, online: bool) -> tuple[Means, ShadowMeans]:
-        """The target's last release and the shadows'. `online`: shadows hold halves of the candidates, too."""
+        """Return the target's last release and the shadows'. `online`: shadows hold halves of the candidates, too."""
         last = releases(scene)[-1]
         picks, member, repeated = draw(scene, self.shadows, online)
         replies = scene.replay(last.entry, picks, together=self.together)

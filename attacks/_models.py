@@ -1,22 +1,21 @@
-"""The model that is attacked, what it says of records, and shadows of it: what several attacks share.
+"""Shared by several attacks: the attacked model, its answers to records, and shadows of it.
 
-The attacked model is the last one that the target uploaded whole, where the threat sees it; otherwise the published
-one.
+The attacked model is the last one that the target uploaded whole, if the threat sees it; otherwise the published one.
 
-Shadows exist only where the threat sees that upload and the messages that led to it: they replay the target's update
-function on them (fedaudit.attack.replay). Of a published model, which many clients made over many rounds, no shadow
-is made: it would be a model trained centrally, and what it tells would be about that. Attacks that need shadows say
-so and stay away; those that only query a model run there too.
+Shadows exist only if the threat sees that upload and the messages that led to it. They replay the target's update
+function on these messages (fedaudit.attack.replay). A published model, which many clients made over many rounds, has no
+shadows: a shadow would be a model trained centrally, and its answers would be about that. Attacks that need shadows
+then say so and do not run; those that only query a model do run.
 
-What a shadow is trained on:
+A shadow is trained on these records:
 
-- As many records as the target has: its uploaded count where the view shows one, else what the number of candidates and
-  the public shares of the split (holdout, validation) come to.
-- Online, a random half of the candidates, and the other half for the next shadow: every candidate is in exactly half of
-  the shadows, by a fair coin. Offline, none.
-- Auxiliary records for the rest, by class in the candidates' proportions, because members and non-members of a client
-  are of one distribution, so the candidates' labels show its skew. Where a class runs out, others fill in; where all
-  are used up, records are repeated, and the result says so.
+- It has as many records as the target: its uploaded count if the view shows one, otherwise an estimate from the number
+  of candidates and the public shares of the split (holdout, validation).
+- Online, it has a random half of the candidates, and the next shadow has the other half. Every candidate is in exactly
+  half of the shadows, by a fair coin. Offline, it has none of them.
+- The rest are auxiliary records, by class in the candidates' proportions. Members and non-members of a client are of
+  one distribution, so the candidates' labels show its skew. If a class runs out, others fill in. If all are used up,
+  records are repeated, and the result says so.
 - Offline, every shadow leaves half of the auxiliary records of each class out: its answers on them are those of a model
   that has not seen them, which `shadow` and `rmia` need.
 """
@@ -42,7 +41,7 @@ from fedaudit.wire.transcript import Entry
 
 
 def whole_uploads(scene: Scene) -> Iterator[tuple[Entry, str, nn.Module]]:
-    """The messages in which the target uploaded its whole model, the field, and the model; the last one first."""
+    """Yield the messages in which the target uploaded its whole model, the field, and the model; the last one first."""
     for entry, name in reversed(scene.released("weights")):
         if entry.state_shapes(name) is not None and (model := model_of(scene, scene.target, entry[name])) is not None:
             yield entry, name, model
@@ -58,12 +57,12 @@ def target_model(scene: Scene) -> nn.Module | None:
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """In double precision: the tails of a softmax are what these attacks look at."""
+    """Return the logits in double precision: these attacks look at the tails of a softmax."""
     return in_chunks(model.eval(), x).double()
 
 
 def log_rest(logits: Tensor) -> Tensor:
-    """log(1 - p_i) of each class, also where p_i rounds to 1."""
+    """Return log(1 - p_i) of each class, also where p_i rounds to 1."""
     log_p = logits.log_softmax(-1)
     rest = torch.log1p(-log_p.exp().clamp(max=0.9))
     top = log_p.argmax(-1, keepdim=True)  # the only one that may come near 1: as the sum of the others
@@ -72,7 +71,7 @@ def log_rest(logits: Tensor) -> Tensor:
 
 
 class ModelAttack(Attack):
-    """An attack that needs a model to query, whichever the threat sees."""
+    """An attack that needs a model to query, whichever one the threat sees."""
 
     def cannot(self, scene: Scene) -> str | None:
         if target_model(scene) is None:
@@ -89,7 +88,7 @@ class ModelAttack(Attack):
 
 
 def records(scene: Scene) -> int:
-    """How many records the target has, as far as the attacker knows."""
+    """Return how many records the target has, as far as the attacker knows."""
     for entry, name in reversed(scene.released("count")):
         if isinstance(entry[name], int):
             return entry[name]
@@ -98,7 +97,7 @@ def records(scene: Scene) -> int:
 
 
 def draw(scene: Scene, shadows: int, online: bool) -> tuple[list[Tensor], Tensor, bool]:
-    """Indices into the pool for each shadow; which pool records each one holds; whether any had to be repeated."""
+    """Return indices into the pool for each shadow, which pool records each one holds, and whether any was repeated."""
     candidates, (_, y) = len(scene.y), scene.pool
     n, rng = records(scene), scene.rng("online shadows" if online else "offline shadows")
     picks, repeated = [], False
@@ -123,8 +122,10 @@ def draw(scene: Scene, shadows: int, online: bool) -> tuple[list[Tensor], Tensor
 
 
 def fill(like: Tensor, y: Tensor, wanted: int, spare: float, rng: torch.Generator) -> Tensor:
-    """Up to `wanted` different indices into y, by class in the proportions of `like`, then any; `spare`: the share of
-    each class that is left out."""
+    """Return up to `wanted` different indices into y, by class in the proportions of `like`, then any.
+
+    `spare` is the share of each class that is left out.
+    """
     order = torch.randperm(len(y), generator=rng, device=y.device)
     classes = y.unique().tolist()
     free = {c: order[y[order] == c] for c in classes}
@@ -138,7 +139,7 @@ def fill(like: Tensor, y: Tensor, wanted: int, spare: float, rng: torch.Generato
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """What shadows answer. Rows are the pool: the candidates first, then the auxiliary records."""
+    """The shadows' answers. Rows are the pool: the candidates first, then the auxiliary records."""
 
     logits: Tensor  # (shadows, rows, classes), double
     member: Tensor  # (shadows, rows): whether the shadow was trained on the record
@@ -175,12 +176,15 @@ class ShadowAttack(Attack):
         return None
 
     def attacked(self, scene: Scene, online: bool) -> tuple[Tensor, Shadows]:
-        """The target's logits on the pool, and the shadows', of the last upload."""
+        """Return the target's logits on the pool, and the shadows', for the last upload."""
         return self.attacked_rounds(scene, online)[-1]
 
     def attacked_rounds(self, scene: Scene, online: bool) -> list[tuple[Tensor, Shadows]]:
-        """The same for each of the last uploads, oldest first. A shadow holds the same records in each: what it says in
-        one round and what the target says there belong together. Uploads that cannot be replayed end the row."""
+        """Return the target's and the shadows' logits for each of the last uploads, oldest first.
+
+        A shadow holds the same records in each round, so its answers and the target's answers of a round belong
+        together. Going back from the last upload, the first one that cannot be replayed ends the series.
+        """
         picks, member, repeated = draw(scene, self.shadows, online)
         x, y = scene.pool
         found: list[tuple[Tensor, Shadows]] = []

@@ -1,8 +1,8 @@
-"""Models that answer like a client's, made from what the client answered on images that the attacker knows.
+"""Models that answer like a client's, made from the client's answers on images that the attacker knows.
 
-A surrogate is distilled from shared outputs: same architecture, fresh weights, and the Kullback-Leibler divergence to
-the outputs of the last rounds. It depends on those outputs and nothing else, so that one serves the attacks on all
-clients.
+A surrogate is distilled from shared outputs. It has the same architecture and fresh weights, and its loss is the
+Kullback-Leibler divergence to the outputs of the last rounds. It depends on those outputs and nothing else, so that one
+surrogate serves the attacks on all clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT = 32  # models, at most
 
 
 def shared(scene: Scene, k: int, rounds: int) -> dict[int, tuple[Tensor, Tensor]]:
-    """What client k answered on known images, by round: images and logits (of soft labels: their logarithms)."""
+    """Return client k's answers on known images, by round: images and logits (for soft labels: their logarithms)."""
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for kind in ("soft_labels", "logits"):
         for entry, name in released(scene, kind, k):
@@ -46,18 +46,18 @@ def shared(scene: Scene, k: int, rounds: int) -> dict[int, tuple[Tensor, Tensor]
 
 
 def distilled(scene: Scene, arch: str, pairs: Sequence[tuple[Tensor, Tensor]], steps: int) -> nn.Module:
-    """A model of the architecture that answers like `pairs`."""
+    """Return a model of the architecture that answers like `pairs`."""
     x, z = torch.cat([images for images, _ in pairs]), torch.cat([answers for _, answers in pairs])
     return _trained(scene, arch, x, z, steps)
 
 
 def taught(scene: Scene, arch: str, x: Tensor, y: Tensor, steps: int) -> nn.Module:
-    """A model of the architecture trained on labelled records."""
+    """Return a model of the architecture, trained on labelled records."""
     return _trained(scene, arch, x, y, steps)
 
 
 def imitated(scene: Scene, arch: str, model: nn.Module, images: Tensor, steps: int) -> nn.Module:
-    """A surrogate of a model of our own, made as a client's is, so that distilling changes both alike."""
+    """Return a surrogate of a model of our own. It is made as a client's is, so that distilling changes both alike."""
     return distilled(scene, arch, [(images, in_chunks(model, images))], steps)
 
 

@@ -1,4 +1,4 @@
-"""Reading a view: which model a client started from, which images outputs belong to, how far images lie apart."""
+"""Reads a view: which model a client started from, which images outputs belong to, how far images lie apart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedaudit.training.models import Net
 from fedaudit.wire.message import State
 from fedaudit.wire.transcript import Entry
 
-ROWS = 256  # of one forward pass
-PLACES = 1024  # of the counts of tokens
+ROWS = 256  # in one forward pass
+PLACES = 1024  # entries in a vector of token counts
 
 
 def released(scene: Scene, kind: str, k: int) -> Iterator[tuple[Entry, str]]:
-    """Client k's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
+    """Yield client k's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
     for entry in scene.view.entries(direction="up", kind=kind, client=k):
         for name, field in entry.fields.items():
             if field.kind == kind and entry.kept(name):
@@ -28,12 +28,12 @@ def released(scene: Scene, kind: str, k: int) -> Iterator[tuple[Entry, str]]:
 
 
 def others(scene: Scene) -> list[int]:
-    """The clients beside the target whose uploads the view shows."""
+    """Return the clients beside the target whose uploads the view shows."""
     return sorted({e.client for e in scene.view.entries(direction="up") if e.readable} - {scene.target})
 
 
 def model_of(scene: Scene, k: int, state: Any) -> Net | None:
-    """Client k's model with this state; None if it is no state of that architecture."""
+    """Return client k's model with this state; None if the state does not fit that architecture."""
     if not isinstance(state, State):
         return None
     try:
@@ -44,7 +44,7 @@ def model_of(scene: Scene, k: int, state: Any) -> Net | None:
 
 
 def received(scene: Scene, upload: Entry) -> Net | None:
-    """The model that the client last got in this round before it answered; None where the view shows none."""
+    """Return the model that the client last got in this round before it answered; None if the view shows none."""
     found = None
     for entry in scene.view.entries(direction="down", client=upload.client, t=upload.round):
         if entry.ask <= upload.ask:
@@ -55,7 +55,7 @@ def received(scene: Scene, upload: Entry) -> Net | None:
 
 
 def uploads(scene: Scene, k: int) -> dict[int, tuple[Entry, str]]:
-    """Client k's last message of each round with its weights, or with their change: (message, field), not yet read."""
+    """Return client k's last message of each round with its weights or their change: (message, field), not yet read."""
     found = {}
     for kind in ("gradients", "weights"):
         for entry, name in released(scene, kind, k):
@@ -64,7 +64,7 @@ def uploads(scene: Scene, k: int) -> dict[int, tuple[Entry, str]]:
 
 
 def trained(scene: Scene, entry: Entry, name: str) -> Net | None:
-    """The client's model as it was uploaded, whole or as a change of the one that it got."""
+    """Return the client's model as it was uploaded, whole or as a change of the one that it got."""
     state = entry[name]
     if entry.fields[name].kind == "gradients" and isinstance(state, State):
         start = received(scene, entry)
@@ -75,13 +75,13 @@ def trained(scene: Scene, entry: Entry, name: str) -> Net | None:
 
 
 def uploaded(scene: Scene, k: int) -> dict[int, tuple[Entry, Net]]:
-    """Client k's own model by round."""
+    """Return client k's own model by round."""
     models = {t: (entry, trained(scene, entry, name)) for t, (entry, name) in uploads(scene, k).items()}
     return {t: (entry, model) for t, (entry, model) in models.items() if model is not None}
 
 
 def images_in(scene: Scene, value: Any) -> Iterator[Tensor]:
-    """Every tensor in a value that holds images, as rows."""
+    """Yield every tensor in a value that holds images, as rows."""
     if isinstance(value, Tensor):
         if value.is_floating_point() and value.dim() > 3 and tuple(value.shape[-3:]) == tuple(scene.shape):
             yield value.reshape(-1, *scene.shape).to(scene.device)
@@ -94,7 +94,7 @@ def images_in(scene: Scene, value: Any) -> Iterator[Tensor]:
 
 
 def inputs_of(scene: Scene, upload: Entry, rows: int) -> Tensor | None:
-    """The images that `rows` outputs were computed of: sent in the same ask, or the public set; None if neither."""
+    """Return the images of which `rows` outputs were computed: sent in the same ask, or the public set; else None."""
     sent = [
         images
         for entry in scene.view.entries(direction="down", client=upload.client, t=upload.round)
@@ -109,7 +109,7 @@ def inputs_of(scene: Scene, upload: Entry, rows: int) -> Tensor | None:
 
 
 def by_class(value: Any, classes: int) -> dict[int, Tensor]:
-    """One vector for each class that a client holds; empty if the value is anything else."""
+    """Return one vector for each class that a client holds; the result is empty if the value is anything else."""
     if not isinstance(value, Mapping) or isinstance(value, State):
         return {}
     right = all(isinstance(v, Tensor) and v.dim() == 1 and v.is_floating_point() for v in value.values())
@@ -121,15 +121,20 @@ def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def confidence(logits: Tensor, y: Tensor) -> Tensor:
-    """log(p / (1 - p)) of the true class, the measure whose distribution over models is closest to normal (LiRA)."""
+    """Return log(p / (1 - p)) of the true class.
+
+    This is the measure whose distribution over models is closest to normal (LiRA).
+    """
     log_p = logits.double().log_softmax(1)
     true = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
     return log_p[true] - log_p.masked_fill(true, -torch.inf).logsumexp(1)
 
 
 def numbers_of(scene: Scene, x: Tensor) -> Tensor:
-    """Records as vectors that can be told apart by distance: as they are, texts by how often they have each token
-    (tokens share a place where there are many)."""
+    """Return records as vectors that distances can tell apart.
+
+    Texts become counts of their tokens; tokens share a place if there are many. Other records stay as they are.
+    """
     if not scene.shape.tokens:
         return x.flatten(1)
     places = min(scene.shape.tokens, PLACES)
@@ -138,8 +143,10 @@ def numbers_of(scene: Scene, x: Tensor) -> Tensor:
 
 
 def nearest(rows: Tensor, to: Tensor) -> Tensor:
-    """Euclidean distance of each row to the nearest of others. Found by products, measured by differences: products
-    lose what is close to 0."""
+    """Return the Euclidean distance of each row to the nearest of others.
+
+    The nearest is found by products, and its distance is measured by differences: products lose what is close to 0.
+    """
     found = [part.sub(to[torch.cdist(part, to).argmin(1)]).norm(dim=1) for part in rows.split(1024)]
     return torch.cat(found) if found else rows.new_zeros(0)
 

@@ -1,4 +1,4 @@
-"""Blind baseline: the distance to the nearest auxiliary record, and nothing of the run.
+"""Blind baseline: it uses the distance to the nearest auxiliary record, and nothing of the run.
 
 Members and non-members of an honest split are equally far from records that no client holds.
 """

@@ -1,8 +1,8 @@
-"""Blind baseline: the candidates' pixels (numbers, token ids) and a few statistics of them, and nothing of the
+"""Blind baseline: it uses the candidates' pixels (numbers, token ids), a few statistics of them, and nothing of the
 run.
 
-A split that dithers, rescales or compresses one of its sides is told by pixels alone, though labels and distances to
-other images are those of an honest one.
+If a split dithers, rescales or compresses one of its sides, pixels alone tell the sides apart, though labels and
+distances to other images are those of an honest split.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ class BlindPixels(Attack):
     blind = True
 
     def run(self, scene: Scene) -> Features:
-        return Features(looks(scene.x))  # what members look like, the scorer learns from the other half
+        return Features(looks(scene.x))  # the scorer learns from the other half what members look like
 
 
 def looks(x: Tensor) -> Tensor:
-    """Pixels; how many values there are, how often the commonest; range, mean, deviation, and steps to neighbours."""
+    """Return the pixels and statistics of them.
+
+    The statistics are the number of values, how often the commonest comes, range, mean, deviation, and steps to
+    neighbours.
+    """
     flat = x.flatten(1).to(torch.get_default_dtype())  # token ids, too: they are told apart, not measured
     ordered = flat.sort(1).values
     new = (ordered.diff(dim=1) > 0).sum(1) + 1

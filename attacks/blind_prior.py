@@ -1,4 +1,4 @@
-"""Blind baseline: the candidate's label, and nothing of the run. On an honest split it is at chance."""
+"""Blind baseline: it uses the candidate's label, and nothing of the run. On an honest split it is at chance."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class BlindPrior(Attack):
     blind = True
 
     def run(self, scene: Scene) -> Groups:
-        return Groups(scene.y)  # which classes hold more members, the scorer learns from the other half
+        return Groups(scene.y)  # the scorer learns from the other half which classes hold more members

@@ -1,4 +1,4 @@
-"""Active server: the candidates themselves, where the protocol asks a client for outputs on images.
+"""Active server: it sends the candidates themselves, if the protocol asks a client for outputs on images.
 
 A client that answers whatever images it is sent (FedZGE's queries) answers these too. The score is the logit-scaled
 confidence in the true class. If outputs are protected, each answer costs the client another release.
@@ -47,8 +47,10 @@ class ChosenQueries(Attack):
 
 
 def _question(scene: Scene) -> tuple[Entry, str, int] | None:
-    """The last message that brought the target images and was answered by outputs, the field of the images, and how
-    many there are."""
+    """Return the last message that brought the target images and was answered by outputs.
+
+    The field of the images and their number come with it.
+    """
     answered = {
         (entry.round, entry.ask)
         for entry in scene.view.entries(direction="up", client=scene.target)
@@ -65,11 +67,11 @@ def _question(scene: Scene) -> tuple[Entry, str, int] | None:
 
 
 def _outputs(scene: Scene, reply: Up, rows: int) -> Tensor:
-    """The answer's first rows of outputs."""
+    """Return the answer's first rows of outputs."""
     for name, declared in reply.declared().items():
         value: Any = getattr(reply, name)
         wanted = declared is not None and declared.kind in ("logits", "soft_labels")
         if wanted and isinstance(value, Tensor) and value.shape[-1] == scene.classes and value.numel() >= rows:
             found = value.reshape(-1, scene.classes)[:rows].double()
             return found if declared is not None and declared.kind == "logits" else found.clamp(min=1e-7).log()
-    raise ThreatError(f"client {scene.target} answers with no outputs on the images that it was sent")
+    raise ThreatError(f"client {scene.target} does not answer with outputs on the images that it was sent")

@@ -3,11 +3,12 @@
 MIFace descends on 1 - p_c(x) from the auxiliary mean. DeepInversion descends on the cross-entropy plus a prior: total
 variation, the squared norm, and the distance of each batch norm's statistics over the images to those it has stored.
 
-The model is the last one that the target uploaded, where the threat sees it; otherwise the published one. Chosen here:
-`form = "auto"` is DeepInversion where the model has batch norms with stored statistics, MIFace elsewhere. MIFace's step
-is Adam's, because plain descent from a flat start does not move where a softmax saturates; its auto-encoder for faces
-is left out. DeepInversion's batch is all images together, `per_class` of each class; its competition term (a student
-that disagrees) is left out, because there is no student. All classes are made: which ones the client holds is unknown.
+The model is the last one that the target uploaded, if the threat sees it; otherwise the published one. We chose:
+`form = "auto"` is DeepInversion if the model has batch norms with stored statistics, and MIFace otherwise. MIFace's
+step is Adam's, because plain descent from a flat start does not move where a softmax saturates; its auto-encoder for
+faces is left out. DeepInversion's batch is all images together, `per_class` of each class; its competition term (a
+student that disagrees) is left out, because there is no student. All classes are made, because it is unknown which ones
+the client holds.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class ClassInversion(Attack):
 
 
 def miface(model: nn.Module, labels: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """1 - p_c(x), by the logarithm of the others' share: the same order, and no zero gradient where it is near 1."""
+    """Return the loss 1 - p_c(x), by the logarithm of the others' share.
+
+    The order is the same, and the gradient is not zero where the loss is near 1.
+    """
 
     def loss(x: Tensor, index: Tensor) -> Tensor:
         log_p = model(x).log_softmax(1)

@@ -1,17 +1,17 @@
 """An inversion network from released embeddings to images. DFFKE, Appendix C ("representation inversion attack").
 
-The attacker has the encoder, which was released too, and auxiliary images: it encodes those, protects them exactly as
+The attacker has the encoder, which was released too, and auxiliary images. It encodes those, protects them exactly as
 the client does (clipping and sigma are public), trains a network to give the images back, and applies it to what the
 client released. Reconstruction i is the record of row i.
 
-Left open by the paper, and chosen here:
+The paper leaves these points open, and we chose:
 
-- "e.g. an image generator": a linear layer and three convolutions, in squared error, Adam with a falling step.
+- "e.g. an image generator" is a linear layer and three convolutions, in squared error, Adam with a falling step.
 - Noise is drawn anew for every training batch, so that the network learns what can be expected under it.
-- Auxiliary images are few, and an attacker can encode what it likes: `mix` of every batch are averages of two images
-  with random weights.
-- Which release: the last one. `releases` takes so many of the last together, one encoder and one noise each: what a
-  record loses by being released again.
+- Auxiliary images are few, and an attacker can encode any image: a share `mix` of every batch are averages of two
+  images with random weights.
+- The last release is attacked. `releases` takes so many of the last together, with one encoder and one noise each. It
+  shows what a record loses by being released again.
 - Labels travel beside the embeddings in DFFKE, but the appendix speaks of embeddings alone: `labels` uses them too.
 """
 
@@ -83,7 +83,7 @@ class DecoderAttack(Attack):
         return Reconstructions(invert(e), rows=torch.arange(len(e)))
 
     def _mixed(self, image: Tensor, x: Tensor, rng: torch.Generator) -> Tensor:
-        """Some of the images averaged with others, except where labels count: an average has none."""
+        """Return the images, some of them averaged with others. With labels none is: an average has no label."""
         if self.labels or not self.mix:
             return image
         n = len(image)

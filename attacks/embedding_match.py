@@ -1,17 +1,18 @@
 """Likelihood ratio of released embeddings under the known noise, the candidate encoded with the released encoder.
 
-Encoder, clipping and noise of a release are public, so that the embedding e of a candidate is known as it would have
-been released. If the candidate is a member, one of the n rows is e plus noise; if not, all are somebody else's. With q
-the density of such a row, estimated from the auxiliary records (encoded, clipped and noised alike), the ratio is
+Encoder, clipping and noise of a release are public, so that the attacker knows the embedding e of a candidate as it
+would have been released. If the candidate is a member, one of the n rows is e plus noise; if not, all rows are somebody
+else's. Let q be the density of such a row, estimated from the auxiliary records (encoded, clipped and noised alike).
+The ratio is
 
     (1 / n) sum_i N(r_i; e, sigma^2 I) / q(r_i)
 
-Where labels travel beside the rows, the sum is over the n rows of the candidate's class, q that of its class too.
-Rows stand in the same order in every round where the labels beside them do; then the factors of a row multiply over
-rounds before the sum. Without noise the ratio has the order of minus the smallest distance, which is taken. So it is
-where a release claims to be noise alone: a claim that is tested, not believed.
+If labels travel beside the rows, the sum is over the n rows of the candidate's class, and q is the density of its class
+too. Rows stand in the same order in every round if the labels beside them do; then the factors of a row multiply over
+rounds before the sum. Without noise the ratio has the order of minus the smallest distance, and that distance is the
+score. It is also the score if a release claims to be noise alone: the claim is tested, not believed.
 
-Other clients' rows serve as no null: their encoders are others.
+Other clients' rows cannot serve as the null, because their encoders are different.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Uploaded:
 class EmbeddingMatch(Attack):
     needs = frozenset({"embeddings"})
 
-    labels: bool = True  # use released labels: a row with another one is no match
+    labels: bool = True  # use released labels: a row with another label does not match
     join: bool = True  # a record has the same row in every round, where the labels do not say otherwise
 
     def cannot(self, scene: Scene) -> str | None:
@@ -66,7 +67,7 @@ class EmbeddingMatch(Attack):
         return Claims(log_ratio(releases, match))
 
     def _encoders(self, scene: Scene) -> list[tuple[Entry, str, Net]]:
-        """Releases of embeddings with the encoder of the same round: the client's own, else the one that it got."""
+        """Return releases of embeddings with the encoder of that round: the client's own, else the one that it got."""
         own = uploaded(scene, scene.target)
         found = []
         for entry, name in scene.released("embeddings"):
@@ -76,7 +77,7 @@ class EmbeddingMatch(Attack):
         return self._joinable(scene, found) if self.join else found[-1:]
 
     def _joinable(self, scene: Scene, found: list[Any]) -> list[Any]:
-        """The last release and those before it that have as many rows, of the same labels in the same order."""
+        """Return the last release and those before it with as many rows, of the same labels in the same order."""
         last = self._labels(scene, *found[-1][:2]) if found else None
         kept = []
         for entry, name, model in found:
@@ -87,7 +88,7 @@ class EmbeddingMatch(Attack):
         return kept
 
     def _labels(self, scene: Scene, entry: Entry, name: str) -> Tensor | None:
-        """The labels that travelled beside the rows, if any did."""
+        """Return the labels that travelled beside the rows, if any did."""
         for other, field in entry.fields.items():
             if field.kind == "labels" and isinstance(entry[other], Tensor):
                 labels = entry[other].to(scene.device)
@@ -112,38 +113,41 @@ class EmbeddingMatch(Attack):
         return Uploaded(rows, labels, as_released(scene.x), known, alike, protection.sigma or 0.0)
 
     def _matching(self, y: Tensor, release: Uploaded) -> Tensor:
-        """Which rows a candidate may be, by label; all where labels are not released."""
+        """Return which rows a candidate may be, by label; all rows if labels are not released."""
         if release.labels is None:
             return torch.ones(len(y), len(release.rows), dtype=torch.bool, device=y.device)
         return y[:, None] == release.labels
 
     @staticmethod
     def _distance(releases: list[Uploaded], match: Tensor) -> Tensor:
-        """The smallest squared distance to a row, summed over rounds; a candidate that no row can be is farthest."""
+        """Return the smallest squared distance to a row, summed over rounds.
+
+        A candidate that no row can be is the farthest.
+        """
         total = sum(squared(r.candidates, r.rows) for r in releases)
         assert isinstance(total, Tensor)
         return total.masked_fill(~match, total.max() + 1).min(1).values
 
 
 def sigma_of(entry: Entry, name: str, last: tuple[Entry, str, Net]) -> bool:
-    """Whether a release had noise if the last one had."""
+    """Return whether a release and the last one agree on noise: both have it, or neither has."""
     one, other = ((e.fields[n].protection or UNPROTECTED).sigma for e, n in ((entry, name), last[:2]))
     return bool(one) == bool(other)
 
 
 def squared(a: Tensor, b: Tensor) -> Tensor:
-    """Squared distances of all pairs, in double precision: members lie at 0 but for its last digits."""
+    """Return squared distances of all pairs, in double precision: members lie at 0 but for its last digits."""
     a, b = a.double(), b.double()
     return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
 
 
 def log_density(rows: Tensor, centres: Tensor, sigma: float) -> Tensor:
-    """log N(row; centre, sigma^2 I) for all pairs, without the constant that cancels in a ratio."""
+    """Return log N(row; centre, sigma^2 I) for all pairs, without the constant that cancels in a ratio."""
     return -squared(rows, centres) / (2 * sigma**2)
 
 
 def log_ratio(releases: list[Uploaded], match: Tensor) -> Tensor:
-    """The logarithm of the likelihood ratio for each candidate, over the rows that it may be."""
+    """Return the logarithm of the likelihood ratio for each candidate, over the rows that it may be."""
     total = torch.zeros(match.shape, dtype=torch.float64, device=match.device)
     for r in releases:
         total += log_density(r.candidates, r.rows, r.sigma)

@@ -1,13 +1,15 @@
 """Images that reproduce a released embedding, prototype or logit row, by gradient descent through the model. After
 Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them", CVPR 2015.
 
-The image x minimises the squared distance of what the model makes of x to what was released, relative to its size, plus
-`tv` times the total variation. A row per record gives an image per record; a vector per class (a prototype, a mean
-logit) gives an image of that class. The model is the one in the same message, or the one sent to the client before it.
+The image x minimises the squared distance of the model's output on x to the released vector, relative to that vector's
+size, plus `tv` times the total variation. A row per record gives an image per record; a vector per class (a prototype,
+a mean logit) gives an image of that class. The model is the one in the same message, or the one sent to the client
+before it.
 
-Chosen here: with `release = "auto"` the first of embeddings, prototypes and logits that is there; of several rounds the
-last one; pixels stay in [-1, 1]; Adam, from the auxiliary mean first and from noise around it in further restarts, of
-which the one with the smallest loss counts. Where a release was clipped, so is what the model makes of x.
+We chose the following. `release = "auto"` takes the first of embeddings, prototypes and logits that is there. Of
+several rounds the last one is attacked. Pixels stay in [-1, 1]. Adam starts from the auxiliary mean first, and from
+noise around it in further restarts; the restart with the smallest loss counts. If a release was clipped, the model's
+output on x is clipped too.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class FeatureMatch(Attack):
             for entry, name in reversed(scene.released(kind)):
                 by_record = entry.fields[name].unit == "record"
                 if not by_record and not by_class(entry[name], scene.classes):
-                    continue  # of images that are no records: public or synthetic ones
+                    continue  # outputs on images that are not records: public or synthetic ones
                 if (model := model_at(scene, entry)) is not None:
                     return entry, name, model, kind
         return None

@@ -4,17 +4,18 @@
 An update is the model that the client was sent minus the one it sent back. Dummy images are trained to give the same
 update, by simulating the client's own steps: plain SGD with its public batch size, epochs and learning rate.
 
-- `dlg`: squared distance, L-BFGS, labels optimised too. `idlg`: the same with labels inferred. `cosine`: one minus the
+- `dlg`: squared distance, L-BFGS, labels optimised too. `idlg`: as `dlg`, with labels inferred. `cosine`: one minus the
   cosine plus `tv` times the total variation, Adam on the gradient's sign, labels inferred.
-- `closed`: where the first layer is linear with a bias, row i of its weight's update over entry i of its bias' is a
-  weighted mean of the records that reach neuron i: a record itself if it is the only one. Rows outside the range of
-  pixels are no such mean of one sign and are dropped; of the rest the ones with the largest bias update, no two alike.
+- `closed`: the first layer has to be linear with a bias. Row i of its weight's update over entry i of its bias' update
+  is then a weighted mean of the records that reach neuron i, and a record itself if it is the only one. Rows outside
+  the range of pixels are not such a mean of one sign and are dropped. Of the rest, the ones with the largest bias
+  update are taken, no two alike.
 
-Left open, and chosen here: labels of several records are inferred from the last bias: its gradient is the mean of
-p - y, and p is taken as the model's mean on auxiliary images (for one record: the entry below zero, as iDLG does). What
-order a client's epochs had is not known; other orders are simulated. Of a client with more than `most` records, `most`
-images are asked for in one averaged step, which does not simulate what happened and recovers little.
-Settings `epochs`, `size` and `eta` are the method's E, B and eta where it has them.
+The papers leave these points open, and we chose. Labels of several records are inferred from the last bias: its
+gradient is the mean of p - y, and p is taken as the model's mean on auxiliary images (for one record: the entry below
+zero, as iDLG does). The order of the records in a client's epochs is not known; other orders are simulated. If a client
+has more than `most` records, `most` images are asked for in one averaged step. This does not simulate what happened
+and recovers little. Settings `epochs`, `size` and `eta` are the method's E, B and eta if it has them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
 from fedaudit.watch import Watch, unwatched
 
-EXACT = 1e-7  # relative squared distance of updates at which a further restart has nothing to find
+EXACT = 1e-7  # relative squared distance of updates below which a further restart cannot improve
 
 
 @register_attack("gradient_match")
@@ -74,7 +75,10 @@ class GradientMatch(Attack):
         return None
 
     def at_once(self, scene: Scene) -> int:
-        """L-BFGS searches along a line of its own for each: `dlg` and `idlg` go one after the other."""
+        """Return how many clients are attacked at once.
+
+        `dlg` and `idlg` go one after the other, because L-BFGS searches along a line of its own for each.
+        """
         return self.together if self.form == "cosine" and stacks_on(scene.device) else 1
 
     def run(self, scene: Scene) -> Reconstructions:
@@ -102,7 +106,7 @@ class GradientMatch(Attack):
         return Reconstructions(torch.cat(images))
 
     def _updates(self, scene: Scene) -> list[tuple[Net, Update]]:
-        """The model that was sent, ready to be differentiated, and what training took away from it; oldest first."""
+        """Return the models that were sent, ready to be differentiated, and the update of each; oldest first."""
         found = []
         for _, (entry, after) in sorted(uploaded(scene, scene.target).items()):
             before = received(scene, entry)
@@ -134,7 +138,7 @@ class GradientMatch(Attack):
 
 
 def inferred(model: nn.Module, update: Update, steps: Steps, n: int, auxiliary: Tensor) -> Tensor:
-    """Labels of n records, from the last bias: its gradient is the mean of p - y."""
+    """Return labels of n records, from the last bias: its gradient is the mean of p - y."""
     name = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.bias is not None][-1]
     gradient = update[f"{name}.bias"].double() / steps.length
     if n == 1:
@@ -146,7 +150,7 @@ def inferred(model: nn.Module, update: Update, steps: Steps, n: int, auxiliary: 
     model.train(was)
     counts = n * (p - gradient)
     whole = counts.clamp(min=0).floor()
-    for _ in range(n):  # until there are n: first too many, then too few
+    for _ in range(n):  # correct the number of labels until there are n
         if whole.sum() > n:
             whole[(counts - whole).masked_fill(whole == 0, math.inf).argmin()] -= 1
         elif whole.sum() < n:
@@ -170,7 +174,10 @@ def match_lbfgs(
     restarts: int = 1,
     tell: Watch = unwatched,
 ) -> Tensor:
-    """DLG; iDLG where labels are given. In double precision: L-BFGS lives on small differences."""
+    """Return the images of DLG, or of iDLG if labels are given.
+
+    They are computed in double precision, because L-BFGS depends on small differences.
+    """
     model = model.double()
     wanted = flat(update).double()
     size = wanted.square().sum()
@@ -213,7 +220,7 @@ def match_lbfgs(
 
 
 def first_linear(model: nn.Module, pixels: int) -> str | None:
-    """The first layer's name, if it is linear on the pixels and has a bias."""
+    """Return the first layer's name, if it is linear on the pixels and has a bias."""
     for name, module in model.named_modules():
         if list(module.parameters(recurse=False)):
             linear = isinstance(module, nn.Linear) and module.in_features == pixels and module.bias is not None
@@ -222,7 +229,7 @@ def first_linear(model: nn.Module, pixels: int) -> str | None:
 
 
 def closed_form(update: Update, name: str, n: int) -> Tensor:
-    """Up to n inputs of a linear layer, flat: update of the weight's row over update of the bias' entry."""
+    """Return up to n inputs of a linear layer, flat: update of the weight's row over update of the bias' entry."""
     weight, bias = update[f"{name}.weight"].double(), update[f"{name}.bias"].double()
     order = bias.abs().argsort(descending=True)
     order = order[bias[order].abs() > 0]

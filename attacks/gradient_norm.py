@@ -1,8 +1,8 @@
 """White box: the norm of a candidate's gradient at the models that the target uploaded, over all rounds.
 
-Training makes the gradients of what it trains on small. A loss says how small in one number; the gradient's norm also
-counts how many parameters agree about it (one of the white-box features of Nasr, Shokri and Houmansadr, "Comprehensive
-Privacy Analysis of Deep Learning", S&P 2019). The score is minus the mean over rounds of the logarithm.
+Training makes the gradients of the records that it trains on small. A loss says how small in one number; the gradient's
+norm also counts how many parameters agree about it (one of the white-box features of Nasr, Shokri and Houmansadr,
+"Comprehensive Privacy Analysis of Deep Learning", S&P 2019). The score is minus the mean over rounds of the logarithm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedaudit.attacks._models import whole_uploads
 from fedaudit.registry import register_attack
 from fedaudit.training.losses import ce
 
-ROWS = 64  # whose gradients are held at a time
+ROWS = 64  # records whose gradients are held at a time
 
 
 @register_attack("gradient_norm")
@@ -38,7 +38,10 @@ class GradientNorm(Attack):
 
 
 def gradient_norms(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Of each record's loss, over all parameters, in evaluation mode: running statistics, no dropout."""
+    """Return the norm of the gradient of each record's loss, over all parameters.
+
+    The model is in evaluation mode: running statistics, no dropout.
+    """
     from fedaudit.privacy.persample import row_gradients
 
     model = model.eval()

@@ -1,13 +1,13 @@
 """Active server: a model whose first layer sorts records into bins, so that an update holds single records.
 
-Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR 2022,
-without changing the architecture: where the first layer is linear on the pixels, its rows all measure one thing (the
-mean brightness v'x), with biases at the quantiles of auxiliary records. Unit j is on for records above its quantile,
-and every further layer passes all units on alike, so that each record adds one g(x) (x, 1) to the rows and biases of
-the units that it turns on. Of neighbouring units the difference is what lies between their quantiles: where that is one
-record, the change of the weights over that of the bias is the record.
+This is Fowl et al., "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", ICLR
+2022, without changing the architecture. The first layer has to be linear on the pixels. Its rows all measure one thing
+(the mean brightness v'x), with biases at the quantiles of auxiliary records. Unit j is on for records above its
+quantile, and every further layer passes all units on alike. So each record adds one g(x) (x, 1) to the rows and biases
+of the units that it turns on. The difference of neighbouring units holds the records between their quantiles. If that
+is one record, the change of the weights over that of the bias is the record.
 
-One step gives it exactly. More steps move the model, and blur the bins: the steps of the client are what they are.
+One step gives it exactly. More steps move the model and blur the bins. The attack cannot change the client's steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedaudit.shape import IMAGES, Kind
 from fedaudit.wire.message import State, Up, state_of
 from fedaudit.wire.transcript import Entry
 
-SCALE = 1e-2  # of the later layers: small, so that one step hardly moves what sorts
+SCALE = 1e-2  # of the later layers' weights: small, so that one step hardly moves the sorting layer
 
 
 @register_attack("imprint")
@@ -67,7 +67,7 @@ class Imprint(Attack):
 
 
 def trap(model: nn.Module, aux: Tensor, rng: torch.Generator) -> str:
-    """Weights that sort: the first layer's name."""
+    """Give the model weights that sort, and return the first layer's name."""
     name = first_linear(model, math.prod(aux.shape[1:]))
     assert name is not None
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -77,7 +77,7 @@ def trap(model: nn.Module, aux: Tensor, rng: torch.Generator) -> str:
         cuts = torch.quantile(aux.flatten(1) @ v, torch.linspace(0, 1, first.out_features + 2, device=aux.device)[1:-1])
         first.weight.copy_(v.expand_as(first.weight))
         first.bias.copy_(-cuts)
-        for layer in later:  # every unit is passed on alike, and to every class otherwise: else g(x) would be 0
+        for layer in later:  # units are passed on alike, but differently to each class: else g(x) would be 0
             column = torch.rand(layer.out_features, 1, generator=rng, device=rng.device).to(layer.weight) + 0.5
             layer.weight.copy_((SCALE * column).expand_as(layer.weight))
             if layer.bias is not None:
@@ -86,7 +86,10 @@ def trap(model: nn.Module, aux: Tensor, rng: torch.Generator) -> str:
 
 
 def between(weight: Tensor, bias: Tensor) -> Tensor:
-    """What lies between neighbouring units: the rows that can be images; if there is none, the first, cut to range."""
+    """Return the records between neighbouring units: the rows that can be images.
+
+    If there is none, return the first row, cut to the range of pixels.
+    """
     ends = torch.cat([weight, torch.zeros_like(weight[:1])]), torch.cat([bias, torch.zeros_like(bias[:1])])
     rows, share = ends[0][:-1] - ends[0][1:], ends[1][:-1] - ends[1][1:]
     kept = share.abs() > 1e-9 * share.abs().max().clamp(min=1e-30)
@@ -98,7 +101,7 @@ def between(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _download(scene: Scene) -> tuple[Entry, str] | None:
-    """The last message that brought the target a whole model and was answered by one, or by its change."""
+    """Return the last message that brought the target a whole model and was answered by one, or by its change."""
     answered = {
         (entry.round, entry.ask)
         for entry in scene.view.entries(direction="up", client=scene.target)
@@ -114,14 +117,14 @@ def _download(scene: Scene) -> tuple[Entry, str] | None:
 
 
 def _returned(reply: Up, sent: State) -> State:
-    """The model that came back, whole or as a change of the one that was sent."""
+    """Return the model that came back, whole or as a change of the one that was sent."""
     for name, declared in reply.declared().items():
         value = getattr(reply, name)
         if isinstance(value, State) and value.keys() == sent.keys():
             if declared is not None and declared.kind == "gradients":
                 return State({of: sent[of].cpu() + t.cpu() for of, t in value.items()})
             return value
-    raise ThreatError("the client answers with no model like the one that it was sent")
+    raise ThreatError("the client does not answer with a model like the one that it was sent")
 
 
 def _cpu(state: State) -> State:

@@ -1,20 +1,21 @@
 """The share of each label among a client's records, from the most telling release that the view shows.
 
-In this order, and the result says which: `label_counts`; `labels`, one per record; `weights` (or `gradients`), by what
-training changed in the last layer; `layers`, by a bias with one number per class, which training moves up for classes
-that a client has many records of; `classes`, the mere fact that something was released for a class; `outputs`, the
-mean of shared predictions, which lean towards the classes that a client has many records of (Shi et al., arXiv
-2502.08001).
+The releases are tried in this order, and the result says which one was read: `label_counts`; `labels`, one per record;
+`weights` (or `gradients`), by what training changed in the last layer; `layers`, by a bias with one number per class,
+which training moves up for classes that a client has many records of; `classes`, the mere fact that something was
+released for a class; `outputs`, the mean of shared predictions, which lean towards the classes that a client has many
+records of (Shi et al., arXiv 2502.08001).
 
 From weights: an update is a sum of records' gradients, which differ by class. Auxiliary records give the mean gradient
-of each class in the last layer, as the mean of before and after training; the shares are the combination of them, none
-negative, that comes closest to the update. Rounds that the transcript kept are averaged, by the size of the update:
-what is learned no longer moves the model. "Before" is the model that the client got, else its upload of an earlier
-round. Where neither is seen, the mean prediction on auxiliary records is taken, which leans towards what was trained
-on; where a class has no auxiliary record, the rows of the update: that of a class that was trained on moves up.
+of each class in the last layer, as the mean of before and after training. The shares are the non-negative combination
+of these that comes closest to the update. Rounds that the transcript kept are averaged, weighted by the size of the
+update, because records that are learned no longer move the model. "Before" is the model that the client got, else its
+upload of an earlier round. If neither is seen, the mean prediction on auxiliary records is taken, which leans towards
+the classes that were trained on. If a class has no auxiliary record, the rows of the update are taken: the row of a
+class that was trained on moves up.
 
-Shares from counts under noise, and from several updates, are drawn towards equal ones as far as they are noise: of a
-client whose classes are nearly equal the plain ones would be worse than no knowledge at all.
+Shares from counts under noise, and from several updates, are drawn towards equal shares as far as they are noise. For a
+client whose classes are nearly equal, the plain shares would be worse than no knowledge at all.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class LabelHistogram(Attack):
         return in_chunks(before, x).softmax(1).mean(0) if before is not None and len(x) else None
 
     def _layers(self, scene: Scene) -> Tensor | None:
-        """From single layers: the last one's bias, in the mean over the rounds in which it was uploaded."""
+        """Return shares from single layers: the last one's bias, in the mean over the rounds that uploaded it."""
         found = [
             tensor.double()
             for entry, name in scene.released("layers")
@@ -101,7 +102,7 @@ class LabelHistogram(Attack):
         return (SHARPNESS * torch.stack(found).mean(0)).softmax(0) if found else None
 
     def _classes(self, scene: Scene) -> Tensor | None:
-        """Classes for which the client released one vector, or images."""
+        """Return shares from the classes for which the client released one vector, or images."""
         held = torch.zeros(scene.classes)
         for kind in ("prototypes", "logits", "soft_labels", "synthetic_images"):
             for entry, name in scene.released(kind):
@@ -115,7 +116,10 @@ class LabelHistogram(Attack):
         return held if held.any() else None
 
     def _outputs(self, scene: Scene) -> Tensor | None:
-        """As they were uploaded, or as a peer was passed them on: rows of outputs, also by round or peer."""
+        """Return shares from outputs, as they were uploaded or as they were passed on to a peer.
+
+        These are rows of outputs, also by round or peer.
+        """
         found = []
         for kind in ("logits", "soft_labels"):
             seen = [entry[name] for entry, name in scene.released(kind)] + [p.value for p in scene.relayed(kind)]
@@ -128,18 +132,18 @@ class LabelHistogram(Attack):
 
 
 def shrunk(rows: Tensor, sigma: float) -> Tensor:
-    """The mean of rows (rounds, classes), drawn towards equal shares as far as its noise says."""
+    """Return the mean of rows (rounds, classes), drawn towards equal shares as far as its noise says."""
     mean = rows.mean(0)
     return mean.mean() + shrinkage(rows, sigma) * (mean - mean.mean())
 
 
 def shrinkage(rows: Tensor, sigma: float | None = None) -> float:
-    """James and Stein's factor, none negative: how much of the mean's distance from equal shares is no noise.
+    """Return James and Stein's factor, at least 0: how much of the mean's distance from equal shares is not noise.
 
     With C classes the distance has p = C - 1 dimensions. The variance of the mean in one of them is sigma^2 / T if the
-    noise of a row is known, and the factor 1 - (p - 2) sigma^2 / T / |m - c|^2. Otherwise it is estimated from how
-    T rows differ, with v = p (T - 1) degrees of freedom: 1 - (p - 2) / (v + 2) S / T / |m - c|^2, S their squares.
-    One row of unknown noise, or fewer than four classes, is taken as it is.
+    noise of a row is known, and the factor 1 - (p - 2) sigma^2 / T / |m - c|^2. Otherwise it is estimated from how T
+    rows differ, with v = p (T - 1) degrees of freedom: 1 - (p - 2) / (v + 2) S / T / |m - c|^2, S their squares. One
+    row of unknown noise, or fewer than four classes, is taken as it is.
     """
     T, p = len(rows), rows.shape[1] - 1
     mean = rows.mean(0)
@@ -152,7 +156,10 @@ def shrinkage(rows: Tensor, sigma: float | None = None) -> float:
 
 
 def speaks_of_classes(value: Mapping[object, object], kind: str, scene: Scene) -> bool:
-    """A table by class has one vector, or images, for each; a table by round or peer has rows of outputs."""
+    """Return whether a value is a table by class, with one vector, or images, for each class.
+
+    A table by round or peer has rows of outputs instead.
+    """
     if not all(isinstance(c, int) and c in range(scene.classes) for c in value):
         return False
     wanted = 4 if kind == "synthetic_images" else 1
@@ -165,7 +172,7 @@ def last_layer(model: Net) -> nn.Linear | None:
 
 
 def from_update(scene: Scene, start: Net, model: Net) -> tuple[Tensor, float] | None:
-    """Shares by class, and the size of the update that they were read from."""
+    """Return shares by class, and the size of the update that they were read from."""
     old, new = last_layer(start), last_layer(model)
     if old is None or new is None or old.weight.shape != new.weight.shape:
         return None
@@ -185,7 +192,10 @@ def rows(layer: nn.Linear) -> list[Tensor]:
 
 
 def class_gradients(scene: Scene, model: Net) -> Tensor:
-    """The mean gradient of the last layer (class x row x column, the bias last) over each class's auxiliary records."""
+    """Return the mean gradient of the last layer over each class's auxiliary records.
+
+    It is class x row x column, with the bias last.
+    """
     x, y = scene.auxiliary
     inputs: list[Tensor] = []
     layer = last_layer(model)

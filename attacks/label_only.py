@@ -6,12 +6,12 @@ distance 0: with any threshold just above 0 this is the gap attack, the floor of
 exactly the rightly classified records members. Only predicted labels are used, `queries` of them for each candidate at
 most.
 
-The distance is an upper estimate, by a search in the manner of HopSkipJump (Chen, Jordan and Wainwright, S&P 2020), L2:
-start at the nearest auxiliary record to which the model gives another label (one query for each auxiliary record,
-shared by all candidates and not counted), go to the boundary by bisection, estimate its normal there from the labels of
-random probes, step along it, bisect again. Images stay in [-1, 1], rows between the least and the greatest number that
-the attacker knows. Where the model gives every record the same label there is no boundary to be found, and the distance
-is the diameter of the space of records.
+The distance is an upper estimate, by a search in the manner of HopSkipJump (Chen, Jordan and Wainwright, S&P 2020), L2.
+It starts at the nearest auxiliary record to which the model gives another label (one query for each auxiliary record,
+shared by all candidates and not counted). It goes to the boundary by bisection, estimates its normal there from the
+labels of random probes, steps along it, and bisects again. Images stay in [-1, 1], rows between the least and the
+greatest number that the attacker knows. If the model gives every record the same label, there is no boundary to be
+found, and the distance is the diameter of the space of records.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LabelOnly(ModelAttack):
     def distances(
         self, predict: Predict, x: Tensor, y: Tensor, others: Tensor, rng: torch.Generator, bounds: Bounds = (-1.0, 1.0)
     ) -> Tensor:
-        """How far rightly classified records are from the boundary of their class, at most."""
+        """Return how far rightly classified records are from the boundary of their class, at most."""
         farthest = math.sqrt(x[0].numel()) * (bounds[1] - bounds[0]) if len(x) else 0.0
         found = torch.full((len(x),), farthest, dtype=torch.float64, device=x.device)
         labels = predict(others) if len(others) else y[:0]
@@ -80,7 +80,7 @@ class LabelOnly(ModelAttack):
         x, point = x.flatten(1).double(), start.flatten(1).double()
 
         def outside(points: Tensor) -> Tensor:
-            """Whether points (candidates, ..., pixels) have another label than the candidate's."""
+            """Return whether points (candidates, ..., pixels) have another label than the candidate's."""
             labels = predict(points.reshape(-1, *shape).float()).view(points.shape[:-1])
             return labels != y.view(-1, *[1] * (points.dim() - 2))
 
@@ -92,7 +92,7 @@ class LabelOnly(ModelAttack):
         return (point - x).norm(dim=1)
 
     def _bisect(self, outside: Predict, x: Tensor, point: Tensor) -> Tensor:
-        """Towards x as far as the label stays another one."""
+        """Return the point moved towards x as far as its label stays another one."""
         near, far = torch.zeros_like(point[:, :1]), torch.ones_like(point[:, :1])
         for _ in range(self.bisections):
             middle = (near + far) / 2
@@ -103,7 +103,7 @@ class LabelOnly(ModelAttack):
     def _closer(
         self, outside: Predict, x: Tensor, point: Tensor, t: int, rng: torch.Generator, bounds: Bounds
     ) -> Tensor:
-        """One round of the search; a candidate for which it does not come closer keeps its point."""
+        """Return the points after one round of the search. A candidate that comes no closer keeps its point."""
         n, pixels = x.shape
         distance = (point - x).norm(dim=1, keepdim=True)
         u = torch.randn(n, self.probes, pixels, generator=rng, device=x.device, dtype=torch.float64)
@@ -113,7 +113,7 @@ class LabelOnly(ModelAttack):
         probes = (point[:, None] + delta * u).clamp(*bounds)
         sign = outside(probes).double() * 2 - 1
         mean = sign.mean(1, keepdim=True)
-        weight = torch.where(mean.abs() < 1, sign - mean, sign)  # all alike: their mean says as much as there is
+        weight = torch.where(mean.abs() < 1, sign - mean, sign)  # if all are equal, sign - mean would be 0
         normal = (weight[:, :, None] * u).mean(1)
         normal /= normal.norm(dim=1, keepdim=True).clamp(min=1e-12)
         step, new = distance / math.sqrt(t), point
@@ -129,5 +129,5 @@ class LabelOnly(ModelAttack):
 
 
 def reach(x: Tensor) -> Bounds:
-    """The least and the greatest number in rows."""
+    """Return the least and the greatest number in rows."""
     return float(x.min()), float(x.max())

@@ -34,8 +34,10 @@ LEAST = 1e-12  # of a variance: constant answers have none
 
 
 def gaussians(phi: Tensor, chosen: Tensor, each: bool) -> tuple[Tensor, Tensor]:
-    """Mean and variance of phi (shadows, candidates) over the chosen shadows, for each candidate; the variance of its
-    own or pooled over all."""
+    """Return mean and variance of phi (shadows, candidates) over the chosen shadows, for each candidate.
+
+    The variance is the candidate's own, or pooled over all.
+    """
     count = chosen.sum(0)
     mean = phi.where(chosen, 0).sum(0) / count
     squares = (phi - mean).where(chosen, 0).square().sum(0)
@@ -48,7 +50,7 @@ def log_density(phi: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def likelihood_ratio(phi: Tensor, shadows: Tensor, member: Tensor, each: bool) -> Tensor:
-    """log N(phi; in) - log N(phi; out) of each candidate. `shadows`, `member`: (shadows, candidates)."""
+    """Return log N(phi; in) - log N(phi; out) of each candidate. `shadows`, `member`: (shadows, candidates)."""
     inside, outside = gaussians(shadows, member, each), gaussians(shadows, ~member, each)
     return log_density(phi, *inside) - log_density(phi, *outside)
 
@@ -58,7 +60,7 @@ def own_variance(variance: Variance, shadows: int) -> bool:
 
 
 def confidences(target: Tensor, shadows: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """phi of the target (candidates) and of the shadows (shadows, candidates)."""
+    """Return phi of the target (candidates) and of the shadows (shadows, candidates)."""
     n = len(y)
     flat = shadows[:, :n].flatten(0, 1)
     return confidence(target[:n], y), confidence(flat, y.repeat(len(shadows))).unflatten(0, (-1, n))

@@ -20,7 +20,7 @@ from fedaudit.registry import register_attack
 
 
 def one_sided(phi: Tensor, shadows: Tensor, each: bool) -> Tensor:
-    """How many standard deviations phi lies above the shadows' mean. `shadows`: (shadows, candidates)."""
+    """Return how many standard deviations phi lies above the shadows' mean. `shadows`: (shadows, candidates)."""
     mean, variance = gaussians(shadows, shadows.isfinite(), each)
     return (phi - mean) / variance.sqrt()
 

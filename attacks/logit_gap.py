@@ -1,7 +1,7 @@
 """The confidence gap of a client's shared outputs: paired logits (Takahashi et al., CVPR 2023, arXiv 2304.11436).
 
-There a server inverts pairs of its own and a client's logits on public images, because the client is the surer of the
-two where it has private records. Here the gap itself is read. What is released decides how:
+In that paper a server inverts pairs of its own and a client's logits on public images, because the client is the surer
+of the two where it has private records. Here the gap itself is read. The kind of release decides how:
 
 - Outputs on known images (logits, soft labels): a surrogate of the client's model and one of the pair's other side,
   both distilled; the score is the gap of their log(p / (1 - p)) in the candidate's label. The other side is the mean of
@@ -68,7 +68,7 @@ class LogitGap(Attack):
         return Claims(gap[0] - gap[1])
 
     def _consensus(self, scene: Scene, of_target: dict[int, tuple[Tensor, Tensor]]) -> Pairs:
-        """The mean answer of all others on the same images, by round."""
+        """Return the mean answer of all others on the same images, by round."""
         if self.pair == "auxiliary":
             return []
         answers = [shared(scene, k, self.rounds) for k in others(scene)]
@@ -81,7 +81,7 @@ class LogitGap(Attack):
 
 
 def class_means(scene: Scene) -> Means:
-    """The target's mean logits or prototypes by class, each with the model that they were taken at."""
+    """Return the target's mean logits or prototypes by class, each with the model that they were taken at."""
     found: Means = []
     for kind in ("logits", "prototypes"):
         for entry, name in scene.released(kind):
@@ -93,7 +93,7 @@ def class_means(scene: Scene) -> Means:
 
 
 def tracing(scene: Scene, model: Net, means: dict[int, Tensor], kind: str, protection: Protection) -> Tensor:
-    """Log-likelihood ratio of each candidate; 0 where its class has no mean or no two auxiliary records."""
+    """Return the log-likelihood ratio of each candidate; 0 if its class has no mean or no two auxiliary records."""
     function = model if kind == "logits" else model.encode
 
     def values(x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def tracing(scene: Scene, model: Net, means: dict[int, Tensor], kind: str, prote
 
 
 def log_ratio(d: Tensor, a: Tensor, Sigma: Tensor, extra: float, sigma: float) -> Tensor:
-    """d' S^-1 a / N - d' S^-1 d / 2 N^2 for each row d, with the N under which a ~ N(0, S) is most likely."""
+    """Return d' S^-1 a / N - d' S^-1 d / 2 N^2 for each row d, with the N under which a ~ N(0, S) is most likely."""
     eye = torch.eye(len(Sigma), dtype=Sigma.dtype, device=Sigma.device)
     sizes = [2 ** (i / 2) for i in range(30)]
 

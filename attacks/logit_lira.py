@@ -1,7 +1,7 @@
 """LiRA on shared logits or soft labels, after the idea of Shi et al., arXiv 2502.08001.
 
-The client's model is distilled from what it answered on public or synthetic images, and the confidence of the copy in
-the candidate is held against others'.
+The client's model is distilled from its answers on public or synthetic images, and the copy's confidence in the
+candidate is compared with that of other models.
 
 The others are copies of the clients that do not hold the candidate (`null = "clients"`; the server has their answers
 too), or of `shadows` models trained on random halves of the auxiliary set and distilled alike (`null = "auxiliary"`).
@@ -66,7 +66,7 @@ class LogitLira(Attack):
 
 
 def one_tailed(measured: Tensor, few: int) -> Tensor:
-    """The target's row is the first, the null the rest; how many standard deviations it lies above their mean."""
+    """Return how many standard deviations the first row, the target's, lies above the mean of the rest, the null."""
     null = measured[1:]
     spread = null.std(0) if len(null) >= few else (null - null.mean(0)).square().sum().div(null[1:].numel()).sqrt()
     return (measured[0] - null.mean(0)) / spread.clamp(min=1e-8)

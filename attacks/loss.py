@@ -1,7 +1,7 @@
 """Loss-threshold membership inference. Yeom et al., "Privacy Risk in Machine Learning", CSF 2018, Adversary 1.
 
 A record that a model was trained on tends to have a smaller loss. The model is the last one that the target
-uploaded, where the threat sees it; otherwise the published one.
+uploaded, if the threat sees it; otherwise the published one.
 """
 
 from __future__ import annotations

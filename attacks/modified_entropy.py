@@ -4,7 +4,7 @@ of Privacy Risks of Machine Learning Models", USENIX Security 2021.
     Mentr(p, y) = -(1 - p_y) log p_y - sum_{i != y} p_i log(1 - p_i)
 
 It falls with p_y and rises with every other p_i: 0 for a certain, right answer, without bound for a certain, wrong one.
-Attacked: the target's last uploaded model where the threat sees it, else the published one.
+The attacked model is the target's last uploaded one if the threat sees it, else the published one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The distance to condensed or synthetic images, which lie nearer to the records that they were made of.
 
 The score is minus the distance to the nearest such image, in pixels or in the features of a model that the view shows
-(the one that the client last got, else the last that it uploaded, else the published one). `calibrate` takes the
-distance to the nearest auxiliary image off: some records are close to everything.
+(the one that the client last got, else the last that it uploaded, else the published one). `calibrate` subtracts the
+distance to the nearest auxiliary image, because some records are close to everything.
 
-Images are those that the target released; where it released none, the images that were sent to it (a generator's, made
-of everybody's releases), without those of the public set.
+Images are those that the target released. If it released none, they are the images that were sent to it (a generator's,
+made of everybody's releases), without those of the public set.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class NearestSynthetic(Attack):
 
 
 def images(scene: Scene) -> Found:
-    """The synthetic images that the view shows, of all rounds."""
+    """Return the synthetic images that the view shows, of all rounds."""
     if found := [part for entry, name in scene.released("synthetic_images") for part in labelled(scene, entry[name])]:
         return found
     sent = [entry for entry in scene.view.entries(direction="down", client=scene.target) if entry.readable]

@@ -6,14 +6,15 @@ its own, and trains an inversion network from both answers to the image. Where a
 server is not, the client has seen records that the server lacks: the network is asked for the image of "client certain
 of c, server undecided", for every class c.
 
-Written from the paper's published description, not from its text. Chosen where that leaves room:
+This is written from the paper's published description, not from its text. Where that leaves room, we chose:
 
 - The server's model is trained on the auxiliary set, with the registered `cnn`.
 - The paper's public data differ in kind from the private data, which makes the gap. Here all data are of one
   distribution, so that the gap is that of members against others, and small.
-- The query: client one-hot; server `p` for the class, the rest spread evenly. There is no prior from a similar domain:
-  the loss also draws towards the mean image with weight `gamma`.
-- Releases of all rounds are used together, the last `most` rows; what was noised is used as it is, after the softmax.
+- In the query the client is one-hot, and the server has `p` for the class and the rest spread evenly. There is no prior
+  from a similar domain: the loss also draws towards the mean image with weight `gamma`.
+- Releases of all rounds are used together, the last `most` rows. Noised releases are used as they are, after the
+  softmax.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class PairedLogits(Attack):
     def cannot(self, scene: Scene) -> str | None:
         if len(self._pairs(scene)[0]) < FEWEST:
             return (
-                f"the {scene.view.threat} sees no {FEWEST} logits or soft labels of client {scene.target} with "
+                f"the {scene.view.threat} sees fewer than {FEWEST} logits or soft labels of client {scene.target} with "
                 "the images that they are of"
             )
         return None if len(scene.auxiliary[1]) else "there are no auxiliary records to train a server's model on"
@@ -82,7 +83,7 @@ class PairedLogits(Attack):
         return Reconstructions(invert(torch.cat([certain, undecided], 1)), labels=labels)
 
     def _pairs(self, scene: Scene) -> tuple[Tensor, Tensor]:
-        """The client's softened answers and the images that they are of, the latest last."""
+        """Return the client's softened answers and the images that they are of, the latest last."""
         answers, images = [torch.zeros(0, scene.classes, device=scene.device)], []
         for kind in ("logits", "soft_labels"):
             for entry, name in scene.released(kind):

@@ -45,5 +45,5 @@ class Participation(Attack):
 
 
 def of_labels(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """log p(y | x) of each record."""
+    """Return log p(y | x) of each record."""
     return -cross_entropy(logits_of(model, x), y, reduction="none")

@@ -5,9 +5,10 @@ it sent, and the mean image x of its records of that class. Ridge regression lea
 over shadows with the first: x - x_c = A (p - p_c), one A for all classes. The image claimed of the target's class c is
 x_c + A (m - p_c).
 
-The ridge is the one of `RIDGES` with the least error on a quarter of the shadows that were kept aside, infinity among
-them: then A is 0, the vector tells nothing, and the claim is the auxiliary class mean, which the scorer holds against
-every claim. Nothing of the target's model is needed; `feature_match` descends through it where the view shows one.
+The ridge is the one of `RIDGES` with the least error on a quarter of the shadows that were kept aside. Infinity is
+among them: then A is 0, the vector tells nothing, and the claim is the auxiliary class mean, with which the scorer
+compares every claim. Nothing of the target's model is needed; `feature_match` descends through it if the view shows
+one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PrototypeInversion(MeansAttack):
         return Reconstructions(made, labels=torch.tensor(list(known)))
 
     def _pairs(self, scene: Scene, shadows: ShadowMeans, c: int) -> tuple[Tensor, Tensor]:
-        """Of class c: the shadows' vectors, and the mean images of the records behind them."""
+        """Return, for class c, the shadows' vectors and the mean images of the records behind them."""
         x, y = scene.pool
         p, who = shadows.of_class(c)
         held = shadows.member[who] & (y == c) if len(who) else shadows.member[:0]
@@ -53,7 +54,7 @@ class PrototypeInversion(MeansAttack):
 
 
 def learned(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """A of the ridge that is best on pairs kept aside, then fitted to all."""
+    """Return A for the ridge that is best on pairs kept aside, fitted to all pairs."""
     aside = [slice(0, max(1, len(p) // 4)) for p, _ in pairs]
     left = [slice(max(1, len(p) // 4), None) for p, _ in pairs]
     p_fit, x_fit = joined([(p[s], x[s]) for (p, x), s in zip(pairs, left, strict=True)])
@@ -67,7 +68,7 @@ def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def solved(p: Tensor, x: Tensor, ridge: float) -> Tensor:
-    """(p'p + ridge n s^2 I)^-1 p'x."""
+    """Return (p'p + ridge n s^2 I)^-1 p'x."""
     if math.isinf(ridge):
         return x.new_zeros(p.shape[1], x.shape[1])
     gram = p.T @ p

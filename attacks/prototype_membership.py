@@ -7,7 +7,7 @@ over all shadows, the score is the log-likelihood ratio of two Gaussians of one 
 
     sum_j (m_j - (mu_in + mu_out)_j / 2) (mu_in - mu_out)_j / s_j^2
 
-Nothing of the target's model is needed. Where the view shows the model that means were taken at, shadows start from it,
+Nothing of the target's model is needed. If the view shows the model that means were taken at, shadows start from it,
 too; `logit_gap` has a closed form for that case. Candidates of a class without a vector score 0.
 """
 
@@ -39,8 +39,10 @@ class PrototypeMembership(MeansAttack):
 
 
 def ratio(m: Tensor, of_shadows: Tensor, inside: Tensor) -> Tensor:
-    """One value per candidate. `of_shadows`: (shadows, entries); `inside`: (shadows, candidates). 0 where all shadows
-    or none hold a candidate."""
+    """Return one value per candidate; it is 0 if all shadows or none hold the candidate.
+
+    `of_shadows` is (shadows, entries), and `inside` is (shadows, candidates).
+    """
     w_in, w_out = (side.to(of_shadows) for side in (inside, ~inside))
     n_in, n_out = w_in.sum(0), w_out.sum(0)
     mu_in, mu_out = (w.T @ of_shadows / n.clamp(min=1)[:, None] for w, n in ((w_in, n_in), (w_out, n_out)))

@@ -1,15 +1,15 @@
-"""Which classes a client holds, and their shares, from one vector per class (prototypes, mean outputs).
+"""The classes that a client holds, and their shares, from one vector per class (prototypes, mean outputs).
 
 Two things give them away, and the result says which was read:
 
-- `noise`: a class mean is protected by noise whose size falls with the class, sigma_c = K / (N_c - 1). What differs
-  between the vectors of two rounds is mostly noise, so its size shows sigma_c; K follows from the public parameters,
-  which are those of the smallest class. Shares are those of N_c = 1 + K / sigma_c.
-- `classes`: a vector for a class says that the client holds it, and what says nothing of a class (no vector, zeros, or
-  the very vector that the client had been sent for it) says that it does not. Shares are alike among the held ones.
+- `noise`: a class mean is protected by noise that is smaller the larger the class is, sigma_c = K / (N_c - 1). The
+  difference between the vectors of two rounds is mostly noise, so its size shows sigma_c. K follows from the public
+  parameters, which are those of the smallest class. Shares are those of N_c = 1 + K / sigma_c.
+- `classes`: a vector for a class says that the client holds it. No vector, zeros, or the very vector that the client
+  had been sent for the class say that it does not. All held classes get equal shares.
 
-Noise needs two rounds with a vector for the class. Where the public sensitivity is not that of class means, the noise
-is of one size, and `classes` is read.
+Noise needs two rounds with a vector for the class. If the public sensitivity is not that of class means, the noise is
+of one size, and `classes` is read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PrototypeProperty(Attack):
 
 
 def sent_down(scene: Scene, means: Means, c: int) -> list[Tensor]:
-    """The vectors of class c that the client had got before it answered."""
+    """Return the vectors of class c that the client had got before it answered."""
     got = []
     for entry in scene.view.entries(direction="down", client=scene.target, t=means.entry.round):
         if entry.ask <= means.entry.ask:
@@ -58,12 +58,12 @@ def sent_down(scene: Scene, means: Means, c: int) -> list[Tensor]:
 
 
 def is_own(v: Tensor, got: Sequence[Tensor]) -> bool:
-    """Whether a vector says anything of the records: it is not 0, and not what the client was sent."""
+    """Return whether a vector says anything of the records: it is not 0, and not one that the client was sent."""
     return bool(v.any()) and not any(g.shape == v.shape and torch.equal(g.to(v), v) for g in got)
 
 
 def from_noise(found: Sequence[Means], held: set[int]) -> dict[int, float] | None:
-    """N_c of each class by the size of its noise; None where there is no noise of class means, or one round only."""
+    """Return N_c of each class by the size of its noise; None without noise of class means, or with one round only."""
     public = found[-1].protection
     if public.mechanism != "gaussian" or not public.clip or not public.sensitivity:
         return None

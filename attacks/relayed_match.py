@@ -1,10 +1,10 @@
-"""A peer on rows that are passed on to it, one for each record (embeddings; outputs, as DFFKE's logits on what was
-decoded of each record): how near a candidate comes to the target's rows by the peer's own model.
+"""A peer compares candidates with the rows that are passed on to it: how near a candidate comes to the target's rows.
 
-The peer has no model of the target. It has its own, which saw the same protocol, and the rows of everybody. The score
-is the distance to the nearest row of the others less that to the nearest row of the target, both taken relative to what
-auxiliary records have: models that differ move all of a client's rows alike, and candidates with them. Outputs are
-compared as log-probabilities. Outputs on the public set are no rows of records, and are for `logit_gap`.
+There is one row for each record: embeddings, or outputs such as DFFKE's logits on the image decoded of each record. The
+peer has no model of the target. It has its own, which saw the same protocol, and the rows of everybody. The score is
+the distance to the nearest row of the others less that to the nearest row of the target, both relative to the distances
+of auxiliary records: models that differ move all of a client's rows alike, and candidates with them. Outputs are
+compared as log-probabilities. Outputs on the public set are not rows of records; `logit_gap` reads those.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class RelayedMatch(Attack):
 
 
 def _relative(e: Tensor, known: Tensor, rows: Tensor) -> Tensor:
-    """The distance to the nearest row, in units of what auxiliary records have in the mean."""
+    """Return the distance to the nearest row, in units of the mean such distance of auxiliary records."""
     return nearest(e, rows) / nearest(known, rows).mean().clamp(min=1e-12)
 
 
 def _rows(scene: Scene, k: int, kind: str) -> list[Tensor]:
-    """The rows of client k that were passed on, by message; of a table by round those of the message's own."""
+    """Return the rows of client k that were passed on, by message. A table by round gives those of its round."""
     found = []
     for passed in scene.relayed(kind, k):
         value = passed.value.get(passed.round) if isinstance(passed.value, Mapping) else passed.value
@@ -84,13 +84,13 @@ def _function(model: Net, kind: str) -> Callable[[Tensor], Tensor]:
 
 
 def _comparable(scene: Scene, model: Net, kind: str) -> bool:
-    """Whether the target's rows are as wide as the peer's own."""
+    """Return whether the target's rows are as wide as the peer's own."""
     rows = _rows(scene, scene.target, kind)
     return bool(rows) and rows[-1].shape[1] == in_chunks(_function(model, kind), scene.x[:2]).shape[1]
 
 
 def _own(scene: Scene) -> Net | None:
-    """The peer's own model after the last round."""
+    """Return the peer's own model after the last round."""
     state = scene.own[2]
     if state is None:
         return None

@@ -1,8 +1,9 @@
-"""A peer on class means that are passed on to it of all clients together: FedAF's V, FedProto's prototypes.
+"""A peer reads class means of all clients together that are passed on to it: FedAF's V, FedProto's prototypes.
 
-The peer has sent a mean of its own, v. Of K clients' equal means the others' is (K V - v) / (K - 1), which with one
-other client is that client's mean itself. Whether a candidate is in it is told as a server tells it of one client's
-mean (attacks/logit_gap.py), at the model that everybody was sent. A class that the peer does not hold is V itself.
+The peer has sent a mean of its own, v. If K clients' means weigh the same, the mean of the others is
+(K V - v) / (K - 1); with one other client it is that client's mean itself. The peer then tells whether a candidate is
+in it as a server does for one client's mean (attacks/logit_gap.py), at the model that everybody was sent. For a class
+that the peer does not hold, the mean of the others is V itself.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RelayedMeans(Attack):
 
 
 def means_of_others(scene: Scene) -> Means:
-    """The mean of all others by class, with the model that it was taken at, for each message."""
+    """Return the mean of all others by class, with the model that it was taken at, for each message."""
     found: Means = []
     K = max(2, round(scene.setting["participation"] * scene.setting["clients"]))
     for kind in ("logits", "prototypes"):
@@ -53,7 +54,7 @@ def means_of_others(scene: Scene) -> Means:
 
 
 def own(scene: Scene, kind: str, passed: Entry) -> tuple[dict[int, Tensor], Protection]:
-    """What the peer sent itself before it was passed on the mean, and how that was protected."""
+    """Return the mean that the peer itself sent before the common one was passed on to it, and its protection."""
     mine: tuple[dict[int, Tensor], Protection] = {}, UNPROTECTED
     for entry, name in released(scene, kind, passed.client):
         if entry.round == passed.round and entry.ask < passed.ask and (v := by_class(entry[name], scene.classes)):
@@ -62,5 +63,5 @@ def own(scene: Scene, kind: str, passed: Entry) -> tuple[dict[int, Tensor], Prot
 
 
 def others(V: dict[int, Tensor], v: dict[int, Tensor], K: int) -> dict[int, Tensor]:
-    """(K V - v) / (K - 1) by class, where the peer has a mean of its own."""
+    """Return (K V - v) / (K - 1) by class, if the peer has a mean of its own."""
     return {c: (K * mean - v[c].to(mean)) / (K - 1) if c in v else mean for c, mean in V.items()}

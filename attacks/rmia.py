@@ -7,15 +7,15 @@ p(. | theta) is the target's probability of the true class, p(.) its mean over m
 without x (as in `lira_offline`, and the same ones); what models with x would say is interpolated: p_in = a p_out + (1 -
 a), so p(x) = ((1 + a) p_out + (1 - a)) / 2. The population z are the auxiliary records.
 
-gamma and a: what is best depends on how far training went. Where they are not given, they are tuned on the shadows:
-each stands in for the target in turn, the others for its references, and the auxiliary records that it was trained on,
-or not, are the candidates. The pair with the largest mean AUC is taken.
+The best gamma and a depend on how far training went. If they are not given, they are tuned on the shadows. Each shadow
+stands in for the target in turn, the others for its references, and the auxiliary records that it was trained on, or
+not, are the candidates. The pair with the largest mean AUC is taken.
 
 `rounds`: over so many of the last uploads the geometric mean of p(x | theta) / p(x) is taken.
 
-Chosen where we found nothing: p(z) is interpolated in the same way, from the shadows that z was left out of. The score
-takes few values (one more than there are z), and a tie tells nothing: among equal scores the larger p(x | theta) / p(x)
-comes first, by an amount that never reaches the next score.
+The paper does not say the following, as far as we found, and we chose it. p(z) is interpolated in the same way, from
+the shadows that z was left out of. The score takes few values (one more than there are z), and a tie tells nothing.
+Among equal scores the larger p(x | theta) / p(x) comes first, by an amount that never reaches the next score.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedaudit.registry import register_attack
 
 
 def marginal(out: Tensor, a: float) -> Tensor:
-    """p from the mean over models without the record."""
+    """Return p from the mean over models without the record."""
     return ((1 + a) * out + (1 - a)) / 2
 
 
 def dominated(ratio_x: Tensor, ratio_z: Tensor, gamma: float) -> Tensor:
-    """The share of z with ratio_x >= gamma ratio_z, for each x: a product, because ratio_z may be 0."""
+    """Return the share of z with ratio_x >= gamma ratio_z, for each x: a product, because ratio_z may be 0."""
     below = (gamma * ratio_z).sort().values
     return torch.searchsorted(below, ratio_x, right=True).double() / len(ratio_z)
 
@@ -50,7 +50,7 @@ def finer(share: Tensor, ratio: Tensor, steps: int) -> Tensor:
 
 
 def of_true_class(logits: Tensor, y: Tensor) -> Tensor:
-    """The probability of the true class: (..., rows)."""
+    """Return the probability of the true class: (..., rows)."""
     log_p = logits.log_softmax(-1)
     return log_p.gather(-1, y.expand(log_p.shape[:-1]).unsqueeze(-1)).squeeze(-1).exp()
 
@@ -59,12 +59,15 @@ GAMMAS, MIXES = (1.0, 1.5, 2.0, 4.0), (0.0, 0.3, 0.6, 1.0)  # among which they a
 
 
 def p_without(p: Tensor, member: Tensor) -> Tensor:
-    """The mean over the shadows that a record was left out of; NaN where there is none."""
+    """Return the mean over the shadows that a record was left out of; NaN if there is none."""
     return p.where(~member, 0).sum(0) / (~member).sum(0)
 
 
 def tuned(p: Tensor, member: Tensor, gammas: Sequence[float], mixes: Sequence[float]) -> tuple[float, float]:
-    """gamma and a with the largest mean AUC over shadows that stand in for the target. (shadows, auxiliary records)."""
+    """Return gamma and a with the largest mean AUC over shadows that stand in for the target.
+
+    p and member are (shadows, auxiliary records).
+    """
     found: dict[tuple[float, float], list[float]] = {}
     for i in range(len(p)):
         rest = torch.arange(len(p)) != i
@@ -113,6 +116,6 @@ class RMIA(ShadowAttack):
         return tuned(p, shadows.member[:, aux], gammas, mixes)
 
     def ratios(self, target: Tensor, shadows: Shadows, a: float) -> Tensor:
-        """p(. | theta) / p(.) of each record of the pool; NaN where every shadow was trained on it."""
+        """Return p(. | theta) / p(.) of each record of the pool; NaN if every shadow was trained on it."""
         p_out = p_without(of_true_class(shadows.logits, shadows.y), shadows.member)
         return of_true_class(target, shadows.y) / marginal(p_out, a).clamp(min=1e-300)

@@ -1,7 +1,8 @@
 """Shadow-model attack. Shokri et al., "Membership Inference Attacks Against Machine Learning Models", S&P 2017.
 
-A classifier learns, from shadows' predictions on auxiliary records of which the attacker knows whether the shadow was
-trained on them, to tell members from others; it is then asked about the target's predictions on the candidates.
+A classifier learns to tell members from others. It learns from shadows' predictions on auxiliary records, for which the
+attacker knows whether the shadow was trained on them. It is then asked about the target's predictions on the
+candidates.
 
 - Shadows are replays of the target's own update (fedaudit.attack.replay, attacks/_models.py): those of `lira_offline`.
 - The classifier sees the log-probabilities of all classes and, as the paper has it, there is one for each true class
@@ -52,7 +53,7 @@ class ShadowModels(ShadowAttack):
     def learn(
         self, X: Any, labels: Any, inside: Any, asked: Any, asked_y: Any, classes: int, seed: int
     ) -> NDArray[np.float64]:
-        """The probability of "member" for each row that is asked about."""
+        """Return the probability of "member" for each row that is asked about."""
         if not 0 < inside.sum() < len(inside):
             raise ThreatError("the shadows leave no auxiliary record out: raise aux, so that a classifier can learn")
         scores = np.empty(len(asked_y))

@@ -1,9 +1,10 @@
 """Shared synthetic or condensed images as they are, claimed to be records: do they come nearer to members?
 
-Nothing is computed. The scorer assigns the client's records to the images, and holds the distance to the nearest member
-against that to the nearest of as many non-members of the same client: the share of images whose nearest candidate is a
-member (chance 1/2), and the ratio of the two distances. Images that were made without looking at single records show
-1/2 and 1; condensed images that begin as records, and stay near them, show more. Of several rounds the last counts.
+Nothing is computed. The scorer assigns the client's records to the images, and compares the distance to the nearest
+member with that to the nearest of as many non-members of the same client. It gives the share of images whose nearest
+candidate is a member (chance 1/2), and the ratio of the two distances. Images that were made without looking at single
+records show 1/2 and 1; condensed images that begin as records, and stay near them, show more. Of several rounds the
+last counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Updates over rounds, other clients' as the null. FedMIA: Zhu et al., CVPR 2025, arXiv 2402.06289.
 
 A client that trained on a record moved along that record's gradient, and its model has a smaller loss there. Neither
-says much by itself: some records are easy for everybody. The other clients do not hold the candidate, so that what
-their updates of the same round show for it is the null distribution. In each round the target's measurement is held
-against theirs by a one-tailed test with a normal distribution per candidate, and the probabilities are averaged over
-rounds.
+says much by itself: some records are easy for everybody. The other clients do not hold the candidate, so their updates
+of the same round give its null distribution. In each round a one-tailed test compares the target's measurement with
+theirs, with a normal distribution per candidate, and the probabilities are averaged over rounds.
 
 Measurements: `cosine` of the candidate's gradient at the received model and the client's update (the paper's better
 one); `loss`, the confidence log(p / (1 - p)) in the true label under the uploaded model; `both`, the mean of the two
@@ -66,7 +65,7 @@ class UpdateAlignment(Attack):
         return kept[-self.rounds :] if self.rounds else kept
 
     def _shown(self, scene: Scene, t: int) -> dict[int, tuple[Entry, Net]]:
-        """The models of one round, the target's first; nothing where it or a null distribution is missing."""
+        """Return the models of one round, the target's first; nothing if it or a null distribution is missing."""
         found: dict[int, tuple[Entry, Net]] = {}
         for k in [scene.target, *others(scene)]:
             upload = uploads(scene, k).get(t) if scene.arch(k) == scene.arch(scene.target) else None
@@ -75,7 +74,7 @@ class UpdateAlignment(Attack):
         return found if scene.target in found and len(found) > FEWEST else {}
 
     def _cosines(self, scene: Scene, shown: dict[int, tuple[Entry, Net]]) -> Tensor | None:
-        """Client x candidate: how well an update agrees with a step down the candidate's gradient."""
+        """Return, as client x candidate, how well an update agrees with a step down the candidate's gradient."""
         updates: dict[int, tuple[Net, Tensor]] = {}
         for k, (entry, model) in shown.items():
             if (start := received(scene, entry)) is not None:
@@ -90,7 +89,7 @@ class UpdateAlignment(Attack):
 
 
 def one_tailed(measured: Tensor) -> Tensor:
-    """P(a client that does not hold the candidate shows less than the target), the target's row being the first."""
+    """Return P(a client that does not hold the candidate shows less than the target). The target's row is the first."""
     null = measured[1:].double()
     z = (measured[0].double() - null.mean(0)) / (null.var(0) + 1e-8).sqrt()
     return torch.special.ndtr(z)
@@ -101,7 +100,7 @@ def flat(model: Net) -> Tensor:
 
 
 def cosines(model: Net, x: Tensor, y: Tensor, updates: Tensor) -> Tensor:
-    """Update x candidate: cosine of each update with each candidate's gradient."""
+    """Return, as update x candidate, the cosine of each update with each candidate's gradient."""
     params = {name: p.detach() for name, p in model.named_parameters()}
     buffers = dict(model.named_buffers())
 

@@ -1,4 +1,4 @@
-"""One file per method, one paper each. Import name: fedaudit.methods."""
+"""Methods: one file per method, one paper each. Import name: fedaudit.methods."""
 
 if __name__ != "fedaudit.methods":
     raise ImportError(

@@ -1,5 +1,5 @@
-"""The memory buffer B of DFFKE (Section 3.3): past synthetic data, kept as what regenerates it (Section 4.3), and the
-sample B^t of it that a round reviews.
+"""The memory buffer B of DFFKE (Section 3.3): past synthetic data, and the sample B^t of it that a round reviews. The
+buffer keeps what regenerates the data (Section 4.3).
 
 `memory["B"]` maps a round s to {"Dec": the decoder's checkpoint of s, "E": {i: translated embeddings of client i}}.
 Rounds are keys, never positions: a client that sat out a round lacks its key, and nothing after it shifts.
@@ -30,18 +30,18 @@ Rounds = int | Literal["unlimited"]
 
 
 def held(memory: Memory) -> dict[int, Past]:
-    """What the buffer holds, by round, oldest first."""
+    """Return what the buffer holds, by round, oldest first."""
     return memory.get("B", {})
 
 
 def newest(rounds: Iterable[int], R: Rounds) -> list[int]:
-    """The R newest of some rounds, oldest first."""
+    """Return the R newest of some rounds, oldest first."""
     ordered = sorted(rounds)
     return ordered if R == "unlimited" else ordered[max(len(ordered) - R, 0) :]
 
 
 def remember(memory: Memory, t: int, Dec: State, E: Mapping[int, Tensor], R: Rounds) -> None:
-    """Algorithm 1, line 21: add round t, and forget all but the R newest rounds that this client holds."""
+    """Add round t, and forget all but the R newest rounds that this client holds (Algorithm 1, line 21)."""
     rounds = {**held(memory), t: {"Dec": Dec, "E": dict(E)}}
     memory["B"] = {s: rounds[s] for s in newest(rounds, R)}
 
@@ -59,7 +59,9 @@ class Sample:
     seed: int
 
     def counts(self, i: int, rounds: Iterable[int], n: int) -> dict[int, int]:
-        """How many of B^t_i's n rows come from each round: as in a draw without replacement from n rows of each."""
+        """Return how many of B^t_i's n rows come from each round, as in drawing without replacement from n rows of
+        each.
+        """
         ordered = sorted(rounds)
         if not ordered:
             return {}
@@ -68,20 +70,20 @@ class Sample:
         return {s: m for s, m in zip(ordered, counts, strict=True) if m}
 
     def rows(self, i: int, s: int, n: int, m: int) -> Tensor:
-        """Which m of client i's n rows of round s are in B^t_i: the same for whoever holds that round.
+        """Return which m of client i's n rows of round s are in B^t_i: the same for everybody who holds that round.
 
-        On the CPU, so that parties with other devices draw the same rows.
+        The draw is on the CPU, so that parties with other devices draw the same rows.
         """
         return torch.randperm(n, generator=generator(self.seed, i, s))[:m]
 
     def own(self, k: int, past: Mapping[int, Past], n: int) -> dict[int, Tensor]:
-        """B^t_k by round, as embeddings: what client k answers on."""
+        """Return B^t_k by round, as embeddings: the rows on which client k answers."""
         mine = {s: p["E"][k] for s, p in past.items() if k in p["E"]}
         counts = self.counts(k, mine, n)
         return {s: mine[s][self.rows(k, s, len(mine[s]), m).to(mine[s].device)] for s, m in counts.items()}
 
     def of_peer(self, i: int, s: int, past: Past, m: int) -> Tensor:
-        """The m rows of round s in B^t_i, as embeddings: what client i has answered on."""
+        """Return the m rows of round s in B^t_i, as embeddings: the rows on which client i has answered."""
         e: Tensor = past["E"][i]
         return e[self.rows(i, s, len(e), m).to(e.device)]
 
@@ -90,11 +92,11 @@ class Sample:
 
 
 def buffer_bytes(memory: Memory) -> int:
-    """What the buffer takes: every tensor in it, the decoders' buffers included."""
+    """Return the bytes that the buffer takes: every tensor in it, the decoders' buffers included."""
     sizes = [size_of(tensor) for past in held(memory).values() for tensor in (past["Dec"], *past["E"].values())]
     return sum(size.payload + size.buffers for size in sizes)
 
 
 def formula_bytes(R: int, Dec: int, N: int, h: int, b: int = 4) -> int:
-    """Section 4.3: R (|Dec| + N h b), for R rounds, a decoder of `Dec` bytes, N rows of width h, b bytes a number."""
+    """Return R (|Dec| + N h b) of Section 4.3: R rounds, a decoder of `Dec` bytes, N rows of width h, b bytes each."""
     return R * (Dec + N * h * b)

@@ -2,33 +2,35 @@
 
 Every step draws from the seeded global generator, works on tensors of fixed shapes and never waits for the device.
 
-What the papers leave open, and where the two methods must agree to be compared, is set here for both. The defaults of
-`norm`, `clamp` and `restart` are the best of their eight combinations on Fashion-MNIST (docs/results/fedaf.md):
+The papers leave some points open on which the two methods must agree to be compared. They are set here for both. The
+defaults of `norm`, `clamp` and `restart` are the best of their eight combinations on Fashion-MNIST
+(docs/results/fedaf.md):
 
-- `norm`, how batch norm behaves while condensing. `"frozen"`: as received, in evaluation mode. Rows then do not see
-  each other, and one pass over all classes gives what a loop over classes gives; but an untrained network's statistics
+- `norm` says how batch norm behaves while condensing. `"frozen"`: as received, in evaluation mode. Rows then do not see
+  each other, and one pass over all classes gives what a loop over classes gives. But an untrained network's statistics
   are 0 and 1, so that in round 1 features are small and images hardly leave their start. `"joint"`: the statistics of
-  the batch, all classes together, the real records in one and the condensed images in another, as the code of dataset
-  condensation does (general knowledge). For a client with one class this sets the first two moments of real and
-  condensed features equal in every layer, which are what Eq. 3 of FedAF is there to match.
-- `clamp`, when images are put back into [-1, 1]: after each `"step"`, or at the `"end"` only, as they have to be to
-  travel with 8 bits a channel (FedAF, Appendix C).
-- `sigma_x`, the unit in which the image learning rate counts. Published code standardises each channel; pixels here are
-  in [-1, 1]. A step eta_S in units of sigma_x is a step eta_S sigma_x^2 here, momentum included: with the standard
-  deviations of Fashion-MNIST (0.706 in [-1, 1]) and of the CIFAR sets as condensation code has them (0.40), half and a
-  sixth. The network itself is fed [-1, 1] in any case.
+  the batch, over all classes together. The real records are one batch and the condensed images another, as in the code
+  of dataset condensation (general knowledge). For a client with one class this makes the first two moments of real and
+  condensed features equal in every layer. Those moments are what Eq. 3 of FedAF is there to match.
+- `clamp` says when images are put back into [-1, 1]: after each `"step"`, or at the `"end"` only. At the end they have
+  to be there, to travel with 8 bits a channel (FedAF, Appendix C).
+- `sigma_x` is the unit in which the image learning rate counts. Published code standardises each channel; pixels here
+  are in [-1, 1]. A step eta_S in units of sigma_x is a step eta_S sigma_x^2 here, momentum included. With the standard
+  deviation of Fashion-MNIST (0.706 in [-1, 1]) the step is half as long. With that of the CIFAR sets as condensation
+  code has it (0.40) it is a sixth. The network itself is fed [-1, 1] in any case.
 - `restart`: S_k starts anew in each round, or goes on where the last one ended ("update S_k" leans to the latter).
-- `aug`: nothing, or the siamese set of dataset condensation (`_siamese.py`), which is on by default in the code of [37]
-  and named by neither paper, while condensing. `aug_w`: the same on the server, one view for each mini-batch.
+- `aug`: the augmentation while condensing. It is nothing, or the siamese set of dataset condensation (`_siamese.py`),
+  which is on by default in the code of [37] and named by neither paper. `aug_w`: the augmentation on the server, one
+  view for each mini-batch.
 - `dm_scale`: Eq. 4 sums over the features; `"mean"` divides by their number, as a mean-squared-error loss does.
-- `start`, `averaged`: FedAF's images begin as averages of records, of how many is not said.
-- `least`, the fewest records that make a class held. Table 7's uploads are those of clients that condense classes of
-  IPC records or more (`least = IPC`); no text says so. The default leaves out classes of one record only.
+- `start`, `averaged`: FedAF's images begin as averages of records. The paper does not say of how many.
+- `least` is the fewest records with which a class counts as held. Table 7's uploads are those of clients that condense
+  classes of IPC records or more (`least = IPC`); no text says so. The default leaves out classes of one record only.
 
-Privacy. A starting image is the first thing of S_k that is near a record. `start = "single"` begins at the records
-themselves. An average of one record is that record: a class of one record starts from noise, and with the default
-`least` is not condensed at all. Even so images that match the mean embedding of very few records come to resemble
-them: whoever publishes S_k should set `least` well above 2.
+Privacy. A starting image is the first part of S_k that is near a record. `start = "single"` begins at the records
+themselves. An average of one record is that record. Therefore a class of one record starts from noise, and with the
+default `least` it is not condensed at all. Even so, images that match the mean embedding of very few records come to
+resemble them: whoever publishes S_k should set `least` well above 2.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ Start = Literal["average", "single", "noise"]
 Norm = Literal["frozen", "joint"]
 Scale = Literal["sum", "mean"]
 AHEAD = 64  # steps for which records are drawn at once on a GPU
-ROWS = {"cpu": 256, "cuda": 8192}  # of one forward pass without gradient: what the cache, or the memory, has room for
+ROWS = {
+    "cpu": 256,
+    "cuda": 8192,
+}  # in one forward pass without gradient: as many as the cache, or the memory, has room for
 
 
 class Condensing(Method):
@@ -82,13 +87,13 @@ class Condensing(Method):
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of both optimisers
 
     def begin(self, client: Client, D: Records) -> Tensor:
-        """S_k (class, image, channel, height, width) before the first step of this round."""
+        """Return S_k (class, image, channel, height, width) before the first step of this round."""
         if not self.restart and "S" in client.memory:
             return cast(Tensor, client.memory["S"]).clone().requires_grad_()
         return D.start(self.start, self.IPC, self.averaged).requires_grad_()
 
     def descend(self, client: Client, S: Tensor, D: Records, loss: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-        """SGD on the images; {class: images} as they leave."""
+        """Run SGD on the images, and return {class: images} as they leave."""
 
         def step() -> Tensor:
             if self.clamp == "step":
@@ -113,10 +118,10 @@ class Condensing(Method):
 
 
 class Records:
-    """The records of a client sorted by class, those of a class with fewer than `least` left out.
+    """The records of a client sorted by class, without the classes that have fewer than `least` records.
 
-    With P classes held and N_c records of class c, `x` is (sum of N_c, channel, height, width). `draw` takes
-    m_c = min(B, N_c) of each class, (sum of m_c, ...), and `mean` averages what was computed of them, (P, ...).
+    With P classes held and N_c records of class c, `x` is (sum of N_c, channel, height, width). `draw` takes m_c =
+    min(B, N_c) of each class, (sum of m_c, ...), and `mean` averages what was computed of them, (P, ...).
     """
 
     def __init__(self, x: Tensor, y: Tensor, B: int, least: int = 1):
@@ -147,7 +152,9 @@ class Records:
         return self.x[shuffled[self.take]]
 
     def ahead(self, step: int) -> None:
-        """Settle beforehand what `draw` takes in this step: one sort serves many steps, and none is inside them."""
+        """Settle beforehand which records `draw` takes in this step: one sort serves many steps, and none is inside
+        them.
+        """
         if self.whole:
             return
         if step % AHEAD == 0:
@@ -161,8 +168,11 @@ class Records:
         return self.average @ rows
 
     def start(self, how: Start, IPC: int, averaged: int) -> Tensor:
-        """Condensed images to begin with (class, image, channel, height, width), all different: averages of so many
-        records drawn at random for each image, single records (and averages once they are used up), or noise."""
+        """Return the first condensed images (class, image, channel, height, width), all different.
+
+        `how` says what they are: averages of so many records, drawn at random for each image; single records, and
+        averages once these are used up; or noise.
+        """
         noise = torch.randn(len(self.classes), IPC, *self.x.shape[1:], device=self.x.device, dtype=self.x.dtype)
         noise = noise.clamp_(-1, 1)
         if how == "noise":
@@ -176,9 +186,9 @@ class Records:
 
 
 def _averages(x: Tensor, IPC: int, averaged: int) -> Tensor:
-    """IPC averages of records drawn at random, anew for each image.
+    """Return IPC averages of records, which are drawn at random anew for each image.
 
-    Of a class with few records, plain averages would repeat: two records have eleven averages of ten. There the shares
+    In a class with few records, plain averages would repeat: two records have eleven averages of ten. There the shares
     of the records are drawn from a Dirichlet distribution, with the mean and the covariance that `averaged` draws with
     replacement would give them. No two images are then the same, and hardly one is nearly a record.
     """
@@ -193,9 +203,9 @@ def _averages(x: Tensor, IPC: int, averaged: int) -> Tensor:
 class Sampled:
     """A copy `f` of a received model w, to be evaluated at other weights in each step.
 
-    All its parameters are views of one vector, so that fresh weights cost a few operations and not some for each layer.
-    On a GPU convolutions keep the channels of a weight next to each other (`channels_last`), and so of what comes out:
-    that is how its fast kernels want them, and nothing is turned round between layers.
+    All its parameters are views of one vector, so that fresh weights cost a few operations in all, and not some for
+    each layer. On a GPU, convolutions keep the channels of a weight and of their output next to each other
+    (`channels_last`). The fast kernels take them in that order, so nothing is reordered between layers.
     """
 
     def __init__(
@@ -224,21 +234,21 @@ class Sampled:
         self.width = torch.tensor(width).repeat_interleave(sizes).to(self.w)
 
     def interpolate(self, gamma: float) -> Net:
-        """f at gamma w + (1 - gamma) w~ (FedAF, Eq. 17), w as received and w~ fresh: nothing accumulates."""
+        """Return f at gamma w + (1 - gamma) w~ (FedAF, Eq. 17), w as received and w~ fresh: nothing accumulates."""
         self._weights = None
         self.now.uniform_(-1, 1).mul_(self.width).add_(self.middle)  # w~
         self.now.lerp_(self.w, gamma)
         return self.f
 
     def perturb(self, rho: float) -> Net:
-        """f at w plus Gaussian noise that is cut to the ball of radius rho (FedDM)."""
+        """Return f at w plus Gaussian noise that is cut to the ball of radius rho (FedDM)."""
         self._weights = None
         self.now.normal_()
         self.now.mul_((rho / self.now.norm()).clamp(max=1)).add_(self.w)
         return self.f
 
     def encode(self, x: Tensor) -> Tensor:
-        """The embeddings of f as it is now; on a GPU with frozen norms folded into the convolutions."""
+        """Return the embeddings of f as it is now. On a GPU, frozen norms are folded into the convolutions."""
         if self._folded is None:
             return self.f.encode(x)
         if self._weights is None:
@@ -246,7 +256,7 @@ class Sampled:
         return self._folded(x, self._weights)
 
     def real(self, x: Tensor) -> Tensor:
-        """The embeddings of real records, without gradient; with joint statistics in one pass."""
+        """Return the embeddings of real records, without gradient; with joint statistics in one pass."""
         if self.norm == "frozen":
             return in_chunks(self.encode, x)
         with torch.no_grad():
@@ -254,7 +264,7 @@ class Sampled:
 
 
 def _initial(model: nn.Module) -> dict[int, tuple[float, float]]:
-    """Middle and half width of each parameter's distribution in PyTorch's default initialisation, by id.
+    """Return middle and half width of each parameter's distribution in PyTorch's default initialisation, by id.
 
     Linear and convolutional layers: uniform, 1 / sqrt(fan-in). Norms: 1 and 0. Anything else (the class token and the
     positions of a transformer) stays near 0, as it starts.
@@ -273,24 +283,24 @@ def _initial(model: nn.Module) -> dict[int, tuple[float, float]]:
 
 
 def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """f(x) without gradient, over so many rows at a time as the device likes."""
+    """Return f(x) without gradient, computed over as many rows at a time as suit the device."""
     return forward.in_chunks(f, x, ROWS.get(x.device.type, ROWS["cuda"]))
 
 
 def dm(mu_real: Tensor, mu_syn: Tensor, scale: Scale = "sum") -> Tensor:
-    """sum_c ||mu^real_c - mu^syn_c||^2 (FedAF, Eq. 4); with scale = "mean" over the number of features."""
+    """Return sum_c ||mu^real_c - mu^syn_c||^2 (FedAF, Eq. 4); scale = "mean" divides by the number of features."""
     distance = (mu_real - mu_syn).square().sum()
     return distance / mu_real.shape[1] if scale == "mean" else distance
 
 
 def seen_ce(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, *, aug: Augmentation) -> Tensor:
-    """Cross-entropy of a mini-batch that all goes through one view."""
+    """Return the cross-entropy of a mini-batch whose images all go through one view."""
     (seen,) = views(aug, x)
     return ce(f, seen, y)
 
 
 def gathered(sets: Mapping[int, Mapping[int, Tensor]]) -> tuple[Tensor, Tensor]:
-    """What the clients sent, {client: {class: images}}, as images and labels, by ascending client and class."""
+    """Return the clients' {client: {class: images}} as images and labels, by ascending client and class."""
     images = [(c, sets[k][c]) for k in sorted(sets) for c in sorted(sets[k])]
     if not images:
         raise SettingError("No client condensed a class: none holds one of `least` records. Set least=... lower.")

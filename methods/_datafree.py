@@ -1,6 +1,6 @@
-"""Server-side distillation without data, on top of a host: what `dfrd`, `fedftg` and `dense` share.
+"""Server-side distillation without data, on top of a host. `dfrd`, `fedftg` and `dense` share it.
 
-The distillation hears what the host's clients upload, takes those models as teachers, and puts the global model that it
+The distillation takes the models that the host's clients upload as teachers, and puts the global model that it
 has trained back into the host's state. Hosts are composed, not copied (see fedaudit/methods/_host.py):
 
     dfrd             host = alone: every client trains by itself, the global model begins at random  ("data-free")
@@ -8,9 +8,9 @@ has trained back into the host's state. Hosts are composed, not copied (see feda
 
 Local training belongs to the host, and so do its hyper-parameters: `--set 'host={E=5, eta=0.05}'`, in a file
 `set = { host = { E = 5 }, alpha = 0.5 }`. Label counts travel in an ask of their own, after the host's; a client that
-fails there is averaged, but is no teacher.
+fails there is averaged, but is not a teacher.
 
-Chosen for all three, because the papers do not say:
+The papers do not say the following. It is chosen for all three:
 
 - Batch norm in the global model f (`statistics`). `synthetic`: f is normalised by its batches of synthetic images, and
   its running statistics follow them; it is then evaluated on real ones with those. `host`: f keeps the statistics of
@@ -21,9 +21,9 @@ Chosen for all three, because the papers do not say:
   FedFTG's public code takes short steps, too: no momentum, and a loss that is a mean over classes as well.
 - Optimiser state goes on over the rounds (`optimisers = "kept"`): G's always, f's where f itself goes on. On a host the
   average has taken its place, so its momentum begins anew. `"reset"`: both begin anew in each round.
-- `guard`: clients count how many of their validation records the host's model and the distilled one classify right; if
-  the distilled one has fewer in all, the host's is kept, and the round's record says so. Two counts that one record
-  changes by one each: a release of kind `statistics`.
+- `guard`: clients count how many of their validation records the host's model and the distilled one classify right. If
+  the distilled one has fewer in all, the host's is kept, and the round's record says so. These are two counts, each of
+  which one record changes by one: a release of kind `statistics`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def learning(net: nn.Module, keep_statistics: bool = False) -> nn.Module:
-    """In training mode; with its batch norms fixed where their statistics are to stay."""
+    """Return the network in training mode. Its batch norms stay fixed if `keep_statistics` is set."""
     net.train().requires_grad_(True)
     if keep_statistics:
         for norm in batch_norms(net).values():
@@ -101,11 +101,11 @@ def take_turns(
     settle: tuple[Before, Before] | None = None,
     beside: Sequence[nn.Module] = (),
 ) -> tuple[Moments, Moments]:
-    """So many times: `begin`, steps of the generator against a fixed f, then steps of f. Returns what the optimisers
-    remember.
+    """Run so many turns, and return what the optimisers remember. A turn is `begin`, then steps of the generator
+    against a fixed f, then steps of f.
 
-    `settle`: what comes before a step of each, where all that the losses draw is drawn there: their steps can then be
-    recorded, and the recordings serve all turns. `beside`: further networks that the losses run.
+    `settle` is called before each step, and draws all that the losses draw. Steps can then be recorded, and the
+    recordings serve all turns. `beside` lists further networks that the losses run.
     """
     opt_G, opt_f = moments
     changed = [t for net in (G, f, *beside) for t in net.buffers()]
@@ -143,7 +143,7 @@ class Right(Up):
 
 
 class Generators(Record):
-    """What the server keeps of a distillation from one round to the next."""
+    """The state that the server keeps of a distillation from one round to the next."""
 
     G: State
     average: State | None = None  # G~ of DFRD's Eq. 6; None before round 1, and where a method has none
@@ -152,7 +152,7 @@ class Generators(Record):
 
 
 class Measured(Record):
-    """A batch of synthetic data at the end of a round, as the teachers and the distilled model see it: shares."""
+    """Shares of a batch of synthetic data at the end of a round, as the teachers and the distilled model see it."""
 
     fidelity: float  # the method's own ensemble says y
     fidelity_mean: float  # the plain mean of the teachers' logits says y: it has not been told y
@@ -171,7 +171,10 @@ class Tuned(Record):
 
 @torch.no_grad()
 def diagnose(f: nn.Module, logits: Tensor, ensemble: Tensor, s: Tensor, y: Tensor, h: Tensor) -> Measured:
-    """`logits` (teachers, rows, classes) and their `ensemble` on synthetic data s, which were made from h for y."""
+    """Return the shares for synthetic data s, which were made from h for the labels y.
+
+    `logits` (teachers, rows, classes) are the teachers' answers to s, and `ensemble` is made from them.
+    """
     student = frozen(f)(s).argmax(1)
 
     def share(rows: Tensor) -> float:
@@ -203,7 +206,7 @@ ON_HOSTS: dict[str, dict[str, Any]] = {
 
 
 class DataFree(Method):
-    """A host, then a distillation of what its clients uploaded into the global model."""
+    """A host, followed by a distillation of its clients' uploads into the global model."""
 
     images_only: ClassVar[str] = "trains a generator of images on the server"
     on_digits: ClassVar[Mapping[str, Any]] = {
@@ -233,11 +236,11 @@ class DataFree(Method):
         return self.host.server_arch(model)
 
     def counts_labels(self) -> bool:
-        """Whether clients are asked for their label counts."""
+        """Return whether clients are asked for their label counts."""
         raise NotImplementedError
 
     def operator(self) -> Merge:
-        """How the generator takes its label."""
+        """Return how the generator takes its label."""
         raise NotImplementedError
 
     def distil(
@@ -262,7 +265,7 @@ class DataFree(Method):
         settle: tuple[Before, Before] | None = None,
         beside: Sequence[nn.Module] = (),
     ) -> Generators:
-        """The two networks' turns of a round. Returns the generator and the optimisers' state."""
+        """Carry out the turns of both networks in a round, and return the generator and the optimisers' state."""
         kept = self.optimisers == "kept"
         moments = (nets.opt_G if kept else {}, nets.opt_f if kept and self._host.goes_on() else {})
         opts = adam(self.eta_g), sgd(self.eta_d, momentum=self.momentum)
@@ -311,7 +314,7 @@ class DataFree(Method):
         return measured(client, load(net, {**state_of(net), **msg.w}), self.host.B)
 
     def _better(self, cohort: Cohort, host: State, distilled: State) -> bool:
-        """Whether the distilled model is right on at least as many validation records as the host's."""
+        """Return whether the distilled model is right on at least as many validation records as the host's."""
         replies = cohort.ask(self.compare, Candidates(host, distilled))
         of_host, of_distilled = torch.stack([r.n for r in replies.values()]).sum(0).tolist()
         return bool(of_distilled >= of_host)
@@ -361,8 +364,11 @@ RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 
 
 def register_on_hosts(distillation: type[DataFree], **more: Any) -> None:
-    """`fedrolex+dfrd` and the like: the distillation with another default host, whose average it must not spoil: it
-    keeps its statistics, and takes steps a tenth as long as from scratch. `more`: other defaults on a host."""
+    """Register a distillation on each host, as `fedrolex+dfrd` and the like, with other defaults.
+
+    On a host it must not spoil the host's average: it keeps the statistics, and takes steps a tenth as long as from
+    scratch. `more` gives other defaults on a host.
+    """
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
         kept: Any = (distillation.model_fields["statistics"].annotation, "host")

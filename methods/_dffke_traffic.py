@@ -1,4 +1,6 @@
-"""Bytes of a round of DFFKE: models, two circulations of everybody's rows (Appendix D), and what `sync` sends again."""
+"""Counts the bytes of a round of DFFKE: models, everybody's rows circulated twice (Appendix D), and what `sync`
+resends.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def traffic(method: DFFKE, plan: Plan) -> Traffic:
 
 
 def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
-    """N_k rows on D^_k, as many on B^t_k once there is a buffer; a key for each round."""
+    """Return the size of client k's logits: N_k rows on D^_k, as many on B^t_k once there is a buffer.
+
+    Each round has a key.
+    """
     rounds = plan.choice("Answered.Y", k)
     if rounds is None:  # planning: the rounds in which a client is expected to have taken part
         rho = len(plan.participants) / max(plan.clients, 1)
@@ -56,7 +61,7 @@ def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
 
 
 def _missed(method: DFFKE, plan: Plan) -> Traffic:
-    """Per round that a client lacks: the decoder, and the rows of all who took part in it."""
+    """Return the traffic for the rounds that a client lacks: for each the decoder, and the rows of all its members."""
     Dec = decoder_size(method.h, plan.shape, method.w_Dec) + NUMBER
     if plan.asks is None:  # planning: a client lacks the round j back if it sat out that one and all since
         members = method.members(plan, plan.participants)

@@ -1,5 +1,6 @@
 """The docking layers of DFFKE, z(.; theta_k^z): R^{h_k} -> R^h (Section 3.1), one linear layer per client, and their
-training towards one embedding space (Eq. 11)."""
+training towards one embedding space (Eq. 11).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from fedaudit import Opt, Server, State, load
 class Docking(nn.Module):
     """z(.; theta_k^z) of all clients side by side, and the temporary head l(.; theta_global^l).
 
-    Narrower embeddings are padded with zeros, whose weights get no gradient; so one product serves a mixed batch.
+    Narrower embeddings are padded with zeros, whose weights get no gradient. So one product serves a mixed batch.
     """
 
     def __init__(self, layers: list[nn.Linear], classes: int) -> None:
@@ -40,7 +41,7 @@ def z(e: Tensor, theta_z: State) -> Tensor:
 
 
 def alignment(f: Any, e: Tensor, k: Tensor, y: Tensor) -> Tensor:
-    """CE(l(z(e; theta_k^z); theta_global^l), y), Eq. 11."""
+    """Return CE(l(z(e; theta_k^z); theta_global^l), y), Eq. 11."""
     return F.cross_entropy(f(e, k), y, reduction="none")
 
 
@@ -54,9 +55,9 @@ def unify(
     batch: int,
     opt: Opt,
 ) -> dict[int, State]:
-    """Eq. 11: theta_k^z and the temporary head, trained together on everybody's (E_k, Y_k); the head is dropped.
+    """Train theta_k^z and the temporary head together on everybody's (E_k, Y_k) (Eq. 11), and return the theta_k^z.
 
-    A layer in `before` goes on from there.
+    The head is dropped. A layer in `before` goes on from there.
     """
     widths = {k: e.shape[1] for k, (e, _) in shared.items()}
     layers = {k: nn.Linear(width, h) for k, width in widths.items()}

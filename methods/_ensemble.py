@@ -1,4 +1,4 @@
-"""What FedZGE, MHAT and DS-FL share: messages, outputs of many models made into one teacher, and learning from it.
+"""Shared by FedZGE, MHAT and DS-FL: messages, outputs of many models made into one teacher, and learning from it.
 
 Equation numbers are those of Ma, Wang and Zhang, AAAI 2025 (see fedzge.py).
 """
@@ -18,33 +18,35 @@ from fedaudit.errors import ContractError
 
 
 class Auxiliary(Down):
-    """A batch of the auxiliary set; the labels where a method uses them and they are of the task."""
+    """A batch of the auxiliary set. It has the labels if a method uses them and they are labels of the task."""
 
     x_p: Tensor
     y_p: Tensor | None
 
 
 class Distilled(Up):
-    """A client has learned from the ensemble; there is nothing to say about it."""
+    """A client has learned from the ensemble. The message is empty."""
 
 
 class Walked(Record):
-    """The server's state where an auxiliary set is used."""
+    """The server's state in methods that use an auxiliary set."""
 
     theta: State  # global model f
     order: Tensor  # in which the auxiliary set is walked through
 
 
 def set_out(server: Server) -> Walked:
-    """Before the first round."""
+    """Return the state before the first round."""
     n = len(server.public[0])
     return Walked(state_of(server.model()), torch.randperm(n, generator=server.rng("order"), device=server.device))
 
 
 @contextmanager
 def single_precision() -> Iterator[None]:
-    """Convolutions without TF32, which cuDNN uses by default and which keeps 11 bits of an image: 1 + 0.001 u, FedZGE's
-    query, would lose most of u."""
+    """Run convolutions without TF32, which cuDNN uses by default.
+
+    TF32 keeps 11 bits of an image: 1 + 0.001 u, FedZGE's query, would lose most of u.
+    """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -55,14 +57,14 @@ def single_precision() -> Iterator[None]:
 
 @torch.no_grad()
 def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
-    """f(x) in evaluation mode, each row by itself; in pieces, because a query batch can be thousands of images."""
+    """Return f(x) in evaluation mode, each row by itself, in pieces: a query batch can be thousands of images."""
     model.eval()
     with single_precision():
         return in_chunks(model, x, batch)
 
 
 def ensemble(outputs: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
-    """sum_k (N_k / N) f_k over the clients that answered, N the sum of theirs; by ascending client."""
+    """Return sum_k (N_k / N) f_k over the clients that answered, N the sum of theirs; by ascending client."""
     if not outputs:
         raise ContractError("ensemble: no client answered. Lower --dropout, or raise --quorum so that the run stops.")
     total = sum(N[k] for k in outputs)
@@ -70,23 +72,27 @@ def ensemble(outputs: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
 
 
 def distil(f: Any, x: Tensor, e: Tensor, tau: float) -> Tensor:
-    """KL(sigma(e; tau) || sigma(f(x); tau)), the teacher's output e first (Eqs. 2, 4, 20). No factor tau^2 there."""
+    """Return KL(sigma(e; tau) || sigma(f(x); tau)), the teacher's output e first (Eqs. 2, 4, 20). They have no factor
+    tau^2.
+    """
     return kl(e, f(x), tau)
 
 
 def distil_labelled(f: Any, x: Tensor, e: Tensor, y: Tensor, tau: float, lam: float) -> Tensor:
-    """`distil`, and cross-entropy against the labels of the auxiliary set with weight lam."""
+    """Return `distil`, plus the cross-entropy against the labels of the auxiliary set with weight lam."""
     out = f(x)
     return kl(e, out, tau) + lam * F.cross_entropy(out, y, reduction="none")
 
 
 def imitate(f: Any, x: Tensor, p: Tensor) -> Tensor:
-    """Cross-entropy of softmax(f(x)) against the soft labels p: their KL divergence, but for p's own entropy."""
+    """Return the cross-entropy of softmax(f(x)) against the soft labels p: their KL divergence, but for p's own
+    entropy.
+    """
     return -(p * F.log_softmax(f(x), dim=-1)).sum(-1)
 
 
 def auxiliary(order: Tensor, t: int, B: int) -> Tensor:
-    """Which B rows of the auxiliary set round t uses: the set in a fixed random order, from its start again at its end.
+    """Return which B rows of the auxiliary set round t uses: the set in a fixed random order, over and over.
 
     500 rows a round for 100 rounds are the 50,000 of the paper's auxiliary set, each seen once (Appendix C).
     """

@@ -15,7 +15,7 @@ Pair = tuple[str, str]  # a client's layer l and a global layer j
 
 
 def entropy(weight: Tensor, bins: int, kind: Entropy = "shannon", q: float = 2.0, span: Span | None = None) -> Tensor:
-    """H of the weights in equal bins over `span`, or over their own [min, max]."""
+    """Return H of the weights in equal bins over `span`, or over their own [min, max]."""
     w = weight.flatten()
     low, high = span if span is not None else w.aminmax()
     scaled = (w - low) / (high - low).clamp(min=torch.finfo(w.dtype).tiny)
@@ -29,7 +29,7 @@ def entropy(weight: Tensor, bins: int, kind: Entropy = "shannon", q: float = 2.0
 
 
 def span_of(*weights: Tensor) -> Span:
-    """From the least to the largest number in any of them."""
+    """Return the span from the least to the largest number in any of the tensors."""
     ends = torch.stack([torch.stack(w.aminmax()) for w in weights])
     return ends[:, 0].min(), ends[:, 1].max()
 
@@ -42,7 +42,7 @@ def gains(
     bin_range: Literal["own", "common"],
     H_g: dict[str, Tensor],
 ) -> dict[Pair, float]:
-    """KGE(theta_l, g_j) = H(g_j) - H(theta_l) of each pair (Eq. 6). `H_g` keeps what was found for the next client."""
+    """Return KGE(theta_l, g_j) = H(g_j) - H(theta_l) of each pair (Eq. 6). `H_g` keeps H(g_j) for the next client."""
     if not pairs:
         return {}
     if bin_range == "common":  # both layers of a comparison in the same bins
@@ -56,7 +56,7 @@ def gains(
 
 
 def project(g: Tensor | None, theta: Tensor, fill: Fill) -> Tensor:
-    """Eq. 7: the first d_min numbers of theta are g's; what is left is 0, or stays."""
+    """Return Eq. 7: the first d_min numbers of theta are g's; the rest is 0, or stays."""
     flat = torch.zeros_like(theta).flatten() if fill == "zero" else theta.flatten().clone()
     if g is not None:
         d_min = min(g.numel(), theta.numel())

@@ -1,4 +1,4 @@
-"""FedFree's layers: what counts as one, which of two architectures correspond, and what one weighs on the wire."""
+"""FedFree's layers: what counts as one, which layers of two architectures correspond, and their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES: dict[type[nn.Module], str] = {nn.Conv2d: "conv", nn.Linear: "linear"}
 
 
 class Weights(NamedTuple):
-    """A layer's numbers: its weight and, where it has one, its bias."""
+    """A layer's numbers: its weight and, if it has one, its bias."""
 
     w: Tensor
     b: Tensor | None
@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """What is public about a layer."""
+    """The public facts about a layer."""
 
     type: str
     depth: float  # relative: 0 the first, 1 the last
@@ -39,12 +39,12 @@ class Layer:
 
 
 def types_in(model: nn.Module) -> dict[str, str]:
-    """The model's layers from first to last, and the type of each."""
+    """Return the model's layers from first to last, and the type of each."""
     return {name: kind for name, m in model.named_modules() for of, kind in TYPES.items() if isinstance(m, of)}
 
 
 def of_layer(state: Mapping[str, Tensor], name: str) -> State:
-    """The tensors of one layer, under their full names."""
+    """Return the tensors of one layer, under their full names."""
     return State({full: state[full] for full in (f"{name}.weight", f"{name}.bias") if full in state})
 
 
@@ -53,7 +53,7 @@ def weights_of(state: Mapping[str, Tensor], name: str) -> Weights:
 
 
 def named(name: str, layer: Weights) -> State:
-    """`weights_of` turned round."""
+    """Return a layer's weights as a state: the inverse of `weights_of`."""
     return State({f"{name}.weight": layer.w} | ({} if layer.b is None else {f"{name}.bias": layer.b}))
 
 
@@ -61,7 +61,7 @@ def named(name: str, layer: Weights) -> State:
 
 
 def layers_of(arch: str, shape: Shape, classes: int) -> dict[str, Layer]:
-    """The layers of an architecture: public knowledge, found without allocating the model."""
+    """Return the layers of an architecture. They are public knowledge, found without allocating the model."""
     return _layers_of(arch, shape, classes, torch.get_default_dtype())
 
 
@@ -77,14 +77,17 @@ def _layers_of(arch: str, shape: Shape, classes: int, numbers: torch.dtype) -> d
 
 
 def corresponding(layer: Layer, among: Mapping[str, Layer]) -> str | None:
-    """The global layer of the same type at the nearest relative depth; None if no layer is of that type."""
+    """Return the global layer of the same type at the nearest relative depth; None if no layer is of that type."""
     same = [name for name, g in among.items() if g.type == layer.type]
     return min(same, key=lambda name: abs(among[name].depth - layer.depth), default=None)
 
 
 def kernel(weight: Tensor, groups: int = 1, outputs: int | None = None) -> Tensor:
-    """A layer's weight as outputs x inputs x height x width: linear layers are 1 x 1, grouped ones made dense. Of those
-    the first `outputs` are enough: all of them can be many."""
+    """Return a layer's weight as outputs x inputs x height x width. Linear layers are 1 x 1; grouped ones are made
+    dense.
+
+    The first `outputs` of a dense one are enough, because all of them can be many.
+    """
     if weight.dim() == 2:
         return weight[:, :, None, None]
     if groups == 1:
@@ -98,7 +101,7 @@ def kernel(weight: Tensor, groups: int = 1, outputs: int | None = None) -> Tenso
 
 
 def centred(weight: Tensor, h: int, w: int) -> Tensor:
-    """The kernel in the middle of h x w: zeros around it, or its rim cut off."""
+    """Return the kernel in the middle of h x w: with zeros around it, or with its rim cut off."""
     dh, dw = h - weight.shape[2], w - weight.shape[3]
     return pad(weight, (dw // 2, dw - dw // 2, dh // 2, dh - dh // 2))
 
@@ -107,7 +110,7 @@ def centred(weight: Tensor, h: int, w: int) -> Tensor:
 
 
 def chosen(choice: Any) -> list[str] | None:
-    """The layers that a message named, as one string or as the tensors of a state; None when planning."""
+    """Return the layers that a message named, as one string or as the tensors of a state; None when planning."""
     if isinstance(choice, str):
         return [choice]
     return None if choice is None else list(dict.fromkeys(full.rpartition(".")[0] for full in choice))
@@ -116,7 +119,7 @@ def chosen(choice: Any) -> list[str] | None:
 def billed(
     size: Callable[[str, Layer], int], layers: Mapping[str, Layer], names: Sequence[str] | None, count: int
 ) -> int:
-    """`size` summed over the named layers; when planning, over `count` layers of the mean size."""
+    """Return `size` summed over the named layers; when planning, over `count` layers of the mean size."""
     if names is not None:
         return sum(size(name, layers[name]) for name in names)
     return round(min(count, len(layers)) * sum(size(name, layer) for name, layer in layers.items()) / len(layers))

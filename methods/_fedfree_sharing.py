@@ -1,6 +1,7 @@
-"""FedFree's knowledge-sharing module (Section 3.4): client layers into the global layers that they correspond to.
+"""FedFree's knowledge-sharing module (Section 3.4): it brings client layers into the corresponding global layers.
 
-By Eqs. 3-5, which compare what two layers make of Gaussian pseudo-data, or by the plain averaging of Figure 4(b).
+It does so by Eqs. 3-5, which compare the outputs of two layers on Gaussian pseudo-data, or by the plain averaging of
+Figure 4(b).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Mapped = dict[str, list[Weights]]  # client layers, their kernels dense, by the 
 def mapped_to(
     G: State, L: Mapping[int, State], ours: Mapping[str, Layer], theirs: Mapping[int, Mapping[str, Layer]]
 ) -> Mapped:
-    """{theta_{i,l}} of each global layer: of every client i, by type and depth. A layer whose type G lacks is left."""
+    """Return {theta_{i,l}} for each global layer: the layers of every client i, by type and depth.
+
+    A layer whose type G lacks is left out.
+    """
     mapped: Mapped = {}
     for i, layers in L.items():
         for name in dict.fromkeys(full.rpartition(".")[0] for full in layers):
@@ -31,7 +35,7 @@ def mapped_to(
 
 
 def pseudo_data(G: State, mapped: Mapped, samples: int, server: Server) -> dict[str, Tensor]:
-    """X^ ~ N(0, I) for each global layer that is updated: as many channels as it has, the largest kernel in size."""
+    """Return X^ ~ N(0, I) for each updated global layer: as many channels as it has, as large as the largest kernel."""
     rng, X = server.rng("pseudo-data"), {}
     for j, thetas in mapped.items():
         g = kernel(G[f"{j}.weight"])
@@ -41,14 +45,14 @@ def pseudo_data(G: State, mapped: Mapped, samples: int, server: Server) -> dict[
 
 
 def output(layer: Weights, X: Tensor, outputs: int, inputs: int) -> Tensor:
-    """theta X^ on the shared block: samples x outputs."""
+    """Return theta X^ on the shared block: samples x outputs."""
     w = centred(layer.w[:outputs, :inputs], *X.shape[2:])
     y = X[:, :inputs].flatten(1) @ w.flatten(1).T
     return y if layer.b is None else y + layer.b[:outputs]
 
 
 def distillation_loss(g: Weights, thetas: Sequence[Weights], X: Tensor) -> Tensor:
-    """L_D: the mean over client layers of ||g X^ - theta X^||^2; kernels as `kernel` gives them."""
+    """Return L_D: the mean over client layers of ||g X^ - theta X^||^2; kernels as `kernel` gives them."""
     total = X.new_zeros(())
     for theta in thetas:
         outputs, inputs = (min(g.w.shape[axis], theta.w.shape[axis]) for axis in (0, 1))
@@ -60,7 +64,7 @@ def distillation_loss(g: Weights, thetas: Sequence[Weights], X: Tensor) -> Tenso
 def transferred(
     G: State, mapped: Mapped, X: Mapping[str, Tensor], server: Server, *, steps: int, alpha: float
 ) -> State:
-    """G^t: G^{t-1} after `steps` of gradient descent on L_D in the layers that client layers map to."""
+    """Return G^t: G^{t-1} after `steps` of gradient descent on L_D in the layers that client layers map to."""
     after = State(G, G.buffers)
     if not mapped:
         return after
@@ -81,7 +85,7 @@ def transferred(
 
 
 def averaged(G: State, mapped: Mapped) -> State:
-    """Figure 4(b): each number of a global layer as the mean over the client layers that have it."""
+    """Return G with each number of a global layer as the mean over the client layers that have it (Figure 4(b))."""
     after = State(G, G.buffers)
     for j, thetas in mapped.items():
         w, b = weights_of(G, j)
@@ -92,7 +96,7 @@ def averaged(G: State, mapped: Mapped) -> State:
 
 
 def average(g: Tensor, thetas: Sequence[Tensor]) -> Tensor:
-    """Each entry of g as the mean over the client tensors that have it; entries that none has stay."""
+    """Return g with each entry as the mean over the client tensors that have it; entries that none has stay."""
     total, count = torch.zeros_like(g), torch.zeros_like(g)
     for theta in thetas:
         shared = theta[tuple(slice(n) for n in g.shape[:2])]  # a bias has one dimension, a kernel four

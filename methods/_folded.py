@@ -1,12 +1,12 @@
 """A plain encoder at weights that change in each step, with its frozen batch norms folded into the convolutions.
 
-In evaluation mode a batch norm is a line, a z + c for each channel, and a convolution before it takes it up:
-a (w * x + b) + c = (a w) * x + (a b + c). What is left is convolution, ReLU and halving, for which a GPU's memory is
-read and written half as often. Channels lie innermost. The first layer, which sees one or three channels, is a product
-with the nine (or 27) neighbours of each pixel: no kernel for convolutions is made for so few channels.
+In evaluation mode a batch norm is a line, a z + c for each channel, which the convolution before it can absorb:
+a (w * x + b) + c = (a w) * x + (a b + c). Convolution, ReLU and halving remain, which read and write a GPU's memory
+half as often. Channels lie innermost. The first layer, which sees one or three channels, is a product with the nine
+(or 27) neighbours of each pixel: no kernel for convolutions is made for so few channels.
 
-Where steps are compiled, bias, ReLU and halving are one kernel, and the first layer is one with them, so that its
-output at full size never exists; for the gradient of its images it is computed once more (`_Narrow`).
+Where steps are compiled, bias, ReLU and halving are one kernel. The first layer is part of that kernel too, so that its
+output at full size never exists. For the gradient of its images it is computed once more (`_Narrow`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedaudit.training.recorded import compiles, fall_back, halves
 Pool = Literal["average", "max", "none"]
 Pair = tuple[int, int]
 Folding = tuple[Tensor, Tensor]  # weight and bias of a convolution
-FORMS = 64  # of images, with and without gradient, for which a kernel is compiled
+FORMS = 64  # the most forms of images, with and without gradient, for which a kernel is compiled
 NARROW = 4  # channels up to which a convolution is a product with each pixel's neighbours
 
 
@@ -39,7 +39,7 @@ class _Stage:
     pool: Pool
 
     def folded(self) -> Folding:
-        """Weight and bias of the convolution that does the batch norm's part as well."""
+        """Return weight and bias of the convolution that does the batch norm's part as well."""
         w, b = self.conv.weight.detach(), cast(Tensor, self.conv.bias).detach()
         if self.norm is None:
             return w, b
@@ -53,14 +53,14 @@ class _Stage:
 
 
 class Folded:
-    """`net.encode` for a network whose encoder is stages of convolution, norm, ReLU and halving; see `of`."""
+    """Does `net.encode` for a network whose encoder is stages of convolution, norm, ReLU and halving; see `of`."""
 
     def __init__(self, stages: list[_Stage], rest: nn.Sequential):
         self._stages, self._rest = stages, rest
 
     @classmethod
     def of(cls, net: Net) -> Folded | None:
-        """None where the encoder is of another form."""
+        """Return the folded network, or None if the encoder is of another form."""
         if not isinstance(net.encoder, nn.Sequential):
             return None
         layers, stages = list(net.encoder), []
@@ -77,8 +77,10 @@ class Folded:
 
     @torch.no_grad()
     def weights(self) -> list[Folding]:
-        """Of each stage, at the network's weights as they are now: for all images that go through it before they
-        change."""
+        """Return weight and bias of each stage at the network's present weights.
+
+        They serve all images that go through before the weights change.
+        """
         return [_laid_out(*stage.folded()) for stage in self._stages]
 
     def __call__(self, x: Tensor, weights: list[Folding]) -> Tensor:
@@ -95,14 +97,14 @@ def fold(w: Tensor, b: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: 
 
 
 def _laid_out(w: Tensor, b: Tensor) -> Folding:
-    """In the type that is computed in, and where there are many channels with these innermost on a GPU."""
+    """Return weight and bias in the type that is computed in. On a GPU, many channels are laid innermost."""
     dtype = halves() or w.dtype
     w, b = w.to(dtype), b.to(dtype)
     return w.contiguous(memory_format=torch.channels_last) if w.is_cuda and w.shape[1] > NARROW else w, b
 
 
 def _pool(layers: list[nn.Module]) -> Pool:
-    """How the stage ends; takes its layer away."""
+    """Return how the stage ends. If it ends in a pooling layer, take that layer off the list."""
     first = layers[0]
     if isinstance(first, nn.AvgPool2d | nn.MaxPool2d) and first.kernel_size == first.stride == 2:
         layers.pop(0)
@@ -134,7 +136,10 @@ def _finished(z: Tensor, b: Tensor, pool: Pool, fused: bool) -> Tensor:
 
 
 def finish(z: Tensor, b: Tensor) -> Tensor:
-    """Bias, ReLU and the mean of each 2 x 2 pixels, of (row, channel, height, width) with the channels innermost."""
+    """Return z after bias, ReLU and the mean of each 2 x 2 pixels.
+
+    z is (row, channel, height, width) with the channels innermost.
+    """
     h, w = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
     corners = [z[:, :, i:h:2, j:w:2] for i in (0, 1) for j in (0, 1)]
     a, b_, c, d = ((corner + b[:, None, None]).relu() for corner in corners)
@@ -142,15 +147,18 @@ def finish(z: Tensor, b: Tensor) -> Tensor:
 
 
 def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """Convolution, bias, ReLU and the mean of each 2 x 2 pixels, written so that a compiler makes one kernel of it:
-    for each of the four corners the sum over the neighbours, on tensors of the output's size. `w`: (neighbour,
-    channel)."""
+    """Return convolution, bias, ReLU and the mean of each 2 x 2 pixels, written so that a compiler makes one kernel of
+    it.
+
+    It sums over the neighbours for each of the four corners, on tensors of the output's size. `w` is (neighbour,
+    channel).
+    """
     found = [total.relu() for total in _corners(x, w, b, kernel, padding)]
     return ((found[0] + found[1] + found[2] + found[3]) * 0.25).permute(0, 3, 1, 2)
 
 
 def _corners(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> list[Tensor]:
-    """Convolution and bias at the four corners of each 2 x 2 pixels: (row, height / 2, width / 2, channel)."""
+    """Return convolution and bias at the four corners of each 2 x 2 pixels: (row, height / 2, width / 2, channel)."""
     channels = x.shape[1]
     h, width = x.shape[2] + 2 * padding[0] - kernel[0] + 1, x.shape[3] + 2 * padding[1] - kernel[1] + 1
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))[..., None]
@@ -167,13 +175,19 @@ def _corners(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> li
 
 
 def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """From the gradient of `narrow` that of the convolution inside: (row, corner, height / 2, width / 2, channel)."""
+    """Return the gradient of the convolution inside `narrow`, from the gradient g of `narrow`.
+
+    It is (row, corner, height / 2, width / 2, channel).
+    """
     g = g.permute(0, 2, 3, 1) * 0.25
     return torch.stack([torch.where(total > 0, g, 0.0) for total in _corners(x, w, b, kernel, padding)], 1)
 
 
 def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """The gradient of the images x from that of each neighbour, (row, corner, height / 2, width / 2, neighbour)."""
+    """Return the gradient of the images x from that of each neighbour.
+
+    g is (row, corner, height / 2, width / 2, neighbour).
+    """
     channels, height, width = x.shape[1:]
     full = g.unflatten(1, (2, 2)).permute(0, 5, 3, 1, 4, 2).flatten(4, 5).flatten(2, 3)  # (row, neighbour, y, x)
     bottom = height + 2 * padding[0] - kernel[0] + 1 - full.shape[2]  # a last row or column that `narrow` dropped
@@ -188,7 +202,7 @@ def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
 
 
 class _Narrow(torch.autograd.Function):
-    """`narrow` with the gradient of its images alone."""
+    """`narrow`, with the gradient of its images alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
@@ -205,7 +219,7 @@ class _Narrow(torch.autograd.Function):
 
 
 def _compiled(fn: Callable[..., Any], rows: bool = True) -> Callable[..., Any]:
-    """Compiled for each form of image; with `rows`, for any number of them."""
+    """Return the function compiled for each form of image; with `rows`, for any number of rows."""
 
     def call(x: Tensor, *rest: object) -> Any:
         from torch import _dynamo as dynamo  # takes a second to import

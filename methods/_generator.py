@@ -1,4 +1,4 @@
-"""A conditional generator on the server, and what trains one: labels, ensembles of teachers, the common losses.
+"""A conditional generator on the server, and the parts that train it: labels, ensembles of teachers, common losses.
 
 `dfrd`, `fedftg` and `dense` use all of it, `fedgen` and `fedzkt` parts. Equation numbers are those of DFRD.
 """
@@ -24,9 +24,9 @@ Ensemble = Callable[[Tensor, Tensor], Tensor]  # synthetic data, labels: the tea
 class Generator(nn.Module):
     """s = G(h, w) with h = o(z, y): a linear layer, two transposed convolutions, images in [-1, 1].
 
-    DFRD's own is in an appendix that we do not have; this is the one that FedZGE gives in its Table 7 as common to the
-    data-free methods. It is always used with batch statistics, also as an average over rounds, so the running ones do
-    not matter.
+    DFRD's own generator is in an appendix that we do not have. This is the one that FedZGE gives in its Table 7 as
+    common to the data-free methods. It always uses batch statistics, also as an average over rounds, so the running
+    ones do not matter.
     """
 
     def __init__(self, merge: Merge, d: int, shape: Shape, classes: int, width: int):
@@ -51,7 +51,7 @@ class Generator(nn.Module):
         )
 
     def h(self, z: Tensor, y: Tensor) -> Tensor:
-        """The merge operator o(z, y) of DFRD, Section 4.3."""
+        """Return the merge operator o(z, y) of DFRD, Section 4.3."""
         match self.merge:
             case "mul":
                 return z * self.embedded(y)
@@ -77,20 +77,20 @@ class Generator(nn.Module):
 
 
 def dynamic_weights(n: Tensor) -> Tensor:
-    """tau_{i,y} = n_i^y / n_S^y from counts (clients, classes); 0 where nobody holds y (DFRD, Section 3.2)."""
+    """Return tau_{i,y} = n_i^y / n_S^y from counts (clients, classes); 0 where nobody holds y (DFRD, Section 3.2)."""
     return n / n.sum(0).clamp_min(torch.finfo(n.dtype).tiny)
 
 
 def label_distribution(n: Tensor) -> Tensor:
-    """p(y) = n_S^y / sum_y n_S^y."""
+    """Return p(y) = n_S^y / sum_y n_S^y."""
     held = n.sum(0)
     return held / held.sum() if bool(held.sum() > 0) else torch.full_like(held, 1 / len(held))
 
 
 class Sampler:
-    """z ~ N(0, I) and y ~ p(y), from one generator.
+    """Draws z ~ N(0, I) and y ~ p(y), from one generator.
 
-    Labels by inversion: torch.multinomial has no deterministic form on GPUs.
+    Labels are drawn by inversion: torch.multinomial has no deterministic form on GPUs.
     """
 
     def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator):
@@ -102,7 +102,7 @@ class Sampler:
         self._given = 0
 
     def settle(self, batches: int) -> Callable[[int], None]:
-        """Draws so many batches, which the next calls then give, in memory that stays: for steps that are recorded."""
+        """Draw so many batches beforehand, for recorded steps. The next calls give them, in memory that stays."""
 
         def draw(step: int) -> None:
             fresh = [self._draw() for _ in range(batches)]
@@ -131,14 +131,14 @@ class Sampler:
 
 
 def teach(teachers: Sequence[nn.Module], s: Tensor) -> Tensor:
-    """f_i(s, theta_i) for all teachers, (teachers, rows, classes): the one place where they are called."""
+    """Return f_i(s, theta_i) for all teachers, (teachers, rows, classes): the one place where they are called."""
     return answers(teachers, s)
 
 
 def combined(logits: Tensor, tau: Tensor, y: Tensor, mean: Mean = "logits") -> Tensor:
-    """sum_i tau_{i,y} f_i(s, theta_i) from the teachers' logits; tau is (teachers, classes).
+    """Return sum_i tau_{i,y} f_i(s, theta_i) from the teachers' logits; tau is (teachers, classes).
 
-    By probabilities: the logarithm of sum_i tau_{i,y} softmax f_i(s), which is a vector of logits again.
+    By probabilities, it is the logarithm of sum_i tau_{i,y} softmax f_i(s), which is a vector of logits again.
     """
     weights = tau[:, y, None]
     if mean == "logits":
@@ -148,7 +148,7 @@ def combined(logits: Tensor, tau: Tensor, y: Tensor, mean: Mean = "logits") -> T
 
 
 def weighted(teachers: Sequence[nn.Module], tau: Tensor, mean: Mean = "logits") -> Ensemble:
-    """The ensemble of Eqs. 2, 3 and 7 as a function of synthetic data and their labels."""
+    """Return the ensemble of Eqs. 2, 3 and 7 as a function of synthetic data and their labels."""
     return lambda s, y: combined(teach(teachers, s), tau, y, mean)
 
 
@@ -156,7 +156,7 @@ def weighted(teachers: Sequence[nn.Module], tau: Tensor, mean: Mean = "logits") 
 
 
 def epsilon(mask: Mask, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-    """Which rows count for transferability: this paper's (diamond), FedFTG's (triangle), DENSE's (nabla)."""
+    """Return which rows count for transferability: DFRD's (diamond), FedFTG's (triangle), DENSE's (nabla)."""
     if mask == "fedftg":
         return torch.ones_like(y, dtype=student.dtype)
     f, ensemble = student.argmax(1), teacher.argmax(1)
@@ -165,7 +165,7 @@ def epsilon(mask: Mask, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
 
 
 def diversity(s: Tensor, h: Tensor, metric: Metric = "mean") -> Tensor:
-    """Eq. 4: exp(-sum_{j,k} |s_j - s_k| |h_j - h_k| / B^2).
+    """Return Eq. 4: exp(-sum_{j,k} |s_j - s_k| |h_j - h_k| / B^2).
 
     `mean` is the form in public code: the mean absolute difference of the images times the mean squared difference of
     their inputs. `l2` has the plain norms that are printed, which grow with the number of pixels.

@@ -1,8 +1,8 @@
 """Hosts: methods whose clients upload trained models, which a distillation on the server takes as its teachers.
 
-A host's state has the global model in a field `w`, and so have the replies to the first ask of its round. What else a
-distillation wants to know of it is `Host`. A method that says nothing of the sort, such as `fedavg`, is taken as
-`Plain`: its round is its training, nothing comes after it, an upload is a whole model.
+A host's state has the global model in a field `w`, and so have the replies to the first ask of its round. `Host` lists
+what else a distillation needs from it. A method that has none of this, such as `fedavg`, is taken as `Plain`: its round
+is its training, nothing comes after it, an upload is a whole model.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ class Holds(Protocol):
 
     @property
     def w(self) -> State:
-        """The global model."""
+        """Return the global model."""
         ...
 
 
 @runtime_checkable
 class Host(Protocol):
-    """What a distillation asks of its host beside being a method."""
+    """The questions that a distillation asks of its host, which is a method beside."""
 
     def train(self, s: Any, server: Server, cohort: Cohort) -> Holds:
-        """The round up to the new global model: one ask, answered by uploads."""
+        """Carry out the round up to the new global model: one ask, answered by uploads. Return the new state."""
         ...
 
     def settle(self, s: Any, server: Server, cohort: Cohort) -> Record:
-        """What has to come last, when the global model is final, such as HeteroFL's query of statistics."""
+        """Do what has to come last, when the global model is final, such as HeteroFL's query of statistics."""
         ...
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:
-        """Client k's model as the server can run it from what was uploaded."""
+        """Return client k's model as the server can run it from the upload."""
         ...
 
     def goes_on(self) -> bool:
-        """Whether the global model goes on from round to round, and is not replaced by an average."""
+        """Return whether the global model goes on from round to round, and is not replaced by an average."""
         ...
 
     def measures_statistics(self) -> bool:
-        """Whether `settle` measures batch-norm statistics anew."""
+        """Return whether `settle` measures batch-norm statistics anew."""
         ...
 
 
@@ -80,7 +80,7 @@ def host_of(method: Method) -> Host:
 
 
 class Overheard(Cohort):
-    """A cohort that keeps what it was answered: a host's replies are the distillation's teachers."""
+    """A cohort that keeps the answers it got: a host's replies are the distillation's teachers."""
 
     def __init__(self, cohort: Cohort):
         self.cohort, self.replies = cohort, list[dict[int, Any]]()
@@ -112,9 +112,9 @@ class Given(Record):
 class Alone(WithOptimiser):
     """Clients train by themselves and upload; nothing is averaged.
 
-    What goes down is not said. In DFRD's Table 1 L.acc hardly depends on G.acc in this mode, so clients go on from
-    their own models (`start = "local"`). FedZGE's Table 8 bills the global model to each client in each round:
-    `start = "global"`, where those of another architecture than the server's receive it and go on from their own.
+    The papers do not say what goes down. In DFRD's Table 1 L.acc hardly depends on G.acc in this mode, so clients go on
+    from their own models (`start = "local"`). FedZGE's Table 8 bills the global model to each client in each round:
+    `start = "global"`. Clients of another architecture than the server's then receive it and go on from their own.
     """
 
     quick: ClassVar[Mapping[str, Any]] = {}

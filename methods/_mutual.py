@@ -1,8 +1,8 @@
 """Two networks of one client that learn side by side: its own, which stays, and the shared one, which travels.
 
-FML and FedKD train both on the same batches, in one fit over both networks' parameters. What one network gives the
-other to learn from is held fixed (detached), so each network's loss reaches that network alone, and one optimiser over
-both does what one for each would do.
+FML and FedKD train both on the same batches, in one fit over both networks' parameters. The output that one network
+learns from the other is held fixed (detached). So each network's loss reaches that network alone, and one optimiser
+over both does what one for each would do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedaudit.training.models import Net
 
 
 class Pair(nn.Module):
-    """Logits of the own and of the shared network, and their embeddings, the shared one's through W_h."""
+    """Returns the logits of the own and of the shared network, and their embeddings, the shared one's through W_h."""
 
     def __init__(self, own: Net, shared: Net, W_h: nn.Module | None = None) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The optimiser of local training, as several methods share it: plain SGD, SGD with momentum, or Adam.
 
 A method that inherits from `WithOptimiser` has the hyper-parameters `opt`, `momentum` and `weight_decay` beside its
-learning rate, and trains with `opt=self.optimiser(self.eta)`. Without a word it is plain SGD, as in the papers'
-algorithms; what an experiment used (FedAF's Appendix A: momentum 0.9 for all algorithms) is a setting or a preset.
+learning rate, and trains with `opt=self.optimiser(self.eta)`. The default is plain SGD, as in the papers' algorithms.
+The optimiser of an experiment (FedAF's Appendix A: momentum 0.9 for all algorithms) is a setting or a preset.
 The state of the optimiser starts anew in each fit: nothing of it travels, and nothing is kept over rounds.
 """
 
@@ -27,11 +27,11 @@ class WithOptimiser(Method):
     @classmethod
     def _of_sgd(cls, momentum: float, info: ValidationInfo) -> float:
         if momentum and info.data.get("opt") == "adam":
-            raise ValueError('momentum belongs to opt = "sgd", Adam has its own; leave it out or say 0')
+            raise ValueError('momentum belongs to opt = "sgd"; Adam has its own. Leave momentum out or set it to 0')
         return momentum
 
     def optimiser(self, eta: float) -> Opt:
-        """The optimiser to be, at the learning rate eta."""
+        """Return the optimiser of local training, at the learning rate eta."""
         if self.opt == "adam":
             return adam(eta, weight_decay=self.weight_decay)
         return sgd(eta, momentum=self.momentum, weight_decay=self.weight_decay)

@@ -1,4 +1,4 @@
-"""One vector per class: what FedProto, FedTGP, FedGH, FedDistill and FedKTL share."""
+"""One vector per class, as FedProto, FedTGP, FedGH, FedDistill and FedKTL share it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ByClass = dict[int, Tensor]
 
 
 def head(model: nn.Module) -> set[str]:
-    """The part of a model that is its classifier."""
+    """Return the names of a model's tensors that belong to its classifier."""
     return {name for name in model.state_dict() if name.startswith("classifier.")}
 
 
@@ -29,7 +29,7 @@ def width_of(arch: str, shape: Shape, classes: int) -> int:
 
 
 def common_width(server: Server, method: str) -> int:
-    """The width of all clients' embeddings; what is not one width cannot be averaged or compared."""
+    """Return the width of all clients' embeddings. Embeddings of several widths cannot be averaged or compared."""
     archs = {server.arch(k) for k in range(server.clients)}
     widths = {arch: width_of(arch, server.shape, server.classes) for arch in sorted(archs)}
     if len(set(widths.values())) > 1:
@@ -42,7 +42,7 @@ def common_width(server: Server, method: str) -> int:
 
 
 def mean_by_class(sent: Mapping[int, ByClass], n: Mapping[int, Tensor] | None = None) -> ByClass:
-    """The mean over the clients that hold a class, alike or by their counts n_k (one number a class)."""
+    """Return the mean over the clients that hold a class, alike or by their counts n_k (one number a class)."""
     held = sorted({c for of_client in sent.values() for c in of_client})
     means = {}
     for c in held:
@@ -55,7 +55,7 @@ def mean_by_class(sent: Mapping[int, ByClass], n: Mapping[int, Tensor] | None = 
 
 
 def table(vectors: ByClass, classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The vectors as rows of a matrix, 0 for a class that has none, and a 1 for each class that has one."""
+    """Return the vectors as rows of a matrix, 0 for a class that has none, and a 1 for each class that has one."""
     rows, held = like.new_zeros(classes, like.shape[-1]), like.new_zeros(classes)
     for c, vector in vectors.items():
         rows[c], held[c] = vector, 1
@@ -66,11 +66,12 @@ BEHIND = 20.0  # logits by which a class without a prototype stays behind one th
 
 
 def nearest(model: Net, C: Tensor, held: Tensor) -> Net:
-    """A model that predicts the class whose prototype is nearest to the embedding, among those that there are.
+    """Return a model that predicts the class whose prototype is nearest to the embedding, among the existing
+    prototypes.
 
     -|h - C_c|^2 is 2 C_c h - |C_c|^2 but for |h|^2, which is the same for all classes: a linear layer. So the model is
-    one of its architecture, and can be saved and published as any other. A class without a prototype has the first
-    other one's logit less `BEHIND`, and is never the nearest.
+    one of its architecture, and can be saved and published as any other. A class without a prototype gets the logit of
+    the first class that has one less `BEHIND`, and is never the nearest.
     """
     weight, bias, first = 2 * C, -C.square().sum(1), int(held.argmax())
     weight = torch.where(held[:, None] > 0, weight, weight[first])
@@ -78,7 +79,7 @@ def nearest(model: Net, C: Tensor, held: Tensor) -> Net:
 
 
 def with_classifier(model: Net, weight: Tensor, bias: Tensor) -> Net:
-    """A copy of the model with other numbers in its last layer."""
+    """Return a copy of the model with other numbers in its last layer."""
     changed = copy.deepcopy(model)
     layer = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
@@ -89,10 +90,10 @@ def with_classifier(model: Net, weight: Tensor, bias: Tensor) -> Net:
 
 
 def bill(plan: Plan, field: str, ids: Iterable[int], entries: int, nobody: bool = False) -> Size:
-    """A vector with the number of its class, for each class in the messages to or from `ids`.
+    """Return the size of a vector with the number of its class, for each class in the messages to or from `ids`.
 
-    When planning, what comes up are the classes that a client holds, what goes down those that anybody does; `nobody`:
-    that there are none yet.
+    When planning, the classes that a client holds come up, and those that anybody holds go down. `nobody` says that
+    there are none yet.
     """
     up = {k: plan.held(k) for k in plan.participants}
     everybody = {c for held in up.values() for c in held}

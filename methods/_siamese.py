@@ -1,12 +1,12 @@
 """The siamese augmentation of dataset condensation (Zhao and Bilen, ICML 2021; FedAF's references [36], [37]).
 
-In each step one of six transformations is drawn, and its parameters once: real and condensed images go through the very
-same one, so that what is matched is two views of one kind. Written from the published description; the strengths are
-those usual there (`STRENGTH`), our copy of FedAF names neither.
+In each step one of six transformations is drawn, and its parameters once. Real and condensed images go through the very
+same one, so that two views of one kind are matched. This is written from the published description. The strengths are
+the usual ones there (`STRENGTH`); our copy of FedAF names neither transformations nor strengths.
 
-Everything is arithmetic on tensors of fixed shapes: what was not drawn is the identity. A step can therefore be
-recorded, and needs no operation whose backward pass adds in an order of its own. Moving, turning, scaling and mirroring
-are one matrix from pixels to pixels, which bilinear interpolation makes from an affine map.
+Everything is arithmetic on tensors of fixed shapes: a transformation that was not drawn is the identity. A step can
+therefore be recorded, and needs no operation whose backward pass adds in an order of its own. Moving, turning, scaling
+and mirroring are one matrix from pixels to pixels, which bilinear interpolation makes from an affine map.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class View(NamedTuple):
     contrast: Tensor  # times the distance from the image's mean
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Images in [-1, 1]. What comes in from outside, and what is cut out, is black (-1)."""
+        """Return the transformed images, in [-1, 1]. Pixels from outside, and those cut out, are black (-1)."""
         x = x + self.brightness
         grey = x.mean(1, keepdim=True)
         x = (x - grey) * self.saturation + grey
@@ -44,7 +44,7 @@ class View(NamedTuple):
 
 
 def view(shape: torch.Size | tuple[int, ...], like: Tensor) -> View:
-    """Draw one for images of (channels, height, width), from the global generator."""
+    """Draw one view for images of (channels, height, width), from the global generator."""
     h, w = shape[1:]
     u = torch.rand(10, device=like.device, dtype=like.dtype)
     kind = (u[0] * len(KINDS)).floor()
@@ -70,14 +70,14 @@ def view(shape: torch.Size | tuple[int, ...], like: Tensor) -> View:
 
 
 def _axis(n: int, like: Tensor) -> Tensor:
-    """The middles of n pixels in [-1, 1]."""
+    """Return the middles of n pixels in [-1, 1]."""
     return (torch.arange(n, device=like.device, dtype=like.dtype) * 2 + 1) / n - 1
 
 
 def _affine(
     h: int, w: int, scale_x: Tensor, scale_y: Tensor, angle: Tensor, shift_x: Tensor, shift_y: Tensor
 ) -> Tensor:
-    """Where each pixel comes from, as bilinear weights over all pixels: (h w, h w). From outside: nothing."""
+    """Return where each pixel comes from, as bilinear weights over all pixels: (h w, h w). Outside has no weight."""
     y, x = torch.meshgrid(_axis(h, angle), _axis(w, angle), indexing="ij")
     from_x = scale_x * (angle.cos() * x - angle.sin() * y) + shift_x
     from_y = scale_y * (angle.sin() * x + angle.cos() * y) + shift_y
@@ -87,7 +87,7 @@ def _affine(
 
 
 def views(how: Augmentation, *images: Tensor) -> tuple[Tensor, ...]:
-    """All of the images, each (rows, channels, height, width), through one and the same view."""
+    """Return all of the images, each (rows, channels, height, width), after they went through one and the same view."""
     if how == "none":
         return images
     seen = view(images[0].shape[1:], images[0])

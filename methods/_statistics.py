@@ -31,7 +31,7 @@ def batch_norms(net: nn.Module) -> dict[str, nn.BatchNorm2d]:
 
 
 def measured(client: Client, net: nn.Module, B: int) -> Statistics:
-    """The statistics of `net` on this client's records: a cumulative mean over batches."""
+    """Return the statistics of `net` on this client's records: a cumulative mean over batches."""
     for m in batch_norms(net.eval()).values():
         m.train()
         m.momentum = None  # a cumulative mean over batches
@@ -45,7 +45,7 @@ def measured(client: Client, net: nn.Module, B: int) -> Statistics:
 
 
 def settled(w: State, replies: Mapping[int, Statistics]) -> State:
-    """w with the clients' statistics, averaged by their records."""
+    """Return w with the clients' statistics, averaged by their records."""
     means = weighted_mean({k: r.s for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
     fresh = {name: t.clamp_min(0) if name.endswith("running_var") else t for name, t in means.items()}
     return State({**w, **fresh}, w.buffers)  # clamped: noise could have made a variance negative
@@ -53,14 +53,14 @@ def settled(w: State, replies: Mapping[int, Statistics]) -> State:
 
 @lru_cache
 def statistics_size(arch: str, shape: Shape, classes: int) -> int:
-    """Bytes of all running means and variances."""
+    """Return the bytes of all running means and variances."""
     with torch.device("meta"):
         net = models.build(arch, shape=shape, classes=classes)
     return sum(2 * 4 * m.num_features for m in batch_norms(net).values())
 
 
 def statistics_traffic(plan: Plan, ask: int) -> dict[tuple[str, str], Size | int]:
-    """What one such ask costs: the parameters down to each client, a mean and a variance per channel back."""
+    """Return the cost of one such ask: the parameters down to each client, a mean and a variance per channel back."""
     replies = len(plan.replied(ask))
     return {
         ("down", "Query.w"): Size(plan.state().payload) * len(plan.asked(ask)),

@@ -1,15 +1,15 @@
 """Sub-models by width, and the selective average that puts them together again (DFRD, Section 2, Eq. 1).
 
-`heterofl` (static), `feddropout` (random) and `fedrolex` (rolling) differ only in which units a client trains. What
-they share is here: who gets which width, which units of which layer belong together, extraction, and Eq. 1.
+`heterofl` (static), `feddropout` (random) and `fedrolex` (rolling) differ only in which units a client trains. They
+share what is here: who gets which width, which units of which layer belong together, extraction, and Eq. 1.
 
-- Units that must go together are found by walking the network's graph: what a layer puts out is what the next one takes
-  in, what is added has equal units on both sides, what is concatenated keeps its parts, and a flattened channel takes
-  its pixels along. Networks that split or shuffle channels, and transformers, are refused.
-- A client is a dense, narrow network (`cnn@0.25`): it needs no index to train, and what travels is what a network of
-  that width weighs.
-- Where the setting's `model` names one family, widths follow the paper's budgets R_i; a list such as
-  `cnn:2,cnn@0.5:3` says them itself. The global model is the family at full width.
+- Units that must go together are found by walking the network's graph. A layer's outputs are the inputs of the next
+  one, both sides of a sum have equal units, a concatenation keeps its parts, and a flattened channel takes its pixels
+  along. Networks that split or shuffle channels, and transformers, are refused.
+- A client's model is a dense, narrow network (`cnn@0.25`). It needs no index to train, and as many bytes travel as a
+  network of that width has.
+- If the setting's `model` names one family, widths follow the paper's budgets R_i. A list such as `cnn:2,cnn@0.5:3`
+  says them itself. The global model is the family at full width.
 - Eq. 1 leaves p_i open ("generally the size of data held"): it is n_i. HeteroFL and FedRolex average without weights in
   their papers; DFRD's equation is the default here, `weighted = false` gives theirs.
 - Batch-norm statistics have a unit each, and are extracted and averaged like parameters (HeteroFL does otherwise).
@@ -58,9 +58,9 @@ Pick = Callable[[int, int], Tensor]  # full width, how many: which
 
 
 def budgets(N: int, sigma: int, rho: int) -> list[Fraction]:
-    """R_i = (1/2)^min(sigma, floor(rho i / N)), i = 1..N (DFRD, Section 4.1).
+    """Return R_i = (1/2)^min(sigma, floor(rho i / N)), i = 1..N (DFRD, Section 4.1).
 
-    Our copy prints floor(rho / N), the same for all; with the i, rho = 40 gives everybody 1/16, as Section 4.2 says.
+    Our copy prints floor(rho / N), the same for all. With the i, rho = 40 gives everybody 1/16, as Section 4.2 says.
     """
     return [Fraction(1, 2 ** min(sigma, rho * i // N)) for i in range(1, N + 1)]
 
@@ -70,7 +70,7 @@ def ratio_of(arch: str) -> Fraction:
 
 
 def family_of(model: str) -> str:
-    """The one family that a setting's `model` names."""
+    """Return the one family that a setting's `model` names."""
     families = {block.partition(":")[0].strip().partition("@")[0] for block in model.split(",")}
     if len(families) > 1 or families & models.GROUPS.keys():
         raise SettingError(
@@ -101,7 +101,10 @@ _LAYERS = (
 
 @lru_cache
 def layout(arch: str, shape: Shape, classes: int) -> Layout:
-    """Walk the network in the order of execution. The order numbers the groups, so it is the same everywhere."""
+    """Return the layout, found by walking the network in the order of execution.
+
+    That order numbers the groups, so the numbers are the same everywhere.
+    """
     with torch.device("meta"):  # the structure is enough
         net = models.build(arch, shape=shape, classes=classes)
 
@@ -179,12 +182,12 @@ def layout(arch: str, shape: Shape, classes: int) -> Layout:
 
 
 def choose(plan: Layout, R: Fraction, pick: Pick) -> Units:
-    """ceil(R width) units of each group: the widths of `name@R`."""
+    """Return ceil(R width) units of each group: the widths of `name@R`."""
     return {group: pick(width, max(1, math.ceil(width * R))) for group, width in plan.widths.items()}
 
 
 def positions(plan: Layout, units: Units, full: Mapping[str, Tensor]) -> Where:
-    """Where a sub-model's entries lie in the full tensors: `full[name][where[name]]` is the sub-model's."""
+    """Return where a sub-model's entries lie in the full tensors: `full[name][where[name]]` is the sub-model's."""
     where: Where = {}
     for name, t in full.items():
         index = []
@@ -204,15 +207,16 @@ def positions(plan: Layout, units: Units, full: Mapping[str, Tensor]) -> Where:
 
 
 def extract(w: Mapping[str, Tensor], where: Where, buffers: frozenset[str] = frozenset()) -> State:
-    """theta_i: the sub-model's own copy of its entries."""
+    """Return theta_i: the sub-model's own copy of its entries."""
     return State({name: t[where[name]].clone() for name, t in w.items()}, buffers)
 
 
 def average(w: State, parts: Mapping[int, State], where: Mapping[int, Where], p: Mapping[int, float]) -> State:
-    """Eq. 1: each entry is the mean over the clients that trained it, weighted by p; the others stay as they are.
+    """Return Eq. 1: each entry is the mean over the clients that trained it, weighted by p; the others stay as they
+    are.
 
-    The sum is FedAvg's over zero-filled parts, divided by the share of the weights that an entry had: where everybody
-    trained it that share is exactly 1, and the bits are FedAvg's.
+    The sum is FedAvg's over zero-filled parts, divided by the share of the weights that an entry had. If everybody
+    trained it, that share is exactly 1, and the bits are FedAvg's.
     """
     ids = sorted(parts)
     n = sum(p[k] for k in ids)
@@ -282,7 +286,7 @@ class SubModels(WithOptimiser):
                 f"Sub-models of {family} are cut out of {family} itself; --server-model {net.arch} is another network. "
                 "Leave it out."
             )
-        layout(family, server.shape, server.classes)  # refuses at once what has no sub-models
+        layout(family, server.shape, server.classes)  # refuses at once a network that has no sub-models
         return Whole(state_of(net))
 
     def round(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
@@ -300,15 +304,15 @@ class SubModels(WithOptimiser):
         return Whole(average(s.w, {k: r.w for k, r in replies.items()}, where, p))  # Eq. 1
 
     def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
-        """Which units client k trains in this round, and the message that brings it its part."""
+        """Return which units client k trains in this round, and the message that brings it its part."""
         raise NotImplementedError
 
     def travels(self, w: State) -> State:
-        """What of the global model is sent, trained and averaged."""
+        """Return the part of the global model that is sent, trained and averaged."""
         return w
 
     def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
-        """What is left to do once a round's model is final: a distillation may come before it."""
+        """Do what is left once a round's model is final: a distillation may come before it."""
         return s
 
     def client_update(self, client: Client, msg: Any) -> TrainedPart:
@@ -317,7 +321,7 @@ class SubModels(WithOptimiser):
         return TrainedPart(state_of(client.model), len(client))
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:
-        """Client k's model as the server can run it from what was uploaded."""
+        """Return client k's model as the server can run it from the upload."""
         return load(server.model(server.arch(k)), w)
 
     def goes_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""What FedKTL is made of: a fixed simplex of class vectors, a discrepancy of samples, and a small generator."""
+"""The parts of FedKTL: a fixed simplex of class vectors, a discrepancy of samples, and a small generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaudit.training.models import Net
 
 
 def simplex(classes: int, seed: int, device: torch.device) -> Tensor:
-    """Rows v_c of unit length, any two at the cosine -1 / (C - 1)."""
+    """Return rows v_c of unit length, any two at the cosine -1 / (C - 1)."""
     rng = torch.Generator().manual_seed(seed)
     U = torch.linalg.qr(torch.randn(classes, classes, generator=rng, dtype=torch.float64))[0]
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
@@ -22,7 +22,7 @@ def simplex(classes: int, seed: int, device: torch.device) -> Tensor:
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """Squared maximum mean discrepancy of two samples."""
+    """Return the squared maximum mean discrepancy of two samples."""
 
     def k(p: Tensor, q: Tensor) -> Tensor:
         apart = (p[:, None] - q).square().sum(2)
@@ -46,36 +46,42 @@ class Both(nn.Module):
 
 
 def transformer(server: Server, H: int) -> nn.Module:
-    """F, from C entries to the generator's H latents."""
+    """Return F, a map from C entries to the generator's H latents."""
     C = server.classes
     return nn.Sequential(nn.Linear(C, C), nn.BatchNorm1d(C), nn.ReLU(), nn.Linear(C, H)).to(server.device)
 
 
 def rows(of: dict[int, Tensor], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """What there is of each class, as a batch: of two rows at least, for batch norm; zeros where there is nothing."""
+    """Return the vectors of all classes as one batch, by ascending class; zeros if there are none.
+
+    The batch has at least two rows, for batch norm.
+    """
     found = [of[c] for c in sorted(of)] or [torch.zeros(shape, device=device)]
     return torch.stack(found if len(found) > 1 else found * 2)
 
 
 def on_simplex(model: Net, v: Tensor) -> Net:
-    """A model that predicts by the angles to v_c. The largest cosine is the largest product, which is linear in the
-    embedding: the model is one of its architecture, and can be published as any other."""
+    """Return a model that predicts by the angles to v_c.
+
+    The largest cosine is the largest product, which is linear in the embedding. So the model is one of its
+    architecture, and can be published as any other.
+    """
     last = cast(nn.Linear, model.classifier)
     return with_classifier(model, v @ last.weight, v @ last.bias)
 
 
 def scripted(path: str, server: Server) -> nn.Module:
-    """A generator that was given."""
+    """Return the generator that the setting gives as a file."""
     return torch.jit.load(path, map_location=server.device).eval()
 
 
 def decoder(server: Server, H: int, width: int) -> Generator:
-    """The generator that the server trains where none was given."""
+    """Return the generator that the server trains if none was given."""
     return Generator("none", H, server.shape, server.classes, width).to(server.device).eval()
 
 
 def trained_decoder(server: Server, H: int, width: int, steps: int) -> Generator:
-    """It as the decoder of a variational autoencoder of the public images: latents N(0, I)."""
+    """Train the generator as the decoder of a variational autoencoder of the public images, with latents N(0, I)."""
     G = decoder(server, H, width)
     x, rng = server.public[0], server.rng("decoder")
     size = x[0].numel()

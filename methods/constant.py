@@ -1,7 +1,7 @@
 """The constant predictor: each client answers with the most frequent class among its own records, whatever the image.
 
-Nothing crosses the wire. It is the floor that personalised accuracy on skewed local test sets has to be read against:
-with one class per client a constant is perfect.
+Nothing crosses the wire. Personalised accuracy on skewed local test sets has to be read against this floor: with one
+class per client a constant is perfect.
 
 The constant is deployed as the client's own network with the weights of its last layer 0 and the bias 1 for that
 class, so that it can be saved, published and attacked like any other.

@@ -9,12 +9,12 @@ the other hosts are DFRD's fine-tuning. Hosts, batch norm and optimisers: see fe
     L_div = -omega KL(D(s), f(s)), omega = 1[argmax D(s) != argmax f(s)]         transferability
     generator: min L_CE + lambda_1 L_BN + lambda_2 L_div;   global model: min KL(D(s), f(s))
 
-It needs nothing but the models: no label counts are asked for. The paper is not among ours; this is written from its
-published description. Chosen where that leaves room:
+It needs nothing but the models: no label counts are asked for. We do not have the paper; this is written from its
+published description. Where that leaves room, we chose:
 
-- One batch of z and y is kept for a turn: I_g steps of the generator on it, then I_d steps of the global model on what
-  it became (the paper: 30 and 1, 200 turns: preset `one-shot`). Otherwise steps, rates and sizes are those of `dfrd`:
-  the three are compared under one budget.
+- One batch of z and y is kept for a turn: I_g steps of the generator on it, then I_d steps of the global model on the
+  images that result. The paper has 30 and 1 steps, and 200 turns: preset `one-shot`. Otherwise steps, rates and sizes
+  are those of `dfrd`: the three are compared under one budget.
 - lambda_1 = 1 and lambda_2 = 0.5 are DENSE's own. DFRD's Section 4.1 says that its baselines use its setting, where
   such weights are 1: set lambda_2 = 1 for that reading.
 - L_BN is 0 where the uploaded models have no batch norm, or their statistics did not travel (HeteroFL's).
@@ -35,7 +35,7 @@ from fedaudit.methods._generator import Merge, Sampler, combined, epsilon, teach
 
 
 class Norms:
-    """Listens at the batch norms of the teachers: how far the statistics of what passes are from theirs."""
+    """Listens at the teachers' batch norms, and measures how far the statistics of a pass are from theirs."""
 
     def __init__(self, teachers: list[nn.Module]):
         self.m, self.apart = len(teachers), list[Tensor]()
@@ -49,14 +49,14 @@ class Norms:
         self.apart.append((mean - layer.running_mean).norm() + (var - layer.running_var).norm())  # type: ignore[operator]
 
     def L_BN(self) -> Tensor | float:
-        """Of the last pass; forgets it."""
+        """Return the last pass's loss and clear it."""
         heard, self.apart = self.apart, []
         return torch.stack(heard).sum() / self.m if heard else 0.0
 
 
 def L_div(ensemble: Tensor, student: Tensor) -> Tensor:
-    """-omega KL(D(s), f(s)), one value per row."""
-    y = ensemble.argmax(1)  # the mask knows no label
+    """Return -omega KL(D(s), f(s)), one value per row."""
+    y = ensemble.argmax(1)  # DENSE's mask does not use labels
     return -epsilon("dense", student, ensemble, y) * kl(ensemble, student)
 
 

@@ -2,12 +2,12 @@
 Algorithm 1 and Eqs. 9-14. The transfer set of FKE comes out of a decoder that the server trains on the clients'
 embeddings.
 
-What leaves a client: theta_k, E_k, Y_k and logits. The two of Section 4.3 (line 7 of Algorithm 1) are protected by
-policies on `embeddings` and `logits`, before they leave (the algorithm shares first and protects then). Table 4's
-noise is `calibration = "classical"` (Eq. 15) with `sensitivity = "random-pixel"` (Appendix G): it takes neighbours
-for data sets that differ in one random pixel of one record. Logits are of synthetic images, which no private pixel is
-a pixel of; for them the policy has to say what the paper's way takes for granted, `assume = "logits-of-records"`. The
-ledger says infinity for both, with the paper's epsilon as a claim. The last column is `mechanism = "pure-noise"` on
+These leave a client: theta_k, E_k, Y_k and logits. The two of Section 4.3 (line 7 of Algorithm 1) are protected by
+policies on `embeddings` and `logits` before they leave. (The algorithm shares first and protects afterwards.) Table 4's
+noise is `calibration = "classical"` (Eq. 15) with `sensitivity = "random-pixel"` (Appendix G). There two data sets are
+neighbours if they differ in one random pixel of one record. Logits are of synthetic images, which contain no private
+pixel. For them the policy has to state what the paper takes for granted, `assume = "logits-of-records"`. The ledger
+says infinity for both, with the paper's epsilon as a claim. The table's last column is `mechanism = "pure-noise"` on
 both; theta_k and Y_k travel even then.
 
 Contradicted in the paper:
@@ -18,31 +18,31 @@ Contradicted in the paper:
   epochs (Algorithm 1, lines 18-20, and Section 4.1): `alternate`, `step` or `epoch`. One Adam serves the whole
   exchange.
 - Section 2 defines Y^_k on X_k, Appendix D on D^_k. Eq. 13 compares it with f(D^_k): it is on D^_k.
-- The docking layer is R^h -> R^h while encoders' widths differ: here R^{h_k} -> R^h, with a bias. h = 512 is said of
-  the baselines only; with it the decoder has the 4.4 M parameters that are given.
-- Buffers are "synchronized", but with participation rho < 1 clients miss rounds. Logits are keyed by round, and a
-  student skips rounds that it lacks, or with `sync` gets Dec and E~ of what it missed, billed like everything.
+- The docking layer is R^h -> R^h although encoders' widths differ: here it is R^{h_k} -> R^h, with a bias. h = 512 is
+  said of the baselines only; with it the decoder has the 4.4 M parameters that are given.
+- Buffers are "synchronized", but with participation rho < 1 clients miss rounds. Logits are keyed by round. A student
+  skips rounds that it lacks; with `sync` it gets Dec and E~ of the rounds that it missed, and they are billed.
 - Table 5's "Unlimited, up to 50" is read as a run of 50 rounds, not as a limit of 50.
 
 Left open (those of local training, batch norm, collaboration and test points: see `fedaudit.methods.fke`; those of
 the decoder: `_decoder`):
 
-- Sums over clients of CE, MSE and KL of whole collections: every row counts alike, as in the mini-batch epochs that
-  the paper trains for; a mean per client would blow up the rows of small clients.
-- Whether Dec and docking layers go on from round to round: Algorithm 1 requires one Gen and trains it in every round,
-  so Dec goes on, and so do the docking layers, whose space it decodes. `fresh`: both are new in each round. Only the
-  head is said to be discarded.
-- How B^t is drawn: |B^t_k| = N_k of client k's past rows, uniform, so that |B^t| = n^ (Appendix D), by a seed that
-  the server sends.
-- The batch size of the docking layers: `B_Tran`, 100, as of the others.
-- Whose n is in delta = 1/n, "dataset size": the client's, which protects each record of it. How many pixel edits the
-  sensitivity of Appendix G is the largest of: 256, `random-pixel:SAMPLES`.
-- Partitions: Dir(alpha), by class or by client, balanced or not: the setting's `partition` (`dirichlet`,
+- In the sums over clients of CE, MSE and KL of whole collections every row counts alike, as in the mini-batch epochs
+  that the paper trains for. A mean per client would give too much weight to the rows of small clients.
+- Dec and the docking layers go on from round to round: Algorithm 1 requires one Gen and trains it in every round, so
+  Dec goes on, and so do the docking layers, whose space it decodes. `fresh`: both are new in each round. Only the head
+  is said to be discarded.
+- B^t is drawn by a seed that the server sends: |B^t_k| = N_k of client k's past rows, uniform, so that |B^t| = n^
+  (Appendix D).
+- The batch size of the docking layers is `B_Tran`, 100, as for the others.
+- The n in delta = 1/n, "dataset size", is the client's, which protects each record of it. The sensitivity of Appendix G
+  is the largest of 256 pixel edits, `random-pixel:SAMPLES`.
+- Partitions are Dir(alpha), by class or by client, balanced or not: the setting's `partition` says which (`dirichlet`,
   `dirichlet-capped`).
 
 Deviations, off by default:
 
-- `own`: the client's own D^_k with its own logits in Eq. 13, whose sum has i != k. It holds the client to what it
+- `own` adds the client's own D^_k with its own logits to Eq. 13, whose sum has i != k. It holds the client to what it
   knew.
 """
 
@@ -88,7 +88,7 @@ class Shared(Up):
 
 
 class Missed(Down):
-    """What a client was not there to get, by round (`sync`)."""
+    """The rounds that a client missed because it did not take part (`sync`)."""
 
     Dec: dict[int, State]
     E: dict[int, dict[int, Tensor]] = relay("embeddings")
@@ -105,7 +105,7 @@ class Unified(Down):
 
 
 class Answered(Up):
-    """Logits by round: of this one on all of D^_k, of earlier ones on the sample B^t_k."""
+    """Logits by round: those of this round on all of D^_k, those of earlier ones on the sample B^t_k."""
 
     Y: dict[int, Tensor] = private("logits", via="model", unit="client")
 
@@ -208,7 +208,7 @@ class DFFKE(FKE):
         return Exchanged()
 
     def current_rows(self, client: Client, now: Past, Y: dict[int, dict[int, Tensor]]) -> Rows:
-        """Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
+        """Return the rows of Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
@@ -217,7 +217,9 @@ class DFFKE(FKE):
     def review_rows(
         self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
     ) -> Rows:
-        """Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on it."""
+        """Return the rows of Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on
+        it.
+        """
         rows: Rows = []
         for s in past:
             of_s = [(i, by_round[s]) for i, by_round in Y.items() if s in by_round]
@@ -226,7 +228,7 @@ class DFFKE(FKE):
         return rows
 
     def decoded(self, client: Client, Dec: State, rows: Rows) -> Rows:
-        """Dec's images in place of embeddings, those of all peers at once; and the logits as row x peer x class."""
+        """Return Dec's images in place of embeddings, for all peers at once, and the logits as row x peer x class."""
         if not rows:
             return []
         e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
@@ -244,7 +246,7 @@ class DFFKE(FKE):
         return train_decoder(server, Dec, clients, theta_z, E, **options)  # Eq. 12
 
     def synchronise(self, s: DataFree, cohort: Cohort, ids: list[int]) -> dict[int, list[int]]:
-        """Send Dec and E~ of the buffer's rounds to those who lack them. Returns who then holds which."""
+        """Send Dec and E~ of the buffer's rounds to those who lack them, and return who then holds which."""
         lacks = {k: [t for t in s.past if t not in s.holds.get(k, [])] for k in ids}
         missed = {
             k: Missed({t: s.past[t]["Dec"] for t in rounds}, {t: s.past[t]["E"] for t in rounds})

@@ -1,21 +1,21 @@
 """DFRD. Luo et al., "DFRD: Data-Free Robustness Distillation for Heterogeneous Federated Learning", NeurIPS 2023,
 Eqs. 2-7.
 
-On the server a conditional generator G is trained to give data on which the uploaded models agree with a label
-(fidelity), the global model does not yet (transferability), and which differ (diversity); the global model then learns
-the uploaded models' weighted logits on data from G and from an average of G over the rounds.
+On the server a conditional generator G is trained. It shall give data on which the uploaded models agree with a label
+(fidelity) and the global model does not yet (transferability), and which differ from each other (diversity). The global
+model then learns the uploaded models' weighted logits on data from G and from an average of G over the rounds.
 
 `dfrd` trains a global model from scratch; `fedavg+dfrd`, `heterofl+dfrd`, `feddropout+dfrd` and `fedrolex+dfrd` improve
 the host's average in each round. Hosts, batch norm and optimisers: see fedaudit/methods/_datafree.py.
 
-Left open or contradictory (the appendices are not in our copy), and chosen:
+The paper leaves these points open or contradicts itself (the appendices are not in our copy), and we chose:
 
 - Eq. 3 is KL(teacher, student), Eq. 7 KL(student, teacher). Both are as written; `md = "teacher-student"` turns Eq. 7
   round. No temperature is given: 1.
-- Eq. 4 as printed has plain norms, so with as few as 64 pixels the exponential is 0 in float32, and so is its gradient,
-  unless G has nearly collapsed; but Table 5 has 1 to 7 points for it. The default is the form in public code of this
-  family: the mean absolute difference of images times the mean squared difference of inputs. `metric = "l2"`: as
-  printed.
+- Eq. 4 as printed has plain norms. With as few as 64 pixels the exponential is then 0 in float32, and so is its
+  gradient, unless G has nearly collapsed. But Table 5 has 1 to 7 points for it. The default is the form in public code
+  of this family: the mean absolute difference of images times the mean squared difference of inputs. `metric = "l2"` is
+  the printed form.
 - Eqs. 2, 3 and 7 average logits; `ensemble = "probabilities"` averages softmax outputs, as FedFTG's public code does
   for the student.
 - Eq. 6 does not say what w~ is before round 1. The average begins with the first trained generator, w~^1 = w^1; from
@@ -23,13 +23,13 @@ Left open or contradictory (the appendices are not in our copy), and chosen:
   knowledge of earlier rounds, none in round 1.
 - Steps: I times I_g of the generator, then I_d of the global model, with fresh z and y in each. The numbers, optimisers
   (Adam for G, SGD with momentum for f), rates, d and the batch size are ours: see `presets`.
-- ncat concatenates "y" itself: as one-hot.
-- n_{i,t}^y counts a client's records, all of which train in each round; they are uploaded in each: a release of kind
-  `label_counts`. Classes that nobody holds are never drawn.
+- ncat concatenates "y" itself, which is one-hot here.
+- n_{i,t}^y counts a client's records, all of which train in each round. The counts are uploaded in each round: a
+  release of kind `label_counts`. Classes that nobody holds are never drawn.
 - tau_{i,y} tells the ensemble the label: the holders of y are asked about an image for y, and lean to y whatever it
   shows. The record has fidelity under tau and under the plain mean of logits. On a host f is good already, and labels
-  that images do not show make it worse (docs/results/dfrd.md): there all teachers are alike. `weighting = "dynamic"` is
-  the paper's; it is the default from scratch.
+  that images do not show make it worse (docs/results/dfrd.md). There all teachers weigh the same. `weighting =
+  "dynamic"` is the paper's; it is the default from scratch.
 - L.acc gives each client a random equal share of the test set. The record's `clients.global_test` gives it the whole
   test set: the same in expectation, with less noise. G.acc is `global.test`.
 """
@@ -66,12 +66,12 @@ Weighting = Literal["dynamic", "uniform", "images", "targets"]  # everywhere, no
 
 
 def L_fid(ensemble: Tensor, y: Tensor) -> Tensor:
-    """Eq. 2, one value per row; `ensemble` is sum_i tau_{i,y} f_i(s, theta_i)."""
+    """Return Eq. 2, one value per row; `ensemble` is sum_i tau_{i,y} f_i(s, theta_i)."""
     return cross_entropy(ensemble, y, reduction="none")
 
 
 def L_tran(ensemble: Tensor, student: Tensor, y: Tensor, mask: Mask = "dfrd") -> Tensor:
-    """Eq. 3, one value per row."""
+    """Return Eq. 3, one value per row."""
     return -epsilon(mask, student, ensemble, y) * kl(ensemble, student)
 
 
@@ -86,18 +86,18 @@ def L_gen(
     mask: Mask = "dfrd",
     metric: Metric = "mean",
 ) -> Tensor:
-    """Eq. 5: L_fid + beta_tran L_tran + beta_div L_div, for a batch."""
+    """Return Eq. 5: L_fid + beta_tran L_tran + beta_div L_div, for a batch."""
     rows = L_fid(ensemble, y) + beta_tran * L_tran(ensemble, student, y, mask)
     return rows.mean() + beta_div * diversity(s, h, metric)  # Eq. 4
 
 
 def L_kl(student: Tensor, ensemble: Tensor, md: Order = "student-teacher") -> Tensor:
-    """A term of Eq. 7, for a batch."""
+    """Return a term of Eq. 7, for a batch."""
     return (kl(student, ensemble) if md == "student-teacher" else kl(ensemble, student)).mean()
 
 
 def ema(w_: State | None, w: State, lam: float) -> State:
-    """Eq. 6: w~^t = lambda w~^{t-1} + (1 - lambda) w^t."""
+    """Return Eq. 6: w~^t = lambda w~^{t-1} + (1 - lambda) w^t."""
     if w_ is None:
         return w
     mixed = {name: lam * w_[name] + (1 - lam) * t if t.is_floating_point() else t for name, t in w.items()}

@@ -1,13 +1,14 @@
 """DS-FL. Itahara et al., "Distillation-Based Semi-Supervised Federated Learning for Communication-Efficient
 Collaborative Training With Non-IID Private Data", IEEE TMC 2021, as the baseline of FedZGE (Ma et al., AAAI 2025).
 
-Outputs on an unlabelled auxiliary set travel instead of models. Left open or contradicted, and chosen:
+Outputs on an unlabelled auxiliary set travel instead of models. The papers leave these points open or contradict each
+other, and we chose:
 
 - FedZGE sends x_p in every round and bills it (Table 8); in DS-FL itself everybody holds the open set beforehand. It
-  travels here. Beyond Table 8 there travels N_k, 8 bytes a client.
-- FedZGE weighs clients by N_k / N (Table 8), DS-FL alike (`weights = "equal"`, then no N_k travels).
-- What is averaged are soft labels, as DS-FL's entropy reduction aggregation (ERA) needs; FedZGE writes f_k(x_p), which
-  has the same size. `aggregate = "sa"` is the plain average.
+  travels here. Beyond Table 8, N_k travels too: 8 bytes a client.
+- FedZGE weighs clients by N_k / N (Table 8). DS-FL weighs all the same (`weights = "equal"`, then no N_k travels).
+- Soft labels are averaged, as DS-FL's entropy reduction aggregation (ERA) needs; FedZGE writes f_k(x_p), which has the
+  same size. `aggregate = "sa"` is the plain average.
 - FedZGE gives no settings for its baselines; they get FedZGE's own (E_k, E'_k, E, batch sizes, Adam), so that the
   methods differ in nothing else. T = 0.1 is DS-FL's. Optimisers start anew in each round.
 - FedZGE's auxiliary set is another data set (CIFAR-100 for CIFAR-10): the setting `public_dataset`. Without it, it is
@@ -90,7 +91,7 @@ class DSFL(Method):
         return Walked(state_of(f), s.order)
 
     def era(self, p: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
-        """softmax(mean_k p_k / T): lower entropy than the mean itself where T is small enough."""
+        """Return softmax(mean_k p_k / T): it has lower entropy than the mean itself if T is small enough."""
         mean = ensemble(p, N)
         return (mean / self.T).softmax(-1) if self.aggregate == "era" else mean
 

@@ -2,9 +2,9 @@
 
 Two asks a round: mean logits up and averaged down (Eqs. 5-9), then condensation and training (Eqs. 10-17).
 
-Left open by the paper, or contradicted in it, and chosen here:
+The paper leaves these points open or contradicts itself, and we chose:
 
-- Eqs. 8 and 12 divide by K, but a client has no v_{k,c} of a class it does not hold: the mean is over those who do.
+- Eqs. 8 and 12 divide by K, but a client has no v_{k,c} of a class it does not hold: the mean is over those that do.
   Appendix C calls V the means of all *other* clients; the equation, which has them all, is followed.
 - Eq. 17 read as a recursion would erase w within a few steps: each step interpolates the *received* w with a fresh w~.
   "Randomly sampled" w~ is PyTorch's default initialisation of a layer, for every network (also for
@@ -18,23 +18,23 @@ Left open by the paper, or contradicted in it, and chosen here:
   own soft labels, are a second release of the records (`soft="records"`). The temperature tau is not given.
 - Eq. 13 takes t_c over all condensed images of a class, in every step (`T_over="all"`); `"batch"` takes those in the
   mini-batch. D_KL of the matrices in Eq. 15 is the sum over the classes, as in Eqs. 4 and 10.
-- Eq. 3 takes all records of a class, Section 5.1 a local batch of 256: B records of each class in a step, all where
-  there are no more.
+- Eq. 3 takes all records of a class, Section 5.1 a local batch of 256. Here a step takes B records of each class, or
+  all of them if there are no more.
 - On the server batch norm trains as usual; with `T_over="all"` every step passes the mini-batch and all of S, so that
   the running statistics see both and t_c is at batch statistics of S. Without LGKM they see the mini-batches alone.
 - Eq. 10 sums F over all classes; a client sums over those it holds, as it has no u_c of the others.
-- How F and the losses are scaled decides what the published weights mean. F is a mean over the L projections
-  (`swd_scale="sum"`: their sum, L times as much), Eq. 4 a sum over the features (`dm_scale`), Eq. 15 a sum over the
-  classes (`lgkm_scale="mean"`: over them, ten times less; what a "batchmean" gives). With the published lambda_loc and
-  the defaults CDC is 7e-5 of an image's gradient (docs/results/fedaf.md), so that Table 4's 1 to 1.6 points can hardly
-  come from it; with the other scales it is larger. A test measures all four.
+- The scale of F and of the losses decides what the published weights mean. F is a mean over the L projections
+  (`swd_scale="sum"`: their sum, L times as much). Eq. 4 is a sum over the features (`dm_scale`). Eq. 15 is a sum over
+  the classes (`lgkm_scale="mean"`: their mean, ten times less, as a "batchmean" gives it). With the published
+  lambda_loc and the defaults CDC is 7e-5 of an image's gradient (docs/results/fedaf.md), so that Table 4's 1 to 1.6
+  points can hardly come from it. With the other scales it is larger. A test measures all four.
 - tau = 2, L = 50 and averages of 10 records are ours: a usual temperature, enough projections for ten logits, and
   enough records that a start resembles none of them.
-- What FedDM needs too (batch norm, clamping, pixel units, starting images, `restart`, augmentation, `least`):
-  see fedaudit/methods/_condense.py.
+- The points that FedDM shares (batch norm, clamping, pixel units, starting images, `restart`, augmentation, `least`)
+  are in fedaudit/methods/_condense.py.
 
-`lambda_loc = 0` is Table 4's "w/o CDC", `lambda_glob = 0` its "w/o LGKM"; what an ablation does not need is not sent.
-Which classes a client holds is to be seen in every message of it.
+`lambda_loc = 0` is Table 4's "w/o CDC", `lambda_glob = 0` its "w/o LGKM". An ablation does not send what it does not
+need. Every message of a client shows which classes it holds.
 """
 
 from __future__ import annotations
@@ -96,24 +96,29 @@ class Trained(Record):
 
 
 def swd_points(u: Tensor, v: Tensor, L: int) -> Tensor:
-    """Sliced W_1 of point masses at u_c and v_c: |theta . (u - v)| for each row c and each of L directions theta."""
+    """Return sliced W_1 of point masses at u_c and v_c: |theta . (u - v)| for each row c and each of L directions
+    theta.
+    """
     theta = normalize(torch.randn(L, u.shape[1], device=u.device, dtype=u.dtype), dim=1)
     return ((u - v) @ theta.T).abs()
 
 
 def swd_entries(u: Tensor, v: Tensor) -> Tensor:
-    """W_1 of the entries of u_c and v_c as samples on the line: for each row c the distances, sorted, to average."""
+    """Return W_1 of the entries of u_c and v_c as samples on the line, as sorted distances of each row c to average."""
     return (u.sort(1).values - v.sort(1).values).abs()
 
 
 def mean_by_class(sent: dict[int, dict[int, Tensor]]) -> dict[int, Tensor]:
-    """Eqs. 8 and 12 over the clients that hold the class."""
+    """Return Eqs. 8 and 12 over the clients that hold the class."""
     held = sorted({c for of_client in sent.values() for c in of_client})
     return {c: torch.stack([sent[k][c] for k in sorted(sent) if c in sent[k]]).mean(0) for c in held}
 
 
 def lgkm(z: Tensor, y: Tensor, r: Tensor, held: Tensor, tau: float, scale: Scale = "sum") -> Tensor:
-    """Eqs. 13 and 15 from the logits z of condensed images of classes y. Classes without r_c or image count nothing."""
+    """Return Eqs. 13 and 15 from the logits z of condensed images of classes y.
+
+    Classes without r_c or without an image count nothing.
+    """
     member = (y[:, None] == torch.arange(len(r), device=y.device)).to(z.dtype)
     n = member.sum(0)
     t = member.T @ z / n.clamp(min=1)[:, None] / tau  # Eq. 13, before the softmax
@@ -135,7 +140,7 @@ def l_glob(
     scale: Scale = "sum",
     aug: Augmentation = "none",
 ) -> Tensor:
-    """Eq. 14. The LGKM term is one number, the same on every row."""
+    """Return Eq. 14. The LGKM term is one number, the same on every row."""
     z = f(*views(aug, x))
     matched = lgkm(z, y, r, held, tau, scale) if S is None else lgkm(f(S[0]), S[1], r, held, tau, scale)
     return cross_entropy(z, y, reduction="none") + lambda_glob * matched
@@ -198,7 +203,7 @@ class FedAF(Condensing):
     def soft_targets(
         self, R: dict[int, dict[int, Tensor]], classes: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """r (class, class), a row for each class, and which classes have one."""
+        """Return r (class, class), a row for each class, and which classes have one."""
         r = torch.full((classes, classes), 1 / classes, device=device)
         held = torch.zeros(classes, device=device)
         for c, r_c in mean_by_class(R).items():  # Eq. 12

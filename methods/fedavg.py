@@ -1,8 +1,8 @@
 """FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 AISTATS 2017, Algorithm 1.
 
-Left open by the paper: what becomes of batch-norm statistics. They travel and are averaged like the parameters
-(counters rounded), which is what most implementations do.
+The paper does not say what becomes of batch-norm statistics. Here they travel and are averaged like the parameters
+(counters rounded), as in most implementations.
 """
 
 from __future__ import annotations

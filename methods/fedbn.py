@@ -4,12 +4,12 @@ Algorithm 1.
 FedAvg of everything but batch norm: its weights, biases and statistics stay with the client. With a model that has no
 batch norm it is FedAvg, to the bit.
 
-Left open:
+The papers leave these points open, and we chose:
 
 - FedAF reports the accuracy of a *global* model for FedBN (Table 1), which has none: nobody holds batch-norm layers for
-  it. We read it as the mean accuracy of the clients' models on the common test set, which every run reports. Where the
-  model has no batch norm there is a global model, and it is evaluated.
-- Algorithm 1 averages alike; here records weigh the same, as in FedAvg.
+  it. We read it as the mean accuracy of the clients' models on the common test set, which every run reports. If the
+  model has no batch norm, there is a global model, and it is evaluated.
+- In Algorithm 1 every client weighs the same; here every record does, as in FedAvg.
 - Group and layer norm travel; the paper speaks of batch norm alone.
 """
 
@@ -56,7 +56,7 @@ class Averaged(Record):
 
 
 def travels(model: nn.Module) -> set[str]:
-    """Names of what is not batch norm's."""
+    """Return the names of the tensors that do not belong to a batch norm."""
     names = set(model.state_dict())
     for path, layer in model.named_modules():
         if isinstance(layer, _BatchNorm):

@@ -7,18 +7,18 @@ Federated Distillation and Augmentation under Non-IID Private Data", 2018, Algor
 
 Only one vector of logits per label travels; models stay with the clients and may differ in everything.
 
-Left open or contradicted, and chosen:
+The paper leaves these points open or contradicts itself, and we chose:
 
-- Outputs: the paper says logits and normalises them; logits travel here, and `distance` says what the second phi is:
-  `"ce"`, the cross-entropy of the two softmax outputs, as the paper's phi is; `"mse"`, the mean squared difference of
-  logits, as HtFLlib has it (DFFKE's rival).
-- The paper averages outputs over all steps of a round; here they are the outputs of the model after local training, on
-  all records: a class mean that clipping and noise can be applied to, and what HtFLlib does.
+- Outputs: the paper says logits and normalises them. Logits travel here, and `distance` says what the second phi is:
+  `"ce"`, the cross-entropy of the two softmax outputs, as the paper's phi is; or `"mse"`, the mean squared difference
+  of logits, as HtFLlib has it (DFFKE's rival).
+- The paper averages outputs over all steps of a round. Here they are the outputs of the model after local training, on
+  all records. This is a class mean to which clipping and noise can be applied, and HtFLlib does the same.
 - `others`: the receiver's own vector is left out of the mean, as in Algorithm 1; HtFLlib leaves it in (false).
 - Labels for which nobody else sent a vector have no second term. G^y of a label that nobody sent in a round is
   forgotten.
 - Federated augmentation (FAug), the paper's other half, is not here.
-- gamma is not given in the paper; 1.
+- gamma is not given in the paper; here it is 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Heard(Record):
 
 
 def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: float, distance: str) -> Tensor:
-    """phi(f(x), y) + gamma phi(f(x), G^y), one value per record."""
+    """Return phi(f(x), y) + gamma phi(f(x), G^y), one value per record."""
     z = f(x)
     apart = cross_entropy(z, G[y].softmax(1), reduction="none") if distance == "ce" else (z - G[y]).square().mean(1)
     return cross_entropy(z, y, reduction="none") + gamma * held[y] * apart

@@ -1,7 +1,7 @@
 """FedDM. Xiong et al., "FedDM: Iterative Distribution Matching for Communication-Efficient Federated Learning", CVPR
 2023, as FedAF (Wang et al., CVPR 2024, Section 5.1 and Appendix A) runs it for its comparison.
 
-Left open by FedAF's account, and chosen here:
+FedAF's account leaves these points open, and we chose:
 
 - w ~ P(w_r) is a Gaussian at the received w_r, cut to the ball of radius rho. In as many dimensions as a network has
   parameters such noise lies on the ball's surface, so Gaussian noise is scaled down to length rho.
@@ -9,8 +9,8 @@ Left open by FedAF's account, and chosen here:
   loss of both methods, has the embeddings only.
 - The clipped gradient is that of all images of a client together.
 - The clipped gradient is in units of `sigma_x`, as eta_S is.
-- As in FedAF: 8-bit images started from averages of real ones; momentum 0.9 for both optimisers (FedAF's Appendix A);
-  what both leave open is set in fedaudit/methods/_condense.py.
+- As in FedAF, images have 8 bits and start from averages of real ones, and both optimisers have momentum 0.9 (FedAF's
+  Appendix A). The points that both leave open are set in fedaudit/methods/_condense.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Requirements", 2018; as DFRD's random scheme (Luo et al., NeurIPS 2023, Section 
 Each client gets, in each round, units drawn at random for it alone. They follow from a seed that travels with the
 sub-model (8 bytes), so that the client, and whoever audits the transcript, knows which part of the model it trained.
 
-Left open by DFRD, and chosen (see also fedaudit/methods/_submodel.py):
+DFRD leaves these points open, and we chose (see also fedaudit/methods/_submodel.py):
 
 - Caldas et al. drop the same share for all clients, and compress what travels; here each client has its width R_i,
   and nothing is compressed.
@@ -30,7 +30,10 @@ class RandomPart(Down):
 
 
 def drawn(seed: int) -> Pick:
-    """So many of a layer's units, without replacement, in their order: layer after layer from one generator."""
+    """Return a function that draws so many of a layer's units, without replacement, in their order.
+
+    Layer after layer draws from one generator.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def pick(width: int, m: int) -> torch.Tensor:

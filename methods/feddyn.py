@@ -6,12 +6,13 @@
 
 g_k stays in client k's memory, h on the server; m counts all clients, P those that answered.
 
-Left open, or worth knowing:
+These points are left open, or worth knowing:
 
 - The argmin is E epochs of SGD.
 - alpha -> 0 is *not* FedAvg. A client's training becomes FedAvg's, but h / alpha has no alpha left in it: it is minus
   the sum over all rounds of (|P| / m) times the clients' mean step, and the server goes on in the direction of all
-  steps so far. At alpha = 0 itself h / alpha is 0 / 0; there we leave the correction out: FedAvg of equal weights.
+  steps so far. At alpha = 0 itself h / alpha is 0 / 0. There we leave the correction out, which gives FedAvg with equal
+  weights.
 - g_k and h are over parameters; batch-norm statistics are plainly averaged.
 - As a rival: alpha = 0.01 in FedAF (Appendix A). The paper's own code divides alpha by client k's share of the records,
   and clips gradients and decays weights: none of it is in Algorithm 1, and none is here.
@@ -62,7 +63,7 @@ class Dynamic(Record):
 def regularised(
     f: Any, x: Tensor, y: Tensor, g: Mapping[str, Tensor], theta_t: Mapping[str, Tensor], alpha: float
 ) -> Tensor:
-    """Line 6, one value per record: the regulariser is the same for all of them."""
+    """Return the loss of line 6, one value per record: the regulariser is the same for all of them."""
     linear = sum((g[name] * theta).sum() for name, theta in f.params.items())
     apart = sum(((theta - theta_t[name]) ** 2).sum() for name, theta in f.params.items())
     return ce(f, x, y) - linear + alpha / 2 * apart

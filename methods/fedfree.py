@@ -4,41 +4,45 @@ Federated Learning", NeurIPS 2025, Algorithm 1. Its three modules: knowledge ext
 
 The paper leaves open or contradicts itself, and we chose:
 
-- What the clients start from. Line 1 initialises G^0 and no client. By the run's `init = "common"` clients of one
-  architecture start alike, and from G^0 where it is the global model's; `"own"` gives each client its own draw.
-- What a layer is: a convolution or a linear layer, weight and bias together. Table A1 counts those and no others, and
-  the global model has no batch norm to match one with.
-- Which global layer corresponds to a client's ("layer type and potentially approximate depth"): of the same type, the
-  nearest in relative depth, which is the position among all layers from 0 (first) to 1 (last); the shallower of two.
+- The start of the clients. Line 1 initialises G^0 and no client. With the run's `init = "common"`, clients of one
+  architecture start alike; those of the global model's architecture start from G^0. `"own"` gives each client its own
+  draw.
+- A layer is a convolution or a linear layer, weight and bias together. Table A1 counts those and no others, and the
+  global model has no batch norm to match one with.
+- The global layer that corresponds to a client's ("layer type and potentially approximate depth") is the one of the
+  same type that is nearest in relative depth; the shallower of two. Relative depth is the position among all layers
+  from 0 (first) to 1 (last).
 - Eq. 3 for unequal shapes: only the first min(inputs) input units and min(outputs) output units of both take part. A
-  convolution is probed on patches as large as the larger kernel, the smaller one in its middle: every further position
-  would repeat that. A grouped convolution is read as the dense one that it equals; a missing bias is 0.
-- Eq. 3's norm: summed over output units, averaged over the pseudo-samples. Summed over them too, the step would grow
-  with their number, and alpha = 0.01 diverge: averaged it is stable while alpha (1 + sqrt(inputs / samples))^2 < 1, so
-  256 `samples` serve every layer of Table A1. `steps` is 1, as Eqs. 4-5 write it; all steps see the same X^. One step
-  then moves a global layer by 2 alpha of its way to the clients' mean: 2 % a round, a third of the way after 20 rounds
-  in which it is updated, 98 % after 200. What G knows early is little more than its own start.
-- The bins of Eq. 6 span each layer's own [min, max] (`bin_range = "own"`), as histograms do when nobody says otherwise.
-  H then ignores scale, is largest for uniform weights, which is what an untrained layer has (normally distributed ones
-  look poorer: initialisation families are told apart), and is at most ln(number of weights): a small layer loses to a
+  convolution is probed on patches as large as the larger kernel, with the smaller one in its middle: every further
+  position would repeat that. A grouped convolution is read as the dense one that it equals; a missing bias is 0.
+- Eq. 3's norm is summed over output units and averaged over the pseudo-samples. If it were summed over these too, the
+  step would grow with their number, and alpha = 0.01 would diverge. Averaged, it is stable while
+  alpha (1 + sqrt(inputs / samples))^2 < 1, so 256 `samples` serve every layer of Table A1. `steps` is 1, as Eqs. 4-5
+  write it; all steps see the same X^. One step then moves a global layer by 2 alpha of its way to the clients' mean:
+  2 % a round, a third of the way after 20 rounds in which it is updated, 98 % after 200. In early rounds G knows little
+  more than its own start.
+- The bins of Eq. 6 span each layer's own [min, max] (`bin_range = "own"`), the usual default of histograms. H then
+  ignores scale. It is largest for uniform weights, which an untrained layer has. (Normally distributed ones look
+  poorer: initialisation families are told apart.) It is at most ln(number of weights), so a small layer loses to a
   large one whatever they know. `"common"` puts the two layers of a comparison into the same bins, from the least to the
-  largest weight of both. Natural logarithm; the order `q` of Tsallis' entropy is not given: 2.
+  largest weight of both. The logarithm is natural; the order `q` of Tsallis' entropy is not given and is 2 here.
 - Eq. 6 admits every global layer of the client layer's type (`candidates = "type"`); Section 3.2 compares with "the
   updated global layers" (`"updated"`: those into which this round some client's layer went); the introduction with
   "corresponding" ones (`"corresponding"`). The equation is the default.
-- Eq. 7 zero-fills what its text says keeps its local values (`fill = "keep"`), and line 19 inserts an adapter of which
-  nothing else is said: the equation is the default, for weight and bias each, and there is no adapter. Under batch norm
-  a filter of zeros has variance 0, and the norm divides its gradient by sqrt(epsilon) = 0.003. Where that gradient is
-  not stopped (a short cut, as in ResNets, or a shift above 0 before the ReLU) it grows a hundredfold: the global conv2
-  put into resnet18's layer4.0.conv2 leaves 2.2 % of it nonzero and raises its gradient's norm from 5 to 550, so that
-  the next local training starts with a leap. Where it is stopped the filter is dead. `keep` does neither.
-- What is evaluated. Algorithm 1 ends a round by replacing a layer of a model that was just trained; Section 3.5 counts
-  on the local training that follows. A client deploys its model as trained (`deploy = "trained"`, the default), or with
-  the layer just received (`"aligned"`); the other one is evaluated beside it.
+- Eq. 7 zero-fills entries of which its text says that they keep their local values (`fill = "keep"`), and line 19
+  inserts an adapter of which nothing else is said. The equation is the default, for weight and bias each, and there is
+  no adapter. Under batch norm a filter of zeros has variance 0, and the norm divides its gradient by
+  sqrt(epsilon) = 0.003. If that gradient is not stopped (a short cut, as in ResNets, or a shift above 0 before the
+  ReLU), it grows a hundredfold. For example, the global conv2 put into resnet18's layer4.0.conv2 leaves 2.2 % of it
+  nonzero and raises its gradient's norm from 5 to 550, so that the next local training starts with a leap. If it is
+  stopped, the filter is dead. `keep` does neither.
+- The model that is evaluated. Algorithm 1 ends a round by replacing a layer of a model that was just trained; Section
+  3.5 counts on the local training that follows. A client deploys its model as trained (`deploy = "trained"`, the
+  default), or with the layer just received (`"aligned"`). The other one is evaluated beside it.
 - Section 4.1 gives clients architectures at random; here they are dealt in turn, so that a setting names them.
 - E is 5 in Section 4.1 and 30 in Table A2; 5 here. The "plain averaging" of Figure 4(b) averages over the clients that
   have an entry in the shared block; entries that none has stay.
-- Which clients' layers are chosen depends on the data (Eq. 2): it is a release like the layers themselves.
+- The choice of a client's layers depends on the data (Eq. 2): it is a release like the layers themselves.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ class Global(Record):
 
 
 def relative_change(before: State, after: State, names: list[str]) -> Tensor:
-    """Delta theta_l = ||theta_l^t - theta_l^{t-1}||^2 / ||theta_l^{t-1}||^2 for each layer (Eq. 2)."""
+    """Return Delta theta_l = ||theta_l^t - theta_l^{t-1}||^2 / ||theta_l^{t-1}||^2 for each layer (Eq. 2)."""
     changes = []
     for name in names:
         old, new = (torch.cat([t.flatten() for t in of_layer(s, name).values()]) for s in (before, after))
@@ -184,7 +188,9 @@ class FedFree(Method):
     def share_knowledge(
         self, G: State, L: Mapping[int, Any], ours: Layers, theirs: Mapping[int, Layers], server: Server
     ) -> tuple[State, set[str]]:
-        """The global model with all clients' layers transferred into it, and which of its layers that were."""
+        """Return the global model with all clients' layers transferred into it, and the names of the layers that
+        changed.
+        """
         mapped = mapped_to(G, {i: reply.layers for i, reply in L.items()}, ours, theirs)
         if self.share == "average":
             return averaged(G, mapped), set(mapped)
@@ -194,7 +200,9 @@ class FedFree(Method):
     def distribute(
         self, G: State, L: Mapping[int, Any], ours: Layers, theirs: Mapping[int, Layers], updated: set[str]
     ) -> dict[int, Knowledge]:
-        """To each client that can gain, the global layer of the largest gain, and which of its layers to replace."""
+        """Return a message for each client that can gain: the global layer of the largest gain, and the layer to
+        replace.
+        """
         H = functools.partial(entropy, bins=self.bins, kind=self.entropy, q=self.q)
         g = {j: G[f"{j}.weight"] for j in ours}
         H_g: dict[str, Tensor] = {}
@@ -214,7 +222,7 @@ class FedFree(Method):
         return messages
 
     def _admitted(self, j: str, layer: Layer, ours: Layers, updated: set[str]) -> bool:
-        """Whether Eq. 6 compares the global layer j, of the same type, with a client's layer."""
+        """Return whether Eq. 6 compares the global layer j, of the same type, with a client's layer."""
         if self.candidates == "updated":
             return j in updated
         return self.candidates == "type" or j == corresponding(layer, ours)
@@ -229,7 +237,7 @@ class FedFree(Method):
         return Aligned()
 
     def _trained(self, client: Client) -> nn.Module:
-        """The model before the received layer was put in; where none was received, as it is."""
+        """Return the model before the received layer was put in. If none was received, return it as it is."""
         return load(copy.deepcopy(client.model), {**client.model.state_dict(), **client.memory.get("trained", {})})
 
     def personal(self, client: Client) -> nn.Module:
@@ -239,8 +247,11 @@ class FedFree(Method):
         return {"aligned": client.model} if self.deploy == "trained" else {"trained": self._trained(client)}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
-        """The round's own choice of layers. When planning: k layers of the mean size from each client, and one global
-        layer of the mean size to each, which is the most that a client can receive."""
+        """Return the bytes of the layers that the round chose.
+
+        When planning, each client sends k layers of the mean size, and receives one global layer of the mean size,
+        which is the most that it can receive.
+        """
         ours = layers_of(plan.server_arch, plan.shape, plan.classes)
         theirs = {i: layers_of(plan.archs[i], plan.shape, plan.classes) for i in plan.participants}
         L = {i: chosen(plan.choice("Critical.layers", i)) for i in plan.replied(0)}

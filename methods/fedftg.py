@@ -10,16 +10,16 @@ fedaudit/methods/_datafree.py.
     L_dis = exp(-sum_{j,k} ||s_j - s_k|| ||z_j - z_k|| / B^2)
     generator: min lambda_cls L_cls + lambda_dis L_dis - L_md;   global model: min L_md
 
-The paper is not among ours; this is written from its published description. Chosen where that leaves room:
+We do not have the paper; this is written from its published description. Where that leaves room, we chose:
 
-- What distinguishes it from DFRD: the teachers are compared one by one, not as one ensemble of logits; every sample
-  counts in L_md (epsilon = 1); L_dis takes the noise z, not o(z, y); no average of the generator.
+- It differs from DFRD as follows. The teachers are compared one by one, not as one ensemble of logits; every sample
+  counts in L_md (epsilon = 1); L_dis takes the noise z, not o(z, y); there is no average of the generator.
 - The order of the KL is that of DFRD's Eq. 3, which cites it. (Its authors' code has mean absolute differences of
   logits for the generator instead, and trains f on the weighted mean of the teachers' softmax outputs.)
 - L_dis has the distances of that code: mean absolute ones of images, mean squared ones of noise. `metric = "l2"`: plain
   norms, under which it is 0 (see dfrd.py).
 - The label enters the generator as one-hot, next to z. Steps, rates and sizes are those of `dfrd`, as in DFRD's tables.
-- alpha_{i,y} and p(y) from label counts as in DFRD's Section 3.2: a release of kind `label_counts`.
+- alpha_{i,y} and p(y) come from label counts as in DFRD's Section 3.2: a release of kind `label_counts`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from fedaudit.methods._generator import (
 
 
 def L_cls(teachers: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
-    """sum_i alpha_{i,y} CE(f_i(s), y), one value per row; `teachers` holds logits (clients, rows, classes)."""
+    """Return sum_i alpha_{i,y} CE(f_i(s), y), one value per row; `teachers` holds logits (clients, rows, classes)."""
     each = cross_entropy(teachers.flatten(0, 1), y.repeat(len(teachers)), reduction="none").view(len(teachers), -1)
     return (alpha[:, y] * each).sum(0)
 
 
 def L_md(teachers: Tensor, student: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
-    """sum_i alpha_{i,y} KL(f_i(s), f(s)), one value per row."""
+    """Return sum_i alpha_{i,y} KL(f_i(s), f(s)), one value per row."""
     return (alpha[:, y] * kl(teachers, student[None])).sum(0)
 
 

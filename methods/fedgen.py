@@ -6,19 +6,19 @@ Algorithm 1: FedAvg, and a generator of latent features that clients learn from 
 
 The predictor theta^p is the classifier on the embedding; p^(y) follows from the label counts c_k, a release.
 
-The paper is not among ours; this is written from its published description, and where that leaves room from what its
-authors' code does. Chosen:
+We do not have the paper; this is written from its published description and, where that leaves room, from what its
+authors' code does. We chose:
 
-- Which generator FedZGE's Tables 2, 3, 9 and 10 bill: 90.92 - 83.31 GB is 2,043,377 parameters (2,052,377 at 100
+- The generator that FedZGE's Tables 2, 3, 9 and 10 bill: 90.92 - 83.31 GB is 2,043,377 parameters (2,052,377 at 100
   classes) in each download, the same on ResNet-18, -34 and -50, whose embeddings have 512 and 2,048 entries. That is
-  the *image* generator of FedZGE's own Table 7, and no generator of latents: `space = "image"` is it, and makes images
-  that go through the whole model (all of it: `--preset fedzge`). The default is the paper's: noise and one-hot label, a
-  hidden layer with batch norm and ReLU, a linear layer into the embedding (302,080 parameters at 512 entries and 10
-  classes).
+  the *image* generator of FedZGE's own Table 7, and not a generator of latents. `space = "image"` is that one; it makes
+  images that go through the whole model (with all its settings: `--preset fedzge`). The default is the paper's: noise
+  and one-hot label, a hidden layer with batch norm and ReLU, a linear layer into the embedding (302,080 parameters at
+  512 entries and 10 classes).
 - Eq. 4 takes the loss of averaged logits (`teacher = "logits"`); the code adds the clients' own losses, client k's
   weighed by its share c_k^y / c^y of the label (`"losses"`), and a diversity term (`lambda_div`, absent from Eq. 4).
 - Eq. 5's two terms weigh the same (`alpha`; the code begins at 10 and decays). The code also draws a record's output
-  towards that of a latent of its label: in no equation, and not here.
+  towards that of a latent of its label. That is in no equation, and not here.
 - Algorithm 1 uses G from the first round, when it is random; the code from the second (`first = 2`).
 - Step 7 draws new latents in each step. A loss here is pure: B^ of them are drawn once a local update, and serve all of
   its steps. Eq. 5's expectation is the same. Clients run G on its travelled batch-norm statistics.
@@ -108,18 +108,24 @@ class Images(nn.Module):
 
 
 def L_logits(teachers: Tensor, y: Tensor) -> Tensor:
-    """Eq. 4: the loss of the averaged logits, one value per row; `teachers` holds logits (clients, rows, classes)."""
+    """Return Eq. 4: the loss of the averaged logits, one value per row.
+
+    `teachers` holds logits (clients, rows, classes).
+    """
     return cross_entropy(teachers.mean(0), y, reduction="none")
 
 
 def L_losses(teachers: Tensor, share: Tensor, y: Tensor) -> Tensor:
-    """The clients' own losses weighed by their share of the label, one value per row; `share` is (clients, classes)."""
+    """Return the clients' own losses weighed by their share of the label, one value per row.
+
+    `share` is (clients, classes).
+    """
     each = cross_entropy(teachers.flatten(0, 1), y.repeat(len(teachers)), reduction="none").view(len(teachers), -1)
     return (share[:, y] * each).sum(0)
 
 
 def local_loss(f: Any, x: Tensor, y: Tensor, z: Tensor, y_hat: Tensor, alpha: float) -> Tensor:
-    """Eq. 5, one value per record: the second term is the same for all of them."""
+    """Return Eq. 5, one value per record: the second term is the same for all of them."""
     return cross_entropy(f(x), y, reduction="none") + alpha * cross_entropy(f.classify(z), y_hat)
 
 
@@ -161,7 +167,7 @@ class FedGen(WithOptimiser):
         return Learned(state_of(theta), state_of(self.generator(server, theta.width)), p)
 
     def part(self) -> Part | None:
-        """What travels of a model: all of it."""
+        """Return which part of a model travels: all of it."""
         return None
 
     def generator(self, party: Any, width: int) -> nn.Module:

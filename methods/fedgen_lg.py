@@ -1,13 +1,13 @@
 """FedGen as HtFLlib has it, and DFFKE compares with (FedGen with a dagger in its Tables 2 and 3): FedGen on LG-FedAvg.
 
-FedGen (see fedgen.py) averages whole models. Where models differ only their classifiers can be averaged: theta^p, the
+FedGen (see fedgen.py) averages whole models. If models differ, only their classifiers can be averaged: theta^p, the
 predictor on top of the embedding, travels with the label counts; encoders stay with the clients. The generator of
 latents is trained as in FedGen, by the uploaded classifiers, and clients learn from its latents as in Eq. 5.
 
-Left open, and chosen:
+These points are left open, and we chose:
 
-- Everything as in FedGen, but the classifiers' average is by records, as in LG-FedAvg, with the sums of the label
-  counts for them (`weights = "equal"`: alike).
+- Everything is as in FedGen, but the classifiers' average is weighted by records, as in LG-FedAvg. The sums of the
+  label counts are the numbers of records. (`weights = "equal"`: all weigh the same.)
 - All embeddings have one width. There is no global model: a client deploys its own.
 - Images instead of latents (`space = "image"`) need a whole model on the server; there is none.
 """

@@ -7,7 +7,7 @@
 Encoders stay with the clients and may differ, but for the width of their embeddings. A class mean is computed from the
 records again: a release of its own (kind `prototypes`).
 
-The paper is not among ours; written by its published description. Left open, and chosen:
+We do not have the paper; this is written from its published description. That leaves these points open, and we chose:
 
 - Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`); libraries
   train for many epochs.
@@ -65,7 +65,7 @@ def header_loss(H: Any, V: Tensor, s: Tensor) -> Tensor:
 
 
 class HeaderNet(nn.Module):
-    """The classifier of a client's model, by the names that it has there."""
+    """The classifier of a client's model, under the names that it has there."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()

@@ -9,17 +9,18 @@ the mentee's update are its largest singular values.
 Mentors may differ in everything. The mentee is the server's model (`--server-model`); each client keeps a copy, which
 it brings up to date by the server's update, compressed too.
 
-The paper is not among ours; written by its published description. Left open, and chosen:
+We do not have the paper; this is written from its published description. That leaves these points open, and we chose:
 
-- t is the share of rounds behind us: the first round has T_start, the one after the last would have T_end.
+- t is the share of rounds already done: the first round has T_start, the one after the last would have T_end.
 - g is the mentee's change over a round's local training. HtFLlib, with which DFFKE ran it, decomposes the mentee's
   weights instead, and a convolution as a stack of kernels; here a convolution is a matrix with a row for each output
   channel.
 - U, s and V travel where they are smaller than the matrix; vectors travel whole. At T = 1 everything does.
 - A client that has no copy of the mentee before the server's update, because it is new or missed a round, gets it
   whole.
-- 1 / (L_t^c + L_s^c) is a weight, per record, through which no gradient goes (`intensity = "weight"`); as written, and
-  in HtFLlib per batch, one does (`"literal"`). What one network gives the other is fixed while that one learns.
+- 1 / (L_t^c + L_s^c) is a weight, per record, through which no gradient goes (`intensity = "weight"`). As written, and
+  in HtFLlib per batch, a gradient does go through it (`"literal"`). The output of one network is fixed while the other
+  learns from it.
 - Attention maps, the other half of the hidden loss for transformers, are left out; W_h stays with the client.
 - Updates are averaged by records. FedFree's "distillation temperature [0.95, 0.98]" (Table A2) is read as T_start,
   T_end.
@@ -76,7 +77,7 @@ class Shared(Record):
 
 
 def mutual(f: Any, x: Tensor, y: Tensor, intensity: str) -> Tensor:
-    """L_t + L_s, one value per record: each reaches its own network only, and L_s W_h too."""
+    """Return L_t + L_s, one value per record. Each reaches its own network only, and L_s reaches W_h too."""
     z_t, z_s, H_t, H_s = f(x)
     L_t, L_s = cross_entropy(z_t, y, reduction="none"), cross_entropy(z_s, y, reduction="none")
 
@@ -131,7 +132,7 @@ class FedKD(WithOptimiser):
         return load(server.model(), changed(s.theta, None if s.g is None else LowRank(s.g, s.T)))
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
-        """As chosen in the run; planned as if no singular value could be left out."""
+        """Return the bytes of the singular values that the run chose. A plan assumes that none can be left out."""
         new = [k for k in plan.asked(0) if plan.choice("Mentee.theta", k, None if plan.t > 1 else True) is not None]
         return {
             ("down", "Mentee.theta"): plan.state() * len(new),
@@ -142,7 +143,7 @@ class FedKD(WithOptimiser):
 
 
 def changed(theta: State, g: State | None) -> State:
-    """theta after the update g, as everybody knows it who received what is left of g."""
+    """Return theta after the update g, as everybody knows it who received the compressed g."""
     if g is None:
         return theta
     left = g.recovered() if isinstance(g, LowRank) else g

@@ -8,7 +8,8 @@ to Clients in Heterogeneous Federated Learning", CVPR 2024, Algorithm 1.
               Q^c = mean_i F(P_i^c); the images I^c = G(Q^c) and Q^c go down
     client i: min  L_A + mu MSE(h'_i(I^c), Q^c), h'_i a linear layer of its own on the embedding
 
-The paper is not among ours; written by its published description. Left open, or done otherwise here:
+We do not have the paper; this is written from its published description. These points are left open, or done otherwise
+here:
 
 - G is a StyleGAN trained on other pictures. None is to be had without a network: `generator` is the path of any
   TorchScript module from latents (rows, H) to images in [-1, 1]. Without one the server trains a small decoder in
@@ -18,8 +19,8 @@ The paper is not among ours; written by its published description. Left open, or
   The simplex follows from a seed that travels.
 - h'_i stays with the client. MMD: Gaussian kernels with variances 10, 15, 20 and 50 and all pairs, one step per epoch.
 - Models of batch norm see the images I^c as a batch of their own.
-- s = 64 and m = 0.5, as its authors' library has them, which clips gradients beside; mu and lambda are 1: with mu = 10
-  the digits' small models diverge at a learning rate of 0.05.
+- s = 64 and m = 0.5, as in its authors' library, which also clips gradients. mu and lambda are 1: with mu = 10 the
+  digits' small models diverge at a learning rate of 0.05.
 """
 
 from __future__ import annotations
@@ -84,19 +85,19 @@ class Transferred(Record):
 
 
 def L_A(h: Tensor, y: Tensor, v: Tensor, s: float, m: float) -> Tensor:
-    """One value per record: the angle to the own class counts for m more than it is."""
+    """Return L_A, one value per record: the angle to the own class counts as m larger than it is."""
     cos = (normalize(h) @ v.T).clamp(-1 + 1e-6, 1 - 1e-6)
     own = y[:, None] == torch.arange(len(v), device=y.device)
     return cross_entropy(s * torch.where(own, torch.cos(torch.acos(cos) + m), cos), y, reduction="none")
 
 
 def transfer(f: Any, x: Tensor, y: Tensor, v: Tensor, I: Tensor, Q: Tensor, s: float, m: float, mu: float) -> Tensor:  # noqa: E741
-    """L_A of each record, and the same second term for all; mu is 0 where there are no images."""
+    """Return L_A of each record plus a second term, the same for all; mu is 0 if there are no images."""
     return L_A(f(x)[0], y, v, s, m) + mu * mse_loss(f(I)[1], Q)
 
 
 def alignment(F: Any, P: Tensor, c: Tensor, latents: Tensor, lam: float) -> Tensor:
-    """MMD(F(P), latents) + lambda MSE(F(P_i^c), Q^c), of all prototypes at once."""
+    """Return MMD(F(P), latents) + lambda MSE(F(P_i^c), Q^c), of all prototypes at once."""
     Q = F(P)
     same = (c[:, None] == c).to(Q)
     return (mmd(Q, latents) + lam * mse_loss(Q, same @ Q / same.sum(1, keepdim=True))).reshape(1)

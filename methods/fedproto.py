@@ -7,14 +7,15 @@
 Models stay with the clients and may differ, but for the width of their embeddings; only prototypes travel. A class mean
 of embeddings is computed from the records again: a release of its own (kind `prototypes`).
 
-Left open or contradicted, and chosen:
+The paper leaves these points open or contradicts itself, and we chose:
 
 - L_R (Eq. 8) is a distance between class means; the authors' code takes the mean squared difference between each
   record's embedding and its class's C-^(j), which separates over records. `distance = "mse"` is that, `"squared"` the
   sum over entries instead of the mean, `"norm"` the Euclidean distance. Classes without C-^(j) count nothing.
 - Eq. 6 weighs clients by their records of the class *and* divides by the number of clients: that shrinks a prototype
-  with each client that has one. `weights = "literal"` is Eq. 6, `"samples"` leaves the second division out; the code
-  averages alike (`"equal"`), and nothing but prototypes leaves the client. The other two send the label counts, too.
+  with each client that has one. `weights = "literal"` is Eq. 6, and `"samples"` leaves the second division out. In the
+  code all clients weigh the same (`"equal"`), and nothing but prototypes leaves the client. The other two send the
+  label counts, too.
 - A client predicts the class of the nearest prototype (Section 4.3) or by its own classifier, which L_S trains
   (`predict`). The first gains nine points on local training in docs/results/baselines.md, the second nothing. Both are
   evaluated in every run.
@@ -58,7 +59,7 @@ class Averaged(Record):
 
 
 def L_R(h: Tensor, C: Tensor, distance: Distance) -> Tensor:
-    """Eq. 8 by record: how far its embedding is from its class's prototype."""
+    """Return Eq. 8 by record: how far its embedding is from its class's prototype."""
     apart = h - C
     if distance == "norm":
         return torch.linalg.vector_norm(apart, dim=1)
@@ -66,7 +67,7 @@ def L_R(h: Tensor, C: Tensor, distance: Distance) -> Tensor:
 
 
 def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: float, distance: Distance) -> Tensor:
-    """Eq. 7, one value per record."""
+    """Return Eq. 7, one value per record."""
     h = f.encode(x)
     return cross_entropy(f.classify(h), y, reduction="none") + lam * held[y] * L_R(h, C[y], distance)
 

@@ -4,12 +4,12 @@
 
 FedAvg with a term that holds a client's model near the one it received; with mu = 0 it is FedAvg, to the bit.
 
-Left open, or done otherwise here:
+These points are left open, or done otherwise here:
 
-- The inexact solver that Definition 2 allows (gamma) is E epochs of SGD, as in FedAvg. Stragglers that do less work are
-  clients with another E: none here.
-- Algorithm 2 draws clients with probability p_k and averages them alike. Here all records weigh the same, as in FedAvg,
-  which is what its rivals do.
+- The inexact solver that Definition 2 allows (gamma) is E epochs of SGD, as in FedAvg. Stragglers that do less work
+  would be clients with another E. There are none here.
+- Algorithm 2 draws clients with probability p_k, and all of them weigh the same in the average. Here all records weigh
+  the same, as in FedAvg and in its rivals.
 - ||w - w^t||^2 is over parameters; batch-norm statistics are averaged as in FedAvg.
 - As a rival: mu = 0.001 in FedAF (Appendix A), 0.01 in FedFree (Table A2). FedFree's E is 5 in Section 4.1 and 30 in
   its Table A2; the preset has 5.
@@ -27,7 +27,7 @@ from fedaudit.methods.fedavg import FedAvg, Global, Local
 
 
 def proximal(f: Any, x: Tensor, y: Tensor, w_t: Mapping[str, Tensor], mu: float) -> Tensor:
-    """Eq. 2, one value per record: the second term is the same for all of them."""
+    """Return Eq. 2, one value per record: the second term is the same for all of them."""
     apart = sum(((w - w_t[name]) ** 2).sum() for name, w in f.params.items())
     return ce(f, x, y) + mu / 2 * apart
 

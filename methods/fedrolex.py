@@ -4,7 +4,7 @@ NeurIPS 2022; as DFRD's rolling scheme (Luo et al., NeurIPS 2023, Section 2).
 The window of a layer of width n begins at unit (t - 1) mod n in round t and wraps around, so over any n rounds a client
 of any width trains every unit. It follows from the round's number: nothing about it travels.
 
-Left open by DFRD, and chosen (see also fedaudit/methods/_submodel.py):
+DFRD leaves these points open, and we chose (see also fedaudit/methods/_submodel.py):
 
 - All layers and all clients roll by one unit a round, as in FedRolex; a narrow client's window is the beginning of a
   wide one's.

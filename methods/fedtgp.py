@@ -8,7 +8,7 @@ FedProto, but the server trains the global prototypes P^^c = F(P~^c; theta_F) in
                       (e^{-(phi(P_i^c, P^^c) + delta)} + sum_{c' != c} e^{-phi(P_i^c, P^^c')})                    (7)
     client i: min  l(f_i(x), y) + lambda phi(h_i(x), P^^y)                                                        (8)
 
-phi is the Euclidean distance. The paper is not among ours; equations by its published description. Chosen:
+phi is the Euclidean distance. We do not have the paper; the equations follow its published description. We chose:
 
 - F: a linear layer, ReLU, a linear layer; P~^c and theta_F are kept over rounds, and trained by SGD with rate eta_s for
   S epochs (`start = "network"`). `start = "mean"` has no network: P^^c begins at Q^c in each round. With S = 0 that is
@@ -41,7 +41,7 @@ class Trained(Record):
 
 
 class GlobalPrototypes(nn.Module):
-    """P^^c of all classes; what it makes of the clients' prototypes are the distances phi to each of them."""
+    """P^^c of all classes. Called with the clients' prototypes, it returns their distances phi to each P^^c."""
 
     def __init__(self, classes: int, width: int, hidden: int | None) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class GlobalPrototypes(nn.Module):
 
 
 def L_P(f: Any, P_i: Tensor, c: Tensor, delta: Tensor) -> Tensor:
-    """Eq. 7, one value per prototype that arrived."""
+    """Return Eq. 7, one value per prototype that arrived."""
     phi = f(P_i)
     own = (c[:, None] == torch.arange(phi.shape[1], device=c.device)).to(phi)
     return cross_entropy(-(phi + delta * own), c, reduction="none")
 
 
 def adaptive_margin(Q: ByClass, tau: float, margin: str) -> Tensor:
-    """Eq. 6; 0 where there is one class only."""
+    """Return Eq. 6; it is 0 if there is one class only."""
     centres = torch.stack(list(Q.values()))
     phi = torch.linalg.vector_norm(centres[:, None] - centres, dim=2)
     if len(centres) < 2:

@@ -2,7 +2,8 @@
 AAAI 2025, Algorithm 1.
 
 A generator on the server makes images, clients answer with logits, and the generator's gradient is estimated from
-answers to perturbed images: queries and answers travel, never a model. Left open or contradicted, and chosen:
+answers to perturbed images: queries and answers travel, never a model. The paper leaves these points open or
+contradicts itself, and we chose:
 
 - Eq. 17 does not say what x^ is, one image or the batch. d is "the dimensionality of x^" in R^d, Eqs. 3-5 are
   expectations over single images, and one direction does nearly as well as twenty (Table 5): one image, it seems.
@@ -15,9 +16,10 @@ answers to perturbed images: queries and answers travel, never a model. Left ope
   drops it; Adam's step does not depend on it.
 - Eq. 7 takes Euclidean norms: their product is in the hundreds for CIFAR, and e^-500 and its gradient are zero in
   single precision. It is not computed there. `distance = "rms"` divides each norm by the root of its dimension.
-- Whether Adam lives on from round to round is not said. The server's, of G and f, do; with `moments = "fresh"` they
-  start anew in each round and live through its E_G steps, so that with one step a round G's step is eta_G times the
-  sign of the estimate. Kept moments gave the better global model (docs/results/fedzge.md). Clients start anew.
+- The paper does not say whether Adam's state lasts from round to round. On the server, for G and f, it does. With
+  `moments = "fresh"` it starts anew in each round and lasts for its E_G steps, so that with one step a round G's step
+  is eta_G times the sign of the estimate. Kept moments gave the better global model (docs/results/fedzge.md). Clients
+  start anew.
 - Clients and f (in L_G) answer in evaluation mode, so that an answer depends on its own image alone; G runs on batch
   statistics.
 - A global epoch is one step on all B images ("iterations"); the clients' batch size of 256 also holds for Eq. 20.
@@ -25,9 +27,9 @@ answers to perturbed images: queries and answers travel, never a model. Left ope
 - Table 8 leaves out N_k, 8 bytes a client and query. Labels y^ stay on the server. Without local distillation nobody
   needs the ensemble's output and it is not sent: 63.15 GB, where Table 5 prints the 63.17 of the full method.
 
-Controls, which are no part of the method: `gradient = "true"` (Figure 2) uploads the clients' weights, and the ledger
-says so; `images = "frozen"` never trains the generator; `images = "real"` takes images of the public set as x^, and no
-generator is there; E_k = 0 leaves the clients as they are.
+These settings are controls, and not part of the method. `gradient = "true"` (Figure 2) uploads the clients' weights,
+and the ledger says so. `images = "frozen"` never trains the generator. `images = "real"` takes images of the public set
+as x^, without a generator. E_k = 0 leaves the clients as they are.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class Learned(Record):
 
 
 class Generator(nn.Module):
-    """Table 7."""
+    """The generator of Table 7."""
 
     def __init__(self, d_z: int, shape: Shape, classes: int):
         super().__init__()
@@ -125,7 +127,7 @@ class Generator(nn.Module):
 
 
 def along(g: Tensor, x_hat: Tensor) -> Tensor:
-    """Its gradient in theta_G is g times dG/dtheta_G, Eq. 18."""
+    """Return a value whose gradient in theta_G is g times dG/dtheta_G, Eq. 18."""
     return (g * x_hat).sum()
 
 
@@ -210,7 +212,7 @@ class FedZGE(Method):
 
     @property
     def openly(self) -> bool:
-        """Whether clients upload their models, for true gradients."""
+        """Return whether clients upload their models, for true gradients."""
         return self.images == "trained" and self.gradient == "true"
 
     def synthesise(self, G: Generator, server: Server, i: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,7 +228,7 @@ class FedZGE(Method):
         return Objective(self.tau, self.beta_1, self.beta_2, self.beta_3, rms=self.distance == "rms")
 
     def estimated(self, f: nn.Module, x: Tensor, u: Tensor, e: Tensor, e_u: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        """Eq. 17: e and e_u are the ensemble's outputs at x and at x + epsilon u."""
+        """Return Eq. 17; e and e_u are the ensemble's outputs at x and at x + epsilon u."""
         g = ESTIMATES[self.estimate](self.L_G, self.epsilon, f, x, u, e, e_u, z, y)
         return g * x[0].numel() if self.scale == "paper" else g  # d
 

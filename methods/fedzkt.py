@@ -1,15 +1,15 @@
 """FedZKT. Zhang, Wu and Yuan, "FedZKT: Zero-Shot Knowledge Transfer towards Resource-Constrained Federated Learning
 with Heterogeneous On-Device Models", ICDCS 2022.
 
-Devices have models of their own architectures and upload them; the server distils their ensemble into a global model F
-on data from a generator that looks for disagreement, distils F back into each device's model, still on the server, and
-sends that back. Devices do nothing but local training.
+Devices have models of their own architectures and upload them. The server distils their ensemble into a global model F
+on data from a generator that looks for disagreement. Still on the server, it distils F back into each device's model,
+and sends that back. Devices do nothing but local training.
 
     L_SL(F, ens) = || softmax F(x) - 1/m sum_k softmax f_k(x) ||_1,  x = G(z):  G raises it, F lowers it
     then, for each device k: min || softmax F(x) - softmax f_k(x) ||_1 over f_k
     on the device: CE + mu / 2 ||theta - theta_received||^2
 
-The paper is not among ours; this is written from its published description. Chosen where that leaves room:
+We do not have the paper; this is written from its published description. Where that leaves room, we chose:
 
 - The loss of the way back is the SL loss of the way in.
 - Transferred models travel at the end of the round, so that they are what a device deploys; one that fails to answer
@@ -74,13 +74,13 @@ class Central(Record):
 
 
 def local_loss(f: Any, x: Tensor, y: Tensor, received: Mapping[str, Tensor], mu: float) -> Tensor:
-    """Cross-entropy with the proximal term, one value per row."""
+    """Return the cross-entropy with the proximal term, one value per row."""
     far = sum((p - received[name]).square().sum() for name, p in f.params.items())
     return cross_entropy(f(x), y, reduction="none") + mu / 2 * far
 
 
 def L_SL(a: Tensor, b: Tensor) -> Tensor:
-    """The l1 distance of two probability vectors, one value per row."""
+    """Return the l1 distance of two probability vectors, one value per row."""
     return (a - b).abs().sum(-1)
 
 
@@ -132,7 +132,7 @@ class FedZKT(Method):
     def collect(
         self, server: Server, F: nn.Module, G: nn.Module, devices: list[nn.Module], rng: torch.Generator
     ) -> None:
-        """The devices' ensemble into F, against the generator."""
+        """Distil the devices' ensemble into F, against the generator."""
         ensemble_of = Many(frozen(f_k) for f_k in devices)
 
         def disagreement(x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class FedZKT(Method):
         )  # fmt: skip
 
     def give_back(self, server: Server, F: nn.Module, G: nn.Module, f_k: nn.Module, rng: torch.Generator) -> None:
-        """F into one device's model."""
+        """Distil F into one device's model."""
         frozen(F)
         learning(f_k)
 

@@ -10,22 +10,21 @@ Contradicted in the paper:
   "the rest of the protocol would remain unchanged" (Section 3.2), which has Eq. 13's direction and a buffer; Eq. 8,
   which defines FKE, has neither, and is followed.
 
-Left open:
+The paper leaves these points open, and we chose:
 
-- The KL has no temperature: 1. Clients are summed over in Eq. 8; one row has all peers' logits, so the peers are
-  summed.
+- The KL has no temperature: it is 1. Eq. 8 sums over clients; one row has all peers' logits, so the peers are summed.
 - "Until converge" (Section 4.1) is a training accuracy of `tau` (Appendix F), after `E_local` epochs at most: 100,
   where Table 9 has 80. `tau = "off"` trains exactly so many, as DP-SGD demands.
-- What batch norm does while a client learns from its peers: `statistics`. `synthetic`, as in any training, leaves
-  running statistics of the transfer set behind; `own` trains with those of the client's own records and leaves them
-  alone.
-- "The transfer dataset assigned to client i", D^_i: everybody's is the whole public set. A buffer would hold that set
+- `statistics` says what batch norm does while a client learns from its peers. `synthetic`, as in any training, leaves
+  running statistics of the transfer set behind. `own` trains with those of the client's own records and does not change
+  them.
+- "The transfer dataset assigned to client i", D^_i, is the whole public set for everybody. A buffer would hold that set
   again.
 - Limited collaboration (Table 6) is `pi`: the first pi K clients take part at all, the others are never asked. Whose
   accuracy that table averages is not said; the run record lists every client's.
-- When a model is tested "after each round" (Section 4.1): as Algorithm 1 leaves it, just drawn towards its peers.
-  Both points of a round are evaluated, `trained` (after Eq. 9) and `exchanged`; `deploy` says which one the client
-  deploys.
+- A model that is tested "after each round" (Section 4.1) is tested as Algorithm 1 leaves it, just drawn towards its
+  peers. Both points of a round are evaluated, `trained` (after Eq. 9) and `exchanged`; `deploy` says which one the
+  client deploys.
 """
 
 from __future__ import annotations
@@ -70,17 +69,19 @@ Traffic = dict[tuple[str, str], Size | int]
 
 
 def student_first(f: Any, x: Tensor, ys: Tensor) -> Tensor:
-    """sum_i KL[f(x; theta_k) || Y^_i], Eqs. 13-14. `ys` is row x peer x class, with the peers that answered on x."""
+    """Return sum_i KL[f(x; theta_k) || Y^_i], Eqs. 13-14. `ys` is row x peer x class, with the peers that answered on
+    x.
+    """
     return kl(f(x)[:, None], ys).sum(1)
 
 
 def teacher_first(f: Any, x: Tensor, ys: Tensor) -> Tensor:
-    """sum_i KL[Y^_i || f(x; theta_k)], Eq. 8."""
+    """Return sum_i KL[Y^_i || f(x; theta_k)], Eq. 8."""
     return kl(ys, f(x)[:, None]).sum(1)
 
 
 def reached(f: Any, x: Tensor, y: Tensor, tau: float) -> bool:
-    """Whether the training accuracy has come to the goal tau (Appendix F)."""
+    """Return whether the training accuracy has come to the goal tau (Appendix F)."""
     hits = [(f(xs).argmax(1) == ys).sum() for xs, ys in zip(x.split(1000), y.split(1000), strict=True)]
     return bool(torch.stack(hits).sum() >= tau * len(y))
 
@@ -159,7 +160,7 @@ class FKE(Method):
         return Exchanged()
 
     def learn(self, client: Client, rows: tuple[Tensor, Tensor], **options: Any) -> None:
-        """T_FKE epochs on images and the logits of peers on them, with one Adam."""
+        """Train for T_FKE epochs on images and the peers' logits on them, with one Adam."""
         loss = {"student-first": student_first, "teacher-first": teacher_first}[self.kl]
         norms: Any = {"synthetic": "batch", "own": "running"}[self.statistics]
         client.fit(loss, rows, epochs=self.T_FKE, batch=self.B, opt=adam(self.eta), norms=norms, **options)
@@ -167,11 +168,16 @@ class FKE(Method):
     # --- the two points of a round ---
 
     def mark_trained(self, client: Client) -> None:
-        """Keep theta_k as Eq. 9 left it. Not in the task that trains: what that one remembers has seen the records."""
+        """Keep theta_k as Eq. 9 left it.
+
+        The task that trains does not do this, because whatever it remembers has seen the records.
+        """
         client.memory["trained"] = state_of(client.model)
 
     def points(self, client: Client) -> dict[str, nn.Module]:
-        """A client that never came to an exchange has one model for both."""
+        """Return the client's models to evaluate. A client that never came to an exchange has one model for both
+        points.
+        """
         trained = client.memory.get("trained")
         before = client.model if trained is None else load(copy.deepcopy(client.model), trained)
         return {"trained": before, "exchanged": client.model}

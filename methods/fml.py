@@ -6,10 +6,10 @@ network and a shared one ("meme" model), which is averaged.
 
 Own networks may differ in everything. The meme network is the server's model (`--server-model`).
 
-Left open, and chosen:
+The paper leaves these points open, and we chose:
 
-- alpha and beta: 0.5 each. DFFKE gives none.
-- What one network says is fixed while the other learns from it; both step on the same batches.
+- alpha and beta are 0.5 each. DFFKE gives none.
+- The output of one network is fixed while the other learns from it; both step on the same batches.
 - The average is plain over the clients that answered, as in Algorithm 1.
 - A client deploys its own network; the averaged meme model is the global one.
 - DFFKE bills FML with 559.18 "GB" (Section 4.3), which is 2.18 ResNet-18s up or down per client and round over its 300
@@ -59,7 +59,7 @@ class Averaged(Record):
 
 
 def mutual(f: Any, x: Tensor, y: Tensor, alpha: float, beta: float) -> Tensor:
-    """Eqs. 6 and 7 added, one value per record: each reaches its own network only."""
+    """Return Eqs. 6 and 7 added, one value per record: each reaches its own network only."""
     z, z_meme, _, _ = f(x)
     own = alpha * cross_entropy(z, y, reduction="none") + (1 - alpha) * kl(z_meme.detach(), z)  # Eq. 6
     return own + beta * cross_entropy(z_meme, y, reduction="none") + (1 - beta) * kl(z.detach(), z_meme)  # Eq. 7

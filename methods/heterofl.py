@@ -3,20 +3,20 @@ Heterogeneous Clients", ICLR 2021; as DFRD's static scheme (Luo et al., NeurIPS 
 
 A client of width R trains the first ceil(R n) units of each layer. Three things go with it:
 
-- Scaler: in local training what a hidden layer puts out is divided by R, as in inverted dropout; the global model is
-  used as it is. The paper does not say how a sub-model is used by itself: here with its scaler, as it was trained
-  (`personal`, and as a teacher in a distillation), folded into the weights.
+- Scaler: in local training the output of a hidden layer is divided by R, as in inverted dropout; the global model is
+  used as it is. The paper does not say how a sub-model is used by itself. Here it is used with its scaler, as it was
+  trained (`personal`, and as a teacher in a distillation), folded into the weights.
 - Masked cross-entropy: the logits of classes that a client does not hold are set to 0. A record's loss then depends on
   the labels of all others, and DP-SGD refuses it: set `masked = false` there.
 - Static batch norm: while training, batches are normalised by their own statistics, and none travel. Afterwards the
   clients are asked for the statistics of the *global* model on their records: a release of kind `statistics`.
 
-Left open, and chosen (see also fedaudit/methods/_submodel.py):
+These points are left open, and we chose (see also fedaudit/methods/_submodel.py):
 
 - The paper queries once, after all rounds, one client after the other. A run is evaluated in each round, so we query
   at the end of each, and average the clients' cumulative means by n. One pass over all would weigh every batch alike,
   so that a client with one small batch would count for more than its records. Each client has to run the full model
-  for it, whatever its budget. `sbn = false`: as the other two methods.
+  for it, whatever its budget. `sbn = false` does as the other two methods.
 - The paper averages classifier rows over the clients that hold the class, which tells the server who holds what. Under
   the mask the other rows do not move; here they enter Eq. 1 as they were sent.
 """
@@ -40,7 +40,7 @@ from fedaudit.training import models
 
 
 def masked_ce(f: Any, x: Tensor, y: Tensor, held: Tensor) -> Tensor:
-    """Cross-entropy with the logits of classes that are not held set to 0."""
+    """Return the cross-entropy with the logits of classes that are not held set to 0."""
     return cross_entropy(f(x) * held, y, reduction="none")
 
 
@@ -50,7 +50,7 @@ def hidden_layers(net: models.Net) -> list[nn.Module]:
 
 @contextmanager
 def scaler(net: models.Net, R: float) -> Iterator[None]:
-    """What hidden layers put out, divided by R."""
+    """Divide the output of hidden layers by R, within this context."""
     handles = [m.register_forward_hook(lambda m, i, out: out / R) for m in hidden_layers(net)] if R < 1 else []
     try:
         yield
@@ -60,7 +60,7 @@ def scaler(net: models.Net, R: float) -> Iterator[None]:
 
 
 def folded(net: models.Net, R: float) -> models.Net:
-    """The network with the scaler inside its weights, in place."""
+    """Return the network with the scaler inside its weights; it is changed in place."""
     with torch.no_grad():
         for p in (p for m in hidden_layers(net) for p in m.parameters()):
             p.div_(R)

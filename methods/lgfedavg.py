@@ -4,11 +4,12 @@
 Each client has a local part l(.; theta_k^l), which makes representations, and a global part g(.; theta^g) on top; only
 the global part travels, and is averaged by the number of records.
 
-Left open, or done otherwise here:
+These points are left open, or done otherwise here:
 
-- Where the cut is: the global part is the last linear layer, as in HtFLlib, with which DFFKE ran it. Encoders may
-  differ, but for the width of their embeddings.
-- The paper trains local representations also with auxiliary losses (self-supervised, adversarial fairness): none here.
+- The cut: the global part is the last linear layer, as in HtFLlib, with which DFFKE ran it. Encoders may differ, but
+  for the width of their embeddings.
+- The paper trains local representations also with auxiliary losses (self-supervised, adversarial fairness). There are
+  none here.
 - Both parts are trained together, E epochs a round.
 - The paper ensembles the clients' models for new devices; a client deploys its own here, and there is no global model.
 """

@@ -2,13 +2,13 @@
 Information Sciences 2021, as the baseline of FedZGE (Ma et al., AAAI 2025).
 
 Outputs on a labelled auxiliary set travel instead of models; the server trains a model of its own on them and sends
-that model's outputs back. We have MHAT only as FedZGE describes it (Tables 1 and 8, Eqs. 1 and 2). Chosen:
+that model's outputs back. We have MHAT only as FedZGE describes it (Tables 1 and 8, Eqs. 1 and 2). We chose:
 
-- Table 8 sends x_p, y_p and f(x_p) down in every round and f_k(x_p) up. Beyond it there travels N_k (Eq. 2 needs it), 8
+- Table 8 sends x_p, y_p and f(x_p) down in every round and f_k(x_p) up. Beyond it, N_k travels (Eq. 2 needs it): 8
   bytes a client.
 - Labels travel as 32-bit numbers: only then does the formula give the 28.81 and 30.48 GB of Tables 9 and 10.
-- What y_p is for is not said. Since clients get it, both sides add cross-entropy against it to the distillation of
-  Eq. 2, with weight `lam` (0: the labels travel and are not used).
+- FedZGE does not say what y_p is for. Since clients get it, both sides add cross-entropy against it to the distillation
+  of Eq. 2, with weight `lam` (0: the labels travel and are not used).
 - FedZGE gives no settings for its baselines; they get FedZGE's own (E_k, E'_k, E, batch sizes, Adam, tau), so that the
   methods differ in nothing else. Optimisers start anew in each round.
 - FedZGE's auxiliary set is another data set with other classes (CIFAR-100 for CIFAR-10: the setting `public_dataset`),
@@ -97,7 +97,7 @@ class MHAT(Method):
         return Walked(state_of(f), s.order)
 
     def teaching(self, x_p: Tensor, e: Tensor, y_p: Tensor | None) -> tuple[Loss, tuple[Tensor, ...], dict[str, float]]:
-        """Eq. 2, and the labels beside it where there are any."""
+        """Return the loss, rows and arguments of Eq. 2, with the labels beside it if there are any."""
         if y_p is None:
             return distil, (x_p, e), {"tau": self.tau}
         return distil_labelled, (x_p, e, y_p.long()), {"tau": self.tau, "lam": self.lam}

@@ -6,12 +6,12 @@
 z = R_w(x) is the representation of the model in training, z_glob of the model received, z_prev of the client's own
 model after its last local training; sim is the cosine. FedAvg otherwise; with mu = 0 it is FedAvg, to the bit.
 
-Left open, or done otherwise here:
+These points are left open, or done otherwise here:
 
 - R_w ends in a projection head (two layers, 256 wide) that the paper puts between encoder and classifier. Here it is
   the input of the classifier, whatever the model: FedAF does not say that its ConvNet got such a head. A model with a
   projection of its own (`--model cnn/p256`) is the nearest.
-- A client that has no model of its own yet takes the received one for it: l_con is then log 2 whatever w, and without
+- A client that has no model of its own yet uses the received one. Then l_con is log 2 for every w, and has no
   influence.
 - The two fixed models run in evaluation mode, on their batch-norm statistics; so z_glob and z_prev are computed once
   for each record and serve all epochs.
@@ -32,12 +32,12 @@ from fedaudit.methods.fedavg import FedAvg, Global, Local
 
 
 def l_con(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
-    """Eq. 3, one value per record: -log 1 / (1 + e^{(sim_prev - sim_glob) / tau})."""
+    """Return Eq. 3, one value per record: -log 1 / (1 + e^{(sim_prev - sim_glob) / tau})."""
     return softplus((cosine_similarity(z, z_prev) - cosine_similarity(z, z_glob)) / tau)
 
 
 def contrastive(f: Any, x: Tensor, y: Tensor, z_glob: Tensor, z_prev: Tensor, mu: float, tau: float) -> Tensor:
-    """Eq. 4, one value per record."""
+    """Return Eq. 4, one value per record."""
     z = f.encode(x)
     return cross_entropy(f.classify(z), y, reduction="none") + mu * l_con(z, z_glob, z_prev, tau)
 

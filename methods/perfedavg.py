@@ -3,7 +3,7 @@ Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1, in its two ap
 
 All clients look for one w from which a single gradient step on a client's own records leads to a good model for it.
 
-Chosen where the paper is silent or was not at hand:
+Where the paper is silent or was not at hand, we chose:
 
 - FO leaves out the second derivative, so a meta step is two gradients at two points; each is one step of `fit`, with an
   optimiser that remembers w in between. FO can therefore be trained with DP-SGD (two trainings a round: say
@@ -66,8 +66,11 @@ class Averaged(Record):
 
 
 class FirstOrder(torch.optim.Optimizer):
-    """Two steps are one meta step: the first goes to w~ = w - alpha grad f(w, D), the second from w by the gradient
-    that was found there, w <- w - beta grad f(w~, D')."""
+    """An optimiser for which two steps are one meta step.
+
+    The first step goes to w~ = w - alpha grad f(w, D). The second goes from w by the gradient that was found there, w
+    <- w - beta grad f(w~, D').
+    """
 
     def __init__(self, params: Iterable[Tensor], alpha: float, beta: float):
         super().__init__(params, {"alpha": alpha, "beta": beta})
@@ -91,7 +94,7 @@ def hessian_free(
     alpha: float,
     delta: float,
 ) -> Gradient:
-    """(I - alpha H) grad f(w~, D'), H u as [grad f(w + delta u, D'') - grad f(w - delta u, D'')] / (2 delta).
+    """Return (I - alpha H) grad f(w~, D'), H u as [grad f(w + delta u, D'') - grad f(w - delta u, D'')] / (2 delta).
 
     `grad(w, batch)` gives a gradient by parameter name; D holds the three batches.
     """

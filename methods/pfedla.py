@@ -4,7 +4,7 @@ Algorithm 1.
 The server keeps every client's last model and, for each client, a hypernetwork that says layer by layer how much of
 whose model goes into the one that this client trains next.
 
-Chosen where the paper is silent or was not at hand:
+Where the paper is silent or was not at hand, we chose:
 
 - A layer is a module with its own tensors: weight, bias and batch-norm statistics share their weights alpha.
 - The hypernetwork: an embedding v_i of 100 numbers, `depth` linear layers of width 100 with ReLU, and one linear output
@@ -54,7 +54,7 @@ class Update(Up):
 
 
 class Hyper(Record):
-    """Client j's share of everything is row j."""
+    """The server's state. Row j of every tensor belongs to client j."""
 
     theta: State
     v: Tensor
@@ -62,7 +62,7 @@ class Hyper(Record):
 
 
 def layers(names: Iterable[str]) -> list[list[str]]:
-    """The tensors of each layer: those that lie in one module."""
+    """Return the tensors of each layer: those that lie in one module."""
     grouped: dict[str, list[str]] = {}
     for name in names:
         grouped.setdefault(name.rpartition(".")[0], []).append(name)
@@ -70,7 +70,7 @@ def layers(names: Iterable[str]) -> list[list[str]]:
 
 
 def HN(v: Tensor, psi: Mapping[str, Tensor], clients: int) -> Tensor:
-    """alpha: hypernetworks x layers x clients, of which the last sum to 1. All hypernetworks at once."""
+    """Return alpha: hypernetworks x layers x clients; over the clients it sums to 1. All hypernetworks run at once."""
     h = v[:, None]
     depth = len(psi) // 2
     for d in range(depth):
@@ -79,14 +79,16 @@ def HN(v: Tensor, psi: Mapping[str, Tensor], clients: int) -> Tensor:
 
 
 def mixed(theta: Mapping[str, Tensor], alpha: Tensor, name: str) -> Tensor:
-    """sum_j alpha_j theta_j; counters are rounded."""
+    """Return sum_j alpha_j theta_j; counters are rounded."""
     exact = theta[name].dtype if theta[name].is_floating_point() else torch.float64
     mean = torch.tensordot(alpha.to(exact), theta[name].to(exact), dims=1)
     return mean if theta[name].is_floating_point() else mean.round().to(theta[name].dtype)
 
 
 def agreement(theta: State, delta: State, grouped: Sequence[Sequence[str]]) -> Tensor:
-    """For each layer and client j: <theta_j, Delta theta_i>, the slope of <theta-bar_i, Delta theta_i> in alpha_j."""
+    """Return <theta_j, Delta theta_i> for each layer and client j: the slope of <theta-bar_i, Delta theta_i> in
+    alpha_j.
+    """
     inner = {name: theta[name].flatten(1) @ delta[name].flatten() for name in delta.parameters}
     zero = torch.zeros_like(next(iter(inner.values())))
     return torch.stack([sum((inner[name] for name in group if name in inner), zero) for group in grouped])

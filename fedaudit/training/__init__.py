@@ -1,1 +1,1 @@
-"""What learns: networks, the training loop, many models trained together, losses."""
+"""Training: networks, the training loop, many models trained together, losses."""

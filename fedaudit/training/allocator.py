@@ -1,8 +1,8 @@
-"""Memory that was freed stays with the process, up to a bound, instead of going back to the system each time.
+"""Keeps freed memory with the process, up to a bound, instead of giving it back to the system each time.
 
-A training step frees and takes the same megabytes over and over, and so do messages. The allocator of the C library
-gives large pieces back at once, and the system hands them out anew page by page, each filled with zeros first: of a run
-on small models that was a sixth of what the harness cost.
+A training step frees and takes the same megabytes over and over, and so do messages. The C library's allocator gives
+large pieces back at once. The system then hands them out anew page by page and fills each page with zeros first. In a
+run on small models this was a sixth of what the harness cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ LARGEST = 1 << 25  # bytes from which a piece is not taken from the heap; glibc 
 
 @functools.cache
 def keep_freed() -> bool:
-    """From now on; whether that could be asked for. Who said something else in the environment is left alone."""
+    """Ask the C library to keep freed memory from now on, and return whether it agreed.
+
+    Nothing is changed, and the answer is False, if the environment already configures the allocator.
+    """
     if any(name.startswith("MALLOC_") or name == "LD_PRELOAD" for name in os.environ):
         return False
     try:

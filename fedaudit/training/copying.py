@@ -1,5 +1,8 @@
-"""Copies of models in memory of their own. A client's task begins with one, so it has to be quick: `copy.deepcopy`
-looks at every attribute of every layer, and takes longer than a step of a small network."""
+"""Copies of models in memory of their own.
+
+A client's task begins with a copy, so it has to be quick. `copy.deepcopy` looks at every attribute of every layer, and
+takes longer than a step of a small network.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,15 @@ _OFTEN_EMPTY = frozenset((dict, OrderedDict, set, list))  # a layer has a dozen 
 
 
 def copied(model: M) -> M:
-    """As `copy.deepcopy` would: layers that stand in two places and tensors that are shared stay so."""
+    """Return a copy as `copy.deepcopy` makes it: layers that stand in two places and shared tensors stay shared."""
     return cast(M, _layer(model, {}))
 
 
 def copied_with(model: M, state: Mapping[str, Tensor]) -> M | None:
-    """A copy that takes the tensors of a state for its own: nothing of the model's is copied that the state has. None
-    where the state does not fit, or the model is not plain enough to know that this is all."""
+    """Return a copy of the model that uses the tensors of `state` as its own, without copying the model's tensors.
+
+    Returns None if the state does not fit, or if the model is not plain enough to know that the state is all it needs.
+    """
     known: dict[int, Any] = {}
     mine = model.state_dict(keep_vars=True)
     if mine.keys() != state.keys():

@@ -1,9 +1,10 @@
-"""Descents: minimising what a closure computes over some tensors, for what is no training of a model on rows.
+"""Descents: they minimise what a closure computes over some tensors, where this is not training a model on rows.
 
-A descent whose closure `repeats` (the same operations on the same memory in every step, whatever it draws) is recorded
-on a GPU: forward and backward pass as one CUDA graph, the optimiser's step beside it. Several of them go side by side,
-each on a stream of its own with the random numbers that it would draw alone: the same kernels in the same order, so the
-same bits, and the small kernels of one fill what the large ones of another leave idle.
+A descent whose closure `repeats` does the same operations on the same memory in every step, whatever it draws. On a GPU
+such a descent is recorded: the forward and backward pass is one CUDA graph, and the optimiser's step runs beside it.
+Several descents run side by side. Each has its own stream and the random numbers that it would draw alone, so the same
+kernels run in the same order and give the same bits. The small kernels of one descent use the time that the large
+kernels of another leave idle.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ Moments = dict[str, Tensor]
 
 
 class Kept:
-    """A recording that serves several descents one after the other: on the same tensors with the same closure.
+    """A recording that serves several descents, one after the other, on the same tensors with the same closure.
 
-    `steps`: of all of them together. `changes`: what the closure changes beside the parameters, such as a batch norm's
-    statistics."""
+    `steps` counts the steps of all these descents together. `changes` lists the tensors that the closure changes beside
+    the parameters, such as a batch norm's statistics.
+    """
 
     def __init__(self, steps: int, changes: Sequence[Tensor] = ()):
         self.steps, self.changes = steps, list(changes)
@@ -45,7 +47,8 @@ class Descent:
     opt: Opt
     moments: Mapping[str, Tensor] | None = None
     repeats: bool = False
-    # Before each step, with its number: what is no part of the recording. False: other shapes, so it is not replayed.
+    # Called before each step with the step's number; does what is not part of the recording. It returns False if the
+    # step has other shapes, which the recording cannot replay.
     before: Callable[[int], bool | None] | None = None
     kept: Kept | None = None
 
@@ -55,7 +58,10 @@ class Descent:
 
     @property
     def records(self) -> bool:
-        """Whether its step is to be recorded here. A counter of FLOPs would not see what is replayed."""
+        """Return whether this descent's step is to be recorded here.
+
+        A counter of FLOPs would not see replayed work, so nothing is recorded while one is active.
+        """
         return (
             self.repeats
             and (self.steps if self.kept is None else self.kept.steps) >= recorded.WORTH_IT
@@ -80,10 +86,10 @@ class _UnderWay:
         self.descent, self.params = descent, list(descent.params)
         self.optimiser = descent.opt.build(self.params, descent.moments)
         self.recording: Recording | None = None
-        self.alike = True  # whether the next step is what was recorded
+        self.alike = True  # whether the next step has the recorded shapes
 
     def begin(self) -> None:
-        """What comes before the first step, and the recording: afterwards everything is as it was, but for memory."""
+        """Prepare the first step and record it. Recording takes memory, and leaves everything else as it was."""
         self._before(0)
         if self.descent.records:
             self.recording = self._record()
@@ -118,11 +124,12 @@ class _UnderWay:
 
 
 def side_by_side(descents: Sequence[Descent], drawn: Sequence[Tensor]) -> list[tuple[Moments, Tensor]]:
-    """Carry out descents that record, on a GPU. `drawn`: the state of the device's global generator that belongs to
-    each. Returns what each optimiser remembers, and its generator's state after it.
+    """Carry out descents that record, on a GPU, and return each optimiser's moments and its generator's state
+    afterwards.
 
-    A recording draws from the generator's state that was in place when it was made, so every descent gets a state of
-    its own: numbers of one do not depend on how far the others have come.
+    `drawn` holds, for each descent, the state of the device's global generator that belongs to it. A recording draws
+    from the generator state that was in place when it was made. So every descent gets a state of its own, and its
+    numbers do not depend on how far the others have come.
     """
     device = descents[0].device
     generator = shared(device)

@@ -1,7 +1,7 @@
 """The training loop: methods write losses, the loop lives here once.
 
-A loss is `loss(f, *rows, **given)` and returns one value per row; the loop reduces. It closes over no tensor and
-no module and reads nothing but its arguments. That contract is what lets the loop be metered, turned into DP-SGD,
+A loss is `loss(f, *rows, **given)` and returns one value per row; the loop takes the mean. A loss closes over no tensor
+and no module and reads nothing but its arguments. Because of that contract the loop can be metered, turned into DP-SGD,
 compiled, and stacked over clients, without touching a method.
 """
 
@@ -27,12 +27,12 @@ from fedaudit.training.recorded import Recording, precision, record_giving_back,
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
 Norms = Literal["batch", "running"]
-OFTEN = 4  # times that a size of batch other than the usual comes before its step is recorded
+OFTEN = 4  # an unusual batch size is recorded once it has come so many times
 
 
 @dataclass(frozen=True)
 class Opt:
-    """An optimiser to be: its class and its options. The state is made anew in each fit, unless `moments` go on."""
+    """An optimiser to be: its class and its options. Each fit makes its state anew, unless `moments` carry it on."""
 
     make: type[torch.optim.Optimizer]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class Opt:
         return optimiser
 
     def chosen(self) -> list[Any]:
-        """The options that are not the optimiser's own defaults."""
+        """Return the options that are not the optimiser's own defaults."""
         usual = {name: given.default for name, given in inspect.signature(self.make).parameters.items()}
         return [value for name, value in self.options.items() if name == "lr" or value != usual.get(name)]
 
 
 def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers of its parameters, as a record can keep it and `Opt.build` takes it up."""
+    """Return what an optimiser remembers of its parameters, in the form that a record keeps and `Opt.build` takes."""
     return {
         f"{at}.{name}": value.detach().clone()
         for at, of_parameter in optimiser.state_dict()["state"].items()
@@ -92,7 +92,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit did. `loss` is the mean over the rows of the last epoch."""
+    """The result of a fit. `loss` is the mean over the rows of the last epoch."""
 
     epochs: int
     steps: int
@@ -103,7 +103,8 @@ class Fitted:
 class Turns:
     """Rows that lie in parts one after the other and take turns: no batch mixes two parts.
 
-    By step, an epoch has a batch of each part in turn, and the longer ends alone; by epoch, one part after the other.
+    By step, an epoch takes a batch of each part in turn, and a longer part goes on alone at the end. By epoch, one part
+    follows the other.
     """
 
     sizes: tuple[int, ...]
@@ -119,7 +120,7 @@ class Turns:
 
 
 def batches(n: int, size: int, rng: torch.Generator, turns: Turns | None = None) -> Iterator[Tensor]:
-    """One epoch of shuffled index batches. A last batch of one row joins the one before: batch norm needs two."""
+    """Yield one epoch of shuffled index batches. A last batch of one row joins the one before: batch norm needs two."""
     if turns is not None:
         yield from turns.batches(size, rng)
         return
@@ -146,19 +147,24 @@ def fit(
     turns: Turns | None = None,
     norms: Norms = "batch",
 ) -> Fitted:
-    """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or `until(f, *rows)` after an epoch.
+    """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or until `until(f, *rows)` is true.
 
-    `turns`: the rows are parts that take turns. `norms`: whether batch norm takes its statistics from the batch and
-    keeps their running mean, as ever in training, or uses the running ones as they are and leaves them alone.
+    `until` is asked after each epoch. `turns` says that the rows are parts that take turns. `norms` is "batch" or
+    "running". With "batch", a batch norm takes its statistics from the batch and keeps their running mean, as usual in
+    training. With "running", it uses the running statistics as they are and does not change them.
     """
     n = check_rows(rows)
     if turns is not None and sum(turns.sizes) != n:
-        raise ContractError(f"fit: the parts that take turns have {turns.sizes} rows, the data {n}.")
+        raise ContractError(
+            f"fit: the parts that take turns have {turns.sizes} rows, the data {n}. Make the sizes sum to this number."
+        )
     check_pure(loss)
     if (epochs is None) == (steps is None):
-        raise ContractError("fit: say either epochs or steps.")
+        raise ContractError("fit: give either epochs or steps, and not both.")
     if (epochs or steps or 0) < 0:
-        raise ContractError(f"fit: {epochs or steps} {'epochs' if steps is None else 'steps'}: a number from 0 up.")
+        raise ContractError(
+            f"fit: {epochs or steps} {'epochs' if steps is None else 'steps'}: give a number from 0 up."
+        )
     given = dict(given or {})
     f = Live(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -192,8 +198,11 @@ def fit(
 
 
 class _Gradient:
-    """The gradient of a batch's mean loss, into the parameters. On a GPU it is recorded, apart for each size that comes
-    often: the usual one, and that of an epoch's last batch."""
+    """Writes the gradient of a batch's mean loss into the parameters.
+
+    On a GPU the computation is recorded, once for each batch size that comes often: the usual one, and that of an
+    epoch's last batch.
+    """
 
     def __init__(
         self, model: nn.Module, loss: Loss, f: Live, given: Mapping[str, Any], separable: bool, total: Tensor,
@@ -203,7 +212,7 @@ class _Gradient:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._usual, self._planned, self._records = usual, planned, recordable(model, total.device, planned)
         self._buffers = list(model.buffers())
-        self._came: dict[int, int] = {}  # how often a size came
+        self._came: dict[int, int] = {}  # how often each batch size came
         self._recorded: dict[int, tuple[Recording, list[Tensor]]] = {}
 
     def __call__(self, rows: list[Tensor]) -> None:
@@ -219,7 +228,7 @@ class _Gradient:
             p.grad = gradient
 
     def _recording(self, rows: list[Tensor]) -> tuple[Recording, list[Tensor]] | None:
-        """For rows of this size; None where there is none yet, or where none can be made."""
+        """Return the recording for rows of this size, or None if there is none yet or none can be made."""
         n = len(rows[0])
         if n in self._recorded:
             return self._recorded[n]
@@ -257,7 +266,9 @@ def train_mode(model: nn.Module, norms: Norms) -> None:
 
 def check_rows(rows: Sequence[Tensor]) -> int:
     if not rows or not all(isinstance(row, Tensor) and row.dim() > 0 for row in rows):
-        raise ContractError("fit: data is a tuple of tensors with the rows on dimension 0.")
+        raise ContractError(
+            "fit: data is not a tuple of tensors. Give a tuple of tensors with the rows on dimension 0."
+        )
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes:
         raise ContractError(f"fit: the tensors of data must have one common, positive number of rows, not {sizes}.")
@@ -273,8 +284,10 @@ def check_value(value: Tensor, n: int, loss: Loss, separable: bool) -> None:
 
 
 def carried(loss: Callable[..., Any]) -> list[Any]:
-    """What a function brings with it beside its arguments, piece by piece: closures, defaults, attributes, whatever
-    lies inside containers, and what functions among them bring in turn."""
+    """Return, piece by piece, what a function brings with it beside its arguments.
+
+    These are closures, defaults, attributes, what lies inside containers, and what functions among them bring in turn.
+    """
     found: list[Any] = []
     seen: set[int] = set()
     todo = _brought(loss)
@@ -299,7 +312,7 @@ def carried(loss: Callable[..., Any]) -> list[Any]:
 
 
 def _brought(loss: Callable[..., Any]) -> list[Any]:
-    """The first layer of `carried`."""
+    """Return the first layer of `carried`."""
     if isinstance(loss, functools.partial):
         return [*loss.args, *loss.keywords.values(), *_brought(loss.func)]
     if isinstance(loss, types.MethodType):
@@ -314,7 +327,7 @@ def _brought(loss: Callable[..., Any]) -> list[Any]:
 
 
 def named(loss: Callable[..., Any]) -> str:
-    """Which function it is, whatever it brings with it."""
+    """Return the function's full name, without regard to what it brings with it."""
     if isinstance(loss, functools.partial):
         return named(loss.func)
     of = loss if isinstance(loss, types.FunctionType | types.MethodType) else type(loss)
@@ -331,10 +344,10 @@ def _attributes(value: Any) -> list[Any]:
 
 
 def traces(loss: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
-    """What a function could write into while it runs, as it is now: two of these differ where it did.
+    """Return the present state of everything that a function could write into while it runs.
 
-    Globals that its code names and containers, objects and tensors in reach are looked at by what they hold; functions
-    among them in turn.
+    Two of these differ if the function wrote into something in between. Globals that its code names, and containers,
+    objects and tensors in reach, are described by what they hold; so are functions among them.
     """
     found: list[Any] = []
     seen: set[int] = set()
@@ -366,12 +379,15 @@ def traces(loss: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-TRAINED = ("_parameters", "_buffers", "_modules")  # of a module: what training changes, and its children
+TRAINED = ("_parameters", "_buffers", "_modules")  # attributes of a module: its children, and what training changes
 
 
 def model_traces(model: nn.Module) -> list[Any]:
-    """What a model of somebody's own could keep of the rows that go through it, as it is now: two of these differ where
-    it did. Parameters are trained; buffers must stay, as no noise is added to them."""
+    """Return the present state of everything in which an own model could keep something of the rows that it sees.
+
+    Two of these differ if the model kept something in between. Parameters are left out, for they are trained. Buffers
+    must not change, because no noise is added to them.
+    """
     found: list[Any] = [(name, b._version, id(b)) for name, b in model.named_buffers()]
     for module in model.modules():
         if _is_own(module):
@@ -382,7 +398,7 @@ def model_traces(model: nn.Module) -> list[Any]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions within it."""
+    """Yield a function's code, and the code of the functions within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -390,7 +406,10 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a function, a class, or that of an object, is a method's or somebody's own: no library's or ours."""
+    """Return whether a function, a class or an object's class belongs to a method or to somebody's own code.
+
+    Libraries' code and that of the framework do not.
+    """
     named = value if isinstance(value, type | types.FunctionType) else type(value)
     module = named.__module__ or ""
     top = module.partition(".")[0]
@@ -401,7 +420,7 @@ LIBRARIES = {"torch", "numpy", "pydantic", "pydantic_core", "fedaudit", "opacus"
 
 
 def check_bare(model: nn.Module) -> None:
-    """Refuse a model that tells somebody what goes through it: hooks see records, and gradients before any noise."""
+    """Refuse a model with hooks: they would see records, and gradients before any noise."""
     for name, module in model.named_modules():
         kinds = [key for key in vars(module) if key.endswith("_hooks") and key.startswith(("_forward", "_backward"))]
         if any(getattr(module, key) for key in kinds) or "forward" in vars(module):

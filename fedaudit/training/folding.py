@@ -1,8 +1,8 @@
-"""Frozen batch norms folded into the convolutions before them.
+"""Folds frozen batch norms into the convolutions before them.
 
-In evaluation mode a batch norm is a line, a z + c for each channel, and a convolution before it takes it up:
-a (w * x + b) + c = (a w) * x + (a b + c). What is left reads and writes a GPU's memory half as often. The numbers are
-the same to rounding, so this is for networks that are run stacked, which promise no more.
+In evaluation mode a batch norm is a line, a z + c for each channel, which the convolution before it can absorb: a (w *
+x + b) + c = (a w) * x + (a b + c). The folded network reads and writes a GPU's memory half as often. The numbers are
+the same to rounding, so folding is only for networks that are run stacked, which promise no more than that.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Tensors = dict[str, Tensor]
 
 
 def folded(networks: Sequence[nn.Module]) -> tuple[nn.Module, list[Tensors], list[nn.BatchNorm2d]]:
-    """For networks of one architecture: one without the batch norms that could be folded, the tensors that each of
-    them has in its place, and those batch norms of the first."""
+    """Return one network without the batch norms that could be folded, each network's tensors for it, and those norms.
+
+    The networks have one architecture. The batch norms that come back are those of the first network.
+    """
     found = pairs(networks[0])
     states = [{**dict(net.named_parameters()), **dict(net.named_buffers())} for net in networks]
     if not found:
@@ -54,7 +56,7 @@ def _folded(net: nn.Module, state: Tensors, found: Sequence[tuple[str, str]]) ->
 
 
 def pairs(net: nn.Module) -> list[tuple[str, str]]:
-    """The names of convolutions and of the batch norms that follow each: in sequences, and in the blocks of ResNets."""
+    """Return the names of convolutions, each with the batch norm that follows it, in sequences and in ResNet blocks."""
     places = Counter(id(layer) for _, layer in net.named_modules(remove_duplicate=False))
     places += Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
     found = []
@@ -76,7 +78,7 @@ def pairs(net: nn.Module) -> list[tuple[str, str]]:
 
 
 def _is_block(layer: nn.Module) -> bool:
-    """torchvision's ResNets and their blocks: conv1, bn1, ReLU, conv2, bn2, ..."""
+    """Return whether a layer is one of torchvision's ResNets or their blocks: conv1, bn1, ReLU, conv2, bn2, ..."""
     return (type(layer).__module__, type(layer).__name__) in [
         ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
     ]

@@ -10,11 +10,13 @@ from torch import Tensor
 
 @torch.no_grad()
 def in_chunks(fixed: Callable[[Tensor], Tensor], x: Tensor, size: int = 500) -> Tensor:
-    """What `fixed` makes of the rows of x, in pieces that fit into memory."""
+    """Return `fixed` of the rows of x, computed in pieces that fit into memory."""
     return torch.cat([fixed(part) for part in x.split(size)])
 
 
 def row_by_row(fixed: Callable[[Tensor], Tensor], x: Tensor, size: int = 500) -> Tensor:
-    """The same, where no row may see another: each goes through by itself, and many of them side by side."""
+    """Return `fixed` of the rows of x, where no row may see another. Each row goes through by itself, many side by
+    side.
+    """
     with torch.no_grad():
         return torch.func.vmap(lambda row: fixed(row[None])[0], chunk_size=size)(x)

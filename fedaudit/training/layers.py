@@ -1,13 +1,14 @@
-"""Layers that a stack of models runs in another way than torch would, because torch's is slow there.
+"""Layers that a stack of models runs in another way than torch would, because torch's way is slow there.
 
-- A convolution that sees one or a few channels becomes, for a stack of models, one of as many groups as models with
-  hardly a channel each, for which a GPU has no fast kernel. Here it is a product with the neighbours of each pixel,
-  with the bias as one neighbour more that is always 1.
-- The mean of each 2 x 2 pixels, whose gradient torch computes pixel by pixel, spreads its gradient in one copy; where
-  steps are compiled it is a mean over dimensions, which a compiler joins with what is around it.
-- What comes out of both lies as the layer after it takes it: by rows, and then by models. vmap would copy in between.
+- A convolution of one or a few channels becomes, for a stack of models, a convolution with as many groups as models and
+  hardly a channel in each. GPUs have no fast kernel for that. Here it is a product with the neighbours of each pixel.
+  The bias is one more neighbour that is always 1.
+- The mean of each 2 x 2 pixels: torch computes its gradient pixel by pixel; here one copy spreads it. Where steps are
+  compiled it is a mean over dimensions, which a compiler joins with what is around it.
+- The output of both already lies in memory as the next layer takes it: by rows, and then by models. vmap would copy in
+  between.
 - Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
-  (`apart`), which a recorded step starts at once all the same.
+  (`apart`). A recorded step still starts all of them at once.
 
 The numbers are the same to rounding.
 """
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from fedaudit.training.copying import copied
 from fedaudit.training.products import _framed
 
-NARROW = 4  # channels up to which a convolution is a product
+NARROW = 4  # a convolution of at most so many input channels is done as a product
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -43,8 +44,11 @@ class NarrowConv2d(nn.Conv2d):
 
 
 class _Product(torch.autograd.Function):
-    """weight (out, in) times each of seen (row, in, pixel). Of a stack it comes out by rows and then by models: as a
-    batch norm of all models takes it, which would copy it otherwise."""
+    """Multiplies weight (out, in) with each of seen (row, in, pixel).
+
+    For a stack the result lies by rows and then by models. A batch norm over all models takes it that way, and would
+    otherwise copy it.
+    """
 
     @staticmethod
     def forward(weight: Tensor, seen: Tensor) -> Tensor:
@@ -82,8 +86,10 @@ class SpreadingPool2d(nn.AvgPool2d):
 
 
 class _Halved(torch.autograd.Function):
-    """The mean of each 2 x 2 pixels; an odd last row or column is left out. Of a stack it lies as what it is
-    of: by rows, or by models."""
+    """Takes the mean of each 2 x 2 pixels; an odd last row or column is left out.
+
+    For a stack the result lies in memory as its input does: by rows, or by models.
+    """
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -110,7 +116,7 @@ class _Halved(torch.autograd.Function):
 
 
 class ApartConv2d(nn.Conv2d):
-    """A convolution that is done model by model where it is mapped over models."""
+    """A convolution that is done model by model when it is mapped over models."""
 
     def forward(self, input: Tensor) -> Tensor:
         how = tuple(self.stride), tuple(cast(tuple[int, int], self.padding)), tuple(self.dilation)
@@ -122,7 +128,7 @@ How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # stride, paddin
 
 
 class _Convolution(torch.autograd.Function):
-    """Of one model. Mapped over models it is `_Convolutions`."""
+    """The convolution of one model. Mapped over models it becomes `_Convolutions`."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, how: How) -> Tensor:
@@ -149,7 +155,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Convolutions(torch.autograd.Function):
-    """Of models one after the other: x (model, row, channel, h, w), w (model, out, in, k, k)."""
+    """The convolutions of several models, one by one: x (model, row, channel, h, w), w (model, out, in, k, k)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, how: How) -> Tensor:
@@ -174,7 +180,10 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, how: How, wanted: Any) -> tuple[
 
 
 def quicker(model: M, *, apart: bool = False, compiled: bool = False) -> M:
-    """A copy whose layers run in these ways; the model itself where there is none of them, or somebody listens."""
+    """Return a copy of the model whose layers run in the ways above.
+
+    The model itself comes back if it has none of these layers, or if a hook is registered on one of its layers.
+    """
     layers = list(model.modules())
     listened = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in layers)
     if listened or not any(_other(m, apart, compiled) for m in layers):

@@ -7,10 +7,10 @@ not the networks.
     teachers = Many(models)                  # a list of them; parameters are read now: make it anew after training one
     teachers(x)                              # [f_0(x), f_1(x), ...], in the order of `models`
     teachers.encode(x)                       # their embeddings
-    teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: to each its own rows, as many or as few
+    teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: each has its own rows, any number of them
     teachers(x, only=[0, 3])                 # some of them: those with weight 0 on a batch cost nothing
 
-With the engine stacked only: the others run one after the other and keep their bits.
+Only the stacked engine does this. The others run the networks one after the other and keep their bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _faster: dict[Any, bool] = {}  # whether convolutions as products were the faste
 
 
 class Many(list[nn.Module]):
-    """K networks in the mode that they are in, as one. Their tensors are copied: later training does not reach them."""
+    """K networks that run as one, each in its present mode. Their tensors are copied: later training does not reach
+    them.
+    """
 
     def __init__(self, networks: Iterable[nn.Module], *, stacked: bool | None = None):
         super().__init__(networks)
@@ -54,7 +56,7 @@ class Many(list[nn.Module]):
         return self._all("classify", e, only)
 
     def each(self, xs: Sequence[Tensor], method: str = "forward", only: Sequence[int] | None = None) -> list[Tensor]:
-        """Every network's answer to its own rows."""
+        """Return every network's answer to its own rows."""
         chosen = range(len(self)) if only is None else only
         return self._run(method, dict(zip(chosen, xs, strict=True)), list(chosen))
 
@@ -70,7 +72,7 @@ class Many(list[nn.Module]):
                 continue
             group = [j for j in self._group_of[i] if j in rows]
             stack = self._stacks.get(id(self._group_of[i]))
-            if stack is None or len(group) == 1 or heard or stack.thawed:  # who listens hears the network itself
+            if stack is None or len(group) == 1 or heard or stack.thawed:  # hooks are called by the network itself only
                 found[i] = _call(self[i], method, rows[i])
                 continue
             where = [self._group_of[i].index(j) for j in group]
@@ -79,10 +81,10 @@ class Many(list[nn.Module]):
 
 
 class _Stack:
-    """Networks of one architecture, their tensors stacked."""
+    """Networks of one architecture, with their tensors stacked."""
 
     def __init__(self, networks: Sequence[nn.Module]):
-        bare, states, self._norms = folded(networks)  # frozen batch norms are done by the convolutions before them
+        bare, states, self._norms = folded(networks)  # frozen batch norms become part of the convolutions before them
         first = next(networks[0].parameters(), None)
         self._caller = Caller(quicker(bare) if first is not None and _on_gpu(first) else bare)
         self._places = places(self._caller)
@@ -94,7 +96,7 @@ class _Stack:
 
     @property
     def thawed(self) -> bool:
-        """Whether a batch norm that was folded is in training again."""
+        """Return whether a batch norm that was folded is in training again."""
         return any(norm.training for norm in self._norms)
 
     def __call__(self, method: str, where: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
@@ -105,7 +107,7 @@ class _Stack:
         if all(row is rows[0] for row in rows):
             return list(self._mapped(method, tensors, rows[0], None).unbind(0))
         sizes = [len(row) for row in rows]
-        if min(sizes) < max(sizes) and not self._fills:  # rows that do not count would enter a batch's statistics
+        if min(sizes) < max(sizes) and not self._fills:  # filling rows would enter a batch's statistics
             one = self._one(method)
             return [one({n: t[i] for n, t in tensors.items()}, row) for i, row in enumerate(rows)]
         most = max(sizes)
@@ -114,7 +116,9 @@ class _Stack:
         return [of_one[:size] for of_one, size in zip(out.unbind(0), sizes, strict=True)]
 
     def _mapped(self, method: str, tensors: dict[str, Tensor], x: Tensor, over: int | None) -> Tensor:
-        """All at once; on a GPU with convolutions as products of matrices where that was found to be faster."""
+        """Run all networks at once. On a GPU, convolutions are products of matrices where that was measured to be
+        faster.
+        """
 
         def run(products: bool) -> Tensor:
             out: Tensor = vmap(self._one(method, products), in_dims=(0, over))(tensors, x)
@@ -141,12 +145,12 @@ class _Stack:
 
 
 def answers(networks: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """What all of them say to x, (networks, rows, ...): in one pass where they are `Many`."""
+    """Return the answers of all networks to x, (networks, rows, ...), in one pass if they are `Many`."""
     return torch.stack(networks(x) if isinstance(networks, Many) else [f(x) for f in networks])
 
 
 def _taken(work: Callable[[], Tensor]) -> float:
-    """Seconds; for ever where it cannot be done."""
+    """Return the seconds that the work takes, or infinity if it cannot be done."""
     try:
         return clocked(work)
     except RuntimeError:  # memory, or an operation that cannot be mapped
@@ -174,7 +178,10 @@ def _groups(networks: Sequence[nn.Module]) -> list[list[int]]:
 
 
 def _alike(f: nn.Module, g: nn.Module) -> bool:
-    """Whether two networks can be one stack: structure, hooks and modes; no dropout that draws, no `one_channel`."""
+    """Return whether two networks can be one stack.
+
+    Structure, hooks and modes have to agree. Dropout that draws and a `one_channel` batch norm rule it out.
+    """
     modes = [[m.training for m in net.modules()] for net in (f, g)]
     draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in f.modules())
     fits = not draws and not one_channel(f)

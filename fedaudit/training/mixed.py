@@ -1,13 +1,14 @@
-"""Batches whose rows belong to several networks, each row to go through its own.
+"""Batches whose rows belong to several networks; each row goes through its own network.
 
-How many rows of a batch belong to which network differs from batch to batch, so every step has other shapes. Where
-steps are recorded and networks run stacked, each network therefore gets as many rows as any of them has in any batch;
-those that fill count nothing. All batches are known beforehand, so that a step only has to say which is next.
+The number of rows that belong to a network differs from batch to batch, so every step would have other shapes. Where
+steps are recorded and networks run stacked, each network therefore gets as many rows as any network has in any batch.
+The rows that only fill up count nothing. All batches are known beforehand, so that a step only has to say which one is
+next.
 
-    mixed = Mixed(networks, sizes, order, device)  # rows in all, by network; order: the rows of each batch, sorted
+    mixed = Mixed(networks, sizes, order, device)  # sizes: rows of each network; order: the rows of each batch, sorted
     mixed.put(i)                                   # batch i is next; False: it has another size than the first
     mixed.index                                    # its rows
-    mixed(x)                                       # what each row's own network makes of it, row by row
+    mixed(x)                                       # each row's output from its own network, row by row
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Mixed:
         self.put(0)
 
     def put(self, i: int) -> bool:
-        """Make batch i the next one."""
+        """Make batch i the next one, and return whether it has the usual size."""
         if i >= len(self._order):
             return True
         self.split: list[int] = self._counts[i].tolist()
@@ -60,8 +61,11 @@ class Mixed:
         return usual
 
     def _laid_out(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A batch's rows; which of them stands at each place of the networks one after the other, the first where it
-        only fills; and at which place each row stands."""
+        """Return three index tensors for batch i: its rows, where to fetch each place from, and each row's place.
+
+        The places are those of all networks one after the other. A place that only fills up takes the batch's first
+        row.
+        """
         mine, counts = self._owners[i], self._counts[i]
         first = counts.cumsum(0) - counts
         back = mine * self._most + torch.arange(len(mine)) - first[mine]
@@ -78,8 +82,11 @@ class Mixed:
 
 
 def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
-    """x[there]. What counts does not meet, so that the gradient is moved back likewise, and that of the filling is left
-    out: torch adds up what meets, in no fixed order, or by a sort that cannot be recorded."""
+    """Return x[there], with a gradient that `back` moves back and that leaves out the filling rows.
+
+    No two real rows share a place, so nothing has to be added up. torch would add the rows that share one, in no fixed
+    order, or by a sort that cannot be recorded.
+    """
     return cast(Tensor, _Moved.apply(x, there, back))
 
 

@@ -1,34 +1,35 @@
 """Models by name, or your own. Every one is an encoder and a classifier: `classify(encode(x))`.
 
 Most are for images. `mlp` takes rows of numbers as well, `transformer` is for texts of token ids (id 0 is padding), and
-`package.module:Class` is somebody's own, for whatever it takes (fedaudit/training/own.py).
+`package.module:Class` is somebody's own, for whatever records it takes (fedaudit/training/own.py).
 
-The papers leave open, and we chose:
+The papers leave these points open, and we chose:
 
 - The embedding is the input of the last linear layer. Hidden layers and dropout that torchvision puts into its
   `classifier` (the MobileNets, EfficientNet, GoogLeNet) therefore belong to the encoder.
 - `convnet` (FedAF): three times convolution 3x3 of width 128 with bias, batch norm, ReLU, 2x2 average pooling. This is
   the structure with the paper's 381,450 parameters; it has them at 3x64x64 (at 3x32x32 there are 320,010).
   `convnet_padded` widens the zeros around its input until every pooling comes out even, as dataset condensation's
-  network does for 28x28: 32-16-8-4, 2,048 features, where `convnet` has 28-14-7-3, 1,152, and drops a row and a column.
-- `fedfree_cnn` (FedFree, Table A1, Model_1 and global model): "2 Conv layers, 3 FC layers, about 3.2M" and no widths.
-  5x5 convolutions of width 32 and 64, as in the CNN of FedAvg, and linear layers of width 704 and 384 come to 3.21 M
-  at 3x32x32.
-- `vit_tiny` (DFFKE): width 192, 12 layers, 3 heads, as ViT-Tiny everywhere. The patch is the largest power of two up to
+  network does for 28x28. Its sides are 32-16-8-4, with 2,048 features. `convnet` has 28-14-7-3, with 1,152 features,
+  and drops a row and a column.
+- `fedfree_cnn` (FedFree, Table A1, Model_1 and global model): the paper says "2 Conv layers, 3 FC layers, about 3.2M"
+  and gives no widths. 5x5 convolutions of width 32 and 64, as in the CNN of FedAvg, and linear layers of width 704 and
+  384 come to 3.21 M at 3x32x32.
+- `vit_tiny` (DFFKE): width 192, 12 layers, 3 heads, as in every ViT-Tiny. The patch is the largest power of two up to
   16 with at least seven patches along the shorter side: 1 at 8x8, 4 at 28x28 and 32x32, 8 at 64x64, 16 at 224x224.
 - `efficientnet_v2_s` stands for DFFKE's "EfficientNetV2": the smallest that torchvision has.
 - HtFE-2 and HtFE-5 (DFFKE): the paper names the members of HtFE-1 and HtFE-10 only. We take the first 2 and 5 of its
   ten. HtFLlib, from which the names come, has other members: a small CNN and ResNet18 in the group of two;
   GoogLeNet, MobileNetV2 and ResNet18/34/50 in the group of five. Write those as `resnet18:2,googlenet:2,...`.
-- `_cifar`: the ResNet with a 3x3 stride-1 stem and no max-pooling; without the suffix the stem is the stock one,
-  which leaves a single pixel of an 8x8 image: batch norm then sees one value per record, and in mini-batches of two the
+- `_cifar`: the ResNet with a 3x3 stride-1 stem and no max-pooling. Without the suffix the stem is the stock one,
+  which leaves a single pixel of an 8x8 image. Batch norm then sees one value per record, and in mini-batches of two the
   gradients of the deep ResNets overflow. Use `_cifar`, or larger batches, for small images.
 
 `name@ratio` is the family at a fraction of its hidden widths (rounded up); input channels and classes stay.
 
-`name/width` has an embedding of that width whatever the encoder's own: adaptive average pooling before the classifier,
-as HtFLlib does where clients differ (DFFKE's rivals: `HtFE-10/512`). `name/pWIDTH` has a linear projection there
-instead.
+`name/width` has an embedding of that width, whatever the encoder's own width is. It puts adaptive average pooling
+before the classifier, as HtFLlib does where clients differ (DFFKE's rivals: `HtFE-10/512`). `name/pWIDTH` puts a linear
+projection there instead.
 """
 
 from __future__ import annotations
@@ -75,8 +76,12 @@ class Net(nn.Module):
 
 
 class Halving(nn.MaxPool2d):
-    """2x2 max-pooling. On a CPU, where nothing is differentiated, the maxima are taken row by row instead of window by
-    window: the same bits in a tenth of the time. (Its gradient would be another one where a maximum is not alone.)"""
+    """2x2 max-pooling.
+
+    On a CPU, where nothing is differentiated, the maxima are taken row by row instead of window by window: the same
+    bits in a tenth of the time. Its gradient would differ where two pixels share the maximum, so with gradients torch's
+    own pooling runs.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() or x.device.type != "cpu":
@@ -87,7 +92,9 @@ class Halving(nn.MaxPool2d):
 
 
 def _scaled(width: int, ratio: Fraction) -> int:
-    return max(1, math.ceil(width * ratio))  # exact: 0.07 of 200 is 14, and not 14.000000000000002, hence 15
+    return max(
+        1, math.ceil(width * ratio)
+    )  # fractions are exact: 0.07 of 200 is 14; as floats it is 14.000000000000002, hence 15
 
 
 def _plain(
@@ -101,9 +108,10 @@ def _plain(
     pool: Callable[[int], nn.Module] = Halving,
     even: bool = False,
 ) -> tuple[nn.Module, int]:
-    """Convolutions that keep the size, each followed by a halving, then linear layers; and the embedding's width.
+    """Return an encoder and its embedding's width: convolutions that keep the size, each with a halving, then linear
+    layers.
 
-    `even`: the first one adds so many zeros around the image that no halving drops a row.
+    `even`: the first convolution adds so many zeros around the image that no halving drops a row.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, h, w = shape if shape.kind == "images" else (math.prod(shape), 1, 1)
@@ -145,13 +153,15 @@ _PLAIN: dict[str, Callable[[Shape, Fraction], tuple[nn.Module, int]]] = {
 
 
 class _ViT(nn.Module):
-    """Dosovitskiy et al., ICLR 2021; the embedding is the class token after the last norm."""
+    """The vision transformer of Dosovitskiy et al., ICLR 2021. The embedding is the class token after the last norm."""
 
     def __init__(self, shape: Shape, *, width: int, depth: int, heads: int) -> None:
         super().__init__()
         channels, h, w = shape
         patch = next((p for p in (16, 8, 4, 2) if min(h, w) >= 7 * p), 1)
-        self.pad = nn.ZeroPad2d((0, -w % patch, 0, -h % patch))  # else a remainder would never be looked at
+        self.pad = nn.ZeroPad2d(
+            (0, -w % patch, 0, -h % patch)
+        )  # without it the model would never see pixels beyond the last whole patch
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         count = math.ceil(h / patch) * math.ceil(w / patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
@@ -174,7 +184,7 @@ _STOCK = (*_RESNETS, *_CIFAR, "googlenet", "efficientnet_v2_s", "mobilenet_v2", 
 
 
 def _stock(name: str, shape: Shape, classes: int) -> tuple[nn.Module, nn.Linear]:
-    """torchvision's network with its own random initialisation, cut before the last linear layer."""
+    """Return torchvision's network with its own random initialisation, cut before the last linear layer."""
     settings: dict[str, Any] = {"weights": None, "num_classes": classes}
     if name == "googlenet":
         settings |= {"aux_logits": False, "transform_input": False, "init_weights": True}
@@ -196,8 +206,8 @@ def _stock(name: str, shape: Shape, classes: int) -> tuple[nn.Module, nn.Linear]
         net.set_submodule(path, _stem(channels, stem.out_channels, **like))
 
     if name == "googlenet":
-        # The only one whose pooling has no padding. What arrives with a single row or column is left as it is
-        # (the third pooling under 15x15 pixels); larger images see the stock network.
+        # This is the only network whose pooling has no padding. A pooling is left out if its input has a single row or
+        # column (the third one, for images under 15x15 pixels). Larger images go through the stock network.
         side = (min(h, w) + 1) // 2
         for pool in ("maxpool1", "maxpool2", "maxpool3"):
             if side < 2:
@@ -222,9 +232,9 @@ def _stem(channels: int, width: int, **settings: Any) -> nn.Conv2d:
 def _narrow(encoder: nn.Module, classifier: nn.Linear, shape: Shape, ratio: Fraction) -> None:
     """Cut every layer to its scaled width, in place.
 
-    One forward pass visits the layers in the order of execution, so each finds out from what arrives how many inputs
-    its already narrowed predecessors left it: residuals, concatenations and channel splits need no special care.
-    Weights are the leading slices of the full network's, because torchvision initialises in its constructors only.
+    One forward pass visits the layers in the order of execution. Each layer sees from its input how many channels the
+    layers before it kept, so residuals, concatenations and channel splits need no special care. Weights are the leading
+    slices of the full network's, because torchvision initialises in its constructors only.
     """
 
     def cut(module: nn.Module, name: str, *sizes: int) -> None:
@@ -252,7 +262,7 @@ def _narrow(encoder: nn.Module, classifier: nn.Linear, shape: Shape, ratio: Frac
             cut(module, "bias", module.out_features)
 
     handles = [m.register_forward_pre_hook(fit) for m in encoder.modules()]
-    encoder.eval()  # no batch statistics, no dropout: the probe leaves no trace and draws no random number
+    encoder.eval()  # without batch statistics and dropout this pass changes nothing and draws no random number
     with torch.no_grad():
         width = encoder(torch.zeros(2, *shape, device=classifier.weight.device)).shape[1]
     encoder.train()
@@ -268,7 +278,7 @@ def _narrow(encoder: nn.Module, classifier: nn.Linear, shape: Shape, ratio: Frac
 class _Pool(nn.Module):
     """Adaptive average pooling of vectors: entry i is the mean over [floor(i L / W), ceil((i + 1) L / W)).
 
-    As a product, because torch's own has no deterministic gradient on GPUs.
+    It is written as a product, because torch's own has no deterministic gradient on GPUs.
     """
 
     def __init__(self, width: int) -> None:
@@ -298,18 +308,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def names(kind: Kind | None = None) -> list[str]:
-    """All models, or those for one kind of records."""
+    """Return the names of all models, or of those for one kind of records."""
     known = [*_PLAIN, "vit_tiny", *_STOCK, "transformer"]
     return known if kind is None else [name for name in known if kind in takes(name)]
 
 
 def takes(name: str) -> tuple[Kind, ...]:
-    """The records that a named model is for."""
+    """Return the kinds of records that a named model is for."""
     return {"mlp": ("images", "rows"), "transformer": ("tokens",)}.get(name, ("images",))  # type: ignore[return-value]
 
 
 def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
-    """A fresh network for records of `shape`, drawn from the global generator."""
+    """Return a fresh network for records of `shape`, drawn from the global generator."""
     name, ratio, common = _parse(arch)
     shape = shape if isinstance(shape, Shape) else Shape(shape)
     if min(shape, default=0) < 1 or classes < 1:
@@ -348,13 +358,13 @@ def _own(name: str, shape: Shape, classes: int) -> tuple[nn.Module, nn.Module, i
 def _check_kind(arch: str, name: str, shape: Shape) -> None:
     if not own.is_own(name) and shape.kind not in takes(name):
         raise SettingError(
-            f"Model {arch!r} is for {' and '.join(takes(name))}, and the records are {shape}. For these there is: "
-            f"{', '.join(names(shape.kind))}; or your own, package.module:Class."
+            f"Model {arch!r} is for {' and '.join(takes(name))}, and the records are {shape}. Choose from "
+            f"{', '.join(names(shape.kind))}, or name your own as package.module:Class."
         )
 
 
 def assign(spec: str, clients: int) -> list[str]:
-    """Which client gets which model: `cnn` for all, a group's members in turn, or blocks `resnet18:3,resnet34:7`."""
+    """Return each client's model: `cnn` for all, a group's members in turn, or blocks `resnet18:3,resnet34:7`."""
     group, slash, width = spec.partition("/")
     if group in GROUPS:
         of = [f"{name}{slash}{width}" for name in GROUPS[group]]
@@ -371,7 +381,7 @@ def assign(spec: str, clients: int) -> list[str]:
             arch = block.strip() if own.is_own(block.strip()) and first not in names() else first
             _parse(arch)
             raise SettingError(
-                f"Models {spec!r}: {block.strip()!r} says no number of clients. Write for example {arch}:3."
+                f"Models {spec!r}: {block.strip()!r} does not say for how many clients. Write for example {arch}:3."
             )
         _parse(arch)
         given += [arch] * int(count)
@@ -383,8 +393,7 @@ def assign(spec: str, clients: int) -> list[str]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors that hold no numbers alone where they would be filled with some, which takes as long as building
-    the network."""
+    """Skips filling tensors that hold no numbers. Filling them would take as long as building the network."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -399,33 +408,33 @@ _FILLING = {"normal_", "uniform_", "zero_", "fill_", "kaiming_normal_", "kaiming
 
 
 def structure(arch: str, *, shape: Sequence[int], classes: int) -> Net:
-    """The network without its numbers: nothing is allocated, nothing is drawn."""
+    """Return the network without its numbers: nothing is allocated, nothing is drawn."""
     with torch.device("meta"), _Undrawn():
         return build(arch, shape=shape, classes=classes)
 
 
 def describe(arch: str, shape: Sequence[int], classes: int) -> dict[str, Any]:
-    """Sizes of a model, found without allocating it."""
+    """Return the sizes of a model, found without allocating it."""
     net = structure(arch, shape=shape, classes=classes)
     buffers = sum(b.numel() for b in net.buffers())
     return {"arch": arch, "parameters": count(net), "buffers": buffers, "width": net.width}
 
 
 def count(model: nn.Module) -> int:
-    """Number of parameters."""
+    """Return the number of parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[int, str] | None]:
-    """Family, ratio of its widths, and the common embedding width with how it is reached."""
+    """Return the family, the ratio of its widths, and the common embedding width with the way to reach it."""
     rest, slash, text = arch.partition("/")
     common = None
     if slash:
         how, digits = ("p", text[1:]) if text.startswith("p") else ("", text)
         if not (digits.isdecimal() and len(digits) < 8 and int(digits)):
             raise SettingError(
-                f"Model {arch!r}: {text!r} is no embedding width. Write for example {rest}/512 (average pooling) or "
-                f"{rest}/p512 (a linear projection)."
+                f"Model {arch!r}: {text!r} is not an embedding width. Write for example {rest}/512 (average pooling) "
+                f"or {rest}/p512 (a linear projection)."
             )
         common = int(digits), how
     name, at, text = rest.partition("@")
@@ -437,7 +446,7 @@ def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[
         own.maker(name.partition("#")[0])
         return name, Fraction(1), common
     if ":" in rest:
-        raise SettingError(f"Model {arch!r}: {rest!r} is no path to your own. Write package.module:Class.")
+        raise SettingError(f"Model {arch!r}: {rest!r} is not the path of a model. Write package.module:Class.")
     if name not in names():
         raise SettingError(unknown("model", name, [*names(), *groups]) + " Your own: package.module:Class.")
     if not at:
@@ -452,5 +461,7 @@ def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[
     except (ValueError, ZeroDivisionError):
         ratio = Fraction(0)
     if not 0 < ratio <= 1:
-        raise SettingError(f"Model {arch!r}: the ratio {text!r} is no number in (0, 1]. Write for example {name}@0.5.")
+        raise SettingError(
+            f"Model {arch!r}: the ratio {text!r} is not a number in (0, 1]. Write for example {name}@0.5."
+        )
     return name, ratio, common

@@ -1,7 +1,7 @@
 """Batch norms that leave out the rows that fill a batch up.
 
-In a stack of models batches of unequal size are filled up to one size. A batch norm in training would take the filling
-into its statistics; here mean and variance are those of the rows that count, and so are the running ones.
+In a stack of models, batches of unequal size are filled up to one size. A batch norm in training would count the
+filling rows in its statistics. Here the mean and variance, and the running ones too, are those of the real rows alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from torch.overrides import TorchFunctionMode
 
 
 class Unmaskable(RuntimeError):
-    """A batch norm saw other rows than those of the batch: which of them count is not known."""
+    """A batch norm saw other rows than those of the batch, so it is unknown which of them count."""
 
 
 def maskable(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm whose statistics can leave rows out: torch's own kinds, another's may differ."""
+    """Return whether a layer is a batch norm whose statistics can leave rows out.
+
+    This holds for torch's own kinds. A kind from elsewhere may compute something else.
+    """
     return type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and cast(Any, layer).momentum is not None
 
 
@@ -35,7 +38,7 @@ def one_channel(model: nn.Module) -> bool:
 
 
 class MaskedNorms(TorchFunctionMode):
-    """While it is entered, batch norms in training take the statistics of the rows in `mask` (True: it counts)."""
+    """While entered, makes batch norms in training take the statistics of the rows in `mask` (True: the row counts)."""
 
     def __init__(self, mask: Tensor):
         super().__init__()
@@ -62,7 +65,9 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """What torch's gives in training for the rows in `mask` alone; the other rows come out normalised likewise."""
+    """Return what torch's batch norm in training gives for the rows in `mask` alone. The others are normalised
+    likewise.
+    """
     if len(input) != len(mask):
         raise Unmaskable(f"a batch norm saw {len(input)} rows of a batch of {len(mask)}")
     over = [0, *range(2, input.dim())]

@@ -1,11 +1,11 @@
 """Somebody's own model: `package.module:Class`, or a function that makes one, cut into encoder and classifier.
 
-What it is called with goes by the names of its parameters: `shape` (a tuple), `classes` or `num_classes`, and
+The class or function gets those arguments that it names: `shape` (a tuple), `classes` or `num_classes`, and
 `vocabulary` or `vocab_size`. It is called for every fresh model, inside a seeded fork of the global generators.
 
-The classifier is the part that is named behind a `#` (`package.module:Class#head`), or the linear layer that is reached
-last; whatever comes before it is the encoder. Cut or whole, the model must say the same: what a model does behind its
-classifier (a softmax) would otherwise become part of the embedding.
+The classifier is the part that is named behind a `#` (`package.module:Class#head`), or the linear layer that a record
+reaches last. Everything before it is the encoder. The model must give the same answer in two parts as in one. Otherwise
+something that it does behind its classifier, such as a softmax, would become part of the embedding.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fedaudit.errors import SettingError
 from fedaudit.rng import generator, seeded
 from fedaudit.shape import Shape
 
-ROWS = 2  # of the records of noise with which a model is tried
+ROWS = 2  # the number of noise records with which a model is tried
 
 
 def is_own(arch: str) -> bool:
-    """Whether a model's name is the path of somebody's own."""
+    """Return whether a model's name is the path of somebody's own."""
     return registry.is_path(arch.partition("/")[0].partition("#")[0])
 
 
 def paths_in(spec: str | None) -> list[str]:
-    """The paths of own models in a setting's `model`: one for all, or blocks with counts."""
+    """Return the paths of own models in a setting's `model`: one for all, or blocks with counts."""
     names = [block.strip() for block in (spec or "").split(",")]
     bare = [name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name for name in names]
     return [name.partition("/")[0].partition("#")[0] for name in bare if is_own(name)]
@@ -44,7 +44,7 @@ def paths_in(spec: str | None) -> list[str]:
 
 @functools.cache
 def maker(path: str) -> Callable[..., Any]:
-    """What makes the model; imported by the rules of trust."""
+    """Return the class or function that makes the model. It is imported by the rules of trust."""
     found = registry.outside(path, "model")
     if isinstance(found, nn.Module):
         raise SettingError(
@@ -58,7 +58,7 @@ def maker(path: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A model that was cut."""
+    """A model that was cut into encoder and classifier."""
 
     encoder: nn.Module
     classifier: nn.Module
@@ -66,7 +66,7 @@ class Parts:
 
 
 def parts(spec: str, shape: Shape, classes: int) -> Parts:
-    """A fresh model of `package.module:Class`, or of `package.module:Class#part`."""
+    """Return a fresh model of `package.module:Class`, or of `package.module:Class#part`, cut into its parts."""
     path, _, named = spec.partition("#")
     make = maker(path)
     with _for_real():
@@ -80,19 +80,21 @@ def parts(spec: str, shape: Shape, classes: int) -> Parts:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a model is cut, and how wide it is there."""
+    """The place where a model is cut, and its width there."""
 
-    place: str  # of the classifier within the model; empty: the model is one linear layer
+    place: str  # the classifier's name within the model; empty: the model is one linear layer
     width: int
 
 
-_cuts: dict[tuple[Callable[..., Any], str, Shape, int], Cut] = {}  # a model is tried once
+_cuts: dict[tuple[Callable[..., Any], str, Shape, int], Cut] = {}  # kept, so that each model is tried once
 
 
 @contextmanager
 def _for_real() -> Iterator[None]:
-    """Own code may not know of torch's meta device, on which sizes are planned: there the model is made all the same,
-    and draws from no generator that anything else depends on."""
+    """Make models on the CPU while sizes are planned on torch's meta device, which own code may not know.
+
+    The model then draws from a generator that nothing else depends on.
+    """
     if torch.empty(0).device.type != "meta":
         yield
         return
@@ -146,7 +148,7 @@ def _cut(model: nn.Module, cut: Cut) -> Parts:
 
 
 def _find_cut(spec: str, model: nn.Module, named: str, shape: Shape, classes: int) -> Cut:
-    """Where to cut; refused where a model in two parts would not be the same model."""
+    """Return where to cut the model. Refuse it if the model in two parts would not be the same model."""
     tried = copy.deepcopy(model).eval()
     reached = _reached(spec, tried, shape)
     place = named or next((name for name, layer in reversed(reached) if isinstance(layer, nn.Linear)), None)
@@ -156,8 +158,8 @@ def _find_cut(spec: str, model: nn.Module, named: str, shape: Shape, classes: in
             f"classifies: {spec}#PART, with PART one of {_children(model)}."
         )
     if named and (not _has(model, named) or named not in [name for name, _ in reached]):
-        why = "is not reached by a record" if _has(model, named) else "is no part of it"
-        raise SettingError(f"The model {spec!r}: {named} {why}. There is: {_children(model)}.")
+        why = "is not reached by a record" if _has(model, named) else "is not a part of it"
+        raise SettingError(f"The model {spec!r}: {named} {why}. Choose from {_children(model)}.")
     whole = _answer(spec, tried, shape)
     if not isinstance(whole, Tensor) or whole.shape != (ROWS, classes):
         what = f"shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else f"type {type(whole).__name__}"
@@ -181,7 +183,10 @@ def _find_cut(spec: str, model: nn.Module, named: str, shape: Shape, classes: in
 
 
 def _same(cut: Parts, x: Tensor, whole: Tensor) -> tuple[Tensor, bool]:
-    """The embedding, and whether it is a vector for each record from which the classifier gives the whole's answer."""
+    """Return the embedding, and whether the cut is right.
+
+    It is right if the embedding is a vector for each record, and the classifier makes the whole model's answer of it.
+    """
     embedding = x
     try:
         with torch.no_grad():
@@ -194,7 +199,7 @@ def _same(cut: Parts, x: Tensor, whole: Tensor) -> tuple[Tensor, bool]:
 
 
 def _reached(spec: str, model: nn.Module, shape: Shape) -> list[tuple[str, nn.Module]]:
-    """The parts of a model in the order in which a record has left them: not that in which they were written down."""
+    """Return the parts of a model in the order in which a record leaves them, whatever the order in the code."""
     order: list[tuple[str, nn.Module]] = []
     names = {layer: name for name, layer in model.named_modules()}
     handles = [layer.register_forward_hook(lambda m, *_: order.append((names[m], m))) for layer in names]

@@ -1,9 +1,9 @@
-"""Convolutions as products with the neighbours of each pixel.
+"""Computes convolutions as products with the neighbours of each pixel.
 
-A stack of models is one convolution with as many groups as there are models, and GPUs are slow at those in float32. As
-products of matrices there is one large product for each model, at which they are fast; the neighbours are copied for
-it, nine times an image's memory for 3 x 3. Which of the two wins is measured (see `stack`), but in runs that promise
-their bits.
+A stack of models is one convolution with as many groups as there are models, and GPUs are slow at those in float32.
+Written as products of matrices there is one large product for each model, at which GPUs are fast. The neighbours have
+to be copied for it, which takes nine times an image's memory for 3 x 3. The faster of the two ways is measured (see
+`stack`), except in runs that promise the same bits again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from torch import Tensor
 
 
 def neighbours(x: Tensor, kernel: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """(row, height, width, k l channels) of (row, channels, height, width): what each pixel of the output looks at, in
-    the order of a weight (k, l, channel)."""
+    """Return what each output pixel looks at, in the order of a weight (k, l, channel).
+
+    x is (row, channels, height, width); the result is (row, height, width, k l channels).
+    """
     (k, w), (up, left) = kernel, padding
     inner = _framed(_framed(x.permute(0, 2, 3, 1).contiguous(), 1, up), 2, left)
     return inner.unfold(1, k, 1).unfold(2, w, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
 
 
 def _framed(x: Tensor, dim: int, width: int) -> Tensor:
-    """Zeros before and after, along one dimension. (torch's own padding asks for memory formats, which not every
-    version answers inside a map over models.)"""
+    """Return x with zeros before and after, along one dimension.
+
+    torch's own padding asks for memory formats, which not every version answers inside a map over models.
+    """
     if width == 0:
         return x
     edge = x.new_zeros([width if d == dim else n for d, n in enumerate(x.shape)])
@@ -32,7 +36,7 @@ def _framed(x: Tensor, dim: int, width: int) -> Tensor:
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-    """The convolution with stride 1; what comes out has the channels innermost."""
+    """Return the convolution with stride 1. Its channels are the innermost dimension in memory."""
     seen = neighbours(x, (weight.shape[2], weight.shape[3]), padding)
     flat = seen.flatten(0, 2) @ weight.permute(2, 3, 1, 0).flatten(0, 2)
     if bias is not None:
@@ -41,7 +45,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, i
 
 
 def instead_of(args: Any, kwargs: Any) -> Tensor | None:
-    """What torch's conv2d would give for these arguments; None for those of another form than the one above."""
+    """Return what torch's conv2d would give for these arguments, or None if `conv2d` above does not cover them."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     given = {
         "bias": None,

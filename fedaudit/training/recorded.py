@@ -1,8 +1,9 @@
-"""Steps that are recorded: on a GPU a step of a small network is many small kernels, and starting them costs more than
-running them. A CUDA graph starts all of them at once: the same kernels on the same memory, so the same bits.
+"""Recorded steps. On a GPU a step of a small network is many small kernels, and starting them costs more than running
+them. A CUDA graph starts all of them at once: the same kernels on the same memory, so the same bits.
 
-A recorded step has fixed shapes: an epoch's ragged last batch is done eagerly beside it. What cannot be recorded (a
-loss that asks the device for a value, dropout) is done eagerly, and `unrecorded` keeps why.
+A recorded step has fixed shapes. An epoch's last batch may be smaller; it is done eagerly beside the recording. Steps
+that cannot be recorded (a loss that asks the device for a value, dropout) are done eagerly too, and `unrecorded` keeps
+the reason.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.cuda_streams import capture_stream
 
 Stepping = Literal["eager", "recorded", "compiled"]
-WORTH_IT = 8  # steps: recording one takes about as long as five
+WORTH_IT = 8  # steps from which recording pays: it takes about as long as five of them
 SPARE = 4 << 30  # bytes that may lie idle in torch's cache
 WARM_UP = 3  # runs before a recording, in which libraries choose kernels and get their memory
 
 
 class _Conditions:
-    """How steps are carried out, and in which precision: set for a whole run by its setting."""
+    """The way in which steps are carried out, and their precision. A run's setting sets them for the whole run."""
 
     stepping: Stepping = "eager"
     bf16: bool = False
@@ -39,7 +40,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def fall_back(reason: str) -> None:
-    """Keep why steps are carried out in a slower way, and tell whoever listens, once for each reason."""
+    """Keep the reason why steps are carried out in a slower way, and tell each listener once for each reason."""
     if reason not in unrecorded:
         unrecorded[reason] = None
         for tell in _listeners:
@@ -48,7 +49,7 @@ def fall_back(reason: str) -> None:
 
 @contextmanager
 def listening(tell: Callable[[str], None]) -> Iterator[None]:
-    """Within: `tell` is called as soon as steps are carried out in a slower way, with the reason."""
+    """Call `tell` with the reason, within this context, as soon as steps are carried out in a slower way."""
     _listeners.append(tell)
     try:
         yield
@@ -71,27 +72,33 @@ def compiles() -> bool:
 
 
 def precision(device: torch.device) -> Any:
-    """The context of a forward pass: bfloat16 where the setting says so, parameters and sums staying as they are."""
+    """Return the context of a forward pass.
+
+    It is bfloat16 if the setting says so; parameters and sums stay as they are.
+    """
     return torch.autocast(device.type, torch.bfloat16) if _now.bf16 else nullcontext()
 
 
 def stacks_networks() -> bool:
-    """Whether networks of one architecture are run as one (training.many)."""
+    """Return whether networks of one architecture are run as one (training.many)."""
     return _now.stacked
 
 
 def halves() -> torch.dtype | None:
-    """What a stack's forward pass computes in, where that is not its tensors' own: autocast does not reach into it."""
+    """Return the type in which a stack's forward pass computes, or None if that is the type of its tensors.
+
+    A stack needs this because autocast does not reach into it.
+    """
     return torch.bfloat16 if _now.bf16 else None
 
 
 def records_steps(device: torch.device) -> bool:
-    """Whether steps are recorded here at all."""
+    """Return whether steps are recorded on this device at all."""
     return _now.stepping != "eager" and _records(device)
 
 
 def recordable(model: nn.Module, device: torch.device, steps: int) -> bool:
-    """Whether so many steps of a model are to be recorded here."""
+    """Return whether so many steps of a model are to be recorded on this device."""
     if not records_steps(device):
         return False
     if any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules()):
@@ -108,9 +115,10 @@ Outputs = list[Tensor | None]
 
 
 class Recording:
-    """A step without arguments, recorded. `state`: the tensors that it changes; recording leaves them as they were.
+    """A recorded step without arguments.
 
-    `outputs`: the tensors that the step returned, each time the same memory with new content.
+    `state` holds the tensors that the step changes; recording leaves them as they were. `outputs` holds the tensors
+    that the step returned: the same memory each time, with new content.
     """
 
     def __init__(self, step: Callable[[], Outputs], state: Sequence[Tensor]):
@@ -126,12 +134,15 @@ class Recording:
         self._replay()
 
 
-_warm: set[Any] = set()  # what steps that were recorded before have in common with those to come
+_warm: set[Any] = set()  # the `like` of steps that were recorded before
 
 
 def record(step: Callable[[], Outputs], state: Sequence[Tensor], like: Any = None) -> Recording | None:
-    """The recording; None, with the reason kept, where it cannot be made. `like`: the same for steps that are alike:
-    for the first of them libraries choose their kernels, the others run once and are recorded."""
+    """Return the recording, or None if it cannot be made; the reason is then kept.
+
+    `like` is equal for steps that are alike. For the first of them libraries choose their kernels in several runs; the
+    others run once and are recorded.
+    """
     _now.warm_ups = 1 if like in _warm else WARM_UP
     try:
         made = Recording(step, state)
@@ -146,7 +157,7 @@ def record(step: Callable[[], Outputs], state: Sequence[Tensor], like: Any = Non
 
 
 def shared(device: torch.device) -> torch.Generator:
-    """The global generator of a device."""
+    """Return the global generator of a device."""
     if device.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
@@ -155,7 +166,7 @@ def shared(device: torch.device) -> torch.Generator:
 def record_giving_back(
     step: Callable[[], Outputs], state: Sequence[Tensor], device: torch.device, like: Any = None
 ) -> Recording | None:
-    """Record as `record` does, and give back what the step drew of the device's global generator meanwhile."""
+    """Record as `record` does, and put the device's global generator back to where it was before."""
     generator = shared(device)
     drawn = generator.get_state()
     made = record(step, state, like)
@@ -164,7 +175,7 @@ def record_giving_back(
 
 
 def timed(recording: Recording, state: Sequence[Tensor], times: int = 5) -> float:
-    """Seconds that so many replays take; the state is as it was afterwards."""
+    """Return the seconds that so many replays take. The state is as it was afterwards."""
     before = [t.detach().clone() for t in state]
     took = clocked(recording, times)
     with torch.no_grad():
@@ -174,7 +185,7 @@ def timed(recording: Recording, state: Sequence[Tensor], times: int = 5) -> floa
 
 
 def clocked(work: Callable[[], Any], times: int = 5) -> float:
-    """Seconds that so many calls take, after one that does not count."""
+    """Return the seconds that so many calls take, after one that does not count."""
     work()
     _wait()
     begun = time.perf_counter()
@@ -185,13 +196,16 @@ def clocked(work: Callable[[], Any], times: int = 5) -> float:
 
 
 def may_choose() -> bool:
-    """Whether the faster of two ways may be taken: it may be the other one next time, and with it the last bits. A run
-    that promises the same bits again has one way."""
+    """Return whether the faster of two ways may be taken.
+
+    Another run may measure the other one as faster, and the last bits would differ. A run that promises the same bits
+    again therefore has one way only.
+    """
     return not torch.are_deterministic_algorithms_enabled()
 
 
 def capturing() -> bool:
-    """Whether a step is being recorded, in which nothing can be measured."""
+    """Return whether a step is being recorded. Nothing can be measured meanwhile."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -201,7 +215,11 @@ def _wait() -> None:
 
 
 def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-    """By hand, because torch.cuda.graph collects garbage and empties the cache first: longer than what is to be won."""
+    """Capture a step as a CUDA graph, and return the function that replays it and its outputs.
+
+    This is done by hand, because torch.cuda.graph first collects garbage and empties the cache, which takes longer than
+    the recording saves.
+    """
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
         torch.cuda.empty_cache()  # memory of recordings that are gone
     stream = capture_stream()  # kept for this: no other thread ever has it

@@ -1,13 +1,14 @@
-"""Training many models of one architecture at once: the loop of `fedaudit.fit`, stacked by torch.func.
+"""Trains many models of one architecture at once: the loop of `fedaudit.fit`, stacked by torch.func.
 
 Parameters and buffers of M models become tensors with M on dimension 0, the loss is mapped over them, and one optimiser
-steps them all: the M losses are summed, and a model's parameters reach its own loss only, so each gets the gradient
+steps them all. The M losses are summed. A model's parameters reach its own loss only, so each model gets the gradient
 that it would get alone. Every model has its own rows and its own generator, and draws from it what `fit` would draw.
-What comes out is what M calls of `fit` give, to rounding.
+The result is that of M calls of `fit`, to rounding.
 
-The models need not have equally many records, nor take equally many steps. Batches of unequal size are filled up with
-rows that are masked out, also of the statistics of batch norms (see `norms`); where a loss does not separate over rows,
-they are trained in groups of one size. A model that is through leaves the stack.
+The models may have different numbers of records, and take different numbers of steps. Batches of unequal size are
+filled up with rows that are masked out, also in the statistics of batch norms (see `norms`). If a loss does not
+separate over rows, the models are trained in groups of one batch size. A model that has taken all its steps leaves the
+stack.
 
 Not everything can be stacked: `stacks` says which jobs can, and why the others cannot.
 """
@@ -74,7 +75,7 @@ class Job:
 
     def alone(self) -> Fitted:
         alike = (self.loss, repr(self.structure)) if self._as_stack else None
-        # What was refused is not tried again in the next round.
+        # A stack that failed once is not tried again in the next round.
         if alike is not None and alike not in _refused and _never(self) is None:
             before = self.rng.get_state()
             try:
@@ -88,9 +89,12 @@ class Job:
 
     @property
     def _as_stack(self) -> bool:
-        """Whether alone it is a stack of one: where steps are compiled, because that is kept for stacks; and with Adam,
-        where it need not have torch's bits, because in a stack its step is recorded too: torch's own takes longer than
-        a small model's gradient."""
+        """Return whether the job, trained alone, runs as a stack of one.
+
+        It does where steps are compiled, because only stacks are compiled. It also does with Adam where it need not
+        have torch's bits, because a stack records Adam's step too: torch's own takes longer than a small model's
+        gradient.
+        """
         if compiles():
             return _on_gpu(self.rows)
         small = stacks_networks() and self.option("opt").make is torch.optim.Adam
@@ -105,12 +109,12 @@ class Job:
 
     @property
     def batch(self) -> int:
-        """The number of rows in all batches but an epoch's last."""
+        """Return the number of rows in all batches but an epoch's last."""
         return min(self.option("batch"), len(self.rows[0]))
 
     @property
     def planned(self) -> int:
-        """Steps, if nothing ends it early."""
+        """Return the number of steps, if nothing ends it early."""
         if self.option("steps") is not None:
             return int(self.option("steps"))
         parts = self.option("turns").sizes if self.option("turns") is not None else (len(self.rows[0]),)
@@ -118,7 +122,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Rows that it goes through, for its share of a stack's time."""
+        """Return the number of rows that it goes through, for its share of a stack's time."""
         return self.planned * self.batch
 
     @property
@@ -130,7 +134,7 @@ class Job:
 
 
 def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
-    """Which jobs become one stack, as groups of their numbers; and why each of the others is trained alone."""
+    """Return the groups of jobs that become one stack each, by number, and why each of the others is trained alone."""
     groups: list[list[int]] = []
     alone: dict[int, str] = {}
     reasons: dict[int, str] = {}
@@ -154,17 +158,17 @@ def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
 
 
 def why_not(jobs: Sequence[Job]) -> str | None:
-    """Why these cannot be trained as one stack; None if they can."""
+    """Return why these cannot be trained as one stack; None if they can."""
     return _never(jobs[0]) or next((r for job in jobs[1:] if (r := _never(job) or unlike(jobs[0], job))), None)
 
 
 def _never(job: Job) -> str | None:
-    """Why a job can be part of no stack."""
+    """Return why a job cannot be part of any stack; None if it can."""
     try:
         check_rows(job.rows)
         check_pure(job.loss)
     except ContractError:
-        return "its training is refused"  # alone it says why
+        return "its training is refused"  # trained alone, it raises the error that says why
     how = stepper(job.option("opt"))
     if isinstance(how, str):
         return how
@@ -185,7 +189,7 @@ def _never(job: Job) -> str | None:
 
 
 def unlike(a: Job, b: Job) -> str | None:
-    """Why two jobs cannot be in one stack; None if they can."""
+    """Return why two jobs cannot be in one stack; None if they can."""
     if not _same_function(a.loss, b.loss):
         return "the models are trained on different losses"
     if a.structure != b.structure or not same_hooks(a.model, b.model):
@@ -195,7 +199,7 @@ def unlike(a: Job, b: Job) -> str | None:
     options = {"opt": None, "separable": True, "norms": "batch"}
     if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
         return "their optimisers or options differ"
-    together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is no reason: `_never` came before
+    together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is not a string: `_never` came before
     if not (_fills(a) or _masks_norms(a)) and a.batch != b.batch:
         return "their batches differ in size, and the loss or a layer looks at a whole batch"
     if together and (a.planned, a.option("until")) != (b.planned, None):
@@ -208,13 +212,13 @@ def unlike(a: Job, b: Job) -> str | None:
 
 
 def _fills(job: Job) -> bool:
-    """Whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
+    """Return whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
     frozen = job.option("norms", "batch") == "running"
     return job.option("separable", True) and all(rowwise(layer, frozen) for layer in job.model.modules())
 
 
 def _masks_norms(job: Job) -> bool:
-    """Whether a batch may be filled up if its batch norms leave out what fills it: nothing else mixes rows."""
+    """Return whether a batch may be filled up if its batch norms leave out the filling: nothing else mixes rows."""
     layers = list(job.model.modules())
     return job.option("separable", True) and all(maskable(layer) or rowwise(layer, False) for layer in layers)
 
@@ -224,11 +228,15 @@ def rowwise(layer: nn.Module, frozen: bool) -> bool:
         return frozen and layer.running_mean is not None
     if isinstance(layer, _InstanceNorm):
         return False
-    return type(layer).__module__.split(".")[0] in ("torch", "torchvision", "fedaudit")  # another's may do anything
+    return type(layer).__module__.split(".")[0] in (
+        "torch",
+        "torchvision",
+        "fedaudit",
+    )  # a layer from elsewhere may do anything
 
 
 def structure(model: nn.Module) -> Any:
-    """What networks of one stack have in common."""
+    """Return a description that is equal for networks of one stack."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return str(model), [(name, t.shape, t.dtype, t.device) for name, t in tensors]
 
@@ -248,7 +256,7 @@ def same_hooks(a: nn.Module, b: nn.Module) -> bool:
 
 
 def _same_function(a: Any, b: Any) -> bool:
-    """Whether two functions do the same: one function, or one text with equal plain values around it."""
+    """Return whether two functions do the same: one function, or one text with equal plain values around it."""
     if isinstance(a, functools.partial) and isinstance(b, functools.partial):
         return _same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
     if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
@@ -287,14 +295,14 @@ class Stack:
         return Stack(params, rest, state, _map_given(self.given, self.given_dims, fn), self.given_dims, fn(self.total))
 
     def take(self, slots: Sequence[int]) -> Stack:
-        """The models in `slots`: the same memory where they come first in the stack, else copies (see `put`)."""
+        """Return the models in `slots`: the same memory if they come first in the stack, else copies (see `put`)."""
         if list(slots) == list(range(len(slots))):
             return self if len(slots) == len(self) else self.map(lambda t: t[: len(slots)])
         index = torch.tensor(slots, device=self.total.device)
         return self.map(lambda t: t.index_select(0, index))
 
     def put(self, slots: Sequence[int], part: Stack) -> None:
-        """Write a part that was taken back, where it is a copy."""
+        """Write back a part that `take` returned, if it is a copy."""
         if list(slots) == list(range(len(slots))):
             return
         index = torch.tensor(slots, device=self.total.device)
@@ -304,7 +312,7 @@ class Stack:
         self.total.index_copy_(0, index, part.total)
 
     def tensors(self) -> list[Tensor]:
-        """What training changes."""
+        """Return the tensors that training changes."""
         return [*self.params.values(), *self.rest.values(), *self.state.values(), self.total]
 
     def write(self, slot: int, model: nn.Module) -> None:
@@ -329,7 +337,7 @@ def build(jobs: Sequence[Job], how: Stepper) -> Stack:
 
 
 class _Course:
-    """How far one job has come: which rows are next, by its own generator, as `fit` would go through them."""
+    """Tracks how far one job has come. Its own generator says which rows are next, as in `fit`."""
 
     def __init__(self, job: Job, stop: Callable[[], bool], begin: Callable[[], None]):
         self.job, self._stop, self._begin = job, stop, begin
@@ -359,17 +367,18 @@ class _Course:
 
 
 def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
-    """Carry out all jobs as one stack; the models end as `fit` would leave each of them.
+    """Carry out all jobs as one stack, and return their results. The models end as `fit` would leave each of them.
 
     Nothing is written into the models before all have come to their end, so that after a failure they can be trained
-    alone; the generators are then the caller's to put back.
+    alone. The caller then has to put the generators back.
 
-    `compile` counts on a GPU only: there a step is many small kernels, and compiling takes seconds, on a CPU minutes.
+    `compile` has an effect on a GPU only. There a step is many small kernels, and compiling takes seconds; on a CPU it
+    takes minutes.
     """
     drawn = [job.rng.get_state() for job in jobs]
     try:
         return _fitted(_Fitting(jobs, compile))
-    except Unmaskable:  # batch norms inside that see other rows than the batch's: groups of one size
+    except Unmaskable:  # a batch norm sees other rows than the batch's, so train in groups of one size
         for job, state in zip(jobs, drawn, strict=True):
             job.rng.set_state(state)
         return _fitted(_Fitting(jobs, compile, by_size=True))
@@ -388,7 +397,7 @@ _Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some 
 
 class _Fitting:
     def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False):
-        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # who is through first stands last
+        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # the job that ends first stands last
         self.order, self.jobs = order, [jobs[i] for i in order]
         first = self.jobs[0]
         how = stepper(first.option("opt"))
@@ -411,7 +420,7 @@ class _Fitting:
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None]] = {}  # with its places and mask
         self.came: dict[_Form, int] = {}  # how often all had batches of that form
-        self.idle: set[int] = set()  # through, but still in the stack, so that the shapes stay
+        self.idle: set[int] = set()  # jobs that ended, but stay in the stack to keep its shapes
         self.masks: dict[tuple[int, ...], Tensor] = {}
         self.mask_all = self.fills and (self.records or compile)  # one shape for all
         self.ended: dict[int, Tensors] = {}
@@ -438,14 +447,17 @@ class _Fitting:
         return [i for i in self.slots if i not in self.idle]
 
     def _groups(self) -> list[list[int]]:
-        """The jobs that take their next step together. All move, but those with a batch of unequal size move first and
-        alone, so that the others are as many as before."""
+        """Return the groups of jobs that take their next step together.
+
+        Usually all jobs step. Those with a batch of unequal size step first and alone, so that the others are as many
+        as before.
+        """
         if self.fills:
             sizes = {i: len(self._index(i)) for i in self.active}
             return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
         if self.masks_norms:
             sizes = {i: len(self._index(i)) for i in self.active}
-            lone = [i for i, size in sizes.items() if size == 1]  # a batch norm may refuse it, and says so itself
+            lone = [i for i, size in sizes.items() if size == 1]  # a batch norm may refuse it, with its own error
             if not lone and len(set(sizes.values())) > 1:
                 return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
         by_size: dict[int, list[int]] = {}
@@ -474,11 +486,13 @@ class _Fitting:
         grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
         self.how.step(part.params, dict(zip(leaves, grads, strict=True)), part.state)
         part.total += sums
-        return []  # all of it is in place
+        return []  # nothing to return: all changes are in place
 
     def _recorded_step(self, group: Sequence[int]) -> bool:
-        """A step of the whole stack as a recording, if that is what the group is; those that are through step too, and
-        what comes of it is thrown away."""
+        """Replay a recorded step of the whole stack, and return whether the group could be stepped in this way.
+
+        Jobs that have ended step too, and the result is thrown away.
+        """
         if not self.records or list(group) != self.active:
             return False
         sizes = {len(self._index(i)) for i in group}
@@ -498,7 +512,9 @@ class _Fitting:
         return True
 
     def _record(self, form: _Form, group: Sequence[int]) -> bool:
-        """The step of the whole stack with batches of this form, where enough of them are to come."""
+        """Record the step of the whole stack with batches of this form, if enough of them are to come. Return whether
+        it was.
+        """
         size, usual = form[0], form == (self.usual, False)
         self.came[form] = self.came.get(form, 0) + 1
         often = usual or self.came[form] >= OFTEN
@@ -522,10 +538,10 @@ class _Fitting:
     def _choose(
         self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int, masked: bool
     ) -> Recording | None:
-        """The recording of a step; where that is not known yet, of the faster of two ways to do convolutions."""
+        """Return the recording of a step with the faster of two ways to do convolutions, measured if not known yet."""
         how = repr((self.jobs[0].structure, torch.backends.cudnn.allow_tf32, halves()))
         key = how, len(self.slots), size
-        if not (self.mapped.convolves and may_choose()):  # of fewer models it is the same operations
+        if not (self.mapped.convolves and may_choose()):  # a stack of fewer models does the same operations
             return record_giving_back(step, state, self.device, like=(how, masked))
         if key in _faster:
             self.mapped.products = _faster[key]
@@ -544,12 +560,12 @@ class _Fitting:
         return [row[index] for row in self.rows]
 
     def _places(self, group: Sequence[int], most: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Where the next rows of each stand, filled up to one number, and which of them count (None: all)."""
+        """Return where each job's next rows stand, filled up to one number, and which of them count (None: all)."""
         drawn = [self._index(i) if i not in self.idle else self.offsets.new_zeros(most or 1) for i in group]
         sizes = [len(index) for index in drawn]
         most = most or max(sizes)
         ragged = min(sizes) < most
-        if ragged:  # with row 0, which counts nothing
+        if ragged:  # fill up with row 0, which does not count
             drawn = [nn.functional.pad(index, (0, most - len(index))) for index in drawn]
         index = torch.stack(drawn) + self._offsets(tuple(group))
         mask = self._mask(tuple(sizes), most) if ragged or self.mask_all else None
@@ -562,7 +578,9 @@ class _Fitting:
         return self.masks[(most, *sizes)]
 
     def _offsets(self, group: tuple[int, ...]) -> Tensor:
-        """Where each job's rows begin among all. Kept: made anew, each would be a transfer to the device."""
+        """Return where each job's rows begin among all. It is kept, because making it anew would be a transfer to the
+        device.
+        """
         if group not in self.known:
             self.known[group] = self.offsets[list(group)]
         return self.known[group]
@@ -578,7 +596,7 @@ class _Fitting:
         model.eval()
         with torch.no_grad():
             stops = bool(until(Live(model), *self.jobs[i].rows))
-        train_mode(self.mapped.model, self.norms)  # it may have been this one
+        train_mode(self.mapped.model, self.norms)  # this job's model may be the one that is mapped
         return stops
 
     def _leave(self) -> None:
@@ -595,7 +613,7 @@ class _Fitting:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Take those that are through out of the stack."""
+        """Take the jobs that have ended out of the stack."""
         stay = [place for place, i in enumerate(self.slots) if i not in self.idle]
         self.slots = [self.slots[place] for place in stay]
         self.idle.clear()
@@ -607,7 +625,7 @@ class _Fitting:
         for job, mode in zip(self.jobs, self.modes, strict=True):
             job.model.train(mode)
         self.mapped.model.train(self.modes[0])
-        self.recordings.clear()  # with the memory of their graphs, which a later collection of garbage may leave long
+        self.recordings.clear()  # frees the graphs' memory now; garbage collection may come much later
         for i, tensors in self.before.items():
             if len(self.ended) < len(self.jobs):  # it failed
                 _write(self.jobs[i].model, tensors)
@@ -633,7 +651,10 @@ def _write(model: nn.Module, tensors: Tensors) -> None:
 
 
 def _filled(sizes: Mapping[int, int]) -> list[list[int]]:
-    """Jobs whose batches are filled up to one size: all, unless more than half of the rows would be filling."""
+    """Return groups of jobs whose batches are filled up to one size.
+
+    All jobs are one group, unless more than half of the rows would be filling.
+    """
     groups = []
     left = dict(sizes)
     while left:
@@ -689,7 +710,7 @@ class _Mapped:
 
     @property
     def convolves(self) -> bool:
-        """Whether there is a choice: convolutions, on a GPU, not left to a compiler."""
+        """Return whether there is a choice between two ways: convolutions, on a GPU, not left to a compiler."""
         return self._several and not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -721,10 +742,13 @@ def _on_gpu(rows: Sequence[Tensor]) -> bool:
 
 
 class _Picks(TorchFunctionMode):
-    """Cross-entropy that picks each row's class by comparing. Mapped over models, torch's own picks by an index, whose
-    gradient on a GPU is a sum in no fixed order, or, where one is asked for, a sort that cannot be recorded.
+    """Makes cross-entropy pick each row's class by comparing.
 
-    With `products`, convolutions as products of matrices."""
+    Mapped over models, torch's own picks by an index. On a GPU the gradient of that is a sum in no fixed order or, if a
+    fixed order is asked for, a sort that cannot be recorded.
+
+    With `products`, convolutions are done as products of matrices.
+    """
 
     def __init__(self, products: bool = False):
         super().__init__()
@@ -750,7 +774,7 @@ PRODUCTS_WIN = 1.2  # times as fast, so that a tie is not left to chance
 
 
 def picking(products: bool) -> AbstractContextManager[Any]:
-    """Where convolutions are products of matrices; nothing where they are not."""
+    """Return a context in which convolutions are products of matrices, or one that changes nothing."""
     return _PICKS[True] if products else nullcontext()
 
 
@@ -759,7 +783,9 @@ _compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of
 
 
 def _mapped(job: Job, given_dims: Any, compile: bool, several: bool) -> _Mapped:
-    compile = compile and not any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # come and go
+    compile = compile and not any(
+        m._forward_hooks or m._forward_pre_hooks for m in job.model.modules()
+    )  # hooks come and go
     if not compile:
         return _Mapped(job, given_dims, False, several)
     how = given_dims, job.option("separable", True), job.option("norms", "batch")
@@ -781,7 +807,7 @@ class Caller(nn.Module):
 
 
 def places(caller: Caller) -> dict[str, str]:
-    """The name of the tensor at each place of the caller: a shared parameter has one name and several places.
+    """Return the name of the tensor at each place of the caller: a shared parameter has one name and several places.
 
     A layer under two names is visited once: `functional_call` would leave a replaced tensor behind in it.
     """
@@ -837,7 +863,7 @@ def _cast(t: Any, dtype: torch.dtype) -> Any:
 
 
 def _stacked(values: Sequence[Any], dry: bool = False) -> tuple[Any, Any]:
-    """Trees of one form as one tree with the tensors stacked, and the dimension that each leaf is mapped over."""
+    """Return trees of one form as one tree of stacked tensors, and the dimension that each leaf is mapped over."""
     first = values[0]
     if any(type(value) is not type(first) for value in values):
         raise ValueError("what their losses are given differs in form")

@@ -1,8 +1,8 @@
 """Optimisers for a stack of models: M on dimension 0 of every tensor, and a count of steps for each model.
 
-torch's own optimisers keep one count of steps for a whole tensor, so models that have come differently far cannot share
-one. SGD and Adam are written here once more, by torch's formulas; any other optimiser that treats every number alone
-serves a stack whose models all step together.
+torch's own optimisers keep one count of steps for a whole tensor, so models that have taken different numbers of steps
+cannot share one. SGD and Adam are therefore written here once more, by torch's formulas. Any other optimiser that
+treats every number alone serves a stack whose models all step together.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fedaudit.training.fit import Opt
 
 Tensors = dict[str, Tensor]
 
-# What these do to one number does not depend on the others, so a step on a stack is a step on each of its models.
+# These treat each number without regard to the others, so a step on a stack is a step on each of its models.
 _ELEMENTWISE = (torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
 
 
 class Stepper:
-    """State of an optimiser for M models, as tensors with M on dimension 0: they can be sliced as the models are."""
+    """An optimiser for M models. Its state is tensors with M on dimension 0, which can be sliced as the models are."""
 
     together = False  # whether all models must take every step
 
@@ -33,12 +33,12 @@ class Stepper:
         return {}
 
     def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
-        """One step, in place, on the parameters that have a gradient."""
+        """Take one step, in place, on the parameters that have a gradient."""
         raise NotImplementedError
 
 
 def stepper(opt: Opt) -> Stepper | str:
-    """What steps a stack as `opt` would step each of its models; or why there is none."""
+    """Return the optimiser that steps each model of a stack as `opt` would, or the reason why there is none."""
     known = {"lr", "momentum", "weight_decay", "nesterov"}
     if opt.make is torch.optim.SGD and opt.options.keys() <= known and _plain(opt.options):
         return _SGD(opt.options)
@@ -101,7 +101,7 @@ class _Adam(Stepper):
         torch._foreach_lerp_(m, g, 1 - b1)
         torch._foreach_mul_(v, b2)
         torch._foreach_addcmul_(v, g, g, value=1 - b2)
-        size = lr / (1 - b1**t)  # of each model's step
+        size = lr / (1 - b1**t)  # the step size of each model
         root = (1 - b2**t).sqrt()
         for p_, m_, v_ in zip(p, m, v, strict=True):
             shape = (-1, *[1] * (p_.dim() - 1))
@@ -109,7 +109,9 @@ class _Adam(Stepper):
             p_.sub_(m_.div(below).mul_(size.to(p_.dtype).view(shape)))
 
     def _fused(self, names: list[str], p: list[Tensor], g: list[Tensor], state: Tensors, t: Tensor) -> None:
-        """torch's own kernel for all numbers of all models: it goes over them once, where the formulas take nine."""
+        """Take the step with torch's own kernel for all numbers of all models: one pass over them, where the formulas
+        take nine.
+        """
         lr, (b1, b2) = self.options.get("lr", 1e-3), self.options.get("betas", (0.9, 0.999))
         decay, eps = self.options.get("weight_decay", 0.0), self.options.get("eps", 1e-8)
         m, v = ([state[f"{which}.{name}"] for name in names] for which in "mv")
@@ -131,7 +133,7 @@ def _has_fused(device: torch.device) -> bool:
 
 
 class _Torch(Stepper):
-    """torch's optimiser on the stacked tensors themselves: right as long as all models take every step."""
+    """Runs torch's own optimiser on the stacked tensors. This is right as long as all models take every step."""
 
     together = True
 

@@ -9,15 +9,17 @@ from torch import Tensor, nn
 
 from fedaudit.shape import Shape
 
-PADDING = 0  # the id of what is no token: texts of one length are made with it
-NEVER = -1e9  # a score before the softmax: finite, so that a text of padding alone has gradients, too
+PADDING = 0  # the id that stands for no token; it fills texts up to one length
+NEVER = (
+    -1e9
+)  # the score of a hidden place before the softmax; finite, so that a text of padding alone has gradients too
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP.
+    """One transformer block: attention and an MLP, each with its norm first.
 
-    torch's own attention layers use fused kernels, which have no second derivative (gradient inversion needs it) and
-    whose products torch's FLOP counter misses on CPU. At some sixty patches or tokens the plain product costs nothing.
+    torch's own attention layers use fused kernels. Those have no second derivative, which gradient inversion needs, and
+    torch's FLOP counter misses their products on CPU. At some sixty patches or tokens the plain product costs nothing.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -30,7 +32,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """`hidden`: (batch, place), true where nobody is to look."""
+        """Return the block's output. `hidden` is (batch, place) and true at places that attention must not look at."""
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))  # batch, place, 3, head, width of a head
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -43,7 +45,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token and place embeddings, blocks (Vaswani et al. 2017, the norms first), and the mean over a text's tokens.
 
-    Padding is looked at by nobody and counts for nothing: a text means the same with more of it.
+    Attention never looks at padding, and the mean leaves it out: more padding does not change what a text gives.
     """
 
     def __init__(self, shape: Shape, *, width: int, depth: int, heads: int) -> None:

@@ -132,7 +132,7 @@ def test_a_loss_carries_no_tensor_or_module():
 
 
 def test_fewer_than_no_epochs_are_refused():
-    with pytest.raises(ContractError, match="-1 epochs: a number from 0 up"):
+    with pytest.raises(ContractError, match="-1 epochs: give a number from 0 up"):
         fit(model(), ce, rows(), opt=sgd(0.1), batch=8, epochs=-1, rng=torch.Generator())
 
 

@@ -45,5 +45,5 @@ def test_every_member_of_a_group_gets_it():
 
 @pytest.mark.parametrize("arch", ["cnn/", "cnn/0", "cnn/q5", "cnn/p", "digits-3/x", "cnn/64@0.5"])
 def test_what_is_no_width_says_so(arch):
-    with pytest.raises(SettingError, match=r"is no embedding width\. Write for example"):
+    with pytest.raises(SettingError, match=r"is not an embedding width\. Write for example"):
         models.assign(arch, 3)

@@ -144,7 +144,7 @@ def wide():
         ("PerToken", r"cut before out: .*PerToken#PART"),
         ("Convolution#c", "one vector for each record"),
         ("Convolution", r"has no linear layer to be cut at.*Convolution#PART, with PART one of c\."),
-        ("Lazy#head", r"head is no part of it\. There is: layers, layers\.0"),
+        ("Lazy#head", r"head is not a part of it\. Choose from layers, layers\.0"),
         ("Wants", "wants layers, and is given shape, classes, num_classes by name"),
         ("Breaks", r"fails while it is made: ZeroDivisionError: on purpose \(.*test_own\.py, line \d+\)"),
         ("READY", "is made already, and all clients would train the same one"),
@@ -174,11 +174,15 @@ def test_lazy_layers_take_their_sizes(monkeypatch):
 @pytest.mark.parametrize(
     ("arch", "shape", "says"),
     [
-        ("cnn", ROW, r"is for images, and the records are rows of 6 numbers\. For these there is: mlp; or your own"),
-        ("mlp", TEXT, r"is for images and rows, and the records are texts of 5 token ids below 9\. .*: transformer;"),
+        ("cnn", ROW, r"is for images, and the records are rows of 6 numbers\. Choose from mlp, or name your own"),
+        (
+            "mlp",
+            TEXT,
+            r"is for images and rows, and the records are texts of 5 token ids below 9\. .* from transformer,",
+        ),
         ("transformer", Shape((1, 8, 8)), "is for tokens, and the records are images of 1 x 8 x 8"),
         ("mine:Net@0.5", ROW, "only named models have scaled variants"),
-        ("mine:", ROW, "is no path to your own"),
+        ("mine:", ROW, "is not the path of a model"),
         ("transformer@0.5", TEXT, "no scaled variants"),
     ],
 )
