@@ -1,7 +1,7 @@
-"""What an attack sees, what it claims, and how its claims are scored.
+"""This room holds what an attack sees, what it may claim, and how its claims are scored.
 
-`fedaudit.attack` is this room and, called, `fedaudit.attack(folder, ...)`: a function of that name could not stand
-beside a package of that name.
+`fedaudit.attack` is this package. It can also be called, as `fedaudit.attack(folder, ...)`: a function of that name
+could not stand beside a package of that name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A server that does not follow the protocol: it sends a client a message of its own choice, and gets a real answer.
+"""A server that does not follow the protocol sends a client a message of its own choice, and gets a real answer.
 
 The client is sealed: its records, its state after the last round, its code and its protection are what they are in the
-run, and only the message is the attacker's. The function that answers is one that the run called, in a round that the
-run had, with fresh noise. Nothing of it enters the run's transcript, ledger or checkpoint: what was sent is kept apart,
-in `active/` of the run folder, and what the client would have paid for the answer comes on top of its ledger.
+run. Only the message is the attacker's. The function that answers is one that the run called, in a round that the run
+had, with fresh noise. Nothing of it enters the run's transcript, ledger or checkpoint. What was sent is kept apart, in
+`active/` of the run folder. What the client would have paid for the answer comes on top of its ledger.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fedaudit.wire.message import Down, Up
 from fedaudit.wire.transcript import Entry
 
 FOLDER = "active"
-ATTEMPT = 1 << 30  # no replayed round counts so far: noise and samples are drawn anew
+ATTEMPT = 1 << 30  # larger than any replay's number, so that noise and samples are drawn anew
 
 
 def ask(run: RunFolder, k: int, like: Entry, message: Down, purpose: str, number: int) -> Up:
-    """What client k answers to a message where `like` was sent; `number` counts the messages of one attack on it."""
+    """Return client k's answer to `message`, sent in the place of `like`. `number` counts the messages of one attack on
+    it."""
     blob = encode(message)
     write_atomic(run.folder / FOLDER / f"{purpose}-client-{k:06d}-{number:04d}.message", blob)
     setting = run.record.setting.model_dump_json()

@@ -1,4 +1,4 @@
-"""Attacks on a run folder: run, scored, judged, and kept in its record."""
+"""Runs attacks on a run folder, scores and judges them, and keeps the results in its record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import ACTIVE, Threat, TranscriptView
 
 NOBODY = "has nobody to attack but itself"
-A_WHILE = 1.0  # seconds of attacking that nobody wants to lose
+A_WHILE = 1.0  # seconds: results are saved if the last save is older than this
 
 
 def attack_run(
@@ -44,11 +44,12 @@ def attack_run(
     watch: Watch | None = None,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> list[AnyResult]:
-    """Run attacks on a run folder, score them, and add the results to its record.
+    """Run attacks on a run folder, score them, add the results to its record, and return them.
 
-    An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, first of
-    all: every membership result is held against them. What took a while is kept as soon as it is there. Who gives
-    `failed` is told there of an attack that goes wrong, and the others run; else it is raised.
+    An attack is named, or given with its settings: `{"attack": "loss", ...}`. The blind baselines always run, and run
+    first: every membership result is held against them. A result that took a while is saved as soon as it is there. If
+    `failed` is given, it is called with the name and the error of an attack that goes wrong, and the others run;
+    otherwise the error is raised.
     """
     run = RunFolder(folder)
     world = run.world
@@ -98,8 +99,8 @@ def attack_run(
 def rescore(folder: Path | str) -> list[AnyResult]:
     """Score and judge the membership attacks on a run once more, from the scores that they left; nothing is attacked.
 
-    For when what a score is worth is computed otherwise than before. What an attack's result says of its code, its
-    settings and its time stays. Results without scores, of an earlier version, stay as they are.
+    Use it after the way of scoring has changed. An attack's code, settings and time stay in its result as they are.
+    Results without scores, from an earlier version, stay as they are.
     """
     run = RunFolder(folder)
     found: list[tuple[AnyResult, list[Attacked]]] = []
@@ -115,7 +116,9 @@ def rescore(folder: Path | str) -> list[AnyResult]:
                 result = result_of(ran, anew, result.wall_s)
         found.append((result, parts))
     if not any(parts for _, parts in found):
-        raise RunError(f"{folder} keeps no scores of a membership attack: `fedaudit attack {folder}` leaves them.")
+        raise RunError(
+            f"{folder} keeps no scores of a membership attack. Run `fedaudit attack {folder}` first, which leaves them."
+        )
     for threat in dict.fromkeys(result.threat for result, _ in found):
         _judge([(result, parts) for result, parts in found if result.threat == threat and parts])
     results = [result for result, _ in found]
@@ -124,7 +127,7 @@ def rescore(folder: Path | str) -> list[AnyResult]:
 
 
 def _judge(found: list[tuple[AnyResult, list[Attacked]]]) -> None:
-    """Add to each membership result what it means."""
+    """Add to each membership result its verdict."""
     claims = [(result, parts) for result, parts in found if isinstance(result, MembershipResult)]
     blind = {result.attack: parts for result, parts in claims if result.blind}
     verdicts = judge_blind(blind)
@@ -137,7 +140,7 @@ def _judge(found: list[tuple[AnyResult, list[Attacked]]]) -> None:
 
 
 def _is_news(result: AnyResult, before: Mapping[tuple[str, str], AnyResult]) -> bool:
-    """Whether a baseline that nobody named tells more than the record holds."""
+    """Return whether a baseline that nobody named tells more than the record holds."""
     old = before.get((result.attack, result.threat))
     if isinstance(result, NotRun):
         return old is None and not result.reason.endswith(NOBODY)
@@ -145,11 +148,11 @@ def _is_news(result: AnyResult, before: Mapping[tuple[str, str], AnyResult]) -> 
 
 
 def made(spec: str | Mapping[str, Any]) -> tuple[str, Attack]:
-    """An attack by its name, or by a table with its name and settings."""
+    """Return an attack's name and the attack, from a name or from a table with its name and settings."""
     settings = {} if isinstance(spec, str) else dict(spec)
     name = spec if isinstance(spec, str) else settings.pop("attack", None)
     if not isinstance(name, str):
-        raise ContractError(f"{spec!r} names no attack: write a name, or {{attack = NAME, SETTING = VALUE}}.")
+        raise ContractError(f"{spec!r} does not name an attack. Write a name, or {{attack = NAME, SETTING = VALUE}}.")
     return name, validated(find(name, "attacks"), settings, f"setting of {name}")
 
 
@@ -170,11 +173,11 @@ def _one(
     parts: list[Attacked] = []
     begun = time.perf_counter()
     reasons: list[str] = []
-    waiting: list[tuple[Scene, Tensor]] = []  # to be attacked at the same time
+    waiting: list[tuple[Scene, Tensor]] = []  # clients to be attacked at the same time
 
     def carry_out() -> None:
         for (scene, member), claims in zip(waiting, _claims(attack, name, [s for s, _ in waiting]), strict=True):
-            if isinstance(claims, ThreatError):  # found out on the way
+            if isinstance(claims, ThreatError):  # the attack found out on the way that it cannot run
                 reasons.append(str(claims))
                 continue
             found = settled(claims, member)
@@ -205,7 +208,7 @@ def _one(
         ), []
     ran = Ran(**who, clients=[part.client for part in parts], left_out=reasons)
     found = score(parts, world, run.folder / "pictures" / str(threat).replace(":", "-"), name, _seed(name))
-    # What is judged afterwards are scores: images of every attack's candidates would fill the memory.
+    # Only scores are judged afterwards. The images of every attack's candidates would fill the memory.
     scores = [replace(part, x=part.x[:0]) for part in parts] if isinstance(found, MembershipFound) else []
     if scores:
         keep(run.folder, run.record, ran, scores)
@@ -213,8 +216,11 @@ def _one(
 
 
 def _claims(attack: Attack, name: str, scenes: Sequence[Scene]) -> list[Any]:
-    """What an attack claims of each, or the ThreatError that it met. Several take turns, and what they join in is one
-    stack; each has the global generators that it would have alone."""
+    """Return the attack's claims on each scene, or the ThreatError that it met there.
+
+    Several scenes take turns, and work that they join in is done as one stack. Each has the global generators that it
+    would have alone.
+    """
     if len(scenes) < 2:
         return [_claim(attack, name, scene) for scene in scenes]
     turns = []
@@ -242,8 +248,10 @@ def _run(attack: Attack, scene: Scene) -> Any:
 
 
 def _within(watch: Watch, place: int, of: int, title: str = "") -> Watch:
-    """For the part at `place` of so many: how far it is, told as how far they all are. What has a title tells of steps,
-    and is heard ten times a second at most."""
+    """Return a callback that reports the progress of part `place` of `of` as progress of the whole.
+
+    If it has a title, it reports single steps, and reports at most ten times a second.
+    """
     last = 0.0
 
     def tell(done: float, whole: float, what: str) -> None:
@@ -257,17 +265,17 @@ def _within(watch: Watch, place: int, of: int, title: str = "") -> Watch:
 
 @functools.lru_cache(maxsize=1)
 def _received(run: RunFolder) -> frozenset[int]:
-    """The clients of which anything was received: who took part."""
+    """Return the clients that took part: those from which anything was received."""
     return frozenset(entry.client for entry in run.transcript.entries() if entry.direction == "up")
 
 
 def _seed(name: str) -> int:
-    """Of the scorer's own random choices."""
+    """Return the seed for the scorer's random choices."""
     return seed_of("attack", name, "scorer") % 2**32
 
 
 def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As many members as non-members of client k, in random order; the third tensor is the scorer's secret."""
+    """Return as many members as non-members of client k, in random order; the third tensor is the scorer's secret."""
     (xm, ym), (xn, yn) = world.candidates(k), world.nonmembers(k)
     n = min(len(ym), len(yn))
     if n == 0:

@@ -1,4 +1,4 @@
-"""What an attack's scores are worth: membership scores against the truth, every number with its interval.
+"""Measures membership scores against the truth; every number has its interval.
 
 `score` is higher for "was trained on". Nothing depends on the order of the rows: the scores of each class are sorted
 before anything else happens, the seeded split included, so two orders give the same bits.
@@ -7,11 +7,11 @@ Choices that papers leave open:
 - Ties: equal scores are called alike. In the AUC a tied pair counts one half.
 - TPR at an FPR: the rule is "score > t" with t the (k+1)-th largest non-member score, k = floor(FPR * non-members): the
   best rule with at most k false positives, no interpolation. With k = 0 there is no number, only the reason. Its
-  interval is for the TPR at the true threshold, which is as unknown as the TPR at it: see `_tpr_interval`.
+  interval is for the TPR at the true threshold, which is unknown too: see `_tpr_interval`.
 - Balanced accuracy and advantage (TPR - FPR): a threshold chosen as the best one on the very records that it is scored
   on is optimistic. Ours is chosen on a random half and evaluated on the other; the maximum is `advantage_best`.
 
-Intervals take the rows for independent draws.
+Intervals assume that the rows are independent draws.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def _estimate(value: float, low: float, high: float, interval: str) -> Measured:
 
 
 def _auc(inside: Floats, outside: Floats, confidence: float) -> Measured:
-    """P(member's score > non-member's) + P(equal) / 2, with the interval of DeLong, DeLong and Clarke-Pearson (1988).
+    """Return P(member's score > non-member's) + P(equal) / 2, with the interval of DeLong, DeLong and Clarke-Pearson
+    (1988).
 
     Their variance is taken to the logit scale, which keeps the interval inside (0, 1). It is 0 exactly if all pairs
-    compare alike (perfect separation, or all scores equal), and nothing is that certain: then the n = min(n1, n0)
+    compare alike (perfect separation, or all scores equal). Nothing is that certain. In that case the n = min(n1, n0)
     disjoint pairs are n independent trials without exception, and exceptions are rarer than u = 1 - (alpha/2)^(1/n).
     """
     n1, n0 = len(inside), len(outside)
@@ -75,11 +76,12 @@ def auc(scores: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> Measu
 
 
 def auc_difference(a: ArrayLike, b: ArrayLike, member: ArrayLike, confidence: float = 0.95) -> Measured:
-    """AUC of scores `a` minus AUC of scores `b` on the same candidates, with DeLong's interval for paired curves.
+    """Return the AUC of scores `a` minus that of scores `b` on the same candidates, with DeLong's interval for paired
+    curves.
 
-    What one candidate adds to either AUC is subtracted before the variance is taken, so that the correlation of the two
-    counts as it is. Where that variance is 0, as for two attacks without a wrong pair, nothing is that certain: then
-    the limits are those of the two AUCs by themselves, each at half of the failure probability.
+    The contributions of one candidate to the two AUCs are subtracted before the variance is taken, so that the
+    correlation of the two is counted. The variance may be 0, as for two attacks without a wrong pair. Nothing is that
+    certain. In that case the limits are those of the two AUCs by themselves, each at half of the failure probability.
     """
     tail = (1 - check_confidence(confidence)) / 2
     (scores_a, m), (scores_b, _) = checked(a, member), checked(b, member)
@@ -98,8 +100,11 @@ def auc_difference(a: ArrayLike, b: ArrayLike, member: ArrayLike, confidence: fl
 
 
 def _placements(s: Floats, m: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """For each member the share of non-members below it, for each non-member the share of members above it; a tied
-    pair counts one half. In the order of the candidates: the two of a pair of attacks belong together."""
+    """Return for each member the share of non-members below it, and for each non-member the share of members above it.
+
+    A tied pair counts one half. The order is that of the candidates, because two attacks are paired candidate by
+    candidate.
+    """
     inside, outside = split_classes(s, m)
     below = np.searchsorted(outside, s[m], "left") + np.searchsorted(outside, s[m], "right")
     over = 2 * len(inside) - np.searchsorted(inside, s[~m], "left") - np.searchsorted(inside, s[~m], "right")
@@ -107,7 +112,7 @@ def _placements(s: Floats, m: NDArray[np.bool_]) -> tuple[Floats, Floats]:
 
 
 def _best_threshold(inside: Floats, outside: Floats) -> tuple[float, float]:
-    """The t for which "score >= t" has the largest TPR - FPR, and that maximum (Youden's J)."""
+    """Return the t for which "score >= t" has the largest TPR - FPR, and that maximum (Youden's J)."""
     t = np.unique(np.concatenate([inside, outside]))
     gap = np.searchsorted(outside, t, "left") / len(outside) - np.searchsorted(inside, t, "left") / len(inside)
     best = int(np.argmax(gap))
@@ -115,7 +120,7 @@ def _best_threshold(inside: Floats, outside: Floats) -> tuple[float, float]:
 
 
 def _held_out(inside: Floats, outside: Floats, seed: int, confidence: float) -> tuple[AtThreshold, AtThreshold]:
-    """Balanced accuracy and advantage on the half that did not choose the threshold."""
+    """Return balanced accuracy and advantage on the half that did not choose the threshold."""
     how = f"threshold chosen on a random half of each class (seed {seed}), evaluated on the other"
     if min(len(inside), len(outside)) < 2:
         none = AtThreshold(value=None, reason="a held-out threshold needs at least 2 members and 2 non-members")
@@ -141,7 +146,7 @@ def _held_out(inside: Floats, outside: Floats, seed: int, confidence: float) -> 
 
 
 def _advantage_best(inside: Floats, outside: Floats, confidence: float) -> AtThreshold:
-    """The largest TPR - FPR over all thresholds (the Kolmogorov-Smirnov distance, one-sided).
+    """Return the largest TPR - FPR over all thresholds (the Kolmogorov-Smirnov distance, one-sided).
 
     Its interval holds for the supremum over all thresholds: the band of Dvoretzky, Kiefer and Wolfowitz with Massart's
     constant (1990), half of the failure probability for each class.
@@ -175,13 +180,14 @@ def _tpr_at(inside: Floats, outside: Floats, fpr: float, confidence: float) -> A
 
 
 def _tpr_interval(inside: Floats, outside: Floats, fpr: float, confidence: float) -> tuple[float, float]:
-    """The TPR at the threshold whose FPR is `fpr` in truth, not on these non-members.
+    """Return limits for the TPR at the threshold whose true FPR is `fpr`, which may not be its FPR on these
+    non-members.
 
-    So many of n non-members lie above that threshold as Bin(n, fpr) says: j. Of the members c(j) of m do, in the middle
-    between those above the j-th non-member and those above the next; a straight line through c(j), weighted by the
-    binomial, takes out the steps, which would be counted as uncertainty twice. Given c, the rate is Jeffreys'
-    Beta(c + 1/2, m - c + 1/2). The limits are quantiles of this mixture. With the threshold taken as known, an interval
-    covers far less than it promises: half of the uncertainty is the threshold's.
+    The number j of the n non-members above that threshold follows Bin(n, fpr). Of the m members, c(j) lie above it: the
+    middle between those above the j-th non-member and those above the next. A straight line through c(j), weighted by
+    the binomial, takes out the steps, which would be counted as uncertainty twice. Given c, the rate is Jeffreys'
+    Beta(c + 1/2, m - c + 1/2). The limits are quantiles of this mixture. If the threshold were taken as known, an
+    interval would cover far less than it promises: half of the uncertainty is the threshold's.
     """
     from scipy.optimize import brentq  # slow to import, and not every command scores
 
@@ -204,12 +210,12 @@ def _tpr_interval(inside: Floats, outside: Floats, fpr: float, confidence: float
 
 
 def _roc(inside: Floats, outside: Floats, points: int = ROC_POINTS) -> ROC:
-    """The best TPR at each FPR, at most `points` of them, evenly spread over log FPR; (0, TPR) is the first."""
+    """Return the best TPR at each FPR, at most `points` of them, evenly spread over log FPR; (0, TPR) is the first."""
     n1, n0 = len(inside), len(outside)
     k = np.unique(np.concatenate([[0], np.geomspace(1, n0, points - 1).round().astype(np.int64)]))
     t = outside[np.maximum(n0 - 1 - k, 0)]
     fp, tp = np.where(k < n0, above(outside, t), n0), np.where(k < n0, above(inside, t), n1)
-    keep = np.concatenate([[True], np.diff(fp) > 0])  # ties make several k one point
+    keep = np.concatenate([[True], np.diff(fp) > 0])  # tied scores make one point of several k
     return ROC(fpr=(fp[keep] / n0).tolist(), tpr=(tp[keep] / n1).tolist(), drawn="steps, flat to the right")
 
 
@@ -222,11 +228,11 @@ def membership_scores(
     fprs: Sequence[float] = FPRS,
     roc: bool = True,
 ) -> MembershipScores:
-    """AUC, balanced accuracy, advantage, TPR at low FPR and ROC points."""
+    """Return AUC, balanced accuracy, advantage, TPR at low FPR and ROC points."""
     confidence = check_confidence(confidence)
     for fpr in fprs:
         if not 0 < fpr < 1:
-            raise SettingError(f"fpr = {fpr} is no false-positive rate: give numbers strictly between 0 and 1.")
+            raise SettingError(f"fpr = {fpr} is not a false-positive rate. Give numbers strictly between 0 and 1.")
     inside, outside = split_classes(scores, member)
     balanced_accuracy, advantage = _held_out(inside, outside, seed, confidence)
     found = MembershipScores(
@@ -245,10 +251,10 @@ def membership_scores(
 
 
 def by_group(scores: ArrayLike, member: ArrayLike, labels: ArrayLike, what: str, **options: Any) -> OfGroups:
-    """`membership_scores` for the candidates of each label, such as their client or class, by the label's name.
+    """Return `membership_scores` for the candidates of each label, such as their client or class, by the label's name.
 
-    A group that lacks members or non-members says so. Pooling compares scores across groups: an attack whose scores
-    mean something else for each client loses by it.
+    A group that lacks members or non-members says so. Pooling compares scores across groups: it lowers the result of an
+    attack whose scores mean something else for each client.
     """
     s, m = checked(scores, member)
     column = as_column(labels, f"labels of group {what!r}")

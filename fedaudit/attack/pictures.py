@@ -1,4 +1,4 @@
-"""Pictures of images side by side, and the small file beside them that other pictures can be made from."""
+"""Draws pictures of images side by side, and writes the small file beside them that other pictures can be made from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from fedaudit.errors import RunError
 
-TILE = 0.85  # inches of an image and the gap behind it
-SIDE = 96  # dots of an image, about
+TILE = 0.85  # width in inches of an image and the gap after it
+SIDE = 96  # approximate width of an image in dots
 
 
 def draw(lines: Mapping[str, Tensor], path: Path, *, titles: Sequence[str] = (), upright: bool = False) -> None:
-    """A PNG of images in [0, 1], (n, C, H, W) a line; `upright` makes a column of each. `titles`: one per image."""
+    """Write a PNG of images in [0, 1], one tensor (n, C, H, W) a line. `upright` makes columns of the lines.
+
+    `titles` has one title per image.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,9 +45,10 @@ def draw(lines: Mapping[str, Tensor], path: Path, *, titles: Sequence[str] = (),
 
 
 def _side_by_side(lines: Sequence[Tensor], count: int, upright: bool) -> NDArray[np.float32]:
-    """One picture of all images, as rows x columns x RGB: white between them, and where a line has fewer."""
+    """Return one picture of all images, as rows x columns x RGB: white between them, and where a line has fewer."""
     _, h, w = lines[0].shape[1:]
-    enlarged = max(1, SIDE // max(h, w))  # each pixel becomes so many, so that its edges stay sharp
+    # Each pixel is repeated this often along each side, so that its edges stay sharp.
+    enlarged = max(1, SIDE // max(h, w))
     gap = max(1, enlarged * max(h, w) // 12)
     tiles = np.ones((len(lines), count, h * enlarged + gap, w * enlarged + gap, 3), np.float32)
     for line, images in zip(tiles, lines, strict=True):
@@ -60,7 +64,7 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """What `save` wrote: originals, images, client, record and label of the pictures' images."""
+    """Return what `save` wrote: originals, images, client, record and label of the pictures' images."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as e:

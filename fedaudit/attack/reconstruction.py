@@ -1,27 +1,27 @@
-"""Scoring reconstructions: how near they come to a client's records, and whether guessing would have come as near.
+"""Scores reconstructions: how near they come to a client's records, and whether guessing would have come as near.
 
-Images are scored as pixels in [0, 1]. What an image is compared with, and when it counts as identified:
+Images are scored as pixels in [0, 1]. The claim decides what an image is compared with, and when it is identified:
 
-- `rows`: the record of its row (records keep the order of world.members: a release with one row per record is made from
-  them as they lie). Identified: of the client's N members the nearest one is that record; chance 1/N.
-- `labels`: the nearest member of its class. Identified: the nearest member of all is of that class; chance: the
-  class's share of the members. Images of a class that the client does not hold are left out and counted.
+- `rows`: it is compared with the record of its row (a release with one row per record keeps the order of
+  world.members). It is identified if that record is the nearest of the client's N members. Chance is 1/N.
+- `labels`: it is compared with the nearest member of its class. It is identified if the nearest of all members is of
+  that class. Chance is the class's share of the members. Images of classes not held are left out and counted.
 - neither: the members are assigned to the images so that the sum of squared errors is least; images beyond the number
-  of members go without. Any image has a nearest member, so that says nothing: identified is an image whose nearest
-  among the client's members and non-members is a member; chance: the share of members, exact because that split is
-  random. A record counts once, for the nearest of the images that come to it: copies of one image are one draw.
+  of members go without. Any image has a nearest member, so that says nothing: an image is identified if its nearest
+  among the client's members and non-members is a member. Chance is the share of members, exactly, because that split is
+  random. A record counts once, for the nearest of the images that are nearest to it: copies of one image are one draw.
 
-Distances are Euclidean in pixels. `ratio` is the distance to the nearest member over what it would be if the members
-had been drawn anew among the client's members and non-members (geometric means): 1 where images come no nearer to what
-was trained on than to what was not.
+Distances are Euclidean in pixels. `ratio` is the distance to the nearest member, divided by what it would be if the
+members had been drawn anew among the client's members and non-members (geometric means). It is 1 if images come no
+nearer to what was trained on than to what was not.
 
 `cosine` is taken between features of a fixed reference: the registered `cnn`, seeded, trained on the auxiliary set.
-Baselines have the freedom that the attack has: where it is matched to records, so are they. Intervals take images for
-independent draws. An attack beats the baselines
+Baselines have the freedom that the attack has: if it is matched to records, so are they. Intervals assume that images
+are independent draws. An attack beats the baselines
 
-- in MSE, if the paired difference to each of them is above zero beyond its interval; where images are assigned, the
+- in MSE, if the paired difference to each of them is above zero beyond its interval; if images are assigned, the
   difference to members drawn anew too, because images that come near to everything come near to members;
-- in identification, if it is beyond chance, and, where images are not assigned, finds more than each of them does.
+- in identification, if it is beyond chance and, unless images are assigned, finds more than each of them does.
 
 Either is enough, each at 97.5 %, so that together they hold at 95 %.
 """
@@ -65,13 +65,13 @@ DECIDING = 0.975  # confidence of each of the two measures that decide
 SHOWN = 10  # images in a picture
 NEAR = 1e-6  # distances below this are copies; keeps the logarithm of a ratio finite
 CHUNK = 512
-REDRAWN = 20  # times that members are drawn anew
+REDRAWN = 20  # how often members are drawn anew
 
-Scores = dict[str, np.ndarray]  # by measure, one value per image; NaN where it has none
+Scores = dict[str, np.ndarray]  # by measure: one value per image, NaN if it has none
 
 
 def reconstruction(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> ReconstructionFound:
-    """Numbers for one attack on several clients. The picture goes to `folder`, which lies in RUN/pictures."""
+    """Return the scores of one attack on several clients. The picture goes to `folder`, which lies in RUN/pictures."""
     auxiliary = _auxiliary(world)
     reference = _reference(world, *auxiliary)
     clients = {part.client: _Client(part, world, auxiliary, reference, name) for part in parts}
@@ -120,11 +120,11 @@ def _auxiliary(world: World) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-_references: dict[tuple[Any, ...], nn.Module] = {}  # of the auxiliary sets seen last: all attacks of a run have one
+_references: dict[tuple[Any, ...], nn.Module] = {}  # for the auxiliary sets seen last: all attacks on a run share one
 
 
 def _reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
-    """The features of the cosine: a small network, the same whatever is attacked, that no member has touched."""
+    """Return the network whose features the cosine uses: small, the same for every attack, and trained on no member."""
     key = digest_of([x, y]), tuple(world.shape), world.classes, str(world.device), torch.get_default_dtype()
     if key not in _references:
         for oldest in list(_references)[:-7]:
@@ -146,7 +146,7 @@ def _trained_reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
 
 @dataclass
 class _Client:
-    """The claims on one client with the truth about it."""
+    """The claims on one client, with the truth about it."""
 
     part: Attacked
     world: World
@@ -161,11 +161,13 @@ class _Client:
         n = len(self.images)
         if self.images.shape != (n, *self.world.shape) or not n or not bool(torch.isfinite(self.images).all()):
             raise ContractError(
-                f"{self.name} gave images of shape {tuple(self.images.shape)} for client {self.part.client}; they are "
-                f"finite, at least one, of shape (n, {', '.join(map(str, self.world.shape))})."
+                f"{self.name} gave images of shape {tuple(self.images.shape)} for client {self.part.client}. Give "
+                f"finite images, at least one, of shape (n, {', '.join(map(str, self.world.shape))})."
             )
         if rows is not None and labels is not None:
-            raise ContractError(f"{self.name} gave both rows and labels: an image is one record's, or one class's.")
+            raise ContractError(
+                f"{self.name} gave both rows and labels. Give one of them: an image is one record's, or one class's."
+            )
         self.rule = "row" if rows is not None else "class" if labels is not None else "assignment"
         self.not_held = 0
         self.given = self._index(rows, len(self.y), "rows") if rows is not None else None
@@ -180,13 +182,13 @@ class _Client:
         if index.shape != (len(self.images),) or bool((index < 0).any() | (index >= limit).any()):
             raise ContractError(
                 f"{self.name} gave {what} of shape {tuple(index.shape)} for {len(self.images)} images of client "
-                f"{self.part.client}; it is one number from 0 to {limit - 1} for each."
+                f"{self.part.client}. Give one number from 0 to {limit - 1} for each image."
             )
         return index
 
     @cached_property
     def target(self) -> Tensor:
-        """The member that each claimed image is compared with; -1 for none."""
+        """Return the member that each claimed image is compared with; -1 for none."""
         return self.matched(self.images)
 
     def matched(self, images: Tensor) -> Tensor:
@@ -233,7 +235,7 @@ class _Client:
         n = len(self.y)
         d = distances(images, torch.cat([self.members, self.world.nonmembers(self.part.client)[0]]))
         near, i = d[:, :n].min(1)
-        if self.rule == "row":  # of identical members each is the right one
+        if self.rule == "row":  # if members are identical, each of them is the right one
             hit = (distances_of_pairs(images, self.members[target]) <= near + 1e-12).double()
             chance = torch.full((len(images),), 1 / n)
         elif self.rule == "class":
@@ -247,10 +249,10 @@ class _Client:
         found = {"hit": hit, "chance": chance, "log_ratio": log_ratio, "gain": gain}
         return {key: value.double().cpu().numpy() for key, value in found.items()}
 
-    # --- what needs no attack ---
+    # --- baselines ---
 
     def labels(self) -> Tensor:
-        """The true class of each image: of its record, or as claimed, or of the member it was assigned."""
+        """Return the true class of each image: its record's, the claimed one, or that of the member it was assigned."""
         if self.rule == "class":
             assert self.given is not None
             return self.given
@@ -261,7 +263,8 @@ class _Client:
         return self.auxiliary[0].mean(0).expand_as(self.images)
 
     def class_mean(self) -> Tensor:
-        """The auxiliary mean of the true class; of all auxiliary images where there is none of that class."""
+        """Return the auxiliary mean of each image's true class; the mean of all auxiliary images if there is none of
+        that class."""
         x, y = self.auxiliary
         member = (torch.arange(self.world.classes, device=y.device)[:, None] == y).to(x)
         n = member.sum(1)
@@ -283,7 +286,7 @@ _BASELINES = {
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Root mean squared difference in pixels of every image in `a` to every one in `b`."""
+    """Return the root mean squared difference in pixels of every image in `a` to every one in `b`."""
     flat = pixels(b).flatten(1)
     scale = math.sqrt(flat.shape[1])
     exact = "donot_use_mm_for_euclid_dist"  # the fast way cannot tell a copy from a near copy
@@ -295,7 +298,7 @@ def distances_of_pairs(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _repeats(distance: Tensor, record: Tensor) -> Tensor:
-    """The images that share their nearest record with a nearer image."""
+    """Return the images that share their nearest record with a nearer image."""
     order = distance.argsort(stable=True)
     first: set[int] = set()
     later = []
@@ -307,7 +310,8 @@ def _repeats(distance: Tensor, record: Tensor) -> Tensor:
 
 
 def _against_redrawn(near: Tensor, d: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The nearest member's distance, against that of n records drawn anew: log ratio, and gain in mean square."""
+    """Compare the nearest member's distance with that of n records drawn anew: return log ratio, and gain in mean
+    square."""
     rng = generator("inversion", "redrawn")
     logs, squares = torch.zeros_like(near), torch.zeros_like(near)
     for _ in range(REDRAWN):
@@ -354,9 +358,10 @@ def _ratio(log_ratio: np.ndarray) -> Ratio:
 
 
 def _difference(attack: Scores, baseline: Scores, assigned: bool) -> Difference:
-    """How much better the attack is, image by image; above 0 (MSE) and 1/2 (identification) it is the better one.
+    """Return how much better the attack is, image by image; above 0 (MSE) and 1/2 (identification) it is the better
+    one.
 
-    Which image identifies which record is not paired where images are assigned: there chance is the only rival.
+    If images are assigned, identifications are not paired image by image: they are then held against chance alone.
     """
     found = Difference(mse=_mean(baseline["mse"] - attack["mse"], DECIDING), confidence=DECIDING)
     if assigned:
@@ -373,7 +378,7 @@ def _difference(attack: Scores, baseline: Scores, assigned: bool) -> Difference:
 
 
 def _beaten(attack: Scores, differences: dict[str, Difference]) -> list[str]:
-    """The measures in which the attack is better than every baseline."""
+    """Return the measures in which the attack is better than every baseline."""
     won = []
     if all(_above(d.mse, 0) for d in differences.values()):
         won.append("MSE")
@@ -401,7 +406,7 @@ def _verdict(pooled: ReconstructionScores, won: list[str], differences: dict[str
 
 
 def _chosen(clients: list[_Client]) -> dict[str, Tensor]:
-    """For the picture: the first image of every class, then the second of every class, and so on."""
+    """Return the images for the picture: the first image of every class, then the second of every class, and so on."""
     rows = [
         (client, i, int(client.target[i]))
         for client in clients

@@ -1,17 +1,18 @@
-"""Shadows: a client's own update function, run again by an attacker on other records.
+"""Shadows: an attacker runs a client's own update function again, on other records.
 
-A shadow is what the target would have uploaded had it held other records. It is the method's own function, called with
-the messages that the target received, as the transcript has them: not a model trained centrally in its stead. What an
-attacker does not know is drawn anew: the client's records (the attacker's own instead), its generators (other batches,
-other noise), and whatever it kept from before the first message that is replayed (a fresh model, an empty memory).
+A shadow's upload is what the target would have uploaded if it had held other records. It comes from the method's own
+function, called with the messages that the target received, as the transcript has them, and not from a model trained
+centrally instead. What an attacker does not know is drawn anew: the client's records (the attacker's own instead), its
+generators (other batches, other noise), and whatever it kept from before the first message that is replayed (a fresh
+model, an empty memory).
 
 The replay begins at the last message before the upload that brings a whole model of the target's architecture, if the
-client then trains that model whatever it held before, which is tried on a few records; otherwise at the first message
-of the run. What a method hides in its clients' memory from before that message is not there, and cannot be.
+client then trains that model whatever it held before. That is tried on a few records. Otherwise it begins at the first
+message of the run. Anything that a method keeps in its clients' memory from before that message is missing.
 
-Shadows run side by side. Each runs the method's function as it is; where that calls `client.fit`, it waits until all
-the others have come to a fit as well, and these are trained as one stack (fedaudit.training.stack). Where that cannot
-be done, and under DP-SGD, they are trained one after another, with the same result.
+Shadows run side by side. Each runs the method's function as it is. If that calls `client.fit`, it waits until all the
+others have come to a fit as well, and these are trained as one stack (fedaudit.training.stack). If that cannot be done,
+and under DP-SGD, they are trained one after another, with the same result.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Up
 from fedaudit.wire.transcript import Entry, TranscriptView
 
-FEW = 8  # records, to try something on
-_tried: dict[str, bool] = {}  # what was found so
+FEW = 8  # records on which a beginning is tried
+_tried: dict[str, bool] = {}  # the results of such trials
 
 # --- what is replayed ------------------------------------------------------------------------------------------------
 
 
 def downloads(view: TranscriptView, upload: Entry, world: World, rows: Rows) -> list[Entry]:
-    """The messages to the target that lead to `upload`, oldest first. `rows`: any records, to try a beginning on."""
+    """Return the messages to the target that lead to `upload`, oldest first. `rows`: any records, to try a beginning
+    on."""
     last = (upload.round, upload.ask)
     sent = [e for e in view.entries(direction="down", client=upload.client) if (e.round, e.ask) <= last]
     with seeded("replay"):
@@ -72,14 +74,15 @@ def downloads(view: TranscriptView, upload: Entry, world: World, rows: Rows) -> 
 
 
 def brings_model(entry: Entry, model: nn.Module) -> bool:
-    """Whether one field of the message is a whole state of `model`, judged by names and shapes."""
+    """Return whether one field of the message is a whole state of `model`, judged by names and shapes."""
     whole = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     mine = [name for name, field in entry.fields.items() if field.role != "relay"]
     return any(entry.state_shapes(name) == whole for name in mine)
 
 
 def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
-    """Whether the client's answer to a message, and its model after it, are the same whatever model it had before."""
+    """Return whether the client's answer to a message, and its model after it, are the same whatever model it had
+    before."""
     few = (rows[0][:FEW], rows[1][:FEW])
     key = signature(world, [entry], few, [])
     if key not in _tried:
@@ -89,7 +92,7 @@ def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
                 for i in range(2)
             )
         except FedauditError:
-            _tried[key] = False  # it misses what it knew before
+            _tried[key] = False  # the client needs what it knew before
         else:
             _tried[key] = first[0].result == second[0].result
     return _tried[key]
@@ -99,7 +102,7 @@ def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
 
 
 def _shadow(world: World, k: int, seed: int, rows: Rows, fresh: int | None = None) -> Site:
-    """Client k's site as an attacker rebuilds it: public knowledge, another seed, other records."""
+    """Return client k's site as an attacker rebuilds it: public knowledge, another seed, other records."""
 
     def model() -> Net:
         if fresh is None:
@@ -136,13 +139,14 @@ def replay(
     compile: bool = False,
     notes: set[str] | None = None,
 ) -> Iterator[Up]:
-    """What shadow i answers to the last of `messages`, having got them all, with the records `pool[picks[i]]`.
+    """Yield what shadow i answers to the last of `messages`, after getting all of them, with the records
+    `pool[picks[i]]`.
 
-    `together` shadows are held at a time; with 1, each is trained alone.
+    `together` shadows are held at a time; if it is 1, each is trained alone.
     """
     if world.setting.start is not None:
         raise ThreatError(
-            "the clients started as another run left them, and what they were sent there is not in this transcript: "
+            "the clients started as another run left them, and the messages of that run are not in this transcript: "
             "shadows would start untrained. Attack a run without start."
         )
     notes = set() if notes is None else notes
@@ -161,14 +165,14 @@ def replay(
 def _perform(
     world: World, sites: Sequence[Site], entry: Entry, states: Sequence[bytes | None], compile: bool, notes: set[str]
 ) -> list[Turn]:
-    """One message to several shadows. A turn's result is the state after it and the reply, as bytes."""
+    """Send one message to several shadows. A turn's result is the state after it and the reply, as bytes."""
     message, device = encode(entry.record()), world.device
     turns = []
     for site, state in zip(sites, states, strict=True):
         generators = Globals(device)
         generators.seed(site.seed, f"client {entry.client}", entry.round, entry.ask)
         turns.append(_turn(world, site, entry, message, state, generators))
-    with seeded("replay", device=device):  # whatever is drawn below, the caller's generators stay as they are
+    with seeded("replay", device=device):  # so that the caller's generators stay as they are
         try:
             _take_turns(turns, compile, notes)
         except FedauditError:
@@ -182,7 +186,7 @@ def _perform(
 
 
 def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes | None, generators: Globals) -> Turn:
-    """One message to one shadow, as `run_task` would have it."""
+    """Return a turn that gives one message to one shadow, as `run_task` would."""
     t, ask = entry.round, entry.ask
 
     def work() -> tuple[bytes, bytes]:
@@ -193,7 +197,7 @@ def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes |
         kept = client.settle()
         reply, _ = client.release(reply)
         after = state_after(client, kept)
-        if world.compression is not None:  # a shadow's reply is what an attacker would have seen of it
+        if world.compression is not None:  # an attacker would see the reply only after its compression
             sent = decode(message, Down, device=world.device)
             reply = decode(encode(reply, world.compression, sent), Up, device=world.device, answered=lambda: sent)
         return encode(after), encode(reply)
@@ -205,7 +209,7 @@ def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes |
 
 
 def signature(world: World, messages: Sequence[Entry], pool: Rows, picks: Sequence[Tensor], *more: object) -> str:
-    """A name for what a replay computes: by content, so that nothing stale is ever found under it."""
+    """Return a name for what a replay computes, made from its content, so that nothing stale is ever found under it."""
     h = hashlib.blake2b(digest_size=16)
     setting = world.setting.model_dump(exclude={"seed", *EXECUTION})
     rest = [[e.fn, e.round, e.ask, e.digest] for e in messages]
@@ -217,7 +221,7 @@ def signature(world: World, messages: Sequence[Entry], pool: Rows, picks: Sequen
 
 
 def _code(world: World) -> list[str]:
-    """Versions of what computes: the harness, the method, torch, the kind of device."""
+    """Return the versions of everything that computes: the harness, the method, torch, the kind of device."""
     return [harness((*ROOMS, "attack")), source_of_method(world.method), torch.__version__, world.device.type]
 
 
@@ -234,9 +238,10 @@ def answers(
     notes: set[str],
     tell: Watch = unwatched,
 ) -> Tensor:
-    """The logits of each shadow's uploaded model (its reply's `field`) on the whole pool: (shadows, rows, classes).
+    """Return the logits of each shadow's uploaded model (its reply's `field`) on the whole pool: (shadows, rows,
+    classes).
 
-    Kept in `folder` under the signature: of a shadow its answers are needed, and they are small.
+    They are kept in `folder` under the signature. Only a shadow's answers are needed, and they are small.
     """
     path = folder / f"{signature(world, messages, pool, picks, field, together, compile)}.safetensors"
     if path.exists():
@@ -246,7 +251,7 @@ def answers(
                 notes.update(json.loads(file.metadata()["notes"]))
             return found["logits"].to(world.device)
         except (SafetensorError, KeyError, TypeError, ValueError):
-            path.unlink()  # damaged: made again
+            path.unlink()  # it is damaged, and is made again
     own: set[str] = set()
     rows = []
     replies = replay(world, messages, pool, picks, together=together, compile=compile, notes=own)
@@ -265,5 +270,5 @@ def answers(
 
 
 def logits(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
-    """The model's outputs in evaluation mode, a batch at a time."""
+    """Return the model's outputs in evaluation mode, computed a batch at a time."""
     return in_chunks(model.eval(), x, batch)

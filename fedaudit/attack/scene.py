@@ -1,7 +1,8 @@
-"""What an attack is: a view of the transcript in, claims out. The scorer alone knows the truth.
+"""The base class of attacks, and the scene that an attack sees.
 
-An attack sees its threat's view, the candidate records, public knowledge (architectures, settings), and an
-auxiliary set that no client holds. It never learns who is a member; it is scored afterwards, against intervals.
+An attack sees its threat's view, the candidate records, public knowledge (architectures, settings), and an auxiliary
+set that no client holds. It returns claims, and never learns who is a member. The scorer alone knows the truth, and
+scores the claims afterwards, against intervals.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedaudit.wire.transcript import ACTIVE, Entry, TranscriptView
 
 @dataclass(frozen=True)
 class Passed:
-    """What a peer got of another client by way of the server."""
+    """A value of another client that a peer got by way of the server."""
 
     round: int
     ask: int
@@ -46,8 +47,8 @@ class Scene:
         self._world = world = run.world
         self._run, self._models_dir, self._published = run, run.folder / "models", run.record.published
         self.view, self.target, self.x, self.y = view, target, x, y
-        self.tell = tell  # how far the attack on this client is: for what takes long
-        # Public knowledge. The seed is not: the noise and the split of members follow from it.
+        self.tell = tell  # reports how far the attack on this client is, if it takes long
+        # Public knowledge. The seed is not public: the noise and the split of members follow from it.
         self.setting: dict[str, Any] = world.setting.model_dump(exclude={"seed"})
         self.shape, self.classes, self.device = world.shape, world.classes, world.device
 
@@ -56,19 +57,19 @@ class Scene:
 
     @property
     def auxiliary(self) -> tuple[Tensor, Tensor]:
-        """Records of the same distribution that no client holds."""
+        """Return records of the same distribution that no client holds."""
         return self._world._to_device(self._world.federation.auxiliary())
 
     @property
     def public(self) -> Tensor | None:
-        """The images of the public transfer set, which everybody holds; None where the setting has none."""
+        """Return the images of the public transfer set, which everybody holds; None if the setting has none."""
         return self._world.public()[0] if self._world.has_public else None
 
     @property
     def own(self) -> tuple[Tensor, Tensor, ClientState | None]:
-        """What a peer knows anyway: its own records, and its state after the last round (None: never asked)."""
+        """Return what a peer knows anyway: its own records, and its state after the last round (None: never asked)."""
         if self.view.threat.peer is None:
-            raise ThreatError(f"The {self.view.threat} holds no records of its own; a peer does.")
+            raise ThreatError(f"The {self.view.threat} holds no records of its own. Only a peer does.")
         k = self.view.threat.peer
         state = self._run.client_state(k)
         return (*self._world.members(k), None if state is None else decode(state, ClientState, device=self.device))
@@ -77,16 +78,16 @@ class Scene:
         return self._world.archs[k]
 
     def model(self, arch: str, state: dict[str, Tensor]) -> nn.Module:
-        """A model of a known architecture with weights that the view contained."""
+        """Return a model of a known architecture with weights that the view contained."""
         with seeded("attack"):
             return load(self._world.build(arch), state)
 
     def fresh(self, arch: str) -> nn.Module:
-        """A model of a known architecture before any training, initialised from the global generator."""
+        """Return a model of a known architecture before any training, initialised from the global generator."""
         return self._world.build(arch)
 
     def released(self, kind: str) -> list[tuple[Entry, str]]:
-        """The target's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
+        """Return the target's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
         return [
             (entry, name)
             for entry in self.view.entries(direction="up", kind=kind, client=self.target)
@@ -95,7 +96,10 @@ class Scene:
         ]
 
     def relayed(self, kind: str, of: int | None = None) -> list[Passed]:
-        """What a peer was passed on of client `of` (the target), of one kind: by the messages that say whose it is."""
+        """Return the values of one kind that a peer was passed on from client `of` (None: the target).
+
+        Only messages that say whose value it is count.
+        """
         peer, of = self.view.threat.peer, self.target if of is None else of
         if peer is None:  # the server has the uploads themselves
             return []
@@ -109,8 +113,10 @@ class Scene:
         return found
 
     def mixed(self, kind: str) -> list[tuple[Entry, str]]:
-        """What a peer was passed on of several clients together, of one kind, as (message, field): a relay that does
-        not say whose it is, such as a mean over clients."""
+        """Return what a peer was passed on from several clients together, of one kind, as (message, field).
+
+        Such a relay does not say whose value it is: a mean over clients, for example.
+        """
         peer = self.view.threat.peer
         if peer is None:
             return []
@@ -122,7 +128,7 @@ class Scene:
         ]
 
     def ask(self, like: Entry, message: Down, purpose: str, number: int) -> Up:
-        """For an active server: what the target answers to a message where `like` was sent. It is kept apart."""
+        """Return what the target answers to an active server's message, sent instead of `like`. It is kept apart."""
         from fedaudit.attack.active import ask
 
         if self.view.threat.name != ACTIVE:
@@ -131,12 +137,12 @@ class Scene:
 
     @property
     def pool(self) -> tuple[Tensor, Tensor]:
-        """What shadows may be trained on: the candidates, then the auxiliary records."""
+        """Return the records that shadows may be trained on: the candidates, then the auxiliary records."""
         x, y = self.auxiliary
         return torch.cat([self.x, x]), torch.cat([self.y, y])
 
     def replayable(self, upload: Entry) -> list[Entry]:
-        """The messages that led the target to an upload; ThreatError where the transcript did not keep them."""
+        """Return the messages that led the target to an upload. Raise ThreatError if the transcript lacks them."""
         from fedaudit.attack.replay import downloads
 
         return downloads(self.view, upload, self._world, self.auxiliary)
@@ -144,7 +150,7 @@ class Scene:
     def replay(
         self, upload: Entry, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
     ) -> Iterator[Up]:
-        """What the target would have answered with other records: shadow i holds `pool[picks[i]]`.
+        """Yield what the target would have answered with other records: shadow i holds `pool[picks[i]]`.
 
         It is the target's own update function on the messages that the view shows; see fedaudit.attack.replay.
         """
@@ -156,7 +162,7 @@ class Scene:
     def shadows(
         self, upload: Entry, field: str, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
     ) -> tuple[Tensor, tuple[str, ...]]:
-        """The logits of the models in `field` of those answers on the pool: (shadows, rows, classes); and notes.
+        """Return the logits of the models in `field` of those answers on the pool: (shadows, rows, classes); and notes.
 
         They are kept in the run folder, by content: attacks that draw the same shadows share them.
         """
@@ -171,12 +177,12 @@ class Scene:
         return table, tuple(sorted(notes))
 
     def published(self) -> nn.Module | None:
-        """The final model that anybody gets: the global one, or the target's own where there is none."""
+        """Return the final model that anybody gets: the global one, or the target's own if there is none."""
         found = self.of_all() or self._final(f"client-{self.target:06d}.safetensors")
         return found[0] if found else None
 
     def of_all(self) -> tuple[nn.Module, str] | None:
-        """The final model that all clients made, and its architecture; None where a method has none."""
+        """Return the final model that all clients made, and its architecture; None if a method has none."""
         return self._final("global.safetensors")
 
     def _final(self, name: str) -> tuple[nn.Module, str] | None:
@@ -189,10 +195,10 @@ class Scene:
                 arch = self._named((file.metadata() or {})["arch"])
                 return self.model(arch, state), arch
         except (OSError, SafetensorError, KeyError, RuntimeError, FedauditError) as e:
-            raise RunError(f"{path} is no model that a run published: {e}. Run it again.") from e
+            raise RunError(f"{path} is not a model that a run published: {e}. Run it again.") from e
 
     def _named(self, arch: str) -> str:
-        """An architecture that a file names: code of somebody's own only where the setting names it, too."""
+        """Return an architecture that a file names. A user's own code is accepted only if the setting names it, too."""
         setting = self._world.setting
         known = {*own_models.paths_in(setting.model), *own_models.paths_in(setting.server_model)}
         if not set(own_models.paths_in(arch)) <= known:
@@ -201,29 +207,33 @@ class Scene:
 
 
 class Attack(Frozen):
-    """One file in `attacks/`. Declare what it needs, and write `run`."""
+    """The base class of attacks, one file each in `attacks/`. Declare what the attack needs, and write `run`."""
 
     registered_name: ClassVar[str] = ""
-    needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release; the harness checks that the view has them
-    takes: ClassVar[frozenset[Kind]] = KINDS  # records that it can be about
-    active: ClassVar[bool] = False  # sends clients messages of its own: for the threat active-server alone
-    blind: ClassVar[bool] = False  # reads nothing of the run: what it finds is the split's fault, and no leak
+    needs: ClassVar[frozenset[str]] = frozenset()  # kinds of release that the view must have; the harness checks it
+    takes: ClassVar[frozenset[Kind]] = KINDS  # kinds of records that it can attack
+    active: ClassVar[bool] = False  # True: it sends clients messages of its own, under the threat active-server only
+    # True: it reads nothing of the run, so what it finds is the split's fault, not a leak.
+    blind: ClassVar[bool] = False
 
     def run(self, scene: Scene) -> Claims | Groups | Features | Reconstructions | Histogram | TookPart:
-        raise ContractError(f"{type(self).__name__}.run is missing: it returns Claims, Reconstructions or a Histogram.")
+        raise ContractError(
+            f"{type(self).__name__}.run is missing. Write it: it returns Claims, Reconstructions or a Histogram."
+        )
 
     def at_once(self, scene: Scene) -> int:
-        """So many clients may be attacked at the same time: what takes long is `turns.join`ed, and is one stack."""
+        """Return how many clients may be attacked at the same time. Work that takes long is `turns.join`ed, and is one
+        stack."""
         return 1
 
     def misfit(self, shape: Shape) -> str | None:
-        """Why this attack does not apply to records of this shape; None if it does."""
+        """Return why this attack does not apply to records of this shape; None if it does."""
         if shape.kind in self.takes:
             return None
         return f"does not apply: it is for {' and '.join(sorted(self.takes))}, and the records are {shape}"
 
     def cannot(self, scene: Scene) -> str | None:
-        """Why this attack cannot run on this scene; None if it can."""
+        """Return why this attack cannot run on this scene; None if it can."""
         if self.active and scene.view.threat.name != ACTIVE:
             return f"not attacked by this: it takes a server that sends messages of its own, the threat {ACTIVE}"
         missing = [kind for kind in sorted(self.needs) if not scene.released(kind)]

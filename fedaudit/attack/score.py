@@ -1,4 +1,4 @@
-"""The scorer: it alone holds the truth. Claims of one attack on several clients in, numbers with intervals out."""
+"""The scorer turns claims of one attack on several clients into numbers with intervals. It alone holds the truth."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from fedaudit.wire.codec import digest_of
 
 
 def score(parts: Sequence[Attacked], world: World, folder: Path, name: str, seed: int) -> Findings:
-    """Score claims of one sort. `folder` is where pictures of this attack may be put."""
+    """Score claims of one sort, and return what was found. Pictures of this attack may be put into `folder`."""
     sorts = {type(part.claims) for part in parts}
     if sorts <= {Claims, Groups}:
         return membership(parts, name, seed)
     if sorts == {Histogram}:
         return histogram(parts, world, name)
     if sorts == {Reconstructions}:
-        from fedaudit.attack.reconstruction import reconstruction  # pictures: not needed for the rest
+        # It imports what draws pictures, which other claims do not need.
+        from fedaudit.attack.reconstruction import reconstruction
 
         return reconstruction(parts, world, folder, name, seed)
     if sorts == {TookPart}:
         return participation(parts)
     what = ", ".join(sorted(sort.__name__ for sort in sorts))
     raise ContractError(
-        f"{name} returned {what}: an attack returns Claims, Reconstructions, Histogram or TookPart, one sort."
+        f"{name} returned {what}. Return Claims, Reconstructions, Histogram or TookPart, always the same one."
     )
 
 
@@ -64,29 +65,36 @@ def membership(parts: Sequence[Attacked], name: str, seed: int) -> MembershipFou
 
 
 def pooled(parts: Sequence[Attacked], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Scores and truth of all candidates of all clients, in one order for every attack."""
+    """Return scores and truth of all candidates of all clients, in one order for every attack."""
     scores = []
     for part in parts:
         claimed = part.claims.groups if isinstance(part.claims, Groups) else part.claims.scores
         if claimed.shape != (len(part.y),):
             shape = tuple(claimed.shape)
-            raise ContractError(f"{name} gave scores of shape {shape} for {len(part.y)} candidates.")
+            raise ContractError(
+                f"{name} gave scores of shape {shape} for {len(part.y)} candidates. Give one score each."
+            )
         values = claimed.detach().cpu()
         scores.append(learned(values, part.member) if isinstance(part.claims, Groups) else values.double())
     return torch.cat(scores).numpy(), torch.cat([part.member for part in parts]).numpy()
 
 
 def settled(claims: Any, member: Tensor) -> Any:
-    """Claims as they are; of features what the scorer learns from them."""
+    """Return claims as they are; features are replaced by the scores that the scorer learns from them."""
     if not isinstance(claims, Features):
         return claims
     if len(claims.values) != len(member):
-        raise ContractError(f"There are features of {len(claims.values)} candidates, and {len(member)} candidates.")
+        raise ContractError(
+            f"An attack gave features of {len(claims.values)} candidates; give those of all {len(member)}."
+        )
     return Claims(classified(claims.values, member))
 
 
 def halves(member: Tensor) -> Tensor:
-    """Which candidates are judged by what was learned from the others: half of the members, half of the rest."""
+    """Return a mask of the candidates that are judged by what was learned from the others.
+
+    It holds half of the members, and half of the non-members.
+    """
     judged = torch.zeros(len(member), dtype=torch.bool)
     rng = generator("scorer", "halves")
     for rows in (member.nonzero()[:, 0], (~member).nonzero()[:, 0]):
@@ -94,13 +102,16 @@ def halves(member: Tensor) -> Tensor:
     return judged
 
 
-TREES, LEARNED_ON = 100, 2000  # trees of a forest, and candidates that it learns from at most
-_known: dict[str, Tensor] = {}  # baselines come along with every attack: what a forest said of these very candidates
+TREES, LEARNED_ON = 100, 2000  # trees of a forest, and the most candidates that it learns from
+_known: dict[str, Tensor] = {}  # a cache of forests' scores by candidates: baselines run with every attack
 
 
 def classified(values: Tensor, member: Tensor) -> Tensor:
-    """For candidates of one random half what a forest, grown on the other half, takes for the chance that they are
-    members; 1/2 for those others. As in `learned`, the expected AUC is 1/2 exactly if membership is a coin flip."""
+    """Return, for the candidates of one random half, the chance of being a member as a forest grown on the other half
+    sees it.
+
+    The other half gets 1/2. As in `learned`, the expected AUC is 1/2 exactly if membership is a coin flip.
+    """
     key = digest_of([values.detach().cpu().contiguous(), member.cpu()])
     if key not in _known:
         from sklearn.ensemble import ExtraTreesClassifier
@@ -120,11 +131,12 @@ def classified(values: Tensor, member: Tensor) -> Tensor:
 
 
 def learned(groups: Tensor, member: Tensor) -> Tensor:
-    """For candidates of one random half the share of members of their group in the other half; 1/2 for those others.
+    """Return, for the candidates of one random half, the share of members of their group in the other half.
 
-    Half of the members and half of the non-members make a half. If membership is a coin flip, the halves of a group are
-    independent: the expected AUC is 1/2 exactly, and given what was learned the scores are independent, as intervals
-    assume. Scored by each other, the halves would gain power (a perfect tell reaches 7/8 here), and lose both.
+    The other half gets 1/2. Each half has half of the members and half of the non-members. If membership is a coin
+    flip, the halves of a group are independent: the expected AUC is 1/2 exactly, and given what was learned the scores
+    are independent, as intervals assume. If each half were scored by the other, the test would gain power (a perfect
+    tell reaches 7/8 here), and lose both properties.
     """
     judged = halves(member)
     found, index = groups.unique(return_inverse=True)
@@ -134,9 +146,9 @@ def learned(groups: Tensor, member: Tensor) -> Tensor:
 
 
 def histogram(parts: Sequence[Attacked], world: World, name: str) -> HistogramFound:
-    """Half the L1 distance to the true shares (0 to 1), and that of the uniform guess, over clients.
+    """Return half the L1 distance to the true shares (0 to 1), and that of the uniform guess, over clients.
 
-    `presence`: how well claimed shares rank the classes that a client holds above those that it does not, as an AUC
+    `presence` says how well claimed shares rank the classes that a client holds above those that it does not, as an AUC
     over all pairs of a client and a class.
     """
     errors, uniform = [], []
@@ -145,7 +157,9 @@ def histogram(parts: Sequence[Attacked], world: World, name: str) -> HistogramFo
     for part in parts:
         shares = part.claims.shares.detach().double().cpu().numpy()
         if shares.shape != (world.classes,) or not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-4:
-            raise ContractError(f"{name} gave no shares of {world.classes} classes that are >= 0 and sum to 1.")
+            raise ContractError(
+                f"{name} did not give {world.classes} shares, one per class, that are >= 0 and sum to 1."
+            )
         true = np.bincount(world.members(part.client)[1].cpu().numpy(), minlength=world.classes)
         true = true / true.sum()
         claimed.append(shares)
@@ -175,7 +189,7 @@ def histogram(parts: Sequence[Attacked], world: World, name: str) -> HistogramFo
 
 
 def presence(claimed: NDArray[np.float64], held: NDArray[np.bool_]) -> Estimate:
-    """The AUC of claimed shares for "holds this class", over pairs of client and class."""
+    """Return the AUC of claimed shares for "holds this class", over pairs of client and class."""
     if held.all() or not held.any():
         reason = "all clients hold all classes" if held.all() else "no client holds a class"
         return Estimate(value=None, reason=reason)
@@ -183,7 +197,7 @@ def presence(claimed: NDArray[np.float64], held: NDArray[np.bool_]) -> Estimate:
 
 
 def participation(parts: Sequence[Attacked]) -> ParticipationFound:
-    """The AUC over clients: every client is one candidate, and took part if anything of it was received."""
+    """Return the AUC over clients: every client is one candidate, and took part if anything of it was received."""
     scores = np.array([part.claims.score for part in parts], dtype=np.float64)
     took_part = np.array([bool(part.member) for part in parts])
     value = auc(scores, took_part)

@@ -1,4 +1,4 @@
-"""The raw scores of membership attacks, kept beside the record: to score again, or otherwise, without attacking again.
+"""Keeps the raw scores of membership attacks beside the record, to score them anew without attacking again.
 
 `attack_run` leaves one file per attack and threat, RUN/scores/THREAT/ATTACK.safetensors. To read them:
 
@@ -8,9 +8,9 @@
 `pooled_scores(folder, "loss")` has all clients' candidates in one column, as (scores, member) in NumPy. The candidates
 of a client, and their order, are the same for every attack on a run: scores of two attacks are paired row by row.
 
-What is kept is what the attack gave, in its own number type, with the truth and the classes; a blind baseline that
+A file keeps what the attack gave, in its own number type, with the truth and the classes; a blind baseline that
 gives groups instead of scores keeps the groups. A run that goes on and is attacked again adds a round; scores of a
-transcript that is no more, of other settings or of other code of the attack are replaced.
+transcript that has changed since, of other settings or of other code of the attack are replaced.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ COLUMNS = ("scores", "member", "labels")
 
 
 class About(Kept):
-    """What a file of scores is about: it stands in the file's metadata."""
+    """Says what a file of scores is about. It is stored in the file's metadata."""
 
     result: AttackResult  # who attacked, by which code, with which settings
-    groups: bool  # of a blind baseline: groups, from which the scorer learns
-    digests: dict[int, str] = Field(default_factory=dict)  # of the transcript, by its last round
+    groups: bool  # True for a blind baseline that gives groups, from which the scorer learns
+    digests: dict[int, str] = Field(default_factory=dict)  # digests of the transcript, by its last round
     notes: dict[int, list[str]] = Field(default_factory=dict)  # by client
 
 
 @dataclass(frozen=True)
 class KeptScores:
-    """What one attack gave for the candidates of one client, from a transcript that ended with one round."""
+    """The scores that one attack gave for the candidates of one client, from a transcript that ended with one round."""
 
     attack: str
     threat: str
     client: int
     round: int
-    scores: Tensor  # one per candidate, higher for "was trained on"; groups where `groups`
+    scores: Tensor  # one per candidate, higher for "was trained on"; or groups, if `groups`
     member: Tensor  # the truth
     labels: Tensor  # the candidates' classes
     groups: bool = False
     notes: tuple[str, ...] = ()
 
     def attacked(self) -> Attacked:
-        """As the scorer takes it; without images."""
+        """Return this as the scorer takes it, without images."""
         claims = Groups(self.scores) if self.groups else Claims(self.scores, self.notes)
         return Attacked(self.client, claims, torch.empty(0), self.labels, self.member)
 
@@ -104,8 +104,11 @@ def kept(
     clients: Iterable[int] | None = None,
     all_rounds: bool = False,
 ) -> list[KeptScores]:
-    """The scores that attacks on a run left, by attack, threat, round and client; of the record's last round, unless
-    all are asked for. Empty where nothing was kept of this transcript."""
+    """Return the scores that attacks on a run left, by attack, threat, round and client.
+
+    They are those of the record's last round, unless all are asked for. The list is empty if nothing was kept of this
+    transcript.
+    """
     folder = Path(folder)
     record = read_record(folder)
     chosen = None if clients is None else set(clients)
@@ -129,7 +132,7 @@ def kept(
 def pooled_scores(
     folder: Path | str, attack: str, threat: str = "server", clients: Iterable[int] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Scores and truth of all candidates of all clients that an attack was run on."""
+    """Return scores and truth of all candidates of all clients that an attack was run on."""
     parts = kept(folder, attack=attack, threat=threat, clients=clients)
     if not parts:
         there = sorted({f"{part.attack} by the {part.threat}" for part in kept(folder)})
@@ -143,16 +146,16 @@ def pooled_scores(
 
 def _path(folder: Path, attack: str, threat: str) -> Path:
     plain = re.sub("[^A-Za-z0-9_.-]", "_", attack)
-    if plain != attack:  # another name could look the same
+    if plain != attack:  # so that two names that look the same here get different files
         plain += "-" + hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()
     return folder / FOLDER / threat.replace(":", "-") / f"{plain}.safetensors"
 
 
 def _parsed(key: str) -> tuple[int, int, str]:
-    """Round, client and column."""
+    """Return round, client and column of a key."""
     found = re.fullmatch(r"round (\d{1,9}), client (\d{1,9}): (scores|member|labels)", key)
     if found is None:
-        raise RunError(f"{key[:60]!r} is no name of kept scores.")
+        raise RunError(f"{key[:60]!r} is not a name of kept scores")
     return int(found[1]), int(found[2]), found[3]
 
 
@@ -161,7 +164,7 @@ def _is_last(record: RunRecord, t: int, digest: str | None) -> bool:
 
 
 def _is_still(folder: Path, record: RunRecord, t: int, digest: str | None) -> bool:
-    """Whether an earlier round's transcript is the beginning of the one that there is."""
+    """Return whether an earlier round's transcript is the beginning of the present one."""
     return 0 < t <= len(record.rounds) and Transcript(folder / "transcript").digest(t) == digest
 
 

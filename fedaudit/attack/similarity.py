@@ -1,4 +1,4 @@
-"""How alike two images are: MSE, PSNR and SSIM, one value per pair of rows.
+"""Measures how alike two images are, as MSE, PSNR and SSIM, one value per pair of rows.
 
 SSIM is scikit-image's with `gaussian_weights=True, sigma=1.5, use_sample_covariance=False`: a Gaussian of 11 taps that
 mirrors the image at its border, averaged over the pixels whose window lies inside, then over channels. The window
@@ -19,7 +19,7 @@ PSNR_LIMIT = 100.0  # dB: an exact copy would be infinite, which neither JSON no
 
 
 def pixels(x: Tensor) -> Tensor:
-    """What the models see, [-1, 1], as pixels in [0, 1], in double precision. Values outside are clipped."""
+    """Return what the models see, [-1, 1], as pixels in [0, 1], in double precision. Values outside are clipped."""
     return ((x.detach().double() + 1) / 2).clamp(0, 1)
 
 
@@ -33,12 +33,12 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """In dB, at most PSNR_LIMIT."""
+    """Return the PSNR in dB, at most PSNR_LIMIT."""
     return (10 * torch.log10(DATA_RANGE**2 / mse(a, b))).clamp(max=PSNR_LIMIT)
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Of images (n, C, H, W) with values in a range of DATA_RANGE."""
+    """Return the SSIM of images (n, C, H, W) with values in a range of DATA_RANGE."""
     height, width = a.shape[-2:]
     rows, columns = _gaussian(height).to(a), _gaussian(width).to(a)
 
@@ -57,7 +57,8 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def _gaussian(side: int) -> Tensor:
-    """The filter along one side as a matrix; an index beyond the border is mirrored, the border pixel repeated."""
+    """Return the filter along one side as a matrix. Indices beyond the border are mirrored, with the border pixel
+    twice."""
     radius = TAPS // 2
     taps = torch.exp(-0.5 * (torch.arange(-radius, radius + 1, dtype=torch.float64) / SIGMA) ** 2)
     taps /= taps.sum()

@@ -1,8 +1,8 @@
-"""What a membership result means: held against chance, on a split that baselines which saw nothing could not tell.
+"""Judges membership results against chance, and tests the audit split with baselines that saw no release.
 
 A baseline is blind: it knows the candidates and the auxiliary set, and no release. Whatever it finds is the fault of
-the audit split. Where none finds anything, an attack is held against chance alone: what a baseline happened to find in
-its noise is no measure for it. Where the split is broken, an attack shows a leak only if it beats every baseline too.
+the audit split. If none finds anything, an attack is held against chance alone, not against what a baseline happened to
+find in its noise. If the split is broken, an attack shows a leak only if it beats every baseline too.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from fedaudit.attack.score import pooled
 from fedaudit.stats import Measured
 
 CONFIDENCE = 0.95
-BROKEN_CONFIDENCE = 0.99  # every run is tested for it: at 0.95 one honest split in twenty would be called broken
+BROKEN_CONFIDENCE = 0.99  # every run is tested: at 0.95 one honest split in twenty would be called broken
 Parts = Sequence[Attacked]
 BROKEN = "the audit split is broken: it can be told from the records alone who is a member"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a membership result means."""
+    """The meaning of a membership result: whether it shows a leak, and the reasons in words."""
 
     verdict: str
     split_broken: bool
-    leak: bool | None = None  # None: a blind baseline, which shows none
+    leak: bool | None = None  # None for a blind baseline, which cannot show a leak
     against_blind: dict[str, Measured] = field(default_factory=dict)  # the AUC minus that of each blind baseline
 
 
 def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENCE) -> dict[str, Verdict]:
-    """For each blind baseline whether it shows the split to be broken, at so many tests corrected (Bonferroni).
+    """Return, for each blind baseline, whether it shows the split to be broken, corrected for the number of tests
+    (Bonferroni).
 
-    A ranking that is wrong beyond its interval tells members as well as one that is right. What the scorer learned has
-    its direction already: only above chance counts.
+    A ranking that is wrong beyond its interval tells members as well as one that is right. Scores that the scorer
+    learned have their direction already: for them, only above chance counts.
     """
     each = 1 - (1 - confidence) / max(len(blind), 1)
     found = {}
@@ -50,8 +51,11 @@ def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENC
 
 
 def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, confidence: float = CONFIDENCE) -> Verdict:
-    """Whether an attack leaks: it must beat chance beyond its interval; on a broken split every blind baseline on its
-    own candidates as well, so that what the split tells is not taken for a leak."""
+    """Return whether an attack shows a leak. It must beat chance beyond its interval.
+
+    On a broken split it must also beat every blind baseline on its own candidates, so that what the split tells is not
+    taken for a leak.
+    """
     scores, member = pooled(parts, name)
     value = auc(scores, member, confidence)
     of_client = {part.client for part in parts}

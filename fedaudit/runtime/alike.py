@@ -1,11 +1,12 @@
-"""What clients of one round must have done alike, or else it tells of their records and is billed.
+"""Checks that the clients of one round did the same things, and bills what differs: it may tell of their records.
 
-How often, how long, at what rate and by which loss a task trains, after it looked at its records; which of several
-known values it sends, which parts of its model it sends or loads, what it keeps; and which message it answers with
-where its function may give several: none of these is protected. What is the same on every client was fixed by the
-code; what differs, or what one client alone did, may have been read off the records.
+A task that has looked at its records may still choose how often, how long, at what rate and by which loss it trains;
+which of several known values it sends; which parts of its model it sends or loads; what it keeps; and which message it
+answers with, if its function may give several. None of these choices is protected. A choice that is the same on every
+client was fixed by the code. A choice that differs between clients, or that one client alone made, may have been read
+off the records.
 
-A value is the same where it may be from the same place: `n` is another number on each client.
+Two clients' values count as the same if they may come from the same place: `n` is another number on each client.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from dataclasses import dataclass, field
 from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.provenance import NEW, SENT, WHOLE
 
-Ways = Sequence[str]  # in which one thing that a task did may have come about
-ByTask = dict[tuple[str, int], dict[int, Sequence[Ways]]]  # by function and number of the answer: by client
+Ways = Sequence[str]  # the ways in which one thing that a task did may have come about
+ByTask = dict[tuple[str, int], dict[int, Sequence[Ways]]]  # by function and number of the answer, then by client
 
 
 def unlike(fn: str) -> Entry:
-    """The ledger's entry for trainings that were told other things on one client than on another, after a look."""
+    """Return the ledger's entry for trainings that were told different things on different clients, after a look."""
     condition = (
-        "told another loss, steps, batch or rate, or trained so often, unlike other clients, or told what is no "
+        "told another loss, steps, batch or rate, or trained so often, unlike other clients, or told what is not a "
         "hyper-parameter on one client alone, by a task that had looked at its records"
     )
     return Entry.unprotected(f"{fn} (training)", "training", condition)
 
 
 def picked(fn: str) -> Entry:
-    """The ledger's entry for known things that one client sent, kept or loaded, and another did not."""
+    """Return the ledger's entry for known things that one client sent, kept or loaded, and another did not."""
     condition = (
         "which of several known values or parts it sent, kept or loaded, unlike other clients or on one client alone, "
         "by a task that had looked at its records or holds more of them than was paid for"
@@ -40,13 +41,13 @@ def picked(fn: str) -> Entry:
 
 
 def chosen(fn: str) -> Entry:
-    """The ledger's entry for a message that one client alone chose, after a look, among those of its function."""
+    """Return the ledger's entry for a message that one client alone chose, after a look, among several."""
     condition = "which message came, of one client alone that had looked at its records; annotate one class as returned"
     return Entry.unprotected(f"{fn} (message class)", "message class", condition)
 
 
 def agree(did: Collection[Sequence[Ways]]) -> bool:
-    """Whether all did as much, and each thing in a way that they have in common."""
+    """Return whether all clients did equally many things, and each thing in a way that all of them have in common."""
     return len({len(things) for things in did}) == 1 and all(
         set.intersection(*map(set, ways)) for ways in zip(*did, strict=True)
     )
@@ -54,7 +55,7 @@ def agree(did: Collection[Sequence[Ways]]) -> bool:
 
 @dataclass
 class Alike:
-    """The answers of a round, by function and by how many a client had given to it before."""
+    """Collects the answers of a round, by function and by how many answers a client had given to it before."""
 
     told: ByTask = field(default_factory=lambda: defaultdict(dict))
     picked: ByTask = field(default_factory=lambda: defaultdict(dict))
@@ -64,7 +65,7 @@ class Alike:
     def add(
         self, fn: str, k: int, told: Sequence[Ways] | None, picked: Sequence[Ways] = (), chose: bool = False
     ) -> None:
-        """`told` is None where the task did not look at its records."""
+        """Note what client k did in one answer to `fn`; `told` is None if the task did not look at its records."""
         nth = self.answered[fn][k]
         self.answered[fn][k] += 1
         if told is not None:
@@ -91,5 +92,5 @@ class Alike:
 
 
 def _may_differ(ways: Ways) -> bool:
-    """Whether something that was sent may stand there by choice: anything but a whole model."""
+    """Return whether something that was sent may be there by choice: anything but a whole model."""
     return ways[0].startswith(SENT) and not any(way.endswith(WHOLE) for way in ways)

@@ -1,11 +1,11 @@
-"""Parties in processes of their own: what runs there holds one client's records, or none.
+"""Parties run here in processes of their own. Such a process holds one client's records, or none.
 
-A nursery (`python -m fedaudit.runtime.apart`) imports the method and never sees a record. For each task, and for each
-of the server's rounds, it forks; the fork is told over a socket what that party may hold, works in a folder of its own
-that is removed afterwards, and ends. Nothing that it leaves in its memory, its environment or its folder reaches the
-next. What comes back is JSON and encoded messages, and never anything that executes.
+A nursery (`python -m fedaudit.runtime.apart`) is a process that imports the method and never sees a record. For each
+task, and for each of the server's rounds, it forks. The fork is told over a socket what that party may hold, works in a
+folder of its own that is removed afterwards, and ends. Nothing that it leaves in its memory, its environment or its
+folder reaches the next fork. It sends back JSON and encoded messages, and never anything that executes.
 
-This file is the side of the fork. The other side is `engines/isolated`.
+This file is the fork's side. The other side is `engines/isolated`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from fedaudit.wire.message import KINDS, Down, Record, Up
 from fedaudit.wire.release import Protection
 
 Stream = io.BufferedRWPair
-Frame = tuple[dict[str, Any], list[bytes]]  # what is said, and encoded messages beside it
-LONGEST = 1 << 28  # bytes of what is said
-LARGEST = 1 << 36  # bytes of one message
-USUAL = ("torch._dynamo",)  # imported on first use by optimisers: once here, and not in each fork
+Frame = tuple[dict[str, Any], list[bytes]]  # a JSON object, and the encoded messages that go with it
+LONGEST = 1 << 28  # most bytes of a frame's JSON
+LARGEST = 1 << 36  # most bytes of one message
+USUAL = ("torch._dynamo",)  # optimisers import it on first use: we import it once here, and not in each fork
 FORK = sys.platform == "linux"  # elsewhere a fork is not safe under all libraries: a nursery then serves one party
 
 
@@ -60,17 +60,17 @@ def send(file: Stream, said: Mapping[str, Any], blobs: list[bytes]) -> None:
 
 
 def receive(file: Stream) -> Frame:
-    """The next frame; `EOFError` where the other side is gone, `RunError` where it sent something else."""
+    """Return the next frame. Raise `EOFError` if the other side is gone, and `RunError` if it sent something else."""
     length = int.from_bytes(_exactly(file, 8), "little")
     if length > LONGEST:
-        raise RunError(f"A party's process sent {length} bytes where a few were expected.")
+        raise RunError(f"A party's process announced a frame of {length} bytes, which is too long.")
     try:
         frame = json.loads(_exactly(file, length))
         said, sizes = frame["said"], frame["blobs"]
         if not isinstance(said, dict) or not all(type(n) is int and 0 <= n <= LARGEST for n in sizes):
             raise ValueError("no frame")
     except (ValueError, KeyError, TypeError, RecursionError) as e:
-        raise RunError(f"A party's process sent what makes no sense ({e}).") from None
+        raise RunError(f"A party's process sent something that is not a frame ({e}).") from None
     return said, [_exactly(file, size) for size in sizes]
 
 
@@ -85,12 +85,12 @@ def _exactly(file: Stream, size: int) -> bytes:
 
 
 def without_data(setting: Setting) -> Setting:
-    """A setting that does not say where the records lie."""
+    """Return a copy of the setting that does not say where the records lie."""
     return setting.model_copy(update={"dataset": "(elsewhere)", "data_dir": "", "public_dataset": None})
 
 
 class Apart(World):
-    """The world as one party sees it that runs by itself: models and method, and the records that it was given."""
+    """The world as a party in its own process sees it: models and method, and the records that it was given."""
 
     def __init__(self, setting: Setting, facts: Mapping[str, Any], rows: Mapping[str, Any]):
         self.setting = setting
@@ -133,11 +133,16 @@ class Apart(World):
         return self._given[name]
 
     def other_rows(self, k: int) -> Rows:
-        raise DataError("The test of declarations swaps records, which a process that holds one client's has not.")
+        raise DataError(
+            "The test of declarations swaps records, and this process has no others. Run it without isolation."
+        )
 
     @functools.cached_property
     def releases(self) -> Callable[[str], int | None]:
-        """As the run counted them: the method's traffic depends on what all clients hold."""
+        """Return a function that says how often a kind is released, as the run counted it.
+
+        The method's traffic depends on what all clients hold, so this process cannot count it.
+        """
         return self._facts["releases"].get
 
     @functools.cached_property
@@ -149,7 +154,7 @@ class Apart(World):
 
 
 def serve(connection: socket.socket) -> None:
-    """One party: take what it may hold, do its work, say what came of it."""
+    """Serve one party: take what it may hold, do its work, and send the result."""
     with connection.makefile("rwb") as file:
         said, blobs = receive(file)
         os.chdir(said["folder"])
@@ -157,7 +162,7 @@ def serve(connection: socket.socket) -> None:
         setting = Setting.model_validate_json(said["setting"])
         rows = decode_tree(blobs.pop())
         world = Apart(setting, said["facts"], rows)
-        hold(said["setting"], world)  # what asks for the world of a setting finds this one, and no other
+        hold(said["setting"], world)  # whoever asks for the world of a setting gets this one, and no other
         if said["what"] == "task":
             message, state = blobs
             task = Task(said["setting"], **said["task"], message=message, state=state or None)
@@ -167,7 +172,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[bytes]) -> None:
-    """`init`, or one round: what it asks goes out as a frame, and the answers come back as one."""
+    """Carry out `init`, or one round. Each ask goes out as a frame, and the answers come back as one."""
     t = said["t"]
     meter = Meter("server", t, world.device, world.setting.flops)
     unrecorded.clear()
@@ -175,7 +180,7 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
     def ask(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down]) -> dict[int, Up]:
         path = function_path(world.method, fn)
         messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
-        kinds: dict[int, int] = {}  # by identity of a message: its number among those that are sent
+        kinds: dict[int, int] = {}  # by a message's id(): its number among those that are sent
         sent: list[bytes] = []
         for k in sorted(messages):
             if not isinstance(messages[k], Down):
@@ -216,7 +221,7 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
 
 
 def error_as_text(e: BaseException) -> list[str]:
-    """Return the name of an error of ours, and what its class is made of again."""
+    """Return the name of one of our errors, and the arguments from which its class can be made again."""
     if (found := device_error(e, "server")) is not None:
         return ["DeviceError", found.trouble, found.who, found.said]
     if isinstance(e, FedauditError):
@@ -225,7 +230,7 @@ def error_as_text(e: BaseException) -> list[str]:
 
 
 def error_of(text: Any) -> FedauditError:
-    """The error that a process told of: one of ours, by its name."""
+    """Return the error that a process reported, as one of our error classes, found by its name."""
     name, *words = (str(part)[:10_000] for part in text)
     if name == "DeviceError" and len(words) == 3:
         return errors.DeviceError(*words)
@@ -250,7 +255,7 @@ def done_as_frame(done: Done) -> Frame:
 
 
 def done_of(frame: Frame, k: int) -> Done:
-    """What a client's process said, held to what it may say."""
+    """Return a client's result from what its process sent, after checking that it says only what it may say."""
     said, blobs = frame
     try:
         found = dict(zip(said["blobs"], blobs, strict=True))
@@ -263,14 +268,14 @@ def done_of(frame: Frame, k: int) -> Done:
         entries = [Entry(**entry) for entry in said["entries"]]
         return Done(**plain, protection=protection, entries=entries, spans=spans, fatal=fatal)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
-        return Done(k, error=f"its process sent what makes no sense ({type(e).__name__})", lost=True)
+        return Done(k, error=f"its process sent something that is not a result ({type(e).__name__})", lost=True)
 
 
 # --- the nursery --------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Import what parties need, then fork for each connection that is handed over; or serve one, and end."""
+    """Import what parties need, then fork for each connection that is handed over; without fork, serve one and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides, and closes the connection
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in (*USUAL, *sys.argv[3:]):
@@ -279,13 +284,15 @@ def main() -> None:
     before = _threads()
     try:
         registry.find(sys.argv[2])
-        fork = FORK and _threads() == before  # a method may compute while it is imported, and torch then has threads
+        # A method may compute while it is imported; torch then has threads, and a fork is not safe.
+        fork = FORK and _threads() == before
         control.sendall(b"f" if fork else b"o")
     except FedauditError:
-        control.sendall(b"e")  # the run finds the method itself, and says what is wrong
+        control.sendall(b"e")  # the run then imports the method itself, and reports what is wrong
         return
     if fork:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks: their connection's end tells
+        # Nobody waits for the forks: the end of their connection shows that they are done.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         word, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not word:

@@ -1,4 +1,4 @@
-"""Whether a privacy setting is about anything that a method sends: known from its declared traffic, before it runs."""
+"""Tells before a run, from a method's declared traffic, whether a privacy setting covers anything that it sends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedaudit.wire.traffic import Plan
 
 
 def released_kinds(method: Method, plans: Iterable[Plan]) -> frozenset[str] | None:
-    """The kinds that a method's clients may release in these rounds; None where it does not declare its traffic.
+    """Return the kinds that a method's clients may release in these rounds; None if it does not declare its traffic.
 
-    Messages are known by their names here. Where two classes share one, the kinds of both count: this says of a kind
-    that it is never released only if that is certain.
+    Messages are known by their names here. If two classes share one, the kinds of both count: a kind is left out only
+    if it is certain that it is never released.
     """
     classes = [cls for cls in message_classes(type(method).__module__) if issubclass(cls, Up)]
     kinds: set[str] = set()
@@ -32,7 +32,8 @@ def released_kinds(method: Method, plans: Iterable[Plan]) -> frozenset[str] | No
 
 
 def inapplicable(privacy: Mapping[str, object], kinds: frozenset[str] | None) -> str | None:
-    """Why none of the policies is about anything released; None where one is, where there is none, or unknown."""
+    """Return why none of the policies covers anything released; None if one does, if there is no policy, or if it is
+    unknown."""
     if kinds is None or not privacy or TRAINING in privacy or kinds & privacy.keys():
         return None
     released = ", ".join(sorted(kinds)) or "nothing"

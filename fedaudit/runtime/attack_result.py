@@ -1,7 +1,7 @@
-"""What an attack found, as a run keeps it: typed, and validated whenever it is read.
+"""The results of attacks, as a run keeps them: typed, and validated whenever they are read.
 
 A result is `NotRun`, with the reason, or one of four that ran: `MembershipResult`, `ReconstructionResult`,
-`HistogramResult` and `ParticipationResult`. What a result does not say is not written, so that files of earlier
+`HistogramResult` and `ParticipationResult`. Fields that a result does not set are not written, so that files of earlier
 versions stay as they are.
 """
 
@@ -18,7 +18,7 @@ from fedaudit.stats import Estimate, Measured
 
 
 class AtThreshold(Estimate):
-    """Of a rule with a threshold, and how that was chosen."""
+    """The estimate for a rule with a threshold, and how the threshold was chosen."""
 
     threshold: float | None = None
     rule: str = ""
@@ -35,7 +35,7 @@ class AtFPR(Estimate):
 
 
 class ROC(Kept):
-    """The best TPR at each FPR."""
+    """The curve of the best TPR at each FPR."""
 
     fpr: list[float]
     tpr: list[float]
@@ -43,7 +43,7 @@ class ROC(Kept):
 
 
 class MembershipScores(AsGiven):
-    """What membership scores of some candidates are worth."""
+    """The quality of membership scores over some candidates."""
 
     members: int
     nonmembers: int
@@ -99,18 +99,18 @@ class ReconstructionScores(Kept):
 
 
 class OnlyOne(Estimate):
-    """Of the images that one of two identifies and the other does not, the attack's share."""
+    """The attack's share of the images that either the attack or the baseline identifies, but not both."""
 
     attack_only: int
     baseline_only: int
 
 
 class Difference(AsGiven):
-    """How much better an attack is than a baseline, image by image."""
+    """The advantage of an attack over a baseline, image by image."""
 
     mse: Estimate
     confidence: float
-    identification: OnlyOne | None = None  # not where images are assigned
+    identification: OnlyOne | None = None  # None if images are assigned
 
 
 class ReconstructionFound(AsGiven):
@@ -133,12 +133,13 @@ class ReconstructionFound(AsGiven):
 
 
 class HistogramScores(AsGiven):
-    """Half the L1 distance to the true label shares, of the claim and of the uniform guess."""
+    """Half the L1 distance to the true label shares, for the claim and for the uniform guess."""
 
     error: Estimate
     uniform: Estimate
     gain: Estimate
-    presence: Estimate | None = None  # AUC of held classes; a result from before it was computed: None
+    # AUC for the classes that the client holds; None: the result is older than this figure.
+    presence: Estimate | None = None
 
 
 class ClientHistogram(AsGiven):
@@ -161,7 +162,7 @@ class HistogramFound(AsGiven):
 
 
 class ParticipationScores(AsGiven):
-    """How well scores rank clients that took part above those that did not."""
+    """The quality of scores that rank clients that took part above those that did not."""
 
     auc: Measured
     took_part: int
@@ -188,12 +189,12 @@ Findings = MembershipFound | ReconstructionFound | HistogramFound | Participatio
 
 
 class AttackResult(AsGiven):
-    """Who attacked, with what settings. `source` is a digest of the attack's code."""
+    """Says who attacked, with which settings. `source` is a digest of the attack's code."""
 
     attack: str
     threat: str
     settings: dict[str, Any] = Field(default_factory=dict)  # the attack's own fields
-    blind: bool = False  # reads nothing of the run: a baseline
+    blind: bool = False  # a baseline that reads nothing of the run
     source: str | None = None
     ran: bool
 
@@ -205,14 +206,14 @@ class NotRun(AttackResult):
 
 class Ran(AttackResult):
     ran: Literal[True] = True
-    clients: list[int] = Field(default_factory=list)  # that were attacked
-    left_out: list[str] = Field(default_factory=list)  # why others were not, each once
+    clients: list[int] = Field(default_factory=list)  # the clients that were attacked
+    left_out: list[str] = Field(default_factory=list)  # why other clients were not attacked; each reason once
 
 
 class MembershipResult(MembershipFound, Ran):
     wall_s: float = 0.0
     against_blind: dict[str, Measured] = Field(default_factory=dict)  # difference of AUC to each blind baseline
-    leak: bool | None = None  # None: a blind baseline, which shows none
+    leak: bool | None = None  # None for a blind baseline, which cannot show a leak
     split_broken: bool = False  # members can be told from the records alone
     verdict: str = ""
 
@@ -247,9 +248,10 @@ results: TypeAdapter[list[AnyResult]] = TypeAdapter(list[AnyResult])
 
 
 def result_of(ran: Ran, found: Findings, wall_s: float) -> Scored:
-    """Who attacked whom, and what was found, as one result."""
+    """Return one result that says who attacked whom, and what was found."""
     both = {name: getattr(part, name) for part in (ran, found) for name in part.model_fields_set}
-    both |= {"ran": True, "claims": found.claims, "wall_s": wall_s}  # said, though it is the only possible value
+    # `ran` is written, though True is its only possible value.
+    both |= {"ran": True, "claims": found.claims, "wall_s": wall_s}
     if isinstance(found, MembershipFound):
         return MembershipResult(**both)
     if isinstance(found, ParticipationFound):
@@ -258,11 +260,12 @@ def result_of(ran: Ran, found: Findings, wall_s: float) -> Scored:
 
 
 def leak_of(result: Scored) -> bool | None:
-    """Whether it shows a leak; None where that is not what it says: of a blind baseline, of reconstructions."""
+    """Return whether a result shows a leak; None for a blind baseline and for reconstructions, which do not answer
+    that."""
     return None if isinstance(result, ReconstructionResult) else result.leak
 
 
 def measures_of(result: Scored) -> dict[str, Estimate]:
-    """What was measured over all clients together, by name; the TPR at each FPR is in a list of its own."""
+    """Return what was measured over all clients together, by name; the TPR at each FPR is in a list of its own."""
     pooled = result.pooled
     return {name: found for name in type(pooled).model_fields if isinstance(found := getattr(pooled, name), Estimate)}

@@ -1,16 +1,16 @@
-"""Where a run keeps its state between rounds, and the one point at which a round becomes a fact.
+"""The store in which a run keeps its state between rounds, and the one point at which a round is committed.
 
-A client's new state is a new file. `HEAD.json` names the files that count; it is replaced atomically after a round,
-so a kill at any instant leaves the last whole round. Memory does not grow with the number of clients.
+A client's new state is a new file. `HEAD.json` names the files that count. It is replaced atomically after a round, so
+a kill at any instant leaves the last whole round. Memory does not grow with the number of clients.
 
-Large tensors in what a client remembers are files of their own, named by their content, and the state refers to them: a
-buffer that all clients hold lies there once, and what a task left as it was is not written again. A client's model
-changes with each training, and stays in the state's own file.
+Large tensors in a client's memory are files of their own, named by their content, and the state refers to them. A
+buffer that all clients hold is stored once, and a tensor that a task did not change is not written again. A client's
+model changes with each training, and stays in the state's own file.
 
-Files are written behind, one after another in the order in which they were put here, and so is `HEAD.json`: the next
-round goes on meanwhile. What failed to be written is said at the next occasion, and no later round becomes a fact.
-A state that was held (see fedaudit.wire.packing) is given back as it is while there is room for it where it lies, and
-is written when the round becomes a fact: what later asks of the round replace is never written.
+Files are written in the background, in the order in which they were put here, and so is `HEAD.json`: the next round
+goes on meanwhile. If a write fails, the next call of the store raises the error, and no later round is committed. A
+state that was held (see fedaudit.wire.packing) is given back as it is while there is room for it on its device. It is
+written when the round is committed, so a state that a later ask of the round replaces is never written.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from fedaudit.wire.codec import held_again, node_of, tensors_in, tree_of
 from fedaudit.wire.packing import LARGE, Blob, Held, raw
 
 BEHIND = 8  # files that may be on their way to the disk at a time
-ROOM = 1 << 28  # bytes that they may have together, if it is more than one
-STAYS = 1 << 30  # bytes of states that stay where they are, if nothing is known of the room there
-STAYS_HERE = 1 << 24  # and in main memory, which is not to grow with the number of clients
-_PARTS = b"fedaudit parts 1\n"  # begins a state that refers to such files
+ROOM = 1 << 28  # bytes that several such files may have together
+STAYS = 1 << 30  # bytes of states that stay on their device, if its free memory is unknown
+STAYS_HERE = 1 << 24  # the same for main memory, which must not grow with the number of clients
+_PARTS = b"fedaudit parts 1\n"  # the first bytes of a state that refers to files of large tensors
 # The names of the files that a store writes: it removes no other.
 OWN = re.compile(r"client-[0-9]{6,}\.[0-9]+\.[0-9]+|server\.[0-9]+|part-[0-9a-f]{32}|\.HEAD\.json\.tmp")
 
 
 def room_for_states(device: torch.device) -> int:
-    """Bytes of clients' states that may stay on a device."""
+    """Return how many bytes of clients' states may stay on a device."""
     return torch.cuda.get_device_properties(device).total_memory // 16 if device.type == "cuda" else STAYS_HERE
 
 
 def write_atomic(path: Path, data: bytes | Sequence[Any]) -> None:
-    """Write beside, sync, rename: readers see the old content or the new, never a part. `data` may come in pieces."""
+    """Write a file beside `path`, sync it and rename it: readers see the old content or the new, never a part.
+
+    `data` may come in pieces.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with _opened(temporary) as file:
         pieces: Sequence[Any] = [data] if isinstance(data, bytes) else data
@@ -60,7 +63,7 @@ def write_atomic(path: Path, data: bytes | Sequence[Any]) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """To be written anew. A link of that name is taken away, not followed; a folder that is not there yet is made."""
+    """Open a file to be written anew. A link of that name is removed, not followed; a missing folder is made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return open(path, "wb", opener=lambda name, _: os.open(name, flags, 0o666))
@@ -75,7 +78,7 @@ def _opened(path: Path) -> BinaryIO:
 
 @dataclass(frozen=True)
 class _Pending:
-    """Something that is being done meanwhile; of a state, the state."""
+    """A piece of work under way in the background, and the client state that it writes, if it writes one."""
 
     done: Future[None]
     size: int = 0
@@ -84,30 +87,32 @@ class _Pending:
 
 class Store:
     def __init__(self, folder: Path, stays: int | None = None):
-        """`stays`: bytes of states that may stay where they are."""
+        """Open the store in `folder`. `stays` is how many bytes of states may stay on their device."""
         self.folder = folder
         self.clients: dict[int, str] = {}
         self._stays = STAYS if stays is None else stays
-        self._held: dict[int, tuple[str, Held]] = {}  # by client: states that stay where they are, and their files
-        self._unwritten: set[int] = set()  # of these, who has no file yet
+        # By client: the file of a state that stays on its device, and the state.
+        self._held: dict[int, tuple[str, Held]] = {}
+        self._unwritten: set[int] = set()  # those of them whose file is not written yet
         self._head = folder / "HEAD.json"
         self._behind = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: dict[str, _Pending] = {}  # by name: what is being done meanwhile, in its order
-        self._failed: BaseException | None = None  # the first write that failed: nothing is a fact any more after it
+        self._pending: dict[str, _Pending] = {}  # by name, in order: the work under way in the background
+        self._failed: BaseException | None = None  # the first write that failed: nothing is committed after it
         self._last: dict[str, Any] | None = None  # the head as it was written last
-        # Of who writes:
+        # These two belong to the thread that writes:
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # parts that were written since the last whole round
 
     def head(self) -> dict[str, Any] | None:
-        """The last whole round, or None. Forgets everything after it."""
+        """Return the facts of the last whole round, or None, and remove everything after it."""
         head = self.peek()
         if head is not None:
             self._sweep(head["server"], self.clients)
         return head
 
     def peek(self) -> dict[str, Any] | None:
-        """The last whole round, or None. Changes nothing on disk: for readers beside a run."""
+        """Return the facts of the last whole round, or None. This changes nothing on disk: it is for readers beside a
+        run."""
         if not self._head.exists():
             return None
         try:
@@ -121,13 +126,13 @@ class Store:
         return self._read(name)
 
     def client(self, k: int) -> Blob | None:
-        """Client k's last state; None if it was never asked."""
+        """Return client k's last state; None if it was never asked."""
         if k in self._held and self._held[k][0] == self.clients.get(k):
             return self._held[k][1]
         return self._whole(self.clients[k]) if k in self.clients else None
 
     def put_client(self, k: int, t: int, ask: int, state: Blob) -> None:
-        """Client k's state after an ask. It counts for the rest of the round; a kill undoes it."""
+        """Keep client k's state after an ask. It counts for the rest of the round; a kill undoes it."""
         name = f"client-{k:06d}.{t}.{ask}"
         before, self.clients[k] = self.clients.get(k, name), name
         written = k not in self._unwritten
@@ -138,11 +143,11 @@ class Store:
             self._unwritten.add(k)
         else:
             self._later(name, lambda: self._put(name, state), len(state), state)
-        if before != name and before.split(".")[1] == str(t) and written:  # of an earlier ask of this round: nobody
+        if before != name and before.split(".")[1] == str(t) and written:  # from an earlier ask of this round: nobody
             self._later(f"without {before}", lambda: self._remove(before))  # goes back to it
 
     def _put(self, name: str, state: Blob) -> None:
-        """Write a state, and what it refers to."""
+        """Write a state, and the files that it refers to."""
         home = state.at_home() if isinstance(state, Held) else []
         pieces: list[list[Any]] = []
         at, inside = 0, _remembered(state)
@@ -151,7 +156,8 @@ class Store:
                 part = self._keep(raw(home[i]), state.content(i))
             else:
                 part = self._keep(state[begin:end])
-            pieces.append([begin - at, end - begin, part])  # so many bytes of the state's own, then that file
+            # First so many bytes of the state's own, then the content of that file.
+            pieces.append([begin - at, end - begin, part])
             at = end
         self._parts[name] = [part for *_, part in pieces]
         table = json.dumps(pieces).encode()
@@ -163,11 +169,11 @@ class Store:
             self._write(name, [*before_own, _without(state, pieces)] if pieces else [state])
 
     def _keep(self, content: Any, digest: str | None = None) -> str:
-        """A file with this content, and its name: written if there is none yet."""
+        """Return the name of a file with this content; write the file if there is none yet."""
         name = f"part-{digest or xxhash.xxh3_128_hexdigest(content)}"
         path = self.folder / name
         there = path.exists() and path.stat().st_size == len(content)
-        if not there:  # or not whole: a kill in the middle of writing
+        if not there:  # or it is not whole, after a kill in the middle of writing
             self._write(name, [content])
             self._fresh.add(name)
         return name
@@ -177,9 +183,9 @@ class Store:
         self._parts.pop(name, None)
 
     def _whole(self, name: str) -> Blob:
-        """A state with what it refers to back in its place."""
+        """Return a state with the tensors that it refers to put back in their places."""
         if name in self._pending:
-            return self._pending[name].state  # not on the disk yet, or so by now
+            return self._pending[name].state  # it may not be on the disk yet
         blob = self._read(name)
         if not blob.startswith(_PARTS):
             return blob
@@ -191,7 +197,7 @@ class Store:
         return held_again(b"".join([*whole, own[at:]]))
 
     def commit(self, t: int, server_state: Blob, facts: Mapping[str, Any]) -> None:
-        """Make round t a fact."""
+        """Commit round t."""
         self.commit_behind(t, server_state, lambda: facts)
         self.settle()
 
@@ -202,7 +208,7 @@ class Store:
         facts: Callable[[], Mapping[str, Any]],
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make round t a fact while the next one goes on, and do what is to follow. `facts` may wait for something."""
+        """Commit round t while the next one goes on, then call `then`. `facts` may wait for something."""
         name, clients = f"server.{t}", dict(self.clients)
         unwritten = [self._held[k] for k in sorted(self._unwritten)]
         self._unwritten.clear()
@@ -232,12 +238,13 @@ class Store:
         self._last = head
 
     def settle(self) -> None:
-        """Wait until everything is written that was put here; a write that failed says so now."""
+        """Wait until everything that was put here is written; raise the error of a write that failed."""
         for name in list(self._pending):
             self._wait(name)
 
     def abandon(self) -> None:
-        """The same for a run that ends by an error, which is the one to be said: nothing is being written any more."""
+        """Wait until nothing is being written any more. For a run that ends by an error: errors of writing are not
+        raised."""
         for name in list(self._pending):
             with suppress(Exception):
                 self._wait(name)
@@ -247,11 +254,12 @@ class Store:
             self._pending.pop(name).done.result()
 
     def behind(self, name: str, work: Callable[[], None]) -> None:
-        """Write something else of the run in the same way: it is there after `settle`."""
+        """Write something else of the run in the background as well: it is there after `settle`."""
         self._later(name, work)
 
     def _later(self, name: str, work: Callable[[], object], size: int = 0, state: Blob = b"") -> None:
-        """Do it while the run goes on; so much at a time that memory does not grow with the number of clients."""
+        """Do some work while the run goes on. What waits is bounded, so that memory does not grow with the number of
+        clients."""
         while self._pending and not self._has_room(size):
             self._wait(next(iter(self._pending)))
         self._wait(name)
@@ -282,7 +290,7 @@ class Store:
             raise RunError(f"The checkpoint misses {name}: {e}. Start the run anew in another folder.") from e
 
     def _sweep(self, server: str, clients: Mapping[int, str]) -> None:
-        """Remove what does not count any more."""
+        """Remove the files that do not count any more."""
         wanted = {server, self._head.name, *clients.values()}
         for name in clients.values():
             wanted.update(self._referred(name))
@@ -303,14 +311,14 @@ def _pieces(blob: Blob) -> list[Any]:
 
 
 def _remembered(state: Blob) -> list[tuple[int, int, int]]:
-    """The large tensors of a client's memory: their numbers, and where they lie in its state, in order."""
+    """Return the large tensors of a client's memory, in order: their numbers, and where they lie in its state."""
     tree, tensors = tree_of(state)
     spans = sorted((*tensors[i][2:], i) for i in tensors_in(node_of(tree, "memory")))
     return [(i, begin, end) for begin, end, i in spans if end - begin >= LARGE]
 
 
 def _without(state: bytes, pieces: list[list[Any]]) -> bytes:
-    """The state's own bytes: all but what lies in other files."""
+    """Return the state's own bytes: all but what lies in other files."""
     own, at = [], 0
     for before, length, _ in pieces:
         own.append(state[at : at + before])
@@ -332,7 +340,7 @@ def _split(blob: bytes) -> tuple[list[list[Any]], bytes]:
 
 
 class Json(str):
-    """A fact that is in JSON already."""
+    """A fact whose text is JSON already."""
 
 
 def _json_of(head: Mapping[str, Any]) -> str:
@@ -341,15 +349,15 @@ def _json_of(head: Mapping[str, Any]) -> str:
 
 
 def _checked(head: Any) -> dict[str, Any]:
-    """What `commit` wrote, and nothing that leads out of the folder."""
+    """Return the head if it is what `commit` writes and names nothing outside the folder; else raise ValueError."""
     if not isinstance(head, dict) or not isinstance(head["clients"], dict):
-        raise ValueError("it holds no table")
+        raise ValueError("it is not a JSON object")
     for name in (head["server"], *head["clients"].values()):
         if not isinstance(name, str) or not OWN.fullmatch(name):
             raise ValueError(f"no such file: {str(name)[:80]}")
     for key in {"round", "transcript", "seq", "attempt"} & head.keys():
         if type(head[key]) is not int or head[key] < 0:
-            raise ValueError(f"{key} is no whole number")
+            raise ValueError(f"{key} is not a whole number")
     if not isinstance(head.get("clock", 0.0), int | float) or type(head["round"]) is not int:
-        raise ValueError("clock or round is no number")
+        raise ValueError("clock or round is not a number")
     return head

@@ -1,4 +1,4 @@
-"""The contract that every method keeps, as checks that anybody can run on an own method.
+"""The contract that every method keeps, as checks that anybody can run on their own method.
 
 `check_declarations` is rule 8 of the privacy rules: swap a client's records after its training, and nothing that was
 declared `public`, or `via="model"`, may change by a bit. `check_method` gives a verdict on each field.
@@ -37,11 +37,15 @@ from fedaudit.wire.packing import Blob
 
 
 class SwapEngine:
-    """Runs each task six times: as it is; with other records after the last private fit, and with other records for
-    all that reads them itself while training has the real ones, where nothing declared `via="model"`, `via="released"`
-    or `public()` may change; with other records from the start, where nothing `public()` may; and twice with one other
-    record alone, where one row may change of what has a row per record, and of what goes into class means, and counts
-    may move by what one record counts: noise is scaled for that.
+    """Runs each task six times and compares the replies.
+
+    1. The task runs as it is.
+    2. It runs with other records after the last private fit. Nothing declared `via="model"`, `via="released"` or
+    `public()` may change.
+    3. Training has the real records, and whatever else reads records gets other ones. The same fields must stay.
+    4. It runs with other records from the start. Nothing declared `public()` may change.
+    5. and 6. One record alone is another one, in two places. Of what has a row per record, and of what goes into class
+    means, one row may change. Counts may move by what one record counts. The noise is scaled for that.
 
     The clients with other records go their own way from ask to ask, so that what they keep in memory is theirs too.
     `strict` ends the run at the first thing that is not as declared; otherwise all of them are gathered in `broken`.
@@ -51,12 +55,12 @@ class SwapEngine:
 
     def __init__(self, strict: bool = True) -> None:
         self.strict = strict
-        self.broken: dict[str, str] = {}  # by field, or by what else told of the records: how
+        self.broken: dict[str, str] = {}  # what is not as declared, by field or by whatever else told of the records
         self.absent: dict[str, str] = {}  # functions that failed with records of other classes, which a run bills
         self.declared: dict[str, Declared] = {}  # the fields that were sent
-        self.compared: set[str] = set()  # fields that had to stay, and did
+        self.compared: set[str] = set()  # fields that had to stay the same
         self.changed: set[str] = set()  # fields declared via="data" that did change
-        self._states: dict[tuple[str, int], Blob | None] = {}  # of the clients with other records
+        self._states: dict[tuple[str, int], Blob | None] = {}  # the states of the clients with other records
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         for task in tasks:
@@ -64,7 +68,7 @@ class SwapEngine:
             if done.reply is not None:
                 self._one(task, done)
                 self._again(task, done, "late", Swap(done.private_fits), ("model", "released"))
-                if not done.brought:  # else training was given what the task read, and the ledger knows
+                if not done.brought:  # otherwise training was given what the task read, and the ledger bills it
                     self._again(task, done, "outside", Swap(0, in_fit=False), ("model", "released"))
                 self._again(task, done, "early", Swap(0), ())
             yield done
@@ -83,7 +87,7 @@ class SwapEngine:
             if way == "late":
                 self._break(
                     f"{task.fn} (absence)",
-                    f"{task.fn} failed on client {task.k} once its records were others: {swapped.error}.",
+                    f"{task.fn} failed on client {task.k} when its records were swapped for others: {swapped.error}.",
                 )
             else:  # a client with other classes may not fit into this run at all
                 self.absent.setdefault(f"{task.fn} (absence)", f"client {task.k}: {swapped.error}")
@@ -94,8 +98,8 @@ class SwapEngine:
         if type(before) is not type(after):
             self._break(
                 f"{task.fn} (message class)",
-                f"{task.fn} returns a {type(before).__name__}, and with other records a {type(after).__name__}: which "
-                "message comes tells of the records. Return one class, always.",
+                f"{task.fn} returns a {type(before).__name__}, and with other records a {type(after).__name__}: the "
+                "class of the message tells of the records. Always return the same class.",
             )
             return
         for name, declared in before.declared().items():
@@ -127,7 +131,7 @@ class SwapEngine:
             self._counts(task, done, Swap(done.private_fits, only=i, relabel=True))
 
     def _counts(self, task: Task, done: Done, swap: Swap) -> None:
-        """Counts where one record, and its label, are others."""
+        """Check how far counts move if one record and its label are swapped."""
         assert done.reply is not None
         before, policies = decode(done.reply, Up), world_of(task.setting).policies
         names = [
@@ -149,7 +153,7 @@ class SwapEngine:
             if far > most * (1 + 1e-6):
                 self._break(
                     where,
-                    f"{where} holds counts, but where one record of client {task.k} is another one, they move by "
+                    f"{where} holds counts, but if one record of client {task.k} is replaced, they move by "
                     f"{far:.3g}, and the noise is scaled for {most:.3g}. Count each record once.",
                 )
 
@@ -178,7 +182,7 @@ class SwapEngine:
 
 def _mixed(what: str, k: int, moved: int) -> str:
     return (
-        f"{what} has a row per record, but where one record of client {k} is another one, {moved} rows change, and the "
+        f"{what} has a row per record, but if one record of client {k} is replaced, {moved} rows change, and the "
         "noise is scaled for one. Compute each row from its own record alone (a model in evaluation mode)."
     )
 
@@ -188,7 +192,7 @@ def _rows(t: Tensor) -> list[bytes]:
 
 
 def _moved(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> int:
-    """How many rows are not there any more, in whatever order."""
+    """Return how many rows are not there any more, in whatever order."""
     return sum((Counter(before) - Counter(after)).values())
 
 
@@ -208,7 +212,8 @@ def _tensor_bits(t: Tensor) -> str:
 
 
 def check_declarations(setting: Setting) -> SwapEngine:
-    """Hold a method's declarations against what it does. Returns which fields stayed and which moved."""
+    """Hold a method's declarations against what it does. Return the engine, which says which fields stayed and which
+    moved."""
     return _tried(setting, SwapEngine())
 
 
@@ -220,7 +225,7 @@ def _tried(setting: Setting, engine: SwapEngine) -> SwapEngine:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """On one field, or on what else of a message could tell of the records."""
+    """The verdict on one field, or on something else of a message that could tell of the records."""
 
     field: str
     declared: str
@@ -240,7 +245,7 @@ class MethodVerdict:
         return all(row.verdict != "broken" for row in self.fields)
 
     def entry(self) -> Entry:
-        """For the file of verdicts beside the code."""
+        """Return the entry for the file of verdicts beside the code."""
         settings = self.setting.model_dump(include={"set", "dataset", "model", "clients", "rounds", "privacy"})
         by = versions().get("fedaudit", "?")
         fields: dict[str, str] = {row.field: row.verdict for row in self.fields}
@@ -248,19 +253,19 @@ class MethodVerdict:
 
 
 def setting_for(method: str, **values: object) -> Setting:
-    """A setting in which a method is tried in seconds; `set` goes over the method's quick hyper-parameters."""
+    """Return a setting in which a method is tried in seconds; `set` overrides the method's quick hyper-parameters."""
     quick = {**find(method).quick, **values.pop("set", {})}  # type: ignore[attr-defined, dict-item]
     defaults = {"rounds": 2, "clients": 3, "public": 0.1, "aux": 0.1, "device": "cpu"}
     return Setting.make(**{**defaults, "method": method, "set": quick, **values})
 
 
 def check_method(setting: Setting) -> MethodVerdict:
-    """A verdict on each field of each message that a method's clients may send."""
+    """Return a verdict on each field of each message that a method's clients may send."""
     method: Method = find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
     engine, rows = SwapEngine(strict=False), []
     try:
         _tried(setting, engine)
-    except ContractError as e:  # what a run refuses by itself
+    except ContractError as e:  # the run itself refuses this
         rows.append(Verdict("(the run)", "", "broken", str(e)))
     rows += [_verdict(where, declared, engine) for where, declared in sorted(engine.declared.items())]
     structure = {where: how for where, how in engine.broken.items() if where not in engine.declared}
@@ -290,7 +295,7 @@ def _said(declared: Declared) -> str:
 
 
 def _declared_by(method: Method) -> dict[str, Declared]:
-    """The fields of the messages that the modules of a method define for its clients."""
+    """Return the fields of the messages that the modules of a method define for its clients."""
     found: dict[str, Declared] = {}
     for module in {type(part).__module__ for _, part in parts_of(method, "")}:
         for cls in vars(sys.modules[module]).values():

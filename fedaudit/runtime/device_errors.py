@@ -1,7 +1,7 @@
-"""Errors of a device, of its memory and of the compiler: which they are, and how a run goes on after one.
+"""This module recognises errors of a device, of its memory and of the compiler, and says how a run goes on after one.
 
-They are no client's fault. A client whose task ends in one is not left out of the round: the run ends, with everything
-up to the last whole round kept, and says with which option it goes on.
+No client is to blame for them. A client whose task ends in one is not left out of the round: the run ends, with
+everything up to the last whole round kept, and says with which option it goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ACCELERATOR: type[BaseException] | None = getattr(torch, "AcceleratorError", No
 
 
 def trouble_of(e: BaseException) -> Trouble | None:
-    """Return what kind of trouble an error is; None where it is none of the device, its memory or the compiler."""
+    """Return what kind of trouble an error is; None if it is not about the device, its memory or the compiler."""
     if isinstance(e, torch.OutOfMemoryError | MemoryError):
         return "memory"
     if type(e).__module__.startswith(_COMPILERS):
@@ -38,9 +38,10 @@ def trouble_of(e: BaseException) -> Trouble | None:
 
 
 def device_error(e: BaseException, who: str) -> DeviceError | None:
-    """Return an error of ours for one of the device, its memory or the compiler; None for any other.
+    """Return a DeviceError for an error of the device, its memory or the compiler; None for any other.
 
-    `who`: the party whose work it was."""
+    `who`: the party whose work it was.
+    """
     if isinstance(e, DeviceError):
         return e
     trouble = trouble_of(e)
@@ -48,13 +49,13 @@ def device_error(e: BaseException, who: str) -> DeviceError | None:
 
 
 def first_line(e: BaseException) -> str:
-    """Return the first line of an error's text, or its type's name where there is none."""
+    """Return the first line of an error's text, or its type's name if it has no text."""
     lines = str(e).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(e).__name__
 
 
 def explained(e: DeviceError, t: int, folder: Path, setting: Setting) -> RunError:
-    """Return what failed in round t, what is kept, and the command with which the run goes on."""
+    """Return an error that says what failed in round t, what is kept, and the command with which the run goes on."""
     what = {
         "memory": f"{setting.method} ran out of memory",
         "compiler": f"compiling a step of {setting.method} failed",
@@ -65,7 +66,7 @@ def explained(e: DeviceError, t: int, folder: Path, setting: Setting) -> RunErro
     command = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume", *options])
     last = {
         "memory": "If that is not enough, the model or its batches need a device with more memory.",
-        "compiler": "Steps are then carried out one by one, which takes longer and rounds otherwise.",
+        "compiler": "Steps are then carried out one by one, which takes longer, and rounding may differ.",
         "device": "Steps are then carried out one by one, which takes longer. If it fails again, look at the device.",
     }[e.trouble]
     return RunError(

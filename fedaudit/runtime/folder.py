@@ -1,7 +1,7 @@
 """The folder of a run: its name, its marker, its lock, its record, its transcript, its published models.
 
-A folder is ours if it holds our marker. In any other nothing is written that could take the place of something: one
-that holds any of the names we write is refused, and within ours no symbolic link under such a name is followed.
+A folder is ours if it holds our marker. In any other folder nothing is overwritten: a folder that holds any of the
+names we write is refused. Within our own folders, no symbolic link under such a name is followed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedaudit.wire.transcript import Transcript
 
 
 def folder_name(setting: Setting) -> str:
-    """A folder's name that follows from what its setting computes."""
+    """Return a folder's name that follows from what its setting computes."""
     return f"{setting.method.replace(':', '_')}-{setting_key(setting)[:12]}"
 
 
@@ -42,20 +42,22 @@ def default_folder(setting: Setting) -> Path:
 
 
 def setting_key(setting: Setting) -> str:
-    """A name for what a setting computes, whatever carries it out; but stacks of clients round otherwise."""
+    """Return a key for what a setting computes. How a run is carried out does not count, unless it changes the
+    rounding."""
     kept = setting.model_dump(exclude={*EXECUTION, *ROUNDING}) | rounding(setting)
     if setting.compress is None:
-        del kept["compress"]  # the key of a setting from before there was a choice
+        del kept["compress"]  # so that settings from before there was a choice keep their key
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def rounding(setting: Setting) -> dict[str, Any]:
-    """What of the execution the last bits depend on: nothing, unless clients are stacked or steps are compiled."""
+    """Return the options of the execution on which the last bits depend: none, unless clients are stacked or steps are
+    compiled."""
     stacked = {"engine": "stacked", "together": setting.together} if chosen_engine(setting) == "stacked" else {}
     return stacked | setting.rounding()
 
 
-STALE = ".stale"  # in the folder of an audit: runs of a code that is no more
+STALE = ".stale"  # in the folder of an audit: runs of code that has changed since
 MARKER = ".fedaudit"  # says that a folder is ours
 _RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
 _OF_ATTACKS = ("pictures", "scores", "shadows", "active")
@@ -63,14 +65,14 @@ NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STA
 
 
 def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
-    """Make a folder ours, or refuse: nothing that somebody else put there is ever removed or overwritten."""
+    """Make a folder ours, or refuse. Nothing that somebody else put there is ever removed or overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file, and what is to be written needs a folder. Choose another --out.")
+        raise RunError(f"{folder} is a file, and a folder is needed. Choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     there = [name for name in NAMES[purpose] if os.path.lexists(folder / name)]
     if links := [name for name in (*there, MARKER, ".lock") if (folder / name).is_symlink()]:
         raise RunError(
-            f"{folder / links[0]} is a symbolic link, and fedaudit follows none: what it points at may be somebody's. "
+            f"{folder / links[0]} is a symbolic link, and fedaudit follows none: its target may be somebody else's. "
             "Choose another --out, or make the folder itself a link."
         )
     if (folder / MARKER).is_file() or (there and _left_by_first_version(folder, purpose)):
@@ -91,15 +93,16 @@ def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
 
 
 def claim_for_attacks(folder: Path) -> None:
-    """As `claim`, for what attacks write into a run's folder: no link lies anywhere on the way."""
+    """Make a run's folder ours for what attacks write, as `claim` does; refuse if a symbolic link lies anywhere on the
+    way."""
     claim(folder, "run")
     for name in _OF_ATTACKS:
         if (folder / name).is_dir() and (links := [p for p in (folder / name).rglob("*") if p.is_symlink()]):
-            raise RunError(f"{links[0]} is a symbolic link, and fedaudit follows none. Take it away first.")
+            raise RunError(f"{links[0]} is a symbolic link, and fedaudit follows none. Remove it first.")
 
 
 def _left_by_first_version(folder: Path, purpose: str) -> bool:
-    """Whether an audit or a run from before there was a marker has left this folder."""
+    """Return whether an audit or a run from before there was a marker has left this folder."""
     try:
         if purpose == "audit":
             if (folder / "audit.json").exists():
@@ -118,9 +121,9 @@ BUSY = {"run": "Another process is running in", "audit": "Another audit is at wo
 
 @contextlib.contextmanager
 def locked(folder: Path, purpose: Literal["run", "audit"] = "run", patience: float = 0.0) -> Iterator[int]:
-    """One writer per folder, which is made ours; another one waits for `patience` seconds.
+    """Lock a folder, which is made ours, for one writer; another writer waits for `patience` seconds.
 
-    Gives the lock's file number: processes that inherit it keep the lock until the last of them is gone.
+    Yields the lock's file number: processes that inherit it keep the lock until the last of them is gone.
     """
     claim(folder, purpose)
     deadline = time.monotonic() + patience
@@ -142,14 +145,14 @@ def save_model(path: Path, model: nn.Module) -> str:
 
 
 def saving_state(path: Path, state: Mapping[str, Tensor], arch: str) -> Callable[[], None]:
-    """To save a state later that nobody changes."""
+    """Return a function that saves a state later; nobody may change the state until then."""
     tensors = {name: t.cpu().contiguous() for name, t in state.items()}
     # A link of that name is replaced, not followed; a disk that is full is an OSError, as everywhere.
     return lambda: write_atomic(path, file_of(tensors, {"arch": arch}))
 
 
 def check_transcript(folder: Path, record: RunRecord) -> None:
-    """Hold the transcript of a finished run against the digest in its record."""
+    """Raise TranscriptError if the transcript of a finished run does not have the digest in its record."""
     if record.status != "done" or not record.rounds:
         return
     found = Transcript(folder / "transcript").digest(record.rounds[-1].round)
@@ -178,7 +181,7 @@ class RunFolder:
             return world_of(self.record.setting.model_dump_json())
 
     def client_state(self, k: int) -> bytes | None:
-        """Client k's state after the last whole round; None if it was never asked."""
+        """Return client k's state after the last whole round; None if it was never asked."""
         store = Store(self.folder / "checkpoint")
         store.peek()
         state = store.client(k)

@@ -1,7 +1,7 @@
-"""Time, memory and FLOPs by phase.
+"""The meter measures time, memory and FLOPs by phase.
 
-A meter belongs to one party for one task. GPU time is taken with CUDA events, which cost no synchronisation
-until the task is over.
+A meter belongs to one party for one task. GPU time is taken with CUDA events, which cost no synchronisation until the
+task is over.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Span:
     wall_s: float
     gpu_s: float | None = None
     flops: int | None = None
-    peak_bytes: int | None = None  # of the outermost phases: on the GPU where there is one, else of the process
+    peak_bytes: int | None = None  # outermost phases only: memory on the GPU if there is one, else of the process
 
 
 class Timing(Kept):
-    """Spans of one party and phase over a whole run, summed; None for what was not measured."""
+    """The spans of one party and phase over a whole run, summed; None for what was not measured."""
 
     party: str
     phase: str
@@ -56,13 +56,13 @@ class Timing(Kept):
 
 @dataclass
 class Away:
-    """Time in which a party waited for others, and its share of the training that it waited for."""
+    """The time in which a party waited for others, and its share of the training that it waited for."""
 
     wall_s: float = 0.0
     share_s: float = 0.0
-    events: tuple[Any, Any] | None = None  # on a GPU: around the waiting
-    stack: tuple[Any, Any] | None = None  # on a GPU: around the training of the whole stack
-    share: float = 0.0  # of the stack
+    events: tuple[Any, Any] | None = None  # on a GPU: events before and after the waiting
+    stack: tuple[Any, Any] | None = None  # on a GPU: events before and after the training of the whole stack
+    share: float = 0.0  # this party's share of the stack
 
 
 def _elapsed(events: tuple[Any, Any] | None) -> float:
@@ -70,7 +70,7 @@ def _elapsed(events: tuple[Any, Any] | None) -> float:
 
 
 def peak_rss() -> int:
-    """Peak resident memory of this process, in bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -89,7 +89,7 @@ class Meter:
     def span(self, phase: str) -> Iterator[None]:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.cuda else None
         counter = None
-        if self.flops and phase in ("task", "round"):  # the outermost ones: a counter does not nest
+        if self.flops and phase in ("task", "round"):  # only the outermost phases: a counter does not nest
             from torch.utils.flop_counter import FlopCounterMode
 
             counter = FlopCounterMode(display=False)
@@ -111,7 +111,7 @@ class Meter:
             self._spans.append((span, events, aways))
 
     def close(self) -> list[Span]:
-        """The spans, GPU time filled in. Waits for the device once."""
+        """Return the spans with GPU time filled in. This waits for the device once."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
         for span, events, aways in self._spans:
@@ -130,11 +130,12 @@ class Meter:
         return [span for span, _, _ in self._spans]
 
     def away(self, away: Away) -> None:
-        """Others worked for so long inside the phases that are open, and for this party so much of it."""
+        """Note that others worked for some time inside the phases that are open, and this party's share of it."""
         self._aways.append(away)
 
     def exclude(self, wall_s: float, spans: list[Span], in_process: bool) -> None:
-        """Time that a round spent waiting for clients is theirs; so is their work, where it ran in this process."""
+        """Take out the time that a round spent waiting for clients, and their work if it ran in this process: both are
+        theirs."""
         self.elsewhere.wall_s += wall_s
         for span in spans if in_process else ():
             if span.phase in ("decode", "task", "protect", "encode"):
@@ -146,7 +147,7 @@ class Meter:
 
 
 class Timings:
-    """Spans of a whole run, summed by party and phase."""
+    """The spans of a whole run, summed by party and phase."""
 
     def __init__(self, rows: Iterable[Timing] = (), peak_rss_bytes: int = 0, peak_gpu_bytes: int = 0):
         self.rows = {(row.party, row.phase): row.model_copy() for row in rows}

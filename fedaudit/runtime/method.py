@@ -1,7 +1,8 @@
-"""What a method is, and what it can reach: the server it runs on, the cohort it asks, the client it is sent to.
+"""The base class of methods, and the functions by which a method reaches its clients.
 
-A method is a frozen set of hyper-parameters. Its state lives in the record that `round` returns and in
-`client.model` and `client.memory`, never on `self`. `cohort.ask` is the only road to a client.
+A method is a frozen set of hyper-parameters. Its state lives in the record that `round` returns and in `client.model`
+and `client.memory`, never on `self`. It can reach the server it runs on, the cohort it asks and the client it is sent
+to. `cohort.ask` is the only way to a client.
 """
 
 from __future__ import annotations
@@ -28,111 +29,115 @@ class Method(Frozen):
     """A federated protocol: one file, one paper. Subclass it, declare hyper-parameters as fields, and register it."""
 
     registered_name: ClassVar[str] = ""
-    tables: ClassVar[tuple[str, ...]] = ()  # the papers in whose tables it stands; said where it is registered
+    tables: ClassVar[tuple[str, ...]] = ()  # the papers whose tables list it; set where it is registered
     quick: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a tiny run takes a second
 
     on_digits: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a first run on the embedded digits learns
-    needs_public: ClassVar[bool] = False  # cannot do without a transfer set that everybody holds
+    needs_public: ClassVar[bool] = False  # True if it needs a transfer set that everybody holds
 
-    images_only: ClassVar[str] = ""  # what it does that takes images, in words; empty: it takes any records
+    images_only: ClassVar[str] = ""  # in words, what it does that needs images; empty if it takes any records
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name
 
     def archs(self, model: str, clients: int) -> list[str]:
-        """Which architecture each client runs, by the setting's `model`. Sub-model methods scale widths here."""
+        """Return which architecture each client runs, by the setting's `model`. Sub-model methods scale widths here."""
         return models.assign(model, clients)
 
     def server_arch(self, model: str) -> str | None:
-        """The server's own architecture; None: the clients' common one, or the setting's `server_model`."""
+        """Return the server's own architecture; None: the clients' common one, or the setting's `server_model`."""
         return None
 
     def federation(self, setting: Setting) -> Federation | None:
-        """The records of a protocol that brings its own, such as another framework's app. None: the setting's data."""
+        """Return the records of a protocol that brings its own, such as another framework's app. None: the setting's
+        data."""
         return None
 
     def build(self, arch: str) -> nn.Module | None:
-        """A model of a protocol that brings its own. None: one of fedaudit's, by its name."""
+        """Return a model of a protocol that brings its own. None: one of fedaudit's, by its name."""
         return None
 
     def cannot_take(self, shape: Shape) -> str | None:
-        """Why this method does not apply to records of this shape; None where it does."""
+        """Return why this method does not apply to records of this shape; None if it does."""
         if self.images_only and shape.kind != "images":
             name = self.registered_name or type(self).__name__
             return f"{name} {self.images_only}: it is for images, and the records are {shape}"
         return None
 
     def wants_public(self) -> bool:
-        """Whether a run with these hyper-parameters cannot do without a transfer set."""
+        """Return whether a run with these hyper-parameters needs a transfer set."""
         return self.needs_public
 
     def init(self, server: Server) -> Record:
-        """The state before round 1."""
+        """Return the state before round 1."""
         raise ContractError(f"{type(self).__name__}.init is missing: it returns the state before round 1, a Record.")
 
     def round(self, s: Any, server: Server, cohort: Cohort) -> Record:
-        """One communication round on the server: the state before it in, the state after it out."""
+        """Carry out one communication round on the server: take the state before it, and return the state after it."""
         raise ContractError(f"{type(self).__name__}.round is missing: it returns the state after a round, a Record.")
 
     def predictor(self, s: Any, server: Server) -> nn.Module | None:
-        """The global model; None where a method has none."""
+        """Return the global model; None if the method has none."""
         return None
 
     def personal(self, client: Client) -> nn.Module:
-        """What this client would deploy."""
+        """Return the model that this client would deploy."""
         return client.model
 
     def points(self, client: Client) -> dict[str, nn.Module]:
-        """Models of this client at other points of the round, by name: they are evaluated beside the deployed one."""
+        """Return this client's models at other points of the round, by name: they are evaluated beside the deployed
+        one."""
         return {}
 
     def global_points(self, s: Any, server: Server) -> dict[str, nn.Module]:
-        """Models of the server at other points of the round, by name: they are evaluated beside the global model."""
+        """Return the server's models at other points of the round, by name: they are evaluated like the global one."""
         return {}
 
     def diagnostics(self, s: Any) -> dict[str, float]:
-        """Numbers about the round that ended in this state, by name, for its record. No attack sees them."""
+        """Return numbers about the round that ended in this state, by name, for its record. No attack sees them."""
         return {}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int] | None:
-        """Bytes of one round over the whole cohort, by ("up" or "down", "Message.field"). None: not declared."""
+        """Return the bytes of one round over the whole cohort, by ("up" or "down", "Message.field"). None: not
+        declared."""
         return None
 
     @classmethod
     def make(cls, values: Mapping[str, Any], preset: str | None = None) -> Method:
-        """The method with `values` over the preset over its defaults."""
+        """Return the method with `values` over the preset over its defaults."""
         name = cls.registered_name or cls.__name__
         if preset is not None and preset not in cls.presets:
             raise SettingError(unknown(f"preset of {name}", preset, cls.presets))
         merged = dict(cls.presets[preset]) if preset is not None else {}
-        for key, value in values.items():  # a table goes over the preset's table, key by key
+        for key, value in values.items():  # a table overrides the preset's table key by key
             tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **value} if tables else value
         return validated(cls, merged, f"hyper-parameter of {name}")
 
 
 def function_path(method: Method, fn: Callable[..., Any]) -> str:
-    """The name by which a client finds `fn` again: a function of the method, or of a method inside it."""
+    """Return the name by which a client finds `fn` again: a function of the method, or of a method inside it."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     for prefix, part in parts_of(method, ""):
         if owner is part and getattr(type(part), name, None) is getattr(fn, "__func__", None):
             return f"{prefix}{name}"
     raise ContractError(
-        f"cohort.ask was given {getattr(fn, '__qualname__', fn)!r}, which is no function of "
+        f"cohort.ask was given {getattr(fn, '__qualname__', fn)!r}, which is not a function of "
         f"{type(method).__name__}. A closure or a foreign function would be a download that nobody bills: write it as "
         "a function of the method, and send what it needs in the message."
     )
 
 
 def check_path(method: Method, path: str) -> None:
-    """Whether a name that came from another process is that of a function of the method, or of one inside it."""
+    """Raise ContractError unless a name from another process is that of a function of the method, or of a method inside
+    it."""
     for prefix, part in parts_of(method, ""):
         if path.startswith(prefix) and callable(vars_of(type(part)).get(path.removeprefix(prefix))):
             return
-    raise ContractError(f"cohort.ask named {path[:80]!r}, which is no function of {type(method).__name__}.")
+    raise ContractError(f"cohort.ask named {path[:80]!r}, which is not a function of {type(method).__name__}.")
 
 
 def vars_of(cls: type) -> dict[str, Any]:
-    """What a class and those it derives from define."""
+    """Return what a class and the classes that it derives from define."""
     return {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
 
 
@@ -153,13 +158,13 @@ def find_function(method: Method, path: str) -> Callable[[Client, Down], Up]:
 
 
 def weighted_mean(states: Mapping[int, State], weights: Mapping[int, float]) -> State:
-    """sum_k (n_k / n) w_k, by ascending client so that the bits do not depend on who answered first."""
+    """Return sum_k (n_k / n) w_k, by ascending client so that the bits do not depend on who answered first."""
     if not states:
-        raise ContractError("weighted_mean: no client answered.")
+        raise ContractError("weighted_mean was given no states: no client answered.")
     ids = sorted(states)
     n = sum(weights[k] for k in ids)
     if n <= 0:
-        raise ContractError(f"weighted_mean: the weights sum to {n}.")
+        raise ContractError(f"weighted_mean: the weights sum to {n}. Give weights with a positive sum.")
     first = states[ids[0]]
     mean = {}
     for name, like in first.items():

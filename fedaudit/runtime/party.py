@@ -1,4 +1,4 @@
-"""Who acts in a run: the server, the clients, and the cohort that a round asks."""
+"""The parties of a run: the server, the clients, and the cohort that a round asks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedaudit.wire.release import Protection
 
 
 class Party:
-    """What server and client have in common: a clock, generators, a device, and the training loop."""
+    """The common part of server and client: a clock, generators, a device, and the training loop."""
 
     def __init__(self, place: Place, name: str, t: int, ask: int, meter: Meter):
         self._place, self._name, self.t, self._ask, self._meter = place, name, t, ask, meter
@@ -42,12 +42,12 @@ class Party:
         self.rounds: int = place.rounds  # T
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A generator of its own for each purpose, the same whenever this round is run."""
+        """Return a generator of its own for each purpose, the same whenever this round is run."""
         return generator(self._place.seed, self._name, self.t, self._ask, purpose, device=self.device)
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """The public transfer set, of which everybody holds a copy. Labels of another data set are all -1."""
+        """Return the public transfer set, of which everybody holds a copy. Labels of another data set are all -1."""
         x, y = self._place.public()
         return x.clone(), y.clone()
 
@@ -63,14 +63,14 @@ class Party:
         before: Callable[[int], bool | None] | None = None,
         kept: Kept | None = None,
     ) -> dict[str, Tensor]:
-        """Minimise what `closure` computes over `params`: for what is no model training, such as images.
+        """Minimise what `closure` computes over `params`, if that is not the training of a model: images, for example.
 
         Returns what the optimiser remembers; given back as `moments`, the next call goes on where this one ended.
 
-        `repeats`: the closure does the same in every step, on the same memory, and asks the device for nothing: it may
-        be recorded once and replayed, and go side by side with those of others. What changes from step to step beside
-        the random numbers is done by `before`, which gets the step's number, into memory that the closure reads. It
-        returns False where a step has other shapes than the first, and is not to be replayed.
+        `repeats`: the closure does the same in every step, on the same memory, and asks the device for nothing. It may
+        then be recorded once and replayed, side by side with those of others. Whatever else changes from step to step,
+        beside the random numbers, is written by `before` into memory that the closure reads. `before` gets the step's
+        number. It returns False if a step has other shapes than the first, and must not be replayed.
         `kept`: the recording that several calls share.
         """
         with self._meter.span("optimise"):
@@ -91,20 +91,20 @@ class Server(Party):
 
     @property
     def clients(self) -> int:
-        """K, the number of clients in the federation."""
+        """Return K, the number of clients in the federation."""
         return self._hub.clients
 
     def arch(self, k: int) -> str:
-        """The architecture of client k's model: public knowledge."""
+        """Return the architecture of client k's model, which is public knowledge."""
         return self._hub.archs[k]
 
     def model(self, arch: str | None = None) -> models.Net:
-        """A freshly initialised model, in evaluation mode."""
+        """Return a freshly initialised model, in evaluation mode."""
         return self._hub.build(self._hub.server_arch() if arch is None else arch)
 
     @property
     def public_labelled(self) -> bool:
-        """Whether the labels of the public set are of the task."""
+        """Return whether the labels of the public set are those of the task."""
         return self._hub.public_labelled
 
     def fit(
@@ -128,7 +128,7 @@ class Server(Party):
 
 
 class Client(Party):
-    """Client k with its records, its model and what it remembers, for the length of one task."""
+    """Client k with its records, its model and its memory, for the length of one task."""
 
     def __init__(
         self,
@@ -150,36 +150,39 @@ class Client(Party):
         self._site = site
         self.id = site.k
         self.model = model
-        self.memory = memory  # plain trees of tensors, states, numbers and strings; survives the codec
+        self.memory = memory  # plain trees of tensors, states, numbers and strings, which can be encoded
         self.private_fits = 0
         self.brought = (
             False  # whether training was given what the task read itself: it is billed as training without DP
         )
         self.plain_fits = plain_fits  # trainings on private records without DP, over all rounds
-        self.spent = spent or {}  # releases by kind and trainings so far, where a budget was planned for so many
+        self.spent = spent or {}  # releases by kind and trainings so far, if a budget was planned for a number of them
         self.looked = False  # whether this task read records other than through fit
-        self.fitting = False  # within a training on the records: what fails there fails by them
-        self.told: list[list[str]] = []  # by training after a look: where its loss, steps, rates, ... may be from
-        self.dirty = dirty  # whether memory holds what a task that looked at the records wrote, unprotected
+        self.fitting = False  # True within a training on the records: a failure there may be due to them
+        # For each training after a look: where its loss, steps, rates, ... may come from.
+        self.told: list[list[str]] = []
+        self.dirty = dirty  # whether memory holds something unprotected, written by a task that looked at the records
         self.entries: list[Entry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
-        self.watched: list[list[str]] | None = None  # digests of what went into class means: for the test, too
-        self.replay: list[Any] = []  # stands in for what `protect` would give back: for the test of declarations
+        # Digests of what went into class means, for the test of declarations.
+        self.watched: list[list[str]] | None = None
+        self.replay: list[Any] = []  # replaces what `protect` would give back, for the test of declarations
         self._attempt = attempt
         self._seen: dict[tuple[bool, bool], Rows] = {}
         self._provenance: Provenance | None = None
-        if site.policies:  # where nothing is promised, nothing needs to be followed
+        if site.policies:  # without a policy nothing is promised, and no value needs to be traced
             known = (t, self.id, len(self), *site.hyperparameters)
             self._provenance = Provenance(message, known, released or {})
 
     @property
     def picked(self) -> list[list[str]]:
-        """Which of several known things it sent, kept or loaded: the ways in which each may have come about."""
+        """Return, for each known thing that it sent, kept or loaded by choice, the ways in which that may have come
+        about."""
         return [] if self._provenance is None else self._provenance.picked
 
     @property
     def x(self) -> Tensor:
-        """The private records (members), in [-1, 1]."""
+        """Return the private records (members), in [-1, 1]."""
         self._look()
         return self._rows()[0]
 
@@ -194,8 +197,10 @@ class Client(Party):
             self._provenance.look(self.model, self.memory)
 
     def _rows(self, fitting: bool = False, look: bool = False) -> Rows:
-        """The records; loaded once, and again where the test of declarations swaps them. `look`: nobody else gets to
-        see them as they are here, so that they need not be this task's own."""
+        """Return the records. They are loaded once, and again if the test of declarations swaps them.
+
+        `look`: nobody changes what comes back or hands it on, so that it need not be this task's own copy.
+        """
         swap = self._site.swap
         swapped = swap is not None and self.private_fits >= swap.after
         key = (fitting and swap is not None, swapped)
@@ -207,12 +212,12 @@ class Client(Party):
 
     @property
     def validation(self) -> tuple[Tensor, Tensor]:
-        """The records that this client holds out to choose by; none of them trains."""
+        """Return the records that this client holds out to choose by; none of them trains."""
         self._look()
         return self._site.validation()
 
     def server_model(self) -> models.Net:
-        """A freshly initialised model of the server's architecture, which everybody knows."""
+        """Return a freshly initialised model of the server's architecture, which everybody knows."""
         return self._site.server_model()
 
     def __len__(self) -> int:
@@ -220,7 +225,7 @@ class Client(Party):
 
     @property
     def private_training(self) -> bool:
-        """Whether training on the records is DP-SGD in this run."""
+        """Return whether training on the records is DP-SGD in this run."""
         return TRAINING in self._site.policies
 
     @cached_property
@@ -241,7 +246,8 @@ class Client(Party):
         )
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
-        """`value` as it will leave in `message.field`. What is computed from that is post-processing, and free."""
+        """Return `value` as it will leave in `message.field`. Whatever is computed from the result is post-processing,
+        and free."""
         if self.replay:
             released = self.replay.pop(0)
             self._context.done[f"{message.__name__}.{field}"] = (digest_of(released), [])
@@ -253,7 +259,8 @@ class Client(Party):
         return released
 
     def derive(self, make: Callable[..., Any], released: Any, **numbers: float) -> Any:
-        """`make(released, **numbers)`: post-processing of what `protect` gave back, in this task or an earlier one.
+        """Return `make(released, **numbers)`: post-processing of what `protect` gave back, in this task or an earlier
+        one.
 
         The harness carries it out, so that the result is free also in a task that looks at its records. `make` is a
         plain function that brings nothing of its own; the numbers are hyper-parameters of the method.
@@ -264,17 +271,19 @@ class Client(Party):
                 raise PrivacyError(f"client.derive: {make!r} carries values of its own. Give a plain function.")
             if not seen.is_released(released):
                 raise PrivacyError(
-                    "client.derive takes what client.protect gave back, as it was; this is another value."
+                    "client.derive was given a value that client.protect did not give back. Give that value, unchanged."
                 )
             if wrong := [name for name, value in numbers.items() if not seen.is_known(value)]:
-                raise PrivacyError(f"client.derive: {', '.join(wrong)} is no hyper-parameter of the method.")
+                raise PrivacyError(
+                    f"client.derive: {', '.join(wrong)} is not a hyper-parameter of the method. Give only such."
+                )
         value = make(released, **numbers)
         if seen is not None:
             seen.derived(value, getattr(make, "__qualname__", repr(make)))
         return value
 
     def class_means(self, rows: Tensor, kind: str, y: Tensor | None = None) -> dict[int, Tensor]:
-        """The mean of the rows of each class present, the rows clipped first where the kind's policy clips."""
+        """Return the mean of the rows of each class present. The rows are clipped first if the kind's policy clips."""
         y = self.y if y is None else y
         policy = self._site.policies.get(kind)
         C = policy.clip if policy is not None and policy.mechanism == "gaussian" else None
@@ -294,12 +303,12 @@ class Client(Party):
             if C is not None:
                 digest = digest_of(means[c])
                 smallest = min(len(of_class), self._context.means.get(digest, (C, len(of_class)))[1])
-                self._context.means[digest] = (C, smallest)  # of equal means, the smaller class
+                self._context.means[digest] = (C, smallest)  # if two classes have equal means, the smaller class counts
                 self._context.tables.setdefault(digest, call)
         return means
 
     def settle(self) -> dict[str, str]:
-        """The task is through: what it changed outside of private fits taints it. Called by the harness.
+        """Close the task: what it changed outside of private fits is marked as tainted. Called by the harness.
 
         Returns which values in memory are as they were released, for the tasks to come.
         """
@@ -312,7 +321,7 @@ class Client(Party):
         return kept
 
     def release(self, reply: Up) -> tuple[Up, dict[str, Protection]]:
-        """The reply as it may leave, and the public parameters of its protection. Called by the harness."""
+        """Return the reply as it may leave, and the public parameters of its protection. Called by the harness."""
         check_buffers(reply, self.model)
         self._context.plain_fits, self._context.dirty = self.plain_fits, self.dirty
         with self._meter.span("protect"):
@@ -332,7 +341,7 @@ class Client(Party):
         before: Callable[[int], bool | None] | None = None,
         kept: Kept | None = None,
     ) -> dict[str, Tensor]:
-        """As the server's; it counts as training on the records."""
+        """Minimise a closure as `Party.optimise` does; it counts as training on the records."""
         if self.private_training:
             raise NotApplicable(
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
@@ -363,13 +372,13 @@ class Client(Party):
     ) -> Fitted:
         """Train this client's model on its private records, or on `data` built from received messages or noise.
 
-        `beside`: what fixed models make of each record, computed once; the loss gets it after the record's own rows.
-        Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds what a
-        record can do; in a private training it is given them one at a time.
+        `beside`: what fixed models compute for each record, computed once; the loss gets it after the record's own
+        rows. Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds
+        what a record can do. In a private training it is given the records one at a time.
         """
         options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         model = model or self.model
-        # Training picks rows, and hands on what it picked; the method's own functions get all of them.
+        # Training copies the rows that it picks, so it may look at the kept ones; the method's functions get all.
         rows = self._rows(fitting=True, look=until is None and not beside) if data is None else data
         if data is None and self.private_training:
             if turns is not None or norms != "batch":
@@ -435,7 +444,7 @@ class Client(Party):
         self.fitting = False
         self.entries.append(entry)
         seen.after_fit(model)
-        if self.looked:  # as often, and the same, for all clients, or it tells of the records
+        if self.looked:  # it must be equally often and the same for all clients, or it tells of the records
             how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
             self.told.append([f"{options['opt'].make.__name__} of {named(loss)}"])
             self.told += [["nothing"] if value is None else seen.ways(value) for value in how]
@@ -449,7 +458,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def check_buffers(reply: Up, model: nn.Module) -> None:
-    """Papers do not count buffers, so only what is a buffer may call itself one."""
+    """Raise ContractError if a reply calls something a buffer that is not one. Papers do not count the bytes of
+    buffers."""
     sent = {field: getattr(reply, field) for field in reply.declared()}
     states = {field: state for field, state in sent.items() if isinstance(state, State) and state.buffers}
     if states:
@@ -468,7 +478,7 @@ U = TypeVar("U", bound=Up)
 
 
 class Cohort:
-    """The clients of one round. Built by the run; a method sees `ids` and `ask`."""
+    """The clients of one round. The run builds it; a method sees `ids` and `ask`."""
 
     def __init__(self, ids: Sequence[int], ask: Callable[..., dict[int, Up]]):
         self.ids = list(ids)

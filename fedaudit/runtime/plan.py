@@ -1,4 +1,4 @@
-"""The plan of a round: what a method's declared traffic depends on. One copy for runs and for what is planned only."""
+"""The plan of a round holds what a method's declared traffic depends on. Runs and mere plans of runs both use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaudit.wire.traffic import Key, Plan
 
 
 def arch_on_server(setting: Setting, method: Method, archs: Sequence[str]) -> str:
-    """The server's model; where clients differ and nobody named one, the first client's."""
+    """Return the server's architecture; if clients differ and nobody named one, the first client's."""
     return setting.server_model or method.server_arch(setting.model) or archs[0]
 
 
@@ -33,7 +33,10 @@ def plan_of(
     labelled: bool,
     **facts: Any,
 ) -> Plan:
-    """Round t with these participants; `n` are their numbers of records, `facts` what else is known of it."""
+    """Return the plan of round t with these participants.
+
+    `n` are their numbers of records, `facts` whatever else is known of the round.
+    """
     return Plan(
         t=t,
         participants=participants,
@@ -54,7 +57,7 @@ def plan_of(
 
 
 def declared_of(method: Method, name: str) -> Declared | None:
-    """What the method's message says of an uploaded "Message.field"."""
+    """Return what the method's message declares for an uploaded "Message.field"; None if nothing is found."""
     message, _, field = name.partition(".")
     for cls in message_classes(type(method).__module__):
         if cls.__name__ == message and issubclass(cls, Up) and (declared := cls.declared().get(field)) is not None:
@@ -65,7 +68,7 @@ def declared_of(method: Method, name: str) -> Declared | None:
 def as_sent(
     method: Method, compress: str | None, declared: Mapping[Key, Size | int]
 ) -> tuple[dict[Key, Size], frozenset[Key]]:
-    """The declared traffic of a run under a setting's `compress`, and the fields whose size only the run tells."""
+    """Return a run's declared traffic under a setting's `compress`, and the fields whose size only the run can tell."""
     stage = stage_of(compress)
     if stage is None:
         return {key: as_size(size) for key, size in declared.items()}, frozenset()
@@ -75,8 +78,12 @@ def as_sent(
 def compressed(
     method: Method, stage: Stage, declared: Mapping[Key, Size | int]
 ) -> tuple[dict[Key, Size], frozenset[Key]]:
-    """The declared traffic of a run that compresses what clients send, and the fields whose size only the run tells:
-    their numbers decide (svd), or the method declares their bytes without their shapes. They count as if whole."""
+    """Return the declared traffic of a run that compresses what clients send, and the fields whose size only the run
+    can tell.
+
+    The size of such a field depends on its numbers (svd), or the method declares its bytes without its shapes. It
+    counts as if it were sent whole.
+    """
     sizes: dict[Key, Size] = {}
     unknown: set[Key] = set()
     for key, size in declared.items():
@@ -91,11 +98,12 @@ def compressed(
 def unplanned(
     method: Method, stage: Stage, declared: Mapping[Key, Size | int], measured: Mapping[Key, Size]
 ) -> Iterator[str]:
-    """Notes on fields whose compressed size is another than the method's declaration leads one to plan with."""
+    """Yield a note on each field whose compressed size differs from what the method's declaration leads one to plan
+    with."""
     planned, unknown = compressed(method, stage, declared)
     for key in sorted(planned.keys() - unknown):
         if planned[key] != measured.get(key, Size()):
             yield (
-                f"{key[1]}: its compressed size is not what its declared traffic leads to. Declare each tensor by its "
+                f"{key[1]}: its compressed size does not follow from its declared traffic. Declare each tensor by its "
                 "own shape: plan.state(), plan.tensor(rows, columns)"
             )

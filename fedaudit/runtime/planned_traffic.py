@@ -1,5 +1,7 @@
-"""Planning communication: what a full-size experiment sends, by the method's own declaration; no training, and no data
-but your own, whose size only its reading tells."""
+"""This module plans communication: what a full-size experiment sends, by the method's own declaration.
+
+Nothing is trained. No data is read but your own, whose size is only known once it is read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ CONVENTIONS = ("payload", "wire")
 
 
 def make_plan(setting: Setting) -> tuple[Method, Plan]:
-    """The first round of the setting on a data set of the published size, spread evenly, every record trained on."""
+    """Return the setting's method and the plan of its first round.
+
+    The data set has its published size and is spread evenly, and every record is trained on.
+    """
     facts = datasets.facts_of(setting.dataset, setting.data_dir, size=setting.image_size)
     assert facts.classes is not None and facts.shape is not None and facts.train is not None  # noqa: PT018
     shape, classes = facts.shape, facts.classes
@@ -62,18 +67,19 @@ def _foreign_size(setting: Setting) -> int:
 
 
 def _model_size(arch: str, shape: Shape, classes: int, part: Part | None = None) -> Size:
-    measured = _measured.__wrapped__ if own.is_own(arch) else _measured  # own code may be another the next time
+    # A model of your own may have changed by the next time.
+    measured = _measured.__wrapped__ if own.is_own(arch) else _measured
     return measured(arch, shape, classes, part, torch.get_default_dtype())
 
 
 @functools.cache
 def _measured(arch: str, shape: Shape, classes: int, part: Part | None, numbers: torch.dtype) -> Size:
-    """The model's size where its numbers are of that type, as torch makes them now."""
+    """Return the model's size if its numbers are of type `numbers`, which is the type that torch makes now."""
     return model_size(models.structure(arch, shape=shape, classes=classes), part)
 
 
 def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:
-    """The plan with one draw of the setting's partition, of a data set whose classes have equal size."""
+    """Return the plan with one draw of the setting's partition, of a data set whose classes have equal size."""
     facts = datasets.facts_of(setting.dataset, setting.data_dir)
     assert facts.train is not None
     y = np.arange(facts.train - (plan.public if plan.labelled else 0)) % plan.classes
@@ -84,11 +90,11 @@ def drawn(plan: Plan, setting: Setting, draw: int) -> Plan:
 
 
 def plan_traffic(setting: Setting, convention: str = "payload", draws: int = 0) -> dict[str, Any]:
-    """Bytes by direction and field, of all rounds and of one of them on average.
+    """Return the bytes by direction and field, over all rounds and for an average round.
 
-    With `draws`, the setting's partition is drawn so many times, and the figures are means over the draws; without,
-    records are spread evenly and every client holds every class. With a compression, `at_most` names the fields whose
-    size only a run can tell: they count as if whole.
+    If `draws` is given, the setting's partition is drawn so many times, and the figures are means over the draws.
+    Otherwise records are spread evenly and every client holds every class. Under a compression, `at_most` names the
+    fields whose size only a run can tell: they count as if they were sent whole.
     """
     if convention not in CONVENTIONS:
         raise SettingError(unknown("convention", convention, CONVENTIONS))
@@ -130,7 +136,7 @@ def plan_traffic(setting: Setting, convention: str = "payload", draws: int = 0) 
 
 
 def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, at_most: set[Key]) -> dict[Key, int]:
-    """Every field's bytes over all rounds: what a round sends may depend on how many came before it."""
+    """Return every field's bytes over all rounds: what a round sends may depend on how many came before it."""
     total: dict[Key, int] = {}
     for t in range(1, setting.rounds + 1):
         declared = method.traffic(dataclasses.replace(plan, t=t))
@@ -156,11 +162,11 @@ def _counted(declared: Mapping[Key, Size | int], convention: str, participants: 
 
 
 def _mean(totals: Sequence[int], rounds: int = 1) -> int | float:
-    """A whole number wherever it is one."""
+    """Return the mean over draws and rounds, as a whole number wherever it is one."""
     exact, rest = divmod(sum(totals), len(totals) * rounds)
     return sum(totals) / (len(totals) * rounds) if rest else exact
 
 
 def _spread(totals: Sequence[int]) -> float | None:
-    """The sample standard deviation; None of a single draw."""
+    """Return the sample standard deviation; None for a single draw."""
     return statistics.stdev(totals) if len(totals) > 1 else None

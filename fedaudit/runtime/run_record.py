@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SCHEMA = 1
 REFUSED = "the privacy setting does not apply: "  # begins the note in the record of such a run
-BESIDE = ("attacks", "audits")  # parts of a record that are kept in files of their own
+BESIDE = ("attacks", "audits")  # parts of a record that are kept in files beside it
 
 
 class FieldTraffic(Kept):
@@ -42,7 +42,7 @@ class FieldTraffic(Kept):
     field: str
     payload: int = 0  # elements x element size, parameters without buffers: the papers' convention
     buffers: int = 0
-    wire: int = 0  # what was really sent
+    wire: int = 0  # bytes that were really sent
 
 
 class Absence(Kept):
@@ -55,33 +55,36 @@ class RoundRecord(Kept):
     round: int
     participants: list[int]
     absent: list[Absence] = Field(default_factory=list)
-    redone: int = 0  # tasks done again, since the process that did them was lost
+    redone: int = 0  # tasks done again, because the process that did them was lost
     up_payload: int
     up_wire: int
     down_payload: int
     down_wire: int
     utility: Utility | None = None
-    diagnostics: dict[str, float] = Field(default_factory=dict)  # what the method measured of its own round, by name
+    # Numbers that the method measured about its round, by name.
+    diagnostics: dict[str, float] = Field(default_factory=dict)
     wall_s: float
 
 
 class CurvePoint(Kept):
-    """What had been sent by the end of an evaluated round, over all clients, and what it had reached by then."""
+    """The bytes sent by the end of an evaluated round, over all clients, and the accuracy reached by then."""
 
     round: int
     up_payload: int
     up_wire: int
     down_payload: int
     down_wire: int
-    accuracy: float | None = None  # of the global model on the common test set, with its Wilson interval
+    accuracy: float | None = None  # the global model's on the common test set; `low` and `high` are its Wilson interval
     low: float | None = None
     high: float | None = None
-    clients_mean: float | None = None  # of the clients' own models on that set, and their standard deviation
+    # The mean accuracy of the clients' own models on that set; `clients_std`: their standard deviation.
+    clients_mean: float | None = None
     clients_std: float | None = None
 
 
 def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
-    """Accuracy against cumulated bytes: a point per evaluated round. Rounds that were not evaluated sent bytes too."""
+    """Return accuracy against cumulated bytes: a point per evaluated round. Rounds that were not evaluated sent bytes
+    too."""
     sent = dict.fromkeys(("up_payload", "up_wire", "down_payload", "down_wire"), 0)
     curve = []
     for row in rounds:
@@ -105,39 +108,41 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
 
 
 class EpsilonAudit(Kept):
-    """A claimed epsilon held against a lower bound that was found by trying, or why it was not tried."""
+    """A claimed epsilon held against a lower bound that was found by experiment, or why it was not tried."""
 
     test: str
     kind: str
     threat: str
-    claim: str  # in words: for what
+    claim: str  # in words: what the epsilon is claimed for
     claim_epsilon: float
-    ledger_epsilon: float | None  # None where the ledger's entries cannot be composed
+    ledger_epsilon: float | None  # None if the ledger's entries cannot be composed
     lower_bound: float
     p_value: float
     trials: int
     confidence: float
     delta: float
-    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]  # by itself: joint_verdict.py
+    # The verdict of this test by itself; epsilon/joint_verdict.py judges all of them together.
+    verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]
     method: str
     how: str
-    ceiling: float | None = None  # the largest bound that so many trials could give; None: not computed
-    finds: float | None = None  # noise of so many times what is promised would be found (see the test's module)
-    seeks: float | None = None  # noise of so many times what is promised is what it should find
-    tells_at: float | None = None  # the strictest level at which it would find that; None: not computed
+    ceiling: float | None = None  # the largest bound that this number of trials could give; None: not computed
+    # The test would notice noise of this multiple of the promised one (see the test's module).
+    finds: float | None = None
+    seeks: float | None = None  # the test should notice noise of this multiple of the promised one
+    tells_at: float | None = None  # the strictest level at which it would notice that; None: not computed
 
 
 class Declarations(Kept):
-    """Whether what the running code declares of its messages was tested, and which version of its source."""
+    """Says whether the declarations of the running code's messages were tested, and for which version of its source."""
 
     source: str  # digest of the code that ran
     tested: Literal["held", "broken", "another source", "never"]
     tested_source: str | None = None  # digest of the code that was tested
-    fedaudit: str | None = None  # by which version
-    settings: dict[str, Any] = Field(default_factory=dict)  # of the runs that it was tested in
+    fedaudit: str | None = None  # the version of fedaudit that tested it
+    settings: dict[str, Any] = Field(default_factory=dict)  # the settings of the runs that it was tested in
 
     def text(self) -> str:
-        """In words."""
+        """Return this in words."""
         again = "`fedaudit check-method` tests them"
         if self.tested == "never":
             return f"never tested ({again}; source {self.source[:12]})"
@@ -154,10 +159,10 @@ audits: TypeAdapter[list[EpsilonAudit]] = TypeAdapter(list[EpsilonAudit])
 
 
 class DataFacts(Kept):
-    """How large the parts of the data are; lists are by client."""
+    """The sizes of the parts of the data; lists are by client."""
 
     shape: list[int]
-    tokens: int = 0  # of texts: how many token ids there are
+    tokens: int = 0  # for texts: how many token ids there are
     classes: int
     class_names: list[str]
     test: int
@@ -178,7 +183,7 @@ class ModelFacts(Kept):
 
 class RunRecord(Kept):
     schema_version: Literal[1] = 1
-    status: Literal["running", "done", "refused"] = "running"  # refused: its privacy setting does not apply
+    status: Literal["running", "done", "refused"] = "running"  # refused: the privacy setting does not apply
     setting: Setting
     versions: dict[str, str]
     device: str
@@ -202,42 +207,48 @@ class RunRecord(Kept):
     audits: list[EpsilonAudit] = Field(default_factory=list)  # claims of epsilon held against lower bounds
     notes: list[str] = Field(default_factory=list)
     harness: str | None = None  # digest of fedaudit's own code that computes a run
-    declarations: Declarations | None = None  # whether the method's were tested; None: from before that was kept
+    # Whether the method's were tested; None: the record is older than this field.
+    declarations: Declarations | None = None
     code: dict[str, dict[str, str]] | None = None  # digests of the method's modules, and the values it ran with
-    idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy of which nothing was released
+    idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy that were never released
 
     @property
     def models_covered(self) -> bool:
-        """Whether the models that are published at the end follow from what the ledger counts: a global model does;
-        clients' models, which are published where a method has no other, only if all training is private."""
+        """Return whether the models that are published at the end follow from what the ledger counts.
+
+        A global model does. Clients' models, which are published if a method has no global one, do only if all training
+        is private.
+        """
         return not self.published or "global.safetensors" in self.published or TRAINING in self.setting.privacy
 
     @model_validator(mode="before")
     @classmethod
     def _each_client_drew_its_own(cls, raw: Any) -> Any:
-        """A record from before there was a choice: every client had started from a model of its own."""
+        """Fill in the start of a record from before there was a choice: every client had started from a model of its
+        own."""
         if isinstance(raw, dict) and isinstance(raw.get("setting"), dict) and "init" not in raw["setting"]:
             return {**raw, "setting": {**raw["setting"], "init": "own"}}
         return raw
 
     @model_validator(mode="after")
     def _curve_follows_from_the_rounds(self) -> RunRecord:
-        """A record from before there was a curve gets one; one whose curve says something else is refused."""
+        """Give a record from before there was a curve its curve; refuse one whose curve does not follow from its
+        rounds."""
         derived = curve_of(self.rounds)
         if self.curve and self.curve != derived:
-            raise ValueError("the curve is not what the rounds add up to")
+            raise ValueError("the curve does not follow from the rounds")
         self.curve = derived
         return self
 
     @property
     def privacy_applies(self) -> bool | None:
-        """Whether any policy of the setting protected anything; None where the setting has none."""
+        """Return whether any policy of the setting protected anything; None if the setting has none."""
         if not self.setting.privacy:
             return None
         return self.status != "refused" and set(self.idle_policies) != set(self.setting.privacy)
 
     def refuse(self, folder: Path, reason: str) -> None:
-        """Keep that the privacy setting does not apply to the method, and why: a result, not a failure."""
+        """Record that the privacy setting does not apply to the method, and why. That is a result, not a failure."""
         self.status, self.idle_policies = "refused", sorted(self.setting.privacy)
         self.notes = [REFUSED + reason]
         self.save(folder)
@@ -247,12 +258,12 @@ class RunRecord(Kept):
         self.saving(folder)()
 
     def saving(self, folder: Path) -> Callable[[], None]:
-        """The same, for later: it writes the record as it is now."""
+        """Return a function that writes the record later, as it is now."""
         text = self.text().encode()
         return lambda: write_atomic(folder / "record.json", text)
 
     def text(self) -> str:
-        """The record as JSON, without what lies beside it."""
+        """Return the record as JSON, without the parts that lie beside it."""
         return self.model_dump_json(indent=1, exclude=set(BESIDE))
 
     def bytes(self, direction: str, convention: Literal["payload", "wire"] = "payload") -> int:
@@ -260,7 +271,7 @@ class RunRecord(Kept):
 
 
 def read_record(folder: Path | str) -> RunRecord:
-    """The record of a run folder. Damaged or foreign files are an error that says so."""
+    """Return the record of a run folder. Raise RunError for damaged or foreign files."""
     path = Path(folder)
     path = path / "record.json" if path.is_dir() else path
     try:
@@ -282,18 +293,20 @@ def read_record(folder: Path | str) -> RunRecord:
         record.audits = _read_beside(path, "audits", record.transcript_digest, audits)
         return record
     except ValidationError as e:
-        raise RunError(f"{path} is no valid run record: {_first(e)}.") from None
+        raise RunError(f"{path} is not a valid run record: {_first(e)}. Name a folder of `fedaudit run`.") from None
     except DAMAGE as e:
-        raise RunError(f"{path} is no valid run record: {type(e).__name__} {str(e)[:200]}.") from None
+        raise RunError(
+            f"{path} is not a valid run record: {type(e).__name__} {str(e)[:200]}. Name a folder of `fedaudit run`."
+        ) from None
 
 
 def _first(e: ValidationError) -> str:
-    """Where and what the first of the errors is."""
+    """Return where the first of the errors is, and what it is."""
     first = e.errors()[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-# What reading a part of a record may raise, where that part is not what we wrote.
+# The errors that reading a part of a record may raise if that part is not what we wrote.
 DAMAGE = (
     KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, StopIteration, RuntimeError,
     AssertionError,
@@ -302,8 +315,11 @@ DAMAGE = (
 
 @contextlib.contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Where parts of a record are used whose content it does not fix: what is not as we wrote it is damage. Where it is
-    as its run left it, the fault is ours, and that is said. With FEDAUDIT_TRACEBACK set, errors come as they are."""
+    """Turn errors from using the free-form parts of a record into a RunError that names `what`.
+
+    Content that is not as we wrote it counts as damage. If the record is as its run left it, the fault is ours, and the
+    error says so. If FEDAUDIT_TRACEBACK is set, errors come as they are.
+    """
     try:
         yield
     except FedauditError:
@@ -324,7 +340,7 @@ def reading(what: object) -> Iterator[None]:
 
 
 def _as_left(folder: Path) -> bool:
-    """Whether a record is what the last checkpoint of its run says: nobody has changed it since."""
+    """Return whether a record is what the last checkpoint of its run says, so that nobody has changed it since."""
     try:
         said = json.loads((folder / "checkpoint" / "HEAD.json").read_text())["record"]
         now = json.loads((folder / "record.json").read_text())
@@ -338,8 +354,10 @@ def save_attacks(folder: Path, transcript_digest: str, found: list[AnyResult]) -
 
 
 def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit], seconds: float = 0.0) -> None:
-    """Keep audits; a new one takes the place of an earlier one of the same claim by the same test. `seconds`: that they
-    took, all together."""
+    """Keep audits; a new one takes the place of an earlier one of the same claim by the same test.
+
+    `seconds` is how long all of them took together.
+    """
     known = _read_beside(folder / "record.json", "audits", transcript_digest, audits)
     by_claim = {(audit.test, audit.claim): audit for audit in [*known, *found]}
     took = audit_seconds(folder, transcript_digest) | ({found[0].test: round(seconds, 3)} if found else {})
@@ -347,7 +365,7 @@ def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit],
 
 
 def audit_seconds(folder: Path, transcript_digest: str) -> dict[str, float]:
-    """How long the audits of this very transcript took, by test; empty where nobody noted it."""
+    """Return how long the audits of this very transcript took, by test; empty if nobody noted it."""
     try:
         saved = json.loads((folder / "audits.json").read_text())
         if saved["transcript_digest"] != transcript_digest:
@@ -363,7 +381,7 @@ def _save_beside(folder: Path, name: str, transcript_digest: str, found: list[di
 
 
 def _read_beside(record: Path, name: str, transcript_digest: str, of: TypeAdapter[list[T]]) -> list[T]:
-    """What was found on this very transcript; what was found on an earlier state of it no longer counts."""
+    """Return what was found on this very transcript. What was found on an earlier state of it no longer counts."""
     path = record.with_name(f"{name}.json")
     try:
         saved = json.loads(path.read_text())
@@ -382,10 +400,10 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Looked up once: reading what is installed takes as long as a round of a small run."""
+    """Return the versions of the packages in use, looked up once: that takes as long as a round of a small run."""
     import torch
 
-    from fedaudit import __version__  # also of a checkout that is not installed
+    from fedaudit import __version__  # known also in a checkout that is not installed
 
     found = {"python": platform.python_version(), "platform": f"{sys.platform}-{platform.machine()}"}
     found["fedaudit"] = __version__

@@ -1,4 +1,4 @@
-"""One run: rounds of a method over a federation, recorded, metered, evaluated, resumable."""
+"""Runs one setting: rounds of a method over a federation, recorded, metered, evaluated, resumable."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from fedaudit.wire.traffic import compare
 from fedaudit.wire.transcript import TranscriptWriter
 
 Asker = Callable[..., dict[int, Any]]
-Entries = list[tuple[int, list[Entry]]]  # what clients enter into the ledger in one round
+Entries = list[tuple[int, list[Entry]]]  # by client: its entries for the ledger in one round
 
 
 def run(
@@ -78,15 +78,16 @@ def run(
 ) -> RunRecord:
     """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
 
-    `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy
-    setting of which no policy is about anything that the method releases; otherwise it runs, and the record says so.
+    `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy setting
+    if none of its policies covers anything that the method releases; otherwise it runs, and the record says so.
     """
     if isinstance(engine, str):
         values["engine"], engine = engine, None
     if setting is not None and values:
         setting = Setting.make(**{**setting.model_dump(), **values})
     setting = setting or Setting.make(**values)
-    setting = setting.model_copy(update={"engine": chosen_engine(setting)})  # the record says which it was
+    # So that the record says which engine it was.
+    setting = setting.model_copy(update={"engine": chosen_engine(setting)})
     folder = Path(out) if out is not None else default_folder(setting)
     first = first_setting(setting)
     beside = None if first is None else folder.parent / folder_name(first)
@@ -134,8 +135,8 @@ class _Run:
         self.scores = Known()
         self._deployed: tuple[int, nn.Module | None] | None = None
         self.digest = ""
-        self._committed: Blob = b""  # the server's state as it was encoded: what the next round sends of it is held
-        self._state: Record | None = None  # the same, once somebody needs it
+        self._committed: Blob = b""  # the server's state, encoded; tensors that the next round sends stay on the device
+        self._state: Record | None = None  # the decoded state, once somebody needs it
         self.started = self.attempt = self._now = 0
         self.record: RunRecord
 
@@ -153,7 +154,7 @@ class _Run:
             self._log_text(f"round {self._now}, {found.who}: {''.join(traceback.format_exception(e))}")
             raise explained(found, max(self._now, 1), self.folder, self.setting) from e
         finally:
-            self.store.abandon()  # after an error: whoever goes on finds the last whole round
+            self.store.abandon()  # after an error: a resumed run finds the last whole round
             if self.given_engine is None and "engine" in vars(self):
                 self.engine.close()
 
@@ -163,7 +164,7 @@ class _Run:
 
     @functools.cached_property
     def apart(self) -> IsolatedEngine | None:
-        """Where the server runs in a process of its own."""
+        """Return the engine that runs the server in a process of its own; None if the server runs here."""
         return self.engine if self.setting.isolate and isinstance(self.engine, IsolatedEngine) else None
 
     def _go(self) -> RunRecord:
@@ -193,7 +194,9 @@ class _Run:
         return first
 
     def _no_asks(self, path: str) -> Any:
-        raise ContractError(f"{type(self.method).__name__}.init asks clients ({path}), which only a round may.")
+        raise ContractError(
+            f"{type(self.method).__name__}.init asks clients ({path}), which only `round` may do. Move it there."
+        )
 
     def _open(self) -> None:
         head = self.store.head()
@@ -225,7 +228,7 @@ class _Run:
         self.watch(self.started, self.setting.rounds, f"ready; the transcript takes {self._expected_size()}")
 
     def _go_on(self, head: dict[str, Any], before: Setting) -> None:
-        """An unfinished or a longer run: what was said of its end no longer holds."""
+        """Go on with an unfinished or a longer run: what was recorded about its end no longer holds."""
         made_by = (self.record.versions, self.record.device)
         same = made_by == (versions(), device_name(self.world.device)) and is_same(self.record.harness, harness())
         if not same:
@@ -241,7 +244,7 @@ class _Run:
             self.record.notes.append(
                 f"resumed after round {self.started} with other steps, stacks or engine: rounding may differ from there"
             )
-        # Where a replayed round may come out otherwise, equal noise on unequal values would give both away.
+        # A replayed round may give other values. Equal noise on unequal values would give both away: draw fresh noise.
         self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
         self.store.amend(attempt=self.attempt)
         self.record.status, self.record.finished, self.record.published = "running", None, []
@@ -249,7 +252,8 @@ class _Run:
             client.reopen()
 
     def _expected_size(self) -> str:
-        """What one round adds to the transcript at most: a broadcast is stored once, old model states are dropped."""
+        """Return in words what one round adds to the transcript at most: a broadcast is stored once, old model states
+        are dropped."""
         declared = self.method.traffic(self.world.plan(1, self._participants(1)))
         if declared is None:
             return "what the method sends, which it does not declare"
@@ -304,7 +308,7 @@ class _Run:
         self.watch(t, self.setting.rounds, f"round {t}")
 
     def _round_apart(self, apart: IsolatedEngine, t: int, cohort: Cohort, ask: Asker) -> Record:
-        """The round in the server's own process; what it asks comes here, and goes over the wire."""
+        """Carry out the round in the server's own process; what it asks comes here, and goes over the wire."""
 
         def answers(path: str, messages: Mapping[int, bytes]) -> tuple[dict[int, bytes], list[int]]:
             check_path(self.method, path)
@@ -327,7 +331,7 @@ class _Run:
         self.store.amend(record=Json(text))
 
     def _check_records(self) -> None:
-        """Refuse records that the method cannot take; in a suite that is a result, and is kept."""
+        """Refuse records that the method cannot take. In a suite that is a result, and is kept."""
         if why := self.world.misfit():
             if self.refuse_idle and self.store.head() is None:
                 self.record = self._new_record()
@@ -335,14 +339,14 @@ class _Run:
             raise NotApplicable(f"{why}.")
 
     def _check_applicable(self) -> None:
-        first_and_last = {1, 2, max(self.setting.rounds, 1)}  # some messages are sent in one of these only
+        first_and_last = {1, 2, max(self.setting.rounds, 1)}  # some messages are sent in one of these rounds only
         plans = (self.world.plan(t, list(range(self.setting.clients))) for t in sorted(first_and_last))
         if self.world.policies and (reason := inapplicable(self.setting.privacy, released_kinds(self.method, plans))):
             self.transcript.close()
             raise NotApplicable(f"{reason}.")
 
     def _note_alone(self, path: str, reasons: list[str]) -> None:
-        """What the engine could not stack: the run is slower for it, and otherwise the same."""
+        """Note what the engine could not stack: the run is slower for it, and otherwise the same."""
         new = [note for reason in reasons if (note := f"not stacked: {path}: {reason}") not in self.record.notes]
         for note in new:
             self.watch(self._now - 1, self.setting.rounds, f"note: {note}")
@@ -381,7 +385,10 @@ class _Run:
         quorum: int,
     ) -> Asker:
         def ask(cohort: Cohort, fn: Callable[..., Any] | str, message: Down | Mapping[int, Any]) -> dict[int, Any]:
-            """By a method, with its own function and messages; by a server elsewhere, with a name and bytes."""
+            """Send messages to clients and return their replies by client.
+
+            A method gives its own function and messages; a server in another process gives a name and bytes.
+            """
             path = fn if isinstance(fn, str) else function_path(self.method, fn)
             messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
             if strangers := messages.keys() - set(cohort.ids):
@@ -418,7 +425,7 @@ class _Run:
                     absent.append(Absence(client=done.k, ask=number, reason=str(done.error)))
                     cohort.ids.remove(done.k)
                     continue
-                # A server elsewhere gets what arrived here: it has no message beside it to undo a compression with.
+                # A server in another process gets the decompressed reply: it cannot undo a compression itself.
                 whole = encode(reply) if self.world.compression else done.reply
                 replies[done.k] = whole if isinstance(fn, str) else reply
                 self.store.put_client(done.k, t, number, done.state)
@@ -430,7 +437,7 @@ class _Run:
                 raise RunError(
                     f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "
                     f"{first_error} (all of it: {self.folder / 'errors.log'}). "
-                    f"Mend it, lower --quorum or --dropout, and go on with --resume."
+                    f"Fix it, lower --quorum or --dropout, and go on with --resume."
                 )
             return replies
 
@@ -497,7 +504,7 @@ class _Run:
         return utility
 
     def _predictor(self, t: int) -> nn.Module | None:
-        """What the server deploys after round t: what was evaluated, or the same again."""
+        """Return the model that the server deploys after round t: the evaluated one, or the same built again."""
         if self._deployed is not None and self._deployed[0] == t:
             return self._deployed[1]
         with seeded(self.setting.seed, "evaluation", t, device=self.world.device):
@@ -531,7 +538,8 @@ class _Run:
         self.ledger.add(k, n, delta, t, entries)
 
     def _log(self, t: int, ask: int, done: Done) -> None:
-        """The whole text of a client's failure, on this machine alone: the record says its type and place."""
+        """Write the whole text of a client's failure to a log on this machine alone: the record says its type and
+        place."""
         if done.detail:
             self._log_text(f"round {t}, ask {ask}, client {done.k}: {done.detail}")
 
@@ -541,13 +549,13 @@ class _Run:
 
     @property
     def state(self) -> Record:
-        """The server's state, as its codec left it, so that a resumed run cannot differ."""
+        """Return the server's state as its codec left it, so that a resumed run cannot differ."""
         if self._state is None:
             self._state = decode(self._committed, Record, device=self.world.device)
         return self._state
 
     def _commit(self, t: int, state: Record, end: Future[int]) -> None:
-        """Make the round a fact, once its transcript has ended, while the next one begins."""
+        """Commit the round, once its transcript has ended, while the next one begins."""
         blob = self._committed = hold(state, self.world.device)
         self._state = None
         record = self.record
@@ -569,13 +577,14 @@ class _Run:
         )
 
     def _save_models(self) -> list[str]:
-        """The final models as safetensors: the global one where there is one, and each client's."""
+        """Save the final models as safetensors: the global one if there is one, and each client's. Return the published
+        names."""
         folder = self.folder / "models"
         folder.mkdir(exist_ok=True)
         saved = []
 
         predictor = self._predictor(self.setting.rounds)
-        # Where clients deploy their models as they are, nothing of the method's runs any more.
+        # If clients deploy their models as they are, no code of the method runs any more: no copy is needed.
         as_it_is = type(self.method).personal is Method.personal and not (predictor is None and self.world.policies)
 
         def save(name: str, model: nn.Module) -> None:
@@ -594,11 +603,12 @@ class _Run:
                 state = decode(self.store.client(k) or b"", ClientState, device=self.world.device, look=True).model
                 self.store.behind(f"models/{name}", saving_state(folder / name, state, self.world.model_name(k)))
                 saved.append(name)
-        # What an outsider gets to see: the global model, or, where a method has none, what the clients deploy.
+        # An outsider gets to see the global model or, if a method has none, what the clients deploy.
         return saved[:1] if predictor is not None else saved
 
     def _personal(self, k: int, published: bool) -> nn.Module:
-        """What client k deploys. Where that is published, what went into it beyond the client's model is billed."""
+        """Return the model that client k deploys. If that is published, whatever went into it beyond the client's model
+        is billed."""
         client = self._client(k)
         model = self.method.personal(client)
         if published and self.world.policies:
@@ -641,17 +651,21 @@ class _Run:
                 + ", ".join(f"{key} = {old[key]!r}, now {new[key]!r}" for key in other)
                 + ". Resume with the same, or choose another --out."
             )
-        code = self.record.code  # None: from before it was kept
+        code = self.record.code  # None: the record is older than this field
         if code is not None and (changed := differences(code, code_of(self.method, self.setting))):
             raise SettingError(
                 f"{self.folder} was begun by other code: {'; '.join(changed)}. Its rounds would not belong together: "
                 "choose another --out, or take the change back."
             )
         if self.setting.rounds < self.record.rounds[-1].round if self.record.rounds else False:
-            raise SettingError(f"{self.folder} has {len(self.record.rounds)} rounds; --rounds asks for fewer.")
+            raise SettingError(
+                f"{self.folder} has {len(self.record.rounds)} rounds; --rounds asks for fewer. "
+                "Ask for at least as many."
+            )
 
     def _planned_for_rounds(self) -> bool:
-        """Whether some noise was calibrated so that all rounds together meet an epsilon: their number is then fixed."""
+        """Return whether some noise was calibrated so that all rounds together meet an epsilon: their number is then
+        fixed."""
         return any(
             policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
             for policy in self.world.policies.values()

@@ -1,4 +1,4 @@
-"""What models reached, as a run record keeps it: typed, and validated whenever it is read."""
+"""The accuracies that models reached, as a run record keeps them: typed, and validated whenever they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedaudit.kept import Kept, Sparse
 
 
 class Accuracy(Kept):
-    """On n records, with Wilson's interval."""
+    """An accuracy on n records, with Wilson's interval."""
 
     accuracy: float
     low: float
@@ -19,7 +19,7 @@ class Accuracy(Kept):
 
 
 class Sampled(Kept):
-    """How many clients a mean is over, of how many, and the 95 % interval of the mean over all of them."""
+    """Says how many clients, of how many, a mean is over, and the 95 % interval of the mean over all of them."""
 
     looked_at: int
     of: int  # clients that have records of this kind
@@ -28,8 +28,10 @@ class Sampled(Kept):
 
 
 class Spread(Sparse):
-    """Mean and standard deviation over clients, and each client's own value. Where `sampled` is there, the clients are
-    some of many, drawn at random (see `fedaudit.runtime.utility.looked_at`)."""
+    """Mean and standard deviation over clients, and each client's own value.
+
+    If `sampled` is set, the clients are some of many, drawn at random (see `fedaudit.runtime.utility.looked_at`).
+    """
 
     optional: ClassVar = ("sampled",)
 
@@ -40,18 +42,18 @@ class Spread(Sparse):
 
 
 class GlobalScores(Sparse):
-    """Of one model on the server's side."""
+    """The scores of one model on the server's side."""
 
     optional: ClassVar = ("test_by_domain",)
 
     test: Accuracy
-    local_test: Spread | None = None  # on each client's own held-out records; a record from before it was tried: None
+    local_test: Spread | None = None  # on each client's own held-out records; None: the record is older than this field
     validation: float | None = None  # on all clients' validation records together
     test_by_domain: dict[str, Accuracy] = Field(default_factory=dict)
 
 
 class ClientScores(Kept):
-    """Of the clients' models; None for a set of which nobody has records."""
+    """The scores of the clients' models; None for a set of which nobody has records."""
 
     global_test: Spread | None = None
     local_test: Spread | None = None
@@ -59,7 +61,7 @@ class ClientScores(Kept):
 
 
 class Utility(Sparse):
-    """What one round reached. `global_` is `global` in JSON."""
+    """The scores that one round reached. `global_` is `global` in JSON."""
 
     optional: ClassVar = ("global_points", "points")
 
@@ -69,19 +71,20 @@ class Utility(Sparse):
     points: dict[str, ClientScores] = Field(default_factory=dict)  # the clients' models within the round
 
     def sampled(self) -> Sampled | None:
-        """How many clients were looked at of how many; None: all of them."""
+        """Return how many clients were looked at of how many; None: all of them."""
         sets = [self.clients.global_test, self.clients.local_test] if self.clients else []
         sets += [self.global_.local_test] if self.global_ else []
         return next((row.sampled for row in sets if row is not None and row.sampled is not None), None)
 
     def validation_score(self) -> float | None:
-        """What chooses the round: the global model's validation accuracy, or the clients' mean where there is none."""
+        """Return what chooses the round: the global model's validation accuracy or, without a global model, the
+        clients' mean."""
         if self.global_ is not None:
             return self.global_.validation
         return self.clients.validation.mean if self.clients and self.clients.validation else None
 
     def test_score(self) -> float | None:
-        """The global model's accuracy on the common test set, or the clients' mean there."""
+        """Return the global model's accuracy on the common test set, or the clients' mean there."""
         if self.global_ is not None:
             return self.global_.test.accuracy
         return self.clients.global_test.mean if self.clients and self.clients.global_test else None
@@ -100,7 +103,7 @@ class BestTestRound(_Numbered):
 
 
 class Result(Kept):
-    """The last round and the one chosen on validation data; the best test round only under that name."""
+    """The last round and the one chosen on validation data; the best test round appears only under that name."""
 
     last: Reached | None = None
     chosen: Reached | None = None

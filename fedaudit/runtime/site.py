@@ -1,7 +1,7 @@
-"""Where a party stands: what one client holds, and what the server holds. Nothing of anybody else.
+"""The two sides of a run: `Site` has all that one client holds, and `Hub` all that the server holds.
 
-A `Site` is the one seam for a client's records: runs, the test of declarations, shadows and the audit of the release
-path all give a client its records through it. `Hub` is the server's side, and has no records at all.
+A `Site` is the only way to a client's records: runs, the test of declarations, shadows and the audit of the release
+path all give a client its records through it. A `Hub` has no records at all. Neither has anything of anybody else.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Swap:
-    """For the test of declarations: other records, as many as before, once so many private fits are through."""
+    """Tells a site, for the test of declarations, to swap in equally many other records after some private fits."""
 
     after: int
-    in_fit: bool = True  # also for training; else only for what reads the records itself
-    only: int | None = None  # one record alone is another one, under the same label
-    relabel: bool = False  # and under another label
+    in_fit: bool = True  # True: training gets them too; False: only code that reads the records itself
+    only: int | None = None  # if set, only this record is swapped; it keeps its label, unless `relabel`
+    relabel: bool = False  # the label of that record changes, too
 
 
 @dataclass(frozen=True)
 class Place:
-    """What server and clients know of the run."""
+    """The facts of the run that server and clients both know."""
 
     seed: int
     device: torch.device
@@ -49,7 +49,7 @@ class Site(Place):
 
     k: int
     method: str
-    hyperparameters: tuple[Any, ...]  # values of the method's settings: no secret
+    hyperparameters: tuple[Any, ...]  # values of the method's settings, which are not secret
     policies: Mapping[str, Policy]
     releases: Callable[[str], int | None]  # how often a client will release a kind over the whole run
     absent: Callable[[int], frozenset[str]]  # fields of uploads that are None in a round, whatever the records are
@@ -57,14 +57,14 @@ class Site(Place):
     model_with: Callable[[State], Net]
     server_model: Callable[[], Net]
     own: Callable[[], Rows]
-    validation: Callable[[], Rows]  # held out to choose by; trained on by nobody
-    others: Callable[[], Rows]  # as many records of nobody: for the test of declarations
+    validation: Callable[[], Rows]  # held out for choosing; nobody trains on them
+    others: Callable[[], Rows]  # equally many records that no client holds, for the test of declarations
     count: int
     swap: Swap | None = None
-    seen: Callable[[], Rows] | None = None  # its records where they are kept, for who changes nothing in them
+    seen: Callable[[], Rows] | None = None  # its records without a copy, for callers that do not change them
 
     def rows(self, private_fits: int, *, fitting: bool = False) -> Rows:
-        """The records as they are seen after so many private fits, by training or by the method itself."""
+        """Return the records as training (`fitting`) or the method itself sees them after so many private fits."""
         swap = self.swap
         swapped = swap is not None and private_fits >= swap.after and (swap.in_fit or not fitting)
         if not swapped or swap is None or swap.only is None:
@@ -80,7 +80,7 @@ class Site(Place):
 
 @dataclass(frozen=True)
 class Hub(Place):
-    """The server's side: which architectures there are, and how to build them."""
+    """The server's side: the architectures, and how to build them."""
 
     clients: int
     archs: tuple[str, ...]

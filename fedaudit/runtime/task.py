@@ -1,4 +1,4 @@
-"""A client's task: a pure function of bytes. Every engine runs this one."""
+"""A client's task is a pure function of bytes. Every engine runs this one."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ C = TypeVar("C", bound=Client)
 
 
 class ClientState(Record):
-    """What a client keeps between tasks."""
+    """The state that a client keeps between tasks."""
 
     @classmethod
     def class_id(cls) -> str:
-        return "fedaudit.task.ClientState"  # stands in checkpoints: it stays, wherever the class lives
+        return "fedaudit.task.ClientState"  # checkpoints hold this name: it stays, wherever the class lives
 
     model: State
     memory: dict[str, Any]
-    plain_fits: int  # trainings on private records without DP: they make every release of the model cost
-    spent: dict[str, int]  # releases and trainings so far, where a budget was planned for so many
-    dirty: bool = False  # memory holds what a task that looked at the records wrote, unprotected
-    released: dict[str, str] = dataclasses.field(default_factory=dict)  # digests of what memory holds as released
+    plain_fits: int  # trainings on private records without DP: after one, every release of the model is billed
+    spent: dict[str, int]  # releases and trainings so far, if a budget was planned for a number of them
+    dirty: bool = False  # memory holds something unprotected, written by a task that looked at the records
+    released: dict[str, str] = dataclasses.field(default_factory=dict)  # digests of values in memory that were released
 
 
 @dataclass(frozen=True)
 class Task:
-    """What travels to a worker: names and bytes. Where the worker is this process, bytes may be held instead."""
+    """A task as it travels to a worker: names and bytes. If the worker is this process, tensors may be held instead of
+    bytes."""
 
     setting: str  # JSON
     fn: str
@@ -64,48 +65,49 @@ class Task:
     ask: int
     state: Blob | None  # None: this client was never asked before
     message: Blob
-    drop: bool = False  # this client is to fail after it received the message
-    attempt: int = 0  # counts replays of a round where the bits of a replay are not promised: fresh noise
-    swap: Swap | None = None  # for the test of declarations: other records, from when on and for whom
-    watch: bool = False  # for the same test: tell what went into class means, row by row
-    here: bool = False  # runs in the process of who asks: the result need not be bytes
+    drop: bool = False  # True: this client drops out after it received the message
+    attempt: int = 0  # counts replays of a round whose bits may differ, so that each draws fresh noise
+    swap: Swap | None = None  # for the test of declarations: when to swap in other records, and for what
+    watch: bool = False  # for the same test: report what went into class means, row by row
+    here: bool = False  # True: it runs in the process that asks, so the result need not be bytes
     replay: bytes | None = None  # for the same test: what client.protect gave back the first time
 
 
 @dataclass(frozen=True)
 class Done:
-    """What comes back. `reply` is None where the client failed; its state is then unchanged."""
+    """The result of a task. `reply` is None if the client failed; its state is then unchanged."""
 
     k: int
     state: Blob | None = None
     reply: Blob | None = None
-    protection: dict[str, Protection] = field(default_factory=dict)  # public: parameters of the mechanisms
+    protection: dict[str, Protection] = field(default_factory=dict)  # parameters of the mechanisms, which are public
     entries: list[Entry] = field(default_factory=list)  # for the ledger
     released: bytes | None = None  # what client.protect gave back, for the test of declarations
     spans: list[Span] = field(default_factory=list)
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
-    told: list[list[str]] | None = None  # by training after a look: where loss, steps, rates, ... may be from
-    picked: list[list[str]] = field(default_factory=list)  # which known things it sent, kept or loaded: the same
+    told: list[list[str]] | None = None  # for each training after a look: where loss, steps, rates, ... may come from
+    # Where the known things that it sent, kept or loaded may come from.
+    picked: list[list[str]] = field(default_factory=list)
     chose: bool = False  # whether this message, after a look, is one of several that its function may give
-    brought: bool = False  # whether training was given what the task read itself: that is billed, and needs no proof
-    rows: list[list[str]] = field(default_factory=list)  # of a watched task: digests of the rows of each class_means
-    alone: list[str] = field(default_factory=list)  # stacked: why something was computed for this client alone
-    error: str | None = None  # type and place of what went wrong, and nothing of the records
-    detail: str = ""  # the whole of it, for the log on the machine that runs this
-    lost: bool = False  # nobody knows what it had looked at when it failed
+    brought: bool = False  # whether training was given what the task read itself; that is billed in any case
+    rows: list[list[str]] = field(default_factory=list)  # for a watched task: digests of the rows of each class_means
+    alone: list[str] = field(default_factory=list)  # stacked engine: why something was computed for this client alone
+    error: str | None = None  # type and place of the error, and nothing about the records
+    detail: str = ""  # the whole text of the error, for the log on the machine that runs this
+    lost: bool = False  # True: nobody knows what it had looked at when it failed
     redone: int = 0  # how often it was lost before, with the process that did it
     fatal: FedauditError | None = None  # the method or the policy is wrong, not the client
 
 
 def run_task(task: Task) -> Done:
-    """Decode, run the method's function with this client's data, model and memory, protect, encode."""
+    """Decode, run the method's function with this client's data, model and memory, protect, and encode the result."""
     if task.drop:
         return Done(task.k, error="dropped out")
     try:
         world = world_of(task.setting)
-    except FedauditError as e:  # the data or the setting, as this worker sees them
+    except FedauditError as e:  # something is wrong with the data or the setting as this worker sees them
         return Done(task.k, error=str(e), fatal=e)
     meter = Meter(f"client {task.k}", task.t, world.device, world.setting.flops)
     if (turn := here()) is not None:
@@ -139,7 +141,7 @@ def run_task(task: Task) -> Done:
         raise
     except BaseException as e:  # noqa: BLE001 (a client that fails is left out of the round, and recorded)
         where = last_frame(e)
-        if (found := device_error(e, f"client {task.k}")) is not None:  # nothing of the client's: the run ends
+        if (found := device_error(e, f"client {task.k}")) is not None:  # not the client's fault: the run ends
             return Done(task.k, error=str(found), detail="".join(traceback.format_exception(e)), fatal=found)
         if isinstance(e, ContractError | PrivacyError) and where and OURS in Path(where.filename).parents:
             return Done(task.k, error=str(e), fatal=e)
@@ -167,17 +169,18 @@ def run_task(task: Task) -> Done:
     )
 
 
-OURS = Path(__file__).resolve().parents[1]  # an error raised here is about the method; elsewhere, by it
+# An error raised by code in this folder is about the method; any other was raised by the method.
+OURS = Path(__file__).resolve().parents[1]
 
 
 def _known_name(cls: type) -> str:
-    """A class's name, where it was there before the run: one that was made by a task may be made of records."""
+    """Return a class's name if it was there before the run: a class that a task made may be made of records."""
     known = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
     return cls.__name__ if known else "an error of a class that was made by the task"
 
 
 def _may_tell(client: Client) -> bool:
-    """Whether what this client did so far may depend on its records, in a way that was not paid for."""
+    """Return whether what this client did so far may depend on its records in a way that was not paid for."""
     return client.looked or client.fitting or client.dirty or client.plain_fits > 0
 
 
@@ -185,29 +188,31 @@ _last: list[tuple[Blob, torch.device, Down]] = []  # the message that was decode
 
 
 def received(message: Blob, device: torch.device) -> Down:
-    """The message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for each."""
+    """Return the message in fresh memory. A broadcast is decoded once for all clients in this process, and copied for
+    each."""
     if isinstance(message, Held) and message.seen(device) is None:
         return decode(message, Down, device=device)  # all tensors of a type in one copy
     return cast(Down, fresh(_kept(message, device)))
 
 
 def _kept(message: Blob, device: torch.device) -> Down:
-    """The message as it was decoded, to look at: a method works on copies, and may change those."""
+    """Return the message as it was decoded, to be read only: a method works on copies, and may change those."""
     if not _last or _last[0][0] is not message or _last[0][1] != device:
         _last[:] = [(message, device, decode(message, Down, device=device, look=True))]
     return _last[0][2]
 
 
 def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task: Task) -> None:
-    """Which class a reply has is fixed before the run: else it would say something that nobody bills."""
+    """Raise ContractError unless the reply's class was fixed before the run; a free choice would tell something
+    unbilled."""
     if not isinstance(reply, Up):
         raise ContractError(
             f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it must return an Up message."
         )
     if type(reply).class_id() not in known:
         raise ContractError(
-            f"{task.fn} made the message class {type(reply).__name__} while it ran: a class says something by its name "
-            "and its fields. Define it in the method's module."
+            f"{task.fn} made the message class {type(reply).__name__} while it ran: the name and the fields of "
+            "such a class may tell of the records. Define it in the method's module."
         )
     promised = _promised(getattr(fn, "__func__", fn))
     if promised and not isinstance(reply, promised):
@@ -219,7 +224,7 @@ def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task
 
 @functools.cache
 def _promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
-    """The message classes that a function is annotated to return; empty where that does not say."""
+    """Return the message classes that a function is annotated to return; empty if the annotation does not say."""
     try:
         hint = get_type_hints(fn).get("return")
     except (NameError, TypeError):  # a name that only type checkers know
@@ -229,19 +234,20 @@ def _promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
 
 
 def absence(fn: str) -> Entry:
-    """The ledger's entry for a client that failed after it had looked at its records: that it failed may tell."""
+    """Return the ledger's entry for a client that failed after it had looked at its records: the failure may tell of
+    them."""
     condition = "that it failed, after it had looked at its records"
     return Entry.unprotected(f"{fn} (absence)", "absence", condition)
 
 
 def left_behind(fn: str) -> Entry:
-    """The ledger's entry for a task that wrote outside of model, memory and reply, where anybody may find it."""
+    """Return the ledger's entry for a task that wrote outside of model, memory and reply, where anybody may find it."""
     condition = "changed globals, attributes or defaults of its code, in a task that had looked at its records"
     return Entry.unprotected(f"{fn} (left behind)", "left behind", condition)
 
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:
-    """What the client keeps, to be encoded: the model's tensors are its own, and not copied for it."""
+    """Return what the client keeps, to be encoded. The model's tensors are not copied for it."""
     model = live_state(client.model)
     return ClientState(model, client.memory, client.plain_fits, client.spent, client.dirty, released=kept)
 
@@ -256,7 +262,8 @@ def open_client(
     message: Down | None = None,
     cls: type[C] | None = None,
 ) -> C:
-    """The client of a site as its last committed state left it; of a class that does some things in another way."""
+    """Return the client of a site as its last committed state left it. `cls` may be a subclass that does some things
+    differently."""
     make = cast(type[C], cls or Client)
     if state is None:
         return make(site, t, ask, meter, site.fresh_model(), {}, attempt=attempt, message=message)
@@ -270,21 +277,21 @@ def open_client(
 
 @contextmanager
 def compute(world: World) -> Iterator[None]:
-    """The conditions under which equal inputs give equal bits: thread count, kernels, deterministic algorithms."""
+    """Set the conditions under which equal inputs give equal bits: thread count, kernels, deterministic algorithms."""
     keep_freed()
     debugging: Any = torch.utils.deterministic
     threads, strictness = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     benchmark, fill = torch.backends.cudnn.benchmark, debugging.fill_uninitialized_memory
     if threads != world.setting.threads:
         torch.set_num_threads(world.setting.threads)
-    # As use_deterministic_algorithms, which imports torch's compiler on its first call: two seconds of every process.
+    # use_deterministic_algorithms does the same, but imports torch's compiler first: two seconds of every process.
     torch.set_deterministic_debug_mode("error" if world.setting.deterministic else "default")
     torch.backends.cudnn.benchmark = not world.setting.deterministic
     debugging.fill_uninitialized_memory = False  # a debugging aid that costs up to a quarter of a step
     onednn = torch.backends.mkldnn.set_flags(uses_onednn(world))[0]
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     allowed = world.device.type == "cuda" and world.setting.precision != "float32"
-    _allow_tf32(allowed, allowed)  # torch's own default: convolutions yes, products no
+    _allow_tf32(allowed, allowed)  # torch's own default allows TF32 in convolutions, not in matrix products
     step = world.setting.step if world.setting.step != "auto" else "recorded"
     stacked = chosen_engine(world.setting) == "stacked"
     try:
@@ -304,7 +311,7 @@ def _allow_tf32(products: bool, convolutions: bool) -> None:
 
 
 def uses_onednn(world: World) -> bool:
-    """Whether oneDNN computes on the CPU. On ARM its overhead makes steps on tiny images take twice as long."""
+    """Return whether oneDNN computes on the CPU. On ARM its overhead makes steps on tiny images take twice as long."""
     if world.setting.onednn != "auto":
         return world.setting.onednn == "on"
     return not (platform.machine() in ("aarch64", "arm64") and math.prod(world.shape[1:]) <= 16 * 16)

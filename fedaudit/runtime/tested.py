@@ -1,9 +1,9 @@
-"""Whether a method's declarations were tested, and which version of its source: kept beside the code that it is about.
+"""Keeps the verdict on a method's declarations, and the digest of the source that was tested, beside the method's code.
 
 `fedaudit check-method NAME --write` leaves its verdict in `fedaudit-tested.json` in the folder of the method's module,
-with the digest of the source that was tested; fedaudit's own methods bring theirs along. An entry counts for that very
-source and no other. It is a note for honest people, not a seal: who can edit the code can edit the note, and only its
-own digest tells a slip of the hand.
+with the digest of the source that was tested. fedaudit's own methods bring theirs along. An entry counts for that very
+source and no other. It is a note for honest people, not a seal: whoever can edit the code can edit the note, and the
+entry's own digest only reveals a slip.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Entry(Kept):
     fields: dict[str, str]  # by "Message.field": the verdict
     fedaudit: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    digest: str = ""  # of all the rest
+    digest: str = ""  # the digest of all other fields
 
     def sealed(self) -> Entry:
         return self.model_copy(update={"digest": self._digest()})
@@ -52,7 +52,7 @@ class Entry(Kept):
 
 
 def file_of(cls: type) -> Path | None:
-    """Where the verdict on a method is kept; None for code that lies in no file."""
+    """Return where the verdict on a method is kept; None for code that lies in no file."""
     origin = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return Path(origin).parent / NAME if origin else None
 
@@ -62,7 +62,7 @@ def key_of(cls: type) -> str:
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """The entries of a file; those that are not what was written count as none."""
+    """Return the entries of a file, without those that are not as they were written."""
     try:
         at = path.stat()
     except OSError:
@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, Entry]:
 
 @functools.lru_cache(maxsize=8)
 def _entries(path: Path, *_: int) -> dict[str, Entry]:
-    """Of one version of the file: checking all entries takes as long as a task of a small run."""
+    """Return the entries of one version of the file, cached: checking them takes as long as a task of a small run."""
     try:
         raw = json.loads(path.read_text())
         found = {key: Entry.model_validate(value) for key, value in raw["methods"].items()}
@@ -85,7 +85,9 @@ def write(cls: type, entry: Entry) -> Path:
     """Keep a verdict; those of other methods in the same folder stay."""
     path = file_of(cls)
     if path is None:
-        raise RunError(f"{key_of(cls)} lies in no file, so that its verdict has no place. Put it into a module.")
+        raise RunError(
+            f"{key_of(cls)} is not in a file, so its verdict cannot be kept beside it. Put it into a module."
+        )
     entries = {**read(path), key_of(cls): entry.sealed()}
     plain = {key: entries[key].model_dump(mode="json") for key in sorted(entries)}
     write_atomic(path, (json.dumps({"methods": plain}, indent=1) + "\n").encode())
@@ -93,7 +95,7 @@ def write(cls: type, entry: Entry) -> Path:
 
 
 def chosen(methods: Sequence[str]) -> list[str]:
-    """The methods that a command names; `all`: every registered one; `edited`: those not tested as they are."""
+    """Return the methods that a command names; `all`: every registered one; `edited`: those not tested as they are."""
     if list(methods) == ["all"]:
         return names("methods")
     if list(methods) == ["edited"]:
@@ -102,7 +104,7 @@ def chosen(methods: Sequence[str]) -> list[str]:
 
 
 def declarations_of(method: Method) -> Declarations:
-    """What is known of the running code's declarations."""
+    """Return what is known of the running code's declarations."""
     source = source_of_method(method)
     path = file_of(type(method))
     entry = read(path).get(key_of(type(method))) if path is not None else None

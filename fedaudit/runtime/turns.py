@@ -1,8 +1,10 @@
-"""Functions that take turns: each runs in a thread of its own, of which only one runs at any time, until it comes to a
-training; the trainings that wait are then carried out together where they are alike, and each function goes on.
+"""Functions take turns here, so that their trainings can be carried out together.
 
-Threads, because a function cannot be left and entered again in the middle. Nothing is concurrent: one baton is handed
-on, and with it the global generators, of which every function has its own state.
+Each function runs in a thread of its own, and only one thread runs at any time. It runs until it comes to a training.
+The trainings that wait are then carried out together if they are alike, and each function goes on.
+
+Threads are used because a function cannot be left and entered again in the middle. Nothing is concurrent: one thread
+hands over to the next, and the global generators are switched with it, for every function has its own state of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _here = threading.local()
 
 
 def here() -> Turn | None:
-    """The turn that this code is part of; None outside of any."""
+    """Return the turn that this code is part of; None outside of any."""
     return getattr(_here, "turn", None)
 
 
@@ -38,13 +40,13 @@ def carry_out(job: Job) -> Fitted: ...
 @overload
 def carry_out(job: PrivateJob) -> Trained: ...
 def carry_out(job: Job | PrivateJob) -> Fitted | Trained:
-    """Train: at once, or, inside a turn, when all others have come to a training as well."""
+    """Train and return the result: at once, or, inside a turn, when all others have come to a training as well."""
     turn = here()
     return job.alone() if turn is None else turn.wait(job)
 
 
 def descend(descent: Descent) -> Moments:
-    """As `carry_out`, for what is no training of a model: side by side with the others where it can be recorded."""
+    """Carry out a descent that is not the training of a model, side by side with others if it can be recorded."""
     turn = here()
     if turn is None or not descent.records or turn.refuse is not None:
         say_alone("what it optimises is free-form")
@@ -59,26 +61,29 @@ def say_alone(reason: str) -> None:
 
 
 class Joint(Protocol):
-    """Work that several functions may come to at once, and that is one stack then: an attack's on several clients."""
+    """Work that several functions may come to at once, and that can then be done as one stack: an attack on several
+    clients."""
 
     def alone(self) -> Any:
-        """Its result, computed by itself."""
+        """Return its result, computed by itself."""
 
     def like(self, other: Any) -> bool:
-        """Whether the two can be one stack."""
+        """Return whether the two can be one stack."""
 
     def together(self, others: Sequence[Any]) -> Sequence[Any]:
-        """The results of this and those like it, in that order; nothing is changed where it fails."""
+        """Return the results of this and of `others`, which are like it, in that order. If it fails, nothing is
+        changed."""
 
 
 def join(work: Joint) -> Any:
-    """As `carry_out`, for any work of that kind."""
+    """Do such work and return its result: at once, or, inside a turn, together with work that is like it."""
     turn = here()
     return work.alone() if turn is None or turn.refuse is not None else turn.wait_joining(work)
 
 
 class Globals:
-    """The state of the global generators that belongs to one function, put in place while it is its turn."""
+    """The state of the global generators that belongs to one function. It is put in place while it is the function's
+    turn."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -103,7 +108,7 @@ class Globals:
 
     @property
     def cuda(self) -> torch.Tensor:
-        """The state of the device's generator."""
+        """Return the state of the device's generator."""
         assert self._state[1] is not None
         return self._state[1]
 
@@ -118,11 +123,11 @@ class Left(BaseException):
 
 @dataclass
 class Turn:
-    """One function in its thread: until it wants to train, and on with the result."""
+    """One function in its thread. It runs until it wants to train, and goes on with the result."""
 
     work: Callable[[], Any]
     generators: Globals
-    away: Callable[[Away], None] = lambda away: None  # told how long it was away, in its own thread
+    away: Callable[[Away], None] = lambda away: None  # called in the function's thread with the time that it waited
     job: Job | PrivateJob | None = None
     descent: Descent | None = None
     joint: Joint | None = None
@@ -156,7 +161,7 @@ class Turn:
         self._stopped.release()
 
     def wait(self, job: Job | PrivateJob) -> Fitted | Trained:
-        """Called by the function, in its thread."""
+        """Wait until the training is done, and return its result. The function calls this in its thread."""
         if self.refuse is not None:
             self.alone.append(self.refuse)
             return job.alone()
@@ -165,13 +170,13 @@ class Turn:
         return job.alone() if self._fitted is None else self._fitted
 
     def wait_descending(self, descent: Descent) -> Moments:
-        """The same, for a descent."""
+        """Wait until the descent is done, and return its result. The function calls this in its thread."""
         self.descent = descent
         self._away(descent.device)
         return descent.alone() if self._moments is None else self._moments
 
     def wait_joining(self, work: Joint) -> Any:
-        """The same, for work that others may share."""
+        """Wait until the shared work is done, and return its result. The function calls this in its thread."""
         self.joint = work
         self._away(torch.device("cpu"))
         return work.alone() if self._shared is None else self._shared[0]
@@ -192,7 +197,7 @@ class Turn:
         self, fitted: Fitted | Trained | None = None, time: Away | None = None, moments: Moments | None = None,
         shared: tuple[Any] | None = None,
     ) -> None:  # fmt: skip
-        """Let it run until it wants to train, or is through. Without a result it trains by itself."""
+        """Let the function run until it wants to train or is through. Without a result it trains by itself."""
         self.job = self.descent = self.joint = None
         self._fitted, self._moments, self._shared, self._time = fitted, moments, shared, time or Away()
         self.generators.put()
@@ -201,7 +206,7 @@ class Turn:
         self.generators.keep()
 
     def leave(self) -> None:
-        """End it, wherever it is."""
+        """End the function, wherever it is."""
         if not self.done:
             self._left = True
             self._go.release()
@@ -209,7 +214,7 @@ class Turn:
 
 
 def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
-    """Until all are through. What one raises stays with it (`turn.error`), and the others go on."""
+    """Run all turns to their end. An error of one stays with it (`turn.error`), and the others go on."""
     before = Globals(turns[0].generators.device)
     try:
         for turn in turns:
@@ -225,7 +230,7 @@ def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
 
 
 def _join(turns: Sequence[Turn]) -> None:
-    """Carry out what waits and is alike as one, and let each go on with its own result, or by itself."""
+    """Carry out alike work that waits as one, and let each turn go on with its own result, or by itself."""
     left = list(turns)
     while left:
         first = left[0].joint
@@ -244,7 +249,7 @@ def _join(turns: Sequence[Turn]) -> None:
 
 
 def _train(turns: Sequence[Turn], compile: bool) -> None:
-    """Carry out the trainings that wait, and let each go on with its own."""
+    """Carry out the trainings that wait, and let each turn go on with its own result."""
     plain = [turn.job for turn in turns if isinstance(turn.job, Job)]
     private = [turn.job for turn in turns if isinstance(turn.job, PrivateJob)]
     _kind(turns, plain, *stacks(plain), functools.partial(fit_together, compile=compile))
@@ -258,7 +263,7 @@ def _kind(
     alone: dict[int, str],
     carry: Callable[[Any], Sequence[Fitted] | Sequence[Trained]],
 ) -> None:
-    """The trainings of one kind, grouped into stacks, which hold no more than went into memory before."""
+    """Carry out the trainings of one kind in stacks that are no larger than what fitted into memory before."""
     found: Found = {}
     halved: dict[int, str] = {}
     for group in groups:
@@ -273,7 +278,7 @@ def _kind(
 
 
 def _descend(turns: Sequence[Turn]) -> None:
-    """Carry out the descents that wait side by side, and let each go on; where the memory is not enough, in halves."""
+    """Carry out the waiting descents side by side, and let each turn go on; if memory runs out, do it in halves."""
     descents = [turn.descent for turn in turns if turn.descent is not None]
     if len(descents) < 2:
         for turn in turns:
@@ -315,7 +320,7 @@ def _stack(
     alone: dict[int, str],
     halved: dict[int, str],
 ) -> None:
-    """Train a group as one stack; where the memory is not enough, in halves; where it cannot be done, not at all."""
+    """Train a group as one stack; if memory runs out, in halves; if it cannot be stacked, note why in `alone`."""
     mine = [jobs[i] for i in group]
     generators = [generator for job in mine for generator in job.generators]
     before = [generator.get_state() for generator in generators]
@@ -349,17 +354,17 @@ def _stack(
         found[i] = of_job, Away(share_s=wall * share, stack=events, share=share)
 
 
-_fitted: dict[Any, int] = {}  # models that may be trained at once, where more ran out of memory
+_fitted: dict[Any, int] = {}  # how many models may be trained at once, if more ran out of memory
 
 
 def _form(job: Job | PrivateJob) -> Any:
-    """Return what trainings that take equally much memory have in common."""
+    """Return a key that trainings have in common if they take equally much memory."""
     plain = job.job if isinstance(job, PrivateJob) else job
     return type(job), repr(plain.structure), plain.batch
 
 
 def _events(device: torch.device) -> tuple[Any, Any] | None:
-    """A pair of CUDA events, the first recorded now; None without a GPU."""
+    """Return a pair of CUDA events, the first recorded now; None without a GPU."""
     if device.type != "cuda":
         return None
     events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

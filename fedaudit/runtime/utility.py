@@ -1,4 +1,4 @@
-"""Utility: accuracy of the global model and of what each client would deploy, on copies, out of band."""
+"""Measures the accuracy of the global model and of what each client would deploy, on copies, outside the protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedaudit.training.copying import copied
 DEPLOYED = ""  # the name, among a client's scores, of the model that it would deploy
 SETS = ("global_test", "local_test", "validation")
 BATCH = 1024  # records that go through a model at a time
-# Up to so many clients are all evaluated; of more, so many are drawn. The mean of a thousand accuracies lies within
+# Up to this many clients are all evaluated; of more, this many are drawn. The mean of a thousand accuracies lies within
 # 3.1 points of the mean over all clients with 95 % probability, and closer as a rule: their standard deviation is at
 # most 0.5. More would cost time and room in the record, and tell hardly more.
 EVERY_CLIENT = 1_000
@@ -42,7 +42,7 @@ Scores = dict[str, dict[str, float]]  # by point of the round and by test set
 
 @dataclass
 class Known:
-    """What was evaluated before, so that nothing is evaluated twice: a cache, and nothing more."""
+    """A cache of earlier evaluations, so that nothing is evaluated twice."""
 
     clients: dict[int, tuple[object, Scores]] = field(
         default_factory=dict
@@ -51,8 +51,11 @@ class Known:
 
 
 def looked_at(seed: int, clients: int) -> list[int]:
-    """The clients that are evaluated, ascending: all, or a sample of many. It is the same in every round, so that
-    rounds can be compared, and who did not train in between is not evaluated again."""
+    """Return the clients that are evaluated, ascending: all, or a sample of many.
+
+    The sample is the same in every round, so that rounds can be compared, and a client that did not train in between is
+    not evaluated again.
+    """
     if clients <= EVERY_CLIENT:
         return list(range(clients))
     order = torch.randperm(clients, generator=generator(seed, "evaluation", "clients"))
@@ -60,7 +63,7 @@ def looked_at(seed: int, clients: int) -> list[int]:
 
 
 def sampling_note(utility: Utility) -> list[str]:
-    """In words, for the record's notes, that some of many clients were looked at; empty where all were."""
+    """Return a note for the record that some of many clients were looked at; empty if all were."""
     seen = utility.sampled()
     if seen is None:
         return []
@@ -72,7 +75,7 @@ def sampling_note(utility: Utility) -> list[str]:
 
 @torch.no_grad()
 def hits(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> int:
-    """How many rows the model classifies right."""
+    """Return how many rows the model classifies right."""
     right = torch.zeros((), dtype=torch.int64, device=y.device)
     for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
         right += (model(xs).argmax(1) == ys).sum()
@@ -93,13 +96,14 @@ def evaluate(
     known: Known | None = None,
     global_points: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> Utility:
-    """One round's utility. `open_client(k)` gives client k in a copy of its committed state.
+    """Return one round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
     The global model is tried on the common test set and, as papers on personalisation report it, on each client's own
     held-out records (`local_test`). A client whose state is of a `version` that is in `known` is not evaluated again.
-    Of more than EVERY_CLIENT clients, a sample is looked at (`looked_at`), and the means over clients say so.
-    Where the method offers further points of a round (`Method.points`), their models are scored as the deployed ones
-    are, under `points` by name; the server's (`Method.global_points`) as the global model is, under `global_points`.
+    If there are more than EVERY_CLIENT clients, a sample is looked at (`looked_at`), and the means over clients say so.
+    If the method offers further points of a round (`Method.points`), their models are scored like the deployed ones,
+    under `points` by name. The server's points (`Method.global_points`) are scored like the global model, under
+    `global_points`.
     """
     known = Known() if known is None else known
     utility = Utility()
@@ -140,7 +144,7 @@ def _global_scores(world: World, model: nn.Module) -> GlobalScores:
 
 
 HeldOut = Literal["nonmembers", "validation"]
-Counts = list[tuple[int, int]]  # by client: how many of its records are right, of how many
+Counts = list[tuple[int, int]]  # by client: how many of its records are classified right, and how many it has
 
 
 def _counts_one_by_one(world: World, model: nn.Module, clients: Sequence[int], what: HeldOut) -> Counts:
@@ -150,11 +154,14 @@ def _counts_one_by_one(world: World, model: nn.Module, clients: Sequence[int], w
 
 @torch.no_grad()
 def _counts_in_batches(world: World, model: nn.Module, clients: Sequence[int], what: HeldOut) -> Counts:
-    """The same for many clients with a few records each: a batch holds those of several. A call of a model takes as
-    long for four records as for a hundred."""
+    """Count like `_counts_one_by_one`, for many clients with a few records each: a batch holds those of several
+    clients.
+
+    A call of a model takes as long for four records as for a hundred.
+    """
     held = [getattr(world.federation.shards[k], what) for k in clients]
     index = np.concatenate(held)
-    right = [0]  # before each record: how many are right up to there
+    right = [0]  # for each record: how many of those before it are right
     for at in range(0, len(index), BATCH):
         x, y = world.records(index[at : at + BATCH])
         right += (right[-1] + (model(x).argmax(1) == y).cumsum(0)).tolist()
@@ -163,14 +170,16 @@ def _counts_in_batches(world: World, model: nn.Module, clients: Sequence[int], w
 
 
 def _client_scores(world: World, k: int, open_client: Callable[[int], Client], starts: dict[str, float]) -> Scores:
-    """The scores of a client's models. A model that is still the start of its architecture, as that of a client that
-    was never asked, has the same accuracy on the common test set as every such model: it is computed once (`starts`).
+    """Return the scores of a client's models.
+
+    The model of a client that was never asked is still the start of its architecture. All such models have the same
+    accuracy on the common test set, which is computed once (`starts`).
     """
     client = open_client(k)
     models = {**world.method.points(client), DEPLOYED: world.method.personal(client)}
     local, validation = world.held_out(k, "nonmembers"), world.held_out(k, "validation")
     sets = {"global_test": world.test, "local_test": local, "validation": validation}
-    scored: dict[int, dict[str, float]] = {}  # by the module's identity: the deployed one is often a point, too
+    scored: dict[int, dict[str, float]] = {}  # by the module's id(): the deployed one is often a point, too
     for point, model in models.items():
         if id(model) not in scored:
             what = f"points: {point}" if point else "personal"
@@ -189,11 +198,12 @@ def _client_scores(world: World, k: int, open_client: Callable[[int], Client], s
 
 
 def _points(each: list[Scores]) -> list[str]:
-    """The names of the points, which all clients must offer: a mean over some of them would pass for one over all."""
+    """Return the names of the points, which all clients must offer: a mean over some clients would pass for one over
+    all."""
     if len({frozenset(scores) for scores in each}) > 1:
         offered = sorted({name for scores in each for name in scores} - {DEPLOYED})
         raise ContractError(
-            f"Method.points offers other names for one client than for another ({', '.join(offered)}). Offer the same "
+            f"Method.points offers different names for different clients ({', '.join(offered)}). Offer the same "
             "for all; a client that has not come so far offers its model as it is."
         )
     return sorted(each[0].keys() - {DEPLOYED}) if each else []
@@ -205,7 +215,7 @@ def _over_clients(world: World, each: list[dict[str, float]]) -> ClientScores:
 
 
 def _holders(world: World, name: str) -> int | None:
-    """How many of all clients have records of a set, where only some are looked at; None where all are."""
+    """Return how many of all clients have records of a set, if only some are looked at; None if all are."""
     if world.setting.clients <= EVERY_CLIENT:
         return None
     if name == "global_test":
@@ -215,7 +225,7 @@ def _holders(world: World, name: str) -> int | None:
 
 
 def _spread(values: list[float], of: int | None) -> Spread | None:
-    """Of all clients' values, or of a sample of those of `of` clients."""
+    """Return the spread of all clients' values or, if `of` is set, of a sample of `of` clients."""
     if not values:
         return None
     mean, std = mean_std(values)
@@ -232,7 +242,7 @@ def _frozen(model: nn.Module, what: str) -> nn.Module:
 
 
 def results(rounds: Sequence[RoundRecord]) -> Result:
-    """The last round and the one chosen on validation data; the best test round only under that name."""
+    """Return the last round and the one chosen on validation data; the best test round appears only under that name."""
     evaluated = [_reached(row.round, row.utility) for row in rounds if row.utility is not None]
     if not evaluated:
         return Result()

@@ -1,4 +1,4 @@
-"""The world of a run, as its setting describes it: data, models, method. Built alike on the driver and in workers.
+"""The world of a run, as its setting describes it: data, models, method. Driver and workers build it alike.
 
 It is a cache and nothing more: dropping it costs time, never state.
 """
@@ -66,15 +66,15 @@ class World:
         self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)
 
     def misfit(self) -> str | None:
-        """Why the method does not apply to records like these; None where it does."""
+        """Return why the method does not apply to records like these; None if it does."""
         return self.method.cannot_take(self.shape)
 
     def build(self, arch: str) -> models.Net:
-        """A freshly initialised model on this run's device, in evaluation mode."""
+        """Return a freshly initialised model on this run's device, in evaluation mode."""
         brought = self.method.build(arch)
         if brought is not None:
             return cast(models.Net, brought.to(self.device).eval())
-        with registry.read_from(self._named_by):  # an own model is code, whoever names it
+        with registry.read_from(self._named_by):  # a model of the user's own is code, whoever names it
             model = models.build(arch, shape=self.shape, classes=self.classes)
         if self.setting.norm == "group":
             from fedaudit.privacy.persample import repair
@@ -101,8 +101,12 @@ class World:
         return self.archs[0]
 
     def fresh_model(self, k: int, seed: int | None = None) -> models.Net:
-        """Client k's model before any training. Common: it follows from the seed and its architecture, and is the first
-        model that `Method.init` builds on the server where that has the same one. Own: from the seed and k."""
+        """Return client k's model before any training.
+
+        If `init` is common, it follows from the seed and its architecture. It then equals the first model that
+        `Method.init` builds on the server, if that has the same architecture. If `init` is own, it follows from the
+        seed and k.
+        """
         arch = self.archs[k]
         if self.setting.init == "common" and seed is None:
             return self.blank_model(k)
@@ -110,32 +114,36 @@ class World:
             return self.build(arch)
 
     def _start(self, k: int) -> tuple[object, ...]:
-        """What client k's first model is drawn by, beside the seed."""
+        """Return the names, beside the seed, from which client k's first model is drawn."""
         if self.setting.init == "own":
             return f"client {k}", "model"
         arch = self.archs[k]
         return ("server", 0) if arch == self._arch_on_server else ("model", arch)
 
     def blank_model(self, k: int) -> models.Net:
-        """A model of client k's architecture whose weights are about to be replaced. Built once, and copied: where all
-        clients begin alike, it is what they begin with."""
+        """Return a model of client k's architecture whose weights are about to be replaced.
+
+        It is built once and copied. If all clients begin alike, it is also the model that they begin with.
+        """
         return copied(self._template(k))
 
     def model_with(self, k: int, state: State) -> models.Net:
-        """Client k's model with the tensors of a state, which become its own."""
+        """Return client k's model with the tensors of a state, which become its own."""
         made = copied_with(self._template(k), state)
         return put(self.blank_model(k), state) if made is None else made
 
     def is_start(self, k: int, model: nn.Module) -> bool:
-        """Whether a model of client k has the very tensors with which all clients of its architecture begin. Never
-        where each client begins with a model of its own."""
+        """Return whether a model of client k has the very tensors with which all clients of its architecture begin.
+
+        It is False if each client begins with a model of its own.
+        """
         if self.setting.init != "common":
             return False
         start, mine = self._template(k).state_dict(), model.state_dict()
         return start.keys() == mine.keys() and all(torch.equal(t, start[name]) for name, t in mine.items())
 
     def model_name(self, k: int) -> str:
-        """What client k's model calls itself."""
+        """Return the name that client k's model gives itself."""
         return name_of(self._template(k))
 
     def _template(self, k: int) -> models.Net:
@@ -150,16 +158,19 @@ class World:
         return len(shard.members) + len(shard.canaries)
 
     def members(self, k: int) -> Rows:
-        """In memory of their own. A GPU keeps what it got: bringing them takes longer than an epoch on them. Here,
-        making numbers of pixels takes longer than a copy."""
+        """Return client k's records in memory of their own.
+
+        A GPU keeps what it got, since bringing records there takes longer than an epoch on them. Main memory keeps them
+        too, since making numbers of pixels takes longer than a copy.
+        """
         return copied_rows(self.seen_members(k))
 
     def seen_members(self, k: int) -> Rows:
-        """The same where they are kept, for who leaves them as they are."""
+        """Return client k's records without a copy, for callers that do not change them."""
         return self._there.get(("members", k), lambda: self._to_device(self.federation.members(k)))
 
     def candidates(self, k: int) -> Rows:
-        """The members that are exchangeable with the non-members."""
+        """Return the members that are exchangeable with the non-members."""
         return self._to_device(self.federation.candidates(k))
 
     def nonmembers(self, k: int) -> Rows:
@@ -169,16 +180,16 @@ class World:
         return copied_rows(self.held_out(k, "validation"))
 
     def held_out(self, k: int, what: Literal["nonmembers", "validation"]) -> Rows:
-        """Records that client k does not train on, for who evaluates and leaves them as they are."""
+        """Return records that client k does not train on, without a copy, for callers that do not change them."""
         of = self.federation.nonmembers if what == "nonmembers" else self.federation.validation
         return self._there.get((what, k), lambda: self._to_device(of(k)))
 
     def records(self, index: np.ndarray) -> Rows:
-        """Records by their places in the data set, for who evaluates those of many clients in one batch."""
+        """Return records by their places in the data set, to evaluate those of many clients in one batch."""
         return self._to_device(self.federation.rows(index))
 
     def other_rows(self, k: int) -> Rows:
-        """As many records as client k trains on, but none of its own: for the test of declarations."""
+        """Return as many records as client k trains on, but none of its own, for the test of declarations."""
         x, y = self.federation.auxiliary()
         if not len(x):
             raise DataError("Testing a method's declarations needs an auxiliary set: set aux above 0.")
@@ -194,7 +205,7 @@ class World:
         return self._to_device((x, torch.full((len(x),), -1)))
 
     def public(self) -> Rows:
-        """The transfer set; the labels of another data set are no labels of this task, and are all -1."""
+        """Return the transfer set. Labels of another data set are not labels of this task, and are all -1."""
         if not self.has_public:
             raise SettingError(f"{self.setting.method} needs a public transfer set: set --public, for example 0.1.")
         return self._public
@@ -205,7 +216,7 @@ class World:
 
     @property
     def public_labelled(self) -> bool:
-        """Whether the labels of the transfer set are of this task."""
+        """Return whether the labels of the transfer set are those of this task."""
         return self.setting.public_dataset is None
 
     @property
@@ -224,7 +235,7 @@ class World:
 
     @functools.cached_property
     def model_size(self) -> Callable[..., Size]:
-        """Bytes of a model, or of a part of it, as parameters and buffers; built once to be measured."""
+        """Return a function that gives the bytes of a model or of a part of it, measured once on a built model."""
 
         @functools.cache
         def size(arch: str, part: Part | None = None) -> Size:
@@ -235,7 +246,8 @@ class World:
 
     @functools.cached_property
     def releases(self) -> Callable[[str], int | None]:
-        """How often a client will release a kind over the whole run, by the method's declared traffic."""
+        """Return a function that says, by the declared traffic, how often a client will release a kind over the whole
+        run."""
 
         @functools.cache
         def count(kind: str) -> int | None:
@@ -250,9 +262,12 @@ class World:
 
     @functools.cached_property
     def absent(self) -> Callable[[int], frozenset[str]]:
-        """The optional fields of uploads ("Message.field") that the declared traffic leaves empty in a round, before
-        anything of the run is known: that such a field is None tells nothing. A run in which one is sent all the same
-        ends with an error."""
+        """Return a function that gives the optional fields of uploads ("Message.field") that are always None in round
+        t.
+
+        These are the fields that the declared traffic leaves empty before anything of the run is known: that such a
+        field is None tells nothing. A run in which one is sent all the same ends with an error.
+        """
         known = message_classes(type(self.method).__module__)
         optional = {f"{cls.__name__}.{name}" for cls in known if issubclass(cls, Up) for name in cls.optional()}
 
@@ -269,7 +284,8 @@ class World:
         return fields
 
     def site(self, k: int, rows: Rows | None = None) -> Site:
-        """Client k's side of this world: what its task may hold. With `rows`, those are all the records it has."""
+        """Return client k's side of this world: what its task may hold. If `rows` is given, those are all the records
+        it has."""
         return Site(
             seed=self.setting.seed,
             device=self.device,
@@ -295,7 +311,7 @@ class World:
 
     @functools.cached_property
     def hub(self) -> Hub:
-        """The server's side of this world."""
+        """Return the server's side of this world."""
         return Hub(
             seed=self.setting.seed,
             device=self.device,
@@ -330,11 +346,11 @@ class World:
 
 
 KEPT = 1 << 30  # bytes of records that stay on a GPU
-KEPT_HERE = 1 << 25  # and in main memory
+KEPT_HERE = 1 << 25  # bytes of records that stay in main memory
 
 
 class KeptRows:
-    """Records that stay where they are, up to so many bytes: what comes later is brought again each time."""
+    """Keeps records on their device up to a limit in bytes. Records that come later are made again each time."""
 
     def __init__(self, limit: int) -> None:
         self._rows: dict[tuple[str, int], Rows] = {}
@@ -359,11 +375,13 @@ def copied_rows(rows: Rows) -> Rows:
 
 
 def nothing_else() -> Rows:
-    raise DataError("A client whose records were given, such as a shadow, has none beside them.")
+    raise DataError(
+        "A client whose records were given, such as a shadow, has no other records. Use those that were given."
+    )
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The plain values in a tree of dicts and lists."""
+    """Yield the plain values in a tree of dicts and lists."""
     if isinstance(value, dict):
         for item in value.values():
             yield from leaves(item)
@@ -380,16 +398,16 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f"Unknown device {name!r}. There is: auto, cpu, cuda, cuda:N.") from None
+        raise SettingError(f"Unknown device {name!r}. Choose from auto, cpu, cuda, cuda:N.") from None
     if device.type not in ("cpu", "cuda"):
-        raise SettingError(f"The device {name!r} is not supported. There is: auto, cpu, cuda, cuda:N.")
+        raise SettingError(f"The device {name!r} is not supported. Choose from auto, cpu, cuda, cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"The device {name!r} was asked for, but torch sees no GPU here. Use --device cpu.")
     return device
 
 
 def chosen_engine(setting: Setting) -> str:
-    """The engine's name; auto is stacked on a GPU, where one small network leaves most of the device idle."""
+    """Return the engine's name; auto is stacked on a GPU, where one small network leaves most of the device idle."""
     if setting.isolate and setting.engine not in ("auto", "serial"):
         raise SettingError(
             f"--isolate runs each client's task in a process of its own, one after the other, which --engine "
@@ -401,7 +419,8 @@ def chosen_engine(setting: Setting) -> str:
 
 
 def on_gpu(setting: Setting) -> bool:
-    """Whether a run of this setting is for a GPU, be there one here or not: a folder's name must not depend on that."""
+    """Return whether this setting's run is for a GPU, even if there is none here: a folder's name must not depend on
+    that."""
     return setting.device.startswith("cuda") or (setting.device == "auto" and torch.cuda.is_available())
 
 
@@ -409,7 +428,7 @@ _held: list[tuple[str, World]] = []  # in a process that runs one party: the onl
 
 
 def hold(setting_json: str, world: World) -> None:
-    """From now on this process knows one world: what one party holds."""
+    """Make `world` the only world that this process knows: the one of a single party."""
     world_of.cache_clear()
     _held[:] = [(setting_json, world)]
 
@@ -418,6 +437,8 @@ def hold(setting_json: str, world: World) -> None:
 def world_of(setting_json: str) -> World:
     if _held:
         if _held[0][0] != setting_json:
-            raise ContractError("This process holds what one party of one run does, and opens no other world.")
+            raise ContractError(
+                "This process serves one party of one run, and cannot open the world of another setting."
+            )
         return _held[0][1]
     return World(Setting.model_validate_json(setting_json))

@@ -55,7 +55,7 @@ def test_an_attack_takes_settings_by_table(a_run):
     assert made("loss")[0] == made({"attack": "loss"})[0] == "loss"
     with pytest.raises(SettingError, match="Unknown setting of loss 'stepz'"):
         made({"attack": "loss", "stepz": 3})
-    with pytest.raises(ContractError, match="names no attack"):
+    with pytest.raises(ContractError, match="does not name an attack"):
         made({"steps": 3})
     (result,) = [r for r in attack_run(a_run, attacks=[{"attack": "loss"}]) if r.attack == "loss"]
     assert result.claims == "membership"

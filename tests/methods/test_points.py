@@ -48,7 +48,7 @@ def test_points_are_scored_beside_what_is_deployed(tmp_path, fedaudit):
 
 
 def test_a_point_that_only_some_clients_offer_is_refused(tmp_path):
-    with pytest.raises(ContractError, match=r"other names for one client .*early"):
+    with pytest.raises(ContractError, match=r"different names for different clients .*early"):
         run(setting(Uneven), out=tmp_path / "a")
 
 

@@ -99,5 +99,5 @@ def test_a_damaged_score_is_refused(tmp_path, damage):
     else:
         raw["rounds"][0]["utility"]["globl"] = raw["rounds"][0]["utility"].pop("global")
     (tmp_path / "run" / "record.json").write_text(json.dumps(raw))
-    with pytest.raises(RunError, match=r"no valid run record: rounds\.0\.utility"):
+    with pytest.raises(RunError, match=r"not a valid run record: rounds\.0\.utility"):
         read_record(tmp_path / "run")

@@ -164,7 +164,7 @@ def test_damaged_checkpoints_and_records_say_so(tiny, tmp_path):
     for text, words in (
         ("{", "cannot be read"),
         ('{"schema_version": 99}', "schema version 99"),
-        ('{"schema_version": 1}', "no valid run record"),
+        ('{"schema_version": 1}', "not a valid run record"),
     ):
         (tmp_path / "a" / "record.json").write_text(text)
         with pytest.raises(RunError, match=words):
@@ -353,7 +353,7 @@ def test_a_curve_that_the_rounds_do_not_add_up_to_is_refused(tiny, tmp_path):
     assert all(point["clients_mean"] > 0 for point in written["curve"])
     written["curve"][1]["up_payload"] = 5
     path.write_text(json.dumps(written))
-    with pytest.raises(RunError, match="the curve is not what the rounds add up to"):
+    with pytest.raises(RunError, match="the curve does not follow from the rounds"):
         read_record(path)
     del written["curve"]  # as records were before they had one
     path.write_text(json.dumps(written))

@@ -49,7 +49,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ('[base]\ndataset = "digit"', "'digit'.*[Dd]id you mean 'digits'"),
         ('attacks = ["los"]', "Unknown attack 'los'. Did you mean 'loss'"),
         ('attacks = [{ attack = "loss", stepps = 3 }]', "Unknown setting of loss 'stepps'"),
-        ("attacks = [{ name = 'loss' }]", "names no attack"),
+        ("attacks = [{ name = 'loss' }]", "does not name an attack"),
         ('attacks = ["loss", "loss"]', "'loss' is listed twice"),
         ("trials = 9\ntrials_on = [3]", "no cell has the seed 3"),
         ('threats = ["sever"]', "Unknown threat 'sever'"),

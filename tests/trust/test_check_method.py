@@ -50,7 +50,7 @@ def test_a_careful_method_holds(tried):
     [
         ("ReadBefore", "Weights.w", "beside training"),
         ("PublicNumber", "Marked.t", "is declared public"),
-        ("Switches", "update (message class)", "which message comes tells of the records"),
+        ("Switches", "update (message class)", "class of the message tells of the records"),
         ("FailsByRecords", "update (absence)", "failed on client"),
         ("NamedByData", "(the run)", "while it ran"),
         ("Mixes", "Rows.e", "the noise is scaled for one"),

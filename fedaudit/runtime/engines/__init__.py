@@ -1,4 +1,4 @@
-"""Where clients' tasks run. An engine maps `run_task` over tasks and knows nothing else."""
+"""Engines run clients' tasks. An engine maps `run_task` over tasks and knows nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Engine(Protocol):
     in_process: bool  # whether tasks run inside this process, and so inside what is timed here
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Results in the order of the tasks. Tasks are drawn lazily: at most a few states are in memory."""
+        """Yield results in the order of the tasks. Tasks are drawn lazily: at most a few states are in memory."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,8 @@
-"""Every client's task in a process of its own, which holds that client's records only, and the server's rounds in one
-that holds none: `--isolate`. The numbers are those of the serial engine, to the bit.
+"""The engine of `--isolate` runs each client's task in a process of its own, which holds that client's records only.
 
-This process keeps the data, hands each party what it may hold, carries what crosses the wire, and evaluates.
+The server's rounds run in a process that holds no records. The numbers are those of the serial engine, to the bit. The
+process of the run itself keeps the data, hands each party what it may hold, carries what crosses the wire, and
+evaluates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedaudit.setting import Setting
 from fedaudit.wire.codec import encode_tree
 from fedaudit.wire.message import KINDS
 
-# Of the environment, what a party gets: how to find the code, and how to compute. Nothing else of the user's.
+# A party gets these variables of the environment: how to find the code, and how to compute. It gets no others.
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 COMPUTING = ("OMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_")
 Answers = Callable[[str, Mapping[int, bytes]], tuple[dict[int, bytes], list[int]]]  # replies, and who is left
@@ -46,7 +47,8 @@ class IsolatedEngine:
         return map(self._client, tasks)
 
     def server(self, what: str, t: int, state: bytes | None, ids: list[int], answers: Answers) -> Frame:
-        """`init` or one `round` in a process without records. What it asks is answered by `answers`."""
+        """Carry out `init` or one `round` in a process without records; `answers` answers what it asks. Return its last
+        frame."""
         world = world_of(self._setting.model_dump_json())
         said = {"what": what, "t": t, "ids": ids, "facts": _facts(world, None)}
         with self._party(said, [*([state] if state is not None else []), _rows(world, None)], world) as file:
@@ -59,7 +61,7 @@ class IsolatedEngine:
                 try:
                     messages = {int(k): blobs[i] for k, i in back["to"]}
                 except (ValueError, IndexError, TypeError) as e:
-                    raise RunError(f"The server's process asked for what makes no sense ({e}).") from None
+                    raise RunError(f"The server's process asked for something that is not a valid ask ({e}).") from None
                 replies, left = answers(str(back["ask"]), messages)
                 send(file, {"replied": list(replies), "left": left}, list(replies.values()))
 
@@ -83,7 +85,7 @@ class IsolatedEngine:
 
     @contextlib.contextmanager
     def _party(self, said: Mapping[str, Any], blobs: list[bytes], world: World) -> Iterator[Stream]:
-        """A process for one party, told what it may hold; its folder goes with it."""
+        """Start a process for one party and tell it what it may hold; its folder is removed when it ends."""
         if self._nursery is None or self._nursery.spent:
             self._stop()
             self._nursery = _Nursery(self._setting, self._scratch)
@@ -102,7 +104,7 @@ class IsolatedEngine:
         try:
             return receive(file)
         except (EOFError, OSError):
-            raise RunError(f"{who} ended without a word: its process is gone. Go on with --resume.") from None
+            raise RunError(f"{who} ended without an answer: its process is gone. Go on with --resume.") from None
 
     def _stop(self) -> None:
         if self._nursery is not None:
@@ -115,7 +117,7 @@ class IsolatedEngine:
 
 
 class _Nursery:
-    """The process that forks for each party, seen from here."""
+    """The process that forks for each party, as the run sees it."""
 
     def __init__(self, setting: Setting, scratch: Path):
         preload = ["opacus"] if setting.privacy else []  # for DP-SGD and ledgers
@@ -152,7 +154,7 @@ class _Nursery:
         self._served += 1
 
     def close(self) -> None:
-        self._control.close()  # it sees the end, and stops
+        self._control.close()  # the nursery sees that, and stops
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -161,7 +163,7 @@ class _Nursery:
 
 
 def _facts(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
-    """What a party knows of the run beside its setting: plain values."""
+    """Return what a party knows of the run beside its setting, as plain values."""
     facts: dict[str, Any] = {
         "shape": list(world.shape),
         "tokens": world.shape.tokens,
@@ -183,7 +185,7 @@ def _absent(world: World, t: int) -> list[str]:
 
 
 def _rows(world: World, k: int | None) -> bytes:
-    """The records that a party holds: a client's own, and the public set."""
+    """Return the records that a party holds: a client's own, and the public set."""
     rows: dict[str, Any] = {"public": list(world.public())} if world.has_public else {}
     if k is not None:
         rows |= {"own": list(world.members(k)), "validation": list(world.validation(k))}

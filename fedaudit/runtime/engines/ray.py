@@ -1,4 +1,4 @@
-"""The same tasks on Ray: a pool of workers on this machine, or on an existing cluster."""
+"""This engine runs the tasks on Ray: on a pool of workers on this machine, or on an existing cluster."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedaudit.runtime.engines.ray_contact import LOOK, OUTLIVE, RayContact, envi
 from fedaudit.runtime.task import Done, Task
 from fedaudit.setting import Setting
 
-PATIENCE = 300.0  # seconds for any worker to come up, where all are gone
+PATIENCE = 300.0  # seconds to wait for any worker to come up after all were lost
 FEWER = "Go on with --resume: with fewer --workers, or with --engine serial."
 GO_ON = f"{KEPT} Go on with --resume, also with --engine serial."
 
 
 @dataclass
 class _Job:
-    number: int  # in the order of the tasks
+    number: int  # its place in the order of the tasks
     task: Task
     losses: int = 0
 
@@ -34,7 +34,7 @@ class _Called:
     """A worker that was asked whether it is there."""
 
     worker: Any
-    new: bool  # or one that was there before
+    new: bool  # False: it was there before
 
 
 class RayEngine:
@@ -51,8 +51,8 @@ class RayEngine:
             path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
             needed = {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
             elsewhere = setting.ray_address or os.environ.get("RAY_ADDRESS")
-            # Processes that Ray starts here have the environment of this one. To a cluster it has to be sent, where
-            # each worker imports Ray twice for it, and those that were there already stay idle.
+            # Processes that Ray starts here have our environment. To a cluster it has to be sent. There,
+            # each worker imports Ray twice for that, and the workers that were there already stay idle.
             try:
                 with environment(OUTLIVE if elsewhere else {**OUTLIVE, **needed}):
                     ray.init(
@@ -66,7 +66,7 @@ class RayEngine:
             except ConnectionError as e:
                 raise SettingError(f"No Ray cluster answers at {setting.ray_address!r}: {e}.") from e
         workers = setting.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // setting.threads)
-        # Ray starts none of them again: calls to a worker that is under way again fail, one after another.
+        # Ray must not restart a worker by itself: calls to a worker that is restarting fail, one after another.
         self._worker = ray.remote(
             num_cpus=0 if setting.workers else setting.threads, num_gpus=setting.gpu_fraction, max_restarts=0
         )(_Worker)
@@ -79,7 +79,7 @@ class RayEngine:
         return RayContact(self._ray)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Give tasks to free workers, and results out in the order of the tasks. A lost task is done again."""
+        """Give tasks to free workers, and yield results in the order of the tasks. A lost task is done again."""
         called = [call.worker for call in self._called.values()]
         free = [worker for worker in self._workers if worker not in called]
         new = (_Job(number, task) for number, task in enumerate(tasks))
@@ -114,14 +114,14 @@ class RayEngine:
                         raise lost_too_often(job.task, _first_line(e), FEWER) from e
                     again.append(job)
                     self._replace(worker)
-                    while free:  # whoever else is gone is found before the task is given away again
+                    while free:  # find other workers that are gone before the task is given away again
                         self._call(free.pop(), new=False)
                     continue
                 finished[job.number] = dataclasses.replace(done, redone=job.losses)
                 free.append(worker)
 
     def _next(self, references: list[Any], running: bool) -> Any:
-        """The reference of the next result. Looks meanwhile whether Ray is there."""
+        """Return the reference of the next result. Meanwhile, check whether Ray is still there."""
         deadline = time.monotonic() + PATIENCE
         while True:
             self._contact.check(GO_ON)
@@ -136,11 +136,12 @@ class RayEngine:
                 )
 
     def _result(self, k: int, reference: Any) -> Done:
-        """What a task gave. An error that the task raised is its client's; any other is raised here: a loss."""
+        """Return a task's result. An error that the task raised is its client's; any other is a loss, and is raised
+        here."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as e:
-            if isinstance(e.cause, self._ray.exceptions.RayError):  # its message did not reach it
+            if isinstance(e.cause, self._ray.exceptions.RayError):  # the task's message did not reach the worker
                 raise e.cause from e
             return Done(k, error=f"{type(e.cause).__name__} in its worker", detail=str(e), lost=True)
 
@@ -155,7 +156,7 @@ class RayEngine:
         self._call(new, new=True)
 
     def _arrived(self, reference: Any) -> list[Any]:
-        """The worker that answered, if it did."""
+        """Return the worker that answered, if it did."""
         call = self._called.pop(reference)
         try:
             self._ray.get(reference)
@@ -173,7 +174,7 @@ class RayEngine:
         return [call.worker]
 
     def close(self) -> None:
-        if "_contact" not in vars(self) or not self._contact.gone:  # where Ray is gone nobody would answer
+        if "_contact" not in vars(self) or not self._contact.gone:  # if Ray is gone, nobody would answer
             for worker in self._workers:
                 self._ray.kill(worker)
         if self._owns:

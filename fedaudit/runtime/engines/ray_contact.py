@@ -1,6 +1,6 @@
-"""Whether Ray itself is still there.
+"""This module checks whether Ray itself is still there.
 
-Ray ends a process that uses what it has lost: at once, with exit code 1, and without a word. So we look before.
+Ray ends a process that uses what it has lost: at once, with exit code 1, and without a message. So we check before.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LOOK = 1.0  # seconds between two looks while nothing happens
 AGAIN = 1.0  # seconds after which the directory is asked again
 GRACE = 30.0  # seconds for something that does not answer to come back
 ANSWER = 5.0  # seconds for a connection to be made
-# Ray ends this process, with exit code 1, when its directory has been away for that long (60 s, if nobody says other).
+# Ray ends this process, with exit code 1, when its directory has been away for this long (60 s by default).
 OUTLIVE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
 Place = tuple[str, int]  # host, port
 
 
 class RayContact:
-    """Knocks at the two processes without which Ray does nothing: its agent on this machine (the raylet), and the
-    directory of its cluster (the GCS)."""
+    """Checks the two processes that Ray cannot work without: its agent on this machine (the raylet), and the directory
+    of its cluster (the GCS)."""
 
     def __init__(self, ray: Any):
         self.gone = ""  # what does not answer
@@ -33,7 +33,7 @@ class RayContact:
         self._directory: Place | None = None
         self._seen = 0.0  # when the directory answered last
         if ray.util.client.ray.is_connected():
-            return  # at an address ray://...: another process speaks for this one, and reports its own end
+            return  # at an address ray://..., another process speaks for this one, and reports its own end
         context = ray.get_runtime_context()
         (here,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
         self._agent = here["NodeManagerAddress"], int(here["NodeManagerPort"])
@@ -41,7 +41,7 @@ class RayContact:
         self._directory = host.strip("[]"), int(port)
 
     def check(self, then: str) -> None:
-        """Raise where Ray is gone; `then` says what is kept and how to go on."""
+        """Raise RunError if Ray is gone; `then` says what is kept and how to go on."""
         self.gone = self.gone or self._look()
         if self.gone:
             raise RunError(
@@ -49,7 +49,7 @@ class RayContact:
             )
 
     def _look(self) -> str:
-        """What does not answer; empty where all do."""
+        """Return the name of what does not answer; empty if all do."""
         if self._agent is not None and not _answers(self._agent, comes_back=False):
             return f"its agent on this machine (the raylet, {self._agent[0]}:{self._agent[1]})"
         if self._directory is not None and time.monotonic() - self._seen > AGAIN:
@@ -60,7 +60,8 @@ class RayContact:
 
 
 def _answers(where: Place, comes_back: bool) -> bool:
-    """Whether somebody listens there. Where nobody does, that is final, but for what may be started again."""
+    """Return whether somebody listens there. If nobody does, that is final, unless it may be started again
+    (`comes_back`)."""
     deadline = time.monotonic() + GRACE
     while True:
         try:
@@ -76,7 +77,7 @@ def _answers(where: Place, comes_back: bool) -> bool:
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Lend this process's environment some values."""
+    """Set some environment variables of this process for a while."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""One task after another, in this process."""
+"""This engine runs one task after another, in this process."""
 
 from __future__ import annotations
 

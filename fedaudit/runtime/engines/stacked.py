@@ -1,8 +1,8 @@
-"""The tasks of an ask side by side in this process: trainings that are alike are carried out as one stack.
+"""This engine runs the tasks of an ask side by side in this process: alike trainings are carried out as one stack.
 
 Each task is the one function that every engine runs. They take turns (see `turns`), so that nothing is concurrent: a
-task that comes to a training waits until all the others have come to one or are through. What cannot be stacked is
-trained alone, and the task's result says why. The numbers are those of the serial engine up to rounding.
+task that comes to a training waits until all the others have come to one or are through. A training that cannot be
+stacked is carried out alone, and the task's result says why. The numbers are those of the serial engine up to rounding.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class StackedEngine:
         self._together = setting.together
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """So many tasks are in memory as may be trained together."""
+        """Yield results in the order of the tasks. As many tasks are in memory as may be trained together."""
         source = iter(tasks)
         while some := list(islice(source, self._together)):
             try:
                 world = world_of(some[0].setting)
-            except FedauditError:  # each task says it for its client
+            except FedauditError:  # each task reports the error for its client
                 yield from map(run_task, some)
             else:
-                with compute(world):  # the turns find it so, and leave it so
+                with compute(world):  # the turns need these conditions, and do not change them
                     done = _side_by_side(some, world)
                 yield from done
 
