@@ -210,7 +210,7 @@ def _near_chance(record: RunRecord) -> list[str]:
             "--set E=3 --set B=150 --set eta=1), or a larger epsilon"
         )
     return [
-        f"  NEAR CHANCE: {guessing}. Nothing was learnt, so attacks have nothing to find.",
+        f"  NEAR CHANCE: {guessing}. Nothing was learnt, so attacks find nothing.",
         f"    Try {advice}, or more --rounds.",
     ]
 
