@@ -1,6 +1,6 @@
-"""The first screen: which setting to use, what leaks, what is guaranteed, what it costs. Each in a sentence or two.
+"""The report's first screen: which setting to use, what leaks, what is guaranteed, what it costs, in a few sentences.
 
-A setting is *trained* where it is not near chance, and *protected* where the ledger's epsilon is finite and above 0,
+A setting is *trained* if it is not near chance, and *protected* if the ledger's epsilon is finite and above 0,
 its delta is below 1/n for every client, it covers the models that are published, and no claim of it was refuted.
 Nothing here says that a setting leaks nothing.
 """
@@ -25,18 +25,18 @@ THREATS = {
     "peer": "another client, which sees its own messages",
 }
 NEITHER = "No setting here is both trained and protected."
-NEARLY = 0.02  # accuracy that one would give for a stricter guarantee without being asked
+NEARLY = 0.02  # accuracy that a stricter guarantee may cost and still be recommended
 
 
 @dataclass(frozen=True)
 class Answer:
     question: str
     lines: list[str]
-    tone: Tone = "plain"  # for who gave the records
+    tone: Tone = "plain"  # from the view of whoever gave the records
 
 
 def answers(rows: Sequence[Row]) -> list[Answer]:
-    """The four, over the rows that ran; where data differ, over those of each data set by itself."""
+    """Return the four answers over the rows that ran. If data differ, each data set has its own sentences."""
     ran = [row for row in rows if not refused(row.group)]
     arenas = list(dict.fromkeys(row.group.arena for row in ran))
     parts = {arena: [row for row in ran if row.group.arena == arena] for arena in arenas}
@@ -66,8 +66,9 @@ def trained(row: Row) -> bool:
 
 
 def which(rows: Sequence[Row]) -> Answer:
-    """The strictest protected setting that is as accurate as the best of them, or nearly; what the loosest would give,
-    what a stricter one costs, and what is given up against the best of all."""
+    """Recommend the strictest protected setting that is nearly as accurate as the best protected one.
+
+    Also say what a looser one would give, what a stricter one costs, and what is lost against the best of all."""
     able = [row for row in rows if trained(row)]
     best = max(able, key=_accuracy, default=None)
     if best is None:
@@ -99,7 +100,7 @@ def _spent(row: Row) -> float:
 
 
 def leaks(rows: Sequence[Row]) -> Answer:
-    """The worst attack on membership and the worst reconstruction, by whom; of trained settings first."""
+    """Name the worst membership attack and the worst reconstruction, and the attacker."""
     lines = []
     judged = [row for row in rows if row.cells["auc"].value is not None]
     shown = [row for row in judged if leak(row)]
@@ -131,7 +132,7 @@ def leaks(rows: Sequence[Row]) -> Answer:
 
 
 def guaranteed(rows: Sequence[Row]) -> Answer:
-    """The smallest epsilon of a trained setting, of what; what is open, refuted, or guaranteed in name only."""
+    """Name the smallest epsilon of a trained setting, and what is open, refuted, or guaranteed in name only."""
     lines = []
     covered = [row for row in rows if trained(row) and protected(row)]
     if covered:
@@ -139,17 +140,17 @@ def guaranteed(rows: Sequence[Row]) -> Answer:
         relation = f" ({least.relation})" if least.relation else ""
         lines.append(
             f"At best {_epsilon(least)}, for one record of any client{relation}, all rounds together: {_named(least)}, "
-            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} settings guarantee something and learnt."
+            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} have a finite epsilon and beat chance."
         )
     else:
-        lines.append(f"Nothing that is of use. {NEITHER}")
+        lines.append(f"No useful guarantee. {NEITHER}")
     bare = [row for row in rows if row.cells["epsilon"].value == math.inf]
     if bare:
-        lines.append(f"Nothing at all in {len(bare)} (ε = ∞): something is sent that no noise covers.")
+        lines.append(f"No guarantee at all in {len(bare)} (ε = ∞): something is sent without noise.")
     if weak := [row for row in rows if row.weak_delta]:
         lines.append(f"In name only in {len(weak)}: δ ≥ 1/n, which publishing one record at random would meet, too.")
     if apart := [row for row in rows if row.open_models]:
-        lines.append(f"Of the messages alone in {len(apart)}: clients' models, trained without noise, are published.")
+        lines.append(f"For the messages alone in {len(apart)}: clients' models, trained without noise, are published.")
     if wrong := [_named(row) for row in rows if row.cells["lower"].flag]:
         lines.append(f"Refuted by measurement: {', '.join(wrong)}.")
     return Answer("", lines, "good" if covered and not wrong else "bad")
@@ -171,7 +172,9 @@ def costs(rows: Sequence[Row]) -> Answer:
     ]
     ratios = [ratio for ratio in ratios if ratio > 0]
     if ratios:
-        line += f" Protection took {min(ratios):.1f} to {max(ratios):.1f} times the compute of the same method without."
+        line += (
+            f" Protection took {min(ratios):.1f} to {max(ratios):.1f} times the compute of the same method without it."
+        )
     return Answer("", [line])
 
 
@@ -201,13 +204,13 @@ def _covers(row: Row) -> str:
     if epsilon is None:
         return "has a guarantee that cannot be composed"
     if epsilon == 0:
-        return "sends nothing of its records, but its models"
+        return "sends nothing computed from its records, but publishes its models"
     if math.isinf(epsilon):
         return "guarantees nothing"
     if row.cells["lower"].flag:
         return "has a claim that is refuted"
     if row.open_models:
-        return f"guarantees {_epsilon(row)} of its messages alone, and publishes its clients' models"
+        return f"guarantees {_epsilon(row)} for its messages alone, and publishes its clients' models"
     return f"guarantees {_epsilon(row)}" + (", with δ ≥ 1/n" if row.weak_delta else "")
 
 
@@ -226,7 +229,7 @@ def _bill(row: Row) -> str:
 
 
 def scope(rows: Sequence[Row]) -> dict[str, str]:
-    """Date, purpose, threat models and limits of scope, for the head of the page and the first sheet of paper."""
+    """Return date, purpose, threat models and scope, for the head of the page and the first printed sheet."""
     finished = max((run.record.finished or "" for row in rows for run in row.group.runs), default="")
     threats = sorted({result.threat for row in rows for run in row.group.runs for result in run.record.attacks})
     named = dict.fromkeys(THREATS.get(name.split(":")[0], name) for name in threats)

@@ -1,4 +1,4 @@
-"""What attacks found, whatever they claim: one entry per attack and attacker, over the seeds of a setting."""
+"""The results of attacks of all kinds: one entry per attack and attacker, over the seeds of a setting."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fedaudit.stats import Estimate
 
 @dataclass(frozen=True)
 class Found:
-    """What one attack under one threat found in the runs of a group."""
+    """The results of one attack under one threat in the runs of a group."""
 
     attack: str
     threat: str
     claims: str
-    blind: bool  # reads nothing of the run: a baseline
-    results: dict[int, Scored]  # by seed, those that ran
+    blind: bool  # a baseline, which reads nothing of the run
+    results: dict[int, Scored]  # by seed, for seeds in which it ran
     reason: str = ""  # why it ran in no seed
-    settings: str = ""  # only where one attack ran with several
+    settings: str = ""  # only if one attack ran with several settings
 
     @property
     def name(self) -> str:
         return f"{self.attack}{f' ({self.settings})' if self.settings else ''}, {self.threat}"
 
     def estimates(self, measure: str) -> dict[int, Estimate]:
-        """One estimate per seed that has it. `tpr` is the one at 1 % FPR."""
+        """Return one estimate per seed that has it. `tpr` is the TPR at 1 % FPR."""
         found: dict[int, Estimate] = {}
         for seed, result in self.results.items():
             estimate: Estimate | None
@@ -63,7 +63,7 @@ class Found:
         return Cell.of(over_seeds(list(each.values()), bounds, within), each, self.name)
 
     def success(self) -> float:
-        """The share of seeds in which reconstructions beat their baselines; 0 where an attack claims something else."""
+        """Return the share of seeds in which reconstructions beat their baselines; 0 for other kinds of attack."""
         won = [isinstance(r, ReconstructionResult) and r.beats_baselines for r in self.results.values()]
         return sum(won) / max(len(won), 1)
 
@@ -88,7 +88,7 @@ def _at_fprs(result: Scored) -> list[AtFPR]:
 
 
 def attacks_of(group: Group) -> list[Found]:
-    """Every attack under every threat, whatever it claims."""
+    """Return every attack under every threat, of all kinds."""
     by_name: dict[tuple[str, str, str], list[tuple[int, AnyResult]]] = {}
     for run in group.runs:
         for result in run.record.attacks:
@@ -106,17 +106,17 @@ def attacks_of(group: Group) -> list[Found]:
 
 
 def _claims(group: Group, attack: str, ran: bool) -> str:
-    """What an attack claims. Where it did not run it does not say; another threat's result may."""
+    """Return what an attack claims. If it did not run, the result under another threat may tell."""
     results = [r for run in group.runs for r in run.record.attacks if r.attack == attack]
     said = [r.claims for r in results if not isinstance(r, NotRun)]
     return said[0] if said else "membership" if ran else ""
 
 
 def best_attack(group: Group, claims: str, measure: str) -> Found | None:
-    """The attack that found most, in the mean over seeds; baselines that look at nothing do not count.
+    """Return the attack that found most, in the mean over seeds. Blind baselines do not count.
 
-    Chance differs between attacks that reconstruct (one of N records, a class, member or not): what counts is first
-    whether the baselines were beaten, then how far beyond chance it is.
+    Chance differs between attacks that reconstruct (one of N records, a class, member or not). So attacks that beat
+    their baselines come first, then those that are furthest beyond chance.
     """
     able = [f for f in attacks_of(group) if f.claims == claims and not f.blind and f.estimates(measure)]
     return max(able, key=lambda f: (f.success(), f.beyond_chance(measure)), default=None)

@@ -1,11 +1,11 @@
-"""Two folders of runs: what changed, and whether it is more than noise.
+"""Comparison of two folders of runs: what changed, and is it more than noise?
 
-Settings are paired with themselves; where the setting itself changed, by method and privacy, if that names one on
-either side, and the change is listed. Figures are compared seed by seed (paired t-test) where both sides have the same
-seeds, otherwise by Welch's t-test. All estimated comparisons of one call are one family: p-values are Holm's.
+Equal settings are paired. If a setting itself changed, rows are paired by method and privacy, provided that these name
+one row on either side, and the change is listed. Figures are compared seed by seed (paired t-test) if both sides have
+the same seeds, otherwise by Welch's t-test. All estimated comparisons of one call are one family: p-values are Holm's.
 
-A figure that differs is more than noise, within noise, or cannot be told: one seed, two, no figure on one side. The
-last is no verdict, and has an exit code of its own. `Limit` is a gate: how much worse a figure may become.
+A figure that differs is more than noise, within noise, or cannot be told (one or two seeds, no figure on one side). The
+last is not a verdict, and has its own exit code. `Limit` is a gate: how much worse a figure may become.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Change:
 
     @property
     def counts(self) -> bool:
-        """More than noise, and about the method rather than the machine."""
+        """Say if the change is more than noise, and about the method rather than the machine."""
         return self.test.more_than_noise and not self.column.machine
 
     @property
     def untold(self) -> bool:
-        """It differs, or has no figure on one side, and there are too few seeds to say whether that is noise."""
+        """Say if the figure differs, or is missing on one side, with too few seeds to tell if that is noise."""
         few = self.test.p is None or (math.isfinite(self.test.seeds) and self.test.seeds < SEEDS)
         return few and self.test.difference != 0 and not self.test.more_than_noise
 
     @property
     def worse_by(self) -> float | None:
-        """How much worse it became, in the column's unit; negative where it is better. None: there is no telling."""
+        """Return how much worse it became, in the column's unit; negative if better, None if this cannot be told."""
         if self.before is None or self.after is None or self.column.better is None:
             return None
-        gap = 0.0 if self.before == self.after else self.after - self.before  # inf - inf is no number
+        gap = 0.0 if self.before == self.after else self.after - self.before  # inf - inf is nan
         return -gap if self.column.better == "high" else gap
 
     @property
@@ -67,9 +67,9 @@ class Comparison:
     pairs: list[tuple[Row, Row]]
     changes: list[Change]
     settings: dict[str, dict[str, list[Any]]]  # label: key: [before, after]
-    other_code: dict[str, list[str]]  # label: what of the code that made them differs
-    not_compared: list[str]  # labels of which the code was recorded by two schemes of digests
-    same_bits: list[str]  # labels of which every shared seed gave the same transcript
+    other_code: dict[str, list[str]]  # label: what differs in the code that made them
+    not_compared: list[str]  # labels whose code was recorded by two schemes of digests
+    same_bits: list[str]  # labels whose shared seeds all gave the same transcript
     only_before: list[str]
     only_after: list[str]
     environment: dict[str, list[Any]]  # versions and devices that differ
@@ -77,18 +77,18 @@ class Comparison:
 
     @property
     def changed(self) -> bool:
-        """What the exit code tells."""
+        """Say if a figure about the method changed by more than noise, which sets the exit code."""
         return any(change.counts for change in self.changes)
 
     @property
     def untold(self) -> bool:
-        """Whether a figure about the method differs and nobody can say whether that is noise."""
+        """Say if a figure about the method differs and it cannot be told if that is noise."""
         return any(change.untold and not change.column.machine for change in self.changes)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much worse one figure may become: in points for shares, in its own unit, or as a share of what it was."""
+    """The most that one figure may become worse: in points for shares, in its own unit, or relative to before."""
 
     column: Column
     amount: float
@@ -96,7 +96,7 @@ class Limit:
 
     @classmethod
     def parse(cls, text_: str) -> Limit:
-        """`accuracy=2` is two points, `auc=0.02` as AUC is counted, `up=10%` a tenth of what it was."""
+        """Return the limit in a text: `accuracy=2` is two points, `auc=0.02` an AUC, `up=10%` relative to before."""
         key, equals, amount = (part.strip() for part in text_.partition("="))
         gated = [column.key for column in COLUMNS if column.better is not None]
         if not equals:
@@ -109,12 +109,14 @@ class Limit:
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:
-            raise SettingError(f"--max-drop {text_!r}: the amount is a number from 0 up, such as 2 or 10%.")
+            raise SettingError(
+                f"--max-drop {text_!r}: the amount is not a number of 0 or more. Write one, such as 2 or 10%."
+            )
         relative = amount.endswith("%")
         return cls(column, number / 100 if relative or column.unit == "share" else number, relative)
 
     def breaks(self, result: Comparison) -> list[str]:
-        """What became worse by more than that, by its mean over seeds; a figure that is gone is broken, too."""
+        """Return a line for each figure whose mean over seeds became worse by more than allowed, or that is gone."""
         lines = []
         for change in (c for c in result.changes if c.column is self.column):
             if change.before is not None and change.after is None:
@@ -123,7 +125,7 @@ class Limit:
             if change.worse_by is None or change.before is None:
                 continue
             allowed = self.amount * abs(change.before) if self.relative else self.amount
-            if change.worse_by > allowed + 1e-12:  # a whole drop of 2 points is no more than 2
+            if change.worse_by > allowed + 1e-12:  # a drop of exactly 2 points is within a limit of 2
                 lines.append(_line(change))
         return lines
 
@@ -142,7 +144,7 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
     if not pairs:
         raise SettingError(
             f"{before} and {after} have no setting in common, nor a method with one setting of the same privacy on "
-            "each side. There is nothing to compare."
+            "each side, so there is nothing to compare. Name folders with runs of the same method."
         )
     changes = _changes(pairs)
     return Comparison(
@@ -208,7 +210,7 @@ def _test(a: Row, b: Row, column: Column) -> Test:
 
 
 def _possible(test: Test, column: Column) -> Test:
-    """Its interval, cut to the differences that two figures of this column can have."""
+    """Return the test with its interval cut to the differences that this column can have."""
     most = column.bounds[1] - column.bounds[0]
     if test.low is None or test.high is None or math.isinf(most):
         return test
@@ -224,12 +226,12 @@ def _same_bits(a: Group, b: Group) -> bool:
     x, y = ({run.seed: run.record.transcript_digest for run in group.runs} for group in (a, b))
     shared = x.keys() & y.keys()
     if _other_code(a, b):
-        return False  # the messages may coincide; the runs are not the same
+        return False  # equal messages by other code are not the same run
     return bool(shared) and all(x[seed] and x[seed] == y[seed] for seed in shared)
 
 
 def _other_code(a: Group, b: Group) -> list[str]:
-    """What differs in the code that made two groups; runs from before it was recorded tell nothing."""
+    """Return what differs in the code that made two groups. Runs from before this was recorded tell nothing."""
     x, y = ([run.record.code for run in group.runs if run.record.code is not None] for group in (a, b))
     told = [text for before in x for after in y for text in differences(before, after)]
     return list(dict.fromkeys([*told, *(["the code of one side is not known"] if bool(x) != bool(y) else [])]))
@@ -286,7 +288,7 @@ def as_text(result: Comparison) -> str:
     lines += [
         "",
         f"Estimated figures: t-tests over seeds (paired where both sides have the same seeds), at {LEVEL:g} after "
-        f"Holm's correction for {family} comparisons, at least {SEEDS} seeds a side. Time and memory tell of the "
+        f"Holm's correction for {family} comparisons, at least {SEEDS} seeds a side. Time and memory depend on the "
         "machine and do not count for the exit code.",
     ]
     return "\n".join(lines).strip("\n")

@@ -1,7 +1,7 @@
-"""Runs sent where teams keep results: TensorBoard, MLflow, Weights & Biases, JUnit, CSV. Nothing leaves the machine.
+"""Export of runs to the tools that teams use: TensorBoard, MLflow, Weights & Biases, JUnit, CSV. Nothing is uploaded.
 
-Each target is a module of its own, loaded when it is asked for, and so is its library: a missing one is an error that
-names what to install.
+Each target has its own module. It and its library are loaded when needed. A missing library is an error that names
+what to install.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedaudit.runtime.run_record import RunRecord, reading
 from fedaudit.suite.junit import Case, junit
 
 TARGETS = ("csv", "junit", "mlflow", "tensorboard", "wandb")
-BESIDE_ROUNDS = ("run", "method", "seed", "round")  # columns of a round that are no figures
+BESIDE_ROUNDS = ("run", "method", "seed", "round")  # columns of a round that are not figures
 
 
 class Export:
@@ -40,19 +40,19 @@ class Export:
         ]
 
     def left_out(self) -> str:
-        """What no tracker gets, in words: runs without a round, and what cannot be read."""
+        """Return in words what is left out: runs without a round, and runs that cannot be read."""
         idle = len(self.tables.rows["runs"]) - len(self.runs)
         parts = [f"{idle} runs without a round are left out"] if idle else []
         parts += [f"{name} cannot be read: {reason}" for name, reason in sorted(self.problems.items())]
         return "".join(f"; {part}" for part in parts)
 
     def rows(self) -> tuple[list[Row], dict[str, str]]:
-        """The rows of a report: runs that differ in their seed alone stand together."""
+        """Return the rows of a report, with runs that differ in their seed alone in one row, and the failures."""
         return rows_below(self.folder)
 
 
 class Tracked:
-    """One run as a tracker knows it: parameters, figures by round, figures of the whole."""
+    """One run as a tracker takes it: parameters, figures by round, figures of the whole run."""
 
     def __init__(self, row: RunRow, run: Run, tables: Tables):
         self.row, self.run, self.record = row, run, run.record
@@ -64,7 +64,7 @@ class Tracked:
         return self.row.run
 
     def parameters(self) -> dict[str, str]:
-        """The setting, flat: the method's own hyper-parameters under set., policies under privacy.KIND."""
+        """Return the flat setting, with the method's hyper-parameters under set. and policies under privacy.KIND."""
         values = self.record.setting.model_dump(mode="json", exclude={"set", "privacy"})
         values |= {f"set.{key}": value for key, value in self.record.setting.set.items()}
         for kind, policy in self.record.setting.privacy.items():
@@ -72,7 +72,7 @@ class Tracked:
         return {key: str(value) for key, value in values.items() if value is not None}
 
     def by_round(self) -> list[tuple[int, float, dict[str, float]]]:
-        """Round, seconds since 1970 at its end (evaluation and all), and its figures."""
+        """Return each round with its end in seconds since 1970 (evaluation included) and its figures."""
         at, rows = started(self.record), []
         for row in self._rounds:
             at += row.wall_s
@@ -81,14 +81,14 @@ class Tracked:
         return rows
 
     def whole(self) -> dict[str, float]:
-        """Figures of the run: what it guarantees and cost, and what each attack measured, as attack/threat/measure."""
+        """Return the run's figures: its guarantee, its cost, and each attack's measures, as attack/threat/measure."""
         skipped = ("seed", "rounds", "clients", "chosen_round")
         values = {key: getattr(self.row, key) for key in columns_of("runs") if key not in skipped}
         attacks = {f"attacks/{r.attack}/{r.threat}/{r.measure}": r.value for r in self._attacks if r.measure}
         return finite({**values, **attacks})
 
     def words(self) -> dict[str, str]:
-        """What is no number, or no finite one."""
+        """Return the facts that are not numbers, or may not be finite."""
         epsilon = "not composed" if self.row.epsilon is None else f"{self.row.epsilon:g}"
         return {
             "status": self.row.status, "privacy": self.row.privacy, "device": self.row.device, "epsilon": epsilon,
@@ -101,11 +101,11 @@ def started(record: RunRecord) -> float:
 
 
 def export(path: Path | str, to: str, out: Path | str, *, project: str = "fedaudit", budget: Path | None = None) -> str:
-    """Write a run, or all runs of an audit, to `out`. Returns what was written, in words."""
+    """Write a run, or all runs of an audit, to `out`. Return in words what was written."""
     if to not in TARGETS:
         raise SettingError(unknown("target", to, TARGETS))
     if budget is not None and to != "junit":
-        raise SettingError(f"--budget is for --to junit; {to} holds results, no verdicts on them.")
+        raise SettingError(f"--budget is for --to junit only, because {to} holds no verdicts. Leave --budget out.")
     with reading(Path(path)):
         found = Export(Path(path), project)
         if to == "junit":
@@ -113,13 +113,15 @@ def export(path: Path | str, to: str, out: Path | str, *, project: str = "fedaud
         if to == "csv":
             return _csv(found, Path(out))
         if not found.runs:
-            raise RunError(f"No run below {path} has finished a round: there is nothing to export.")
+            raise RunError(
+                f"No run below {path} has finished a round, so there is nothing to export. Finish one first."
+            )
         write: Callable[[Export, str], str] = importlib.import_module(f"fedaudit.reports.to_{to}").write
         return write(found, str(out)) + found.left_out()
 
 
 def library(module: str, extra: str) -> Any:
-    """A target's library; where it is missing, what to install."""
+    """Import and return a target's library. If it is missing, the error says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as e:
@@ -127,12 +129,12 @@ def library(module: str, extra: str) -> Any:
 
 
 def fresh_folder(out: Path, what: str, ours: Callable[[Path], bool]) -> None:
-    """A folder to write into: new, empty, or one that holds nothing but earlier exports."""
+    """Make a folder to write into. It must be new, empty, or hold nothing but earlier exports."""
     if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file, and {what} needs a folder. Choose another --out.")
+        raise RunError(f"{out} is a file, but {what} needs a folder. Choose another --out.")
     if out.is_dir() and (strange := [p.name for p in sorted(out.iterdir()) if not ours(p)]):
         raise RunError(
-            f"{out} holds {strange[0]}, which no export left there. Nothing was changed: choose another --out."
+            f"{out} holds {strange[0]}, which is not from an export. Nothing was changed. Choose another --out."
         )
     out.mkdir(parents=True, exist_ok=True)
 
@@ -141,7 +143,7 @@ def fresh_folder(out: Path, what: str, ours: Callable[[Path], bool]) -> None:
 
 
 def _csv(found: Export, out: Path) -> str:
-    """A file for each table."""
+    """Write a CSV file for each table."""
     names = {f"{table}.csv": table for table in Tables.names}
 
     def ours(path: Path) -> bool:
@@ -161,9 +163,9 @@ def _junit(found: Export, out: Path, budget: Path | None) -> str:
 
     cases: Sequence[Case] = cases_of(found, budget)
     if out.is_dir():
-        raise RunError(f"{out} is a folder, and JUnit's XML is one file: --out verdicts.xml.")
+        raise RunError(f"{out} is a folder, but JUnit's XML is one file. Name a file, such as --out verdicts.xml.")
     if out.is_symlink() or (out.exists() and not out.read_bytes().startswith(b'<testsuite name="fedaudit"')):
-        raise RunError(f"{out} is no export of fedaudit, and is left as it is. Choose another --out.")
+        raise RunError(f"{out} is not an export of fedaudit, so it was not changed. Choose another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, junit(cases).encode())
     failed = sum(case.outcome in ("failure", "error") for case in cases)

@@ -20,7 +20,7 @@ class Cell:
     each: dict[int, float] = field(default_factory=dict)  # by seed
     detail: str = ""  # which attack, what the claim is about
     reason: str = ""  # why there is no figure
-    flag: str = ""  # something that changes how the figure is to be read
+    flag: str = ""  # a remark that changes how to read the figure
 
     @classmethod
     def of(cls, estimate: Estimate, each: dict[int, float], detail: str = "") -> Cell:

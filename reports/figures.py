@@ -31,18 +31,18 @@ from fedaudit.runtime.folder import MARKER
 from fedaudit.stats import mean_std
 from fedaudit.units import bytes_text
 
-Series = dict[int, list[float]]  # by round: of each seed
+Series = dict[int, list[float]]  # by round: the values of all seeds
 INK, FAINT, PAPER = "#262b33", "#dfe3e8", "#fefefe"
 SERIES = ("#1f5fa8", "#c8551b", "#1d8a63", "#9a4a97", "#b8860b", "#3a93b8", "#7a5230", "#5d6674")
 MARKERS = "osD^vPX*"
 DASHES = ("-", "--", ":", "-.")
-# Every colour of a figure and the page's name for it: light and dark are the page's business.
+# Every colour of a figure and the page's name for it. The page decides between light and dark.
 NAMES = {
     INK: "--ink", FAINT: "--line", PAPER: "--paper", "#333333": "--ink", "#e4e7eb": "--line", "#fbfcfd": "--paper",
     "#2f6f9f": "--s0", "#ffffff": "--paper", **{colour: f"--s{i}" for i, colour in enumerate(SERIES)},
 }  # fmt: skip
 STYLE = {
-    "text.parse_math": False,  # a name of somebody's is no formula
+    "text.parse_math": False,  # a user's name must not be read as a formula
     "svg.fonttype": "none", "font.size": 9.5, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": FAINT, "grid.linewidth": 0.7, "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0,
@@ -59,7 +59,7 @@ def style(salt: str = "fedaudit") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Look:
-    """How a row is drawn everywhere: a method has a colour, its privacy settings have markers and dashes."""
+    """The look of a row in all figures: a method has a colour, its privacy settings have markers and dashes."""
 
     index: int
     colour: str
@@ -83,9 +83,11 @@ def looks(rows: Sequence[Row]) -> list[Look]:
 
 
 def tradeoff(rows: Sequence[Row]) -> Figure:
-    """Accuracy against what the ledger guarantees, and against what the best membership attack found."""
+    """Draw accuracy against the ledger's epsilon, and against what the best membership attack found."""
     figure, (left, right) = _panels(2)
-    kept = [row for row in rows if row.cells["epsilon"].value != 0]  # nothing on the wire is no guarantee of the rest
+    kept = [
+        row for row in rows if row.cells["epsilon"].value != 0
+    ]  # sending nothing guarantees nothing about the models
     _scatter(left, kept, "epsilon", "ε by the ledger, worst client (∞: nothing guaranteed)", broken=True, of=rows)
     _scatter(right, rows, "auc", "AUC of the best membership attack (0.5: a coin flip)")
     right.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -97,7 +99,7 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
 
 
 def against_bytes(rows: Sequence[Row]) -> Figure:
-    """Accuracy against the bytes that a client sends in a round, and against all bytes as a run goes on."""
+    """Draw accuracy against the bytes that a client sends in a round, and against all bytes as a run goes on."""
     figure, (left, right) = _panels(2)
     _scatter(left, rows, "up", "bytes that one client sends in one round", broken=True, show=_round_bytes)
     left.set_title("What a round costs")
@@ -123,7 +125,7 @@ def against_bytes(rows: Sequence[Row]) -> Figure:
 
 
 def _spent(run: Run) -> list[tuple[int, float]]:
-    """Payload of the whole run after each evaluated round, and the accuracy it had bought."""
+    """Return the payload sent up to each evaluated round, and the accuracy after it."""
     scores = dict(zip(*curve(run), strict=True))
     total, points = 0, []
     for row in run.record.rounds:
@@ -164,7 +166,7 @@ def _scatter(
         _join(axes, xs, [(row, y.value or 0.0) for row, _, y in points], drawn)
     else:
         _front(axes, xs, [(x.value or 0.0, y.value or 0.0) for _, x, y in points])
-    if broken and xs:  # marks beside each other must not be cut
+    if broken and xs:  # marks near the edge must not be cut
         low, high = axes.get_xlim()
         axes.set_xlim(min(low, min(xs) - 0.15), max(high, max(xs) + 0.15))
     axes.set(xlabel=label, ylabel="accuracy", ylim=(0, 1.02))
@@ -174,7 +176,7 @@ def _scatter(
 
 
 def _join(axes: Axes, xs: Sequence[float], points: Sequence[tuple[Row, float]], drawn: dict[str, Look]) -> None:
-    """A curve per method and data over epsilon, through its settings from strict to open."""
+    """Draw a curve per method and data over epsilon, through its settings from strict to open."""
     curves: dict[tuple[Any, ...], list[tuple[float, float, Look]]] = {}
     for at, (row, y) in zip(xs, points, strict=True):
         curves.setdefault((row.group.method, row.group.arena), []).append((at, y, drawn[row.label]))
@@ -185,7 +187,7 @@ def _join(axes: Axes, xs: Sequence[float], points: Sequence[tuple[Row, float]], 
 
 
 def _front(axes: Axes, xs: Sequence[float], points: Sequence[tuple[float, float]]) -> None:
-    """The settings that no other beats in both, by their means."""
+    """Draw a line through the settings that no other beats in both, by their means."""
     front = pareto(points)
     if len(front) > 1:
         ys = [points[j][1] for j in front]
@@ -221,8 +223,8 @@ def _point(axes: Axes, at: float, x: Cell | None, y: Cell, look: Look) -> None:
 
 
 def _broken(axes: Axes, values: Sequence[float], show: Callable[[float], str] | None) -> Callable[[Any], float]:
-    """A logarithmic axis with a place for 0 at its left and for infinity at its right."""
-    show = show or (lambda v: f"{v:g}")  # of powers of ten
+    """Make a logarithmic axis with a place for 0 at its left and for infinity at its right."""
+    show = show or (lambda v: f"{v:g}")  # labels of powers of ten
     finite = [v for v in values if 0 < v < math.inf]
     low = math.floor(math.log10(min(finite))) if finite else 0
     high = max(math.ceil(math.log10(max(finite))) if finite else 1, low + 1)
@@ -262,7 +264,7 @@ def _legend(figure: Figure, rows: Sequence[Row], lines: bool = False) -> None:
             label=row.label,
         )
         for row, look in zip(rows, looks(rows), strict=True)
-        if row.cells["accuracy"].value is not None  # there is something to see of it
+        if row.cells["accuracy"].value is not None  # it has a mark in the figure
     ]
     if not lines:
         handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front of the means"))
@@ -274,7 +276,7 @@ def _legend(figure: Figure, rows: Sequence[Row], lines: bool = False) -> None:
 
 
 def per_round(rows: Sequence[Row]) -> Figure:
-    """Accuracy after each round, mean over seeds; the band runs from the worst seed to the best."""
+    """Draw accuracy after each round, mean over seeds. The band runs from the worst seed to the best."""
     figure = Figure(figsize=(10.4, 4.0), layout="constrained")
     axes = figure.subplots()
     for row, look in zip(rows, looks(rows), strict=True):
@@ -297,8 +299,8 @@ def per_round(rows: Sequence[Row]) -> Figure:
 
 
 def inside(row: Row) -> Figure | None:
-    """What a method measured of its own rounds, mean over seeds: the global model at its points of a round on the left,
-    its diagnostics on the right. None for a method that has neither."""
+    """Draw what a method measured in its own rounds, mean over seeds: the global model at its points of a round on the
+    left, its diagnostics on the right. Return None for a method that has neither."""
     models, numbers = dict[str, Series](), dict[str, Series]()
     for run in row.group.runs:
         for at in run.record.rounds:
@@ -328,7 +330,7 @@ def inside(row: Row) -> Figure | None:
 
 
 def roc(row: Row, most: int = 3) -> Figure | None:
-    """ROC curves of the best membership attacks and the best baseline, on logarithmic axes: the left is what counts."""
+    """Draw ROC curves of the best membership attacks and the best baseline, on logarithmic axes: the left counts."""
     able = [f for f in attacks_of(row.group) if f.claims == "membership" and f.estimates("auc")]
     able = sorted(able, key=lambda f: -(f.cell("auc").value or 0.0))
     able = [f for f in able if not f.blind][:most] + [f for f in able if f.blind][:1]
@@ -376,7 +378,7 @@ def partition(row: Row) -> Figure | None:
 
 
 def svg_text(figure: Figure, name: str) -> str:
-    """The figure as SVG text, the same for the same figure."""
+    """Return the figure as SVG text. The same figure gives the same text."""
     _laid_out(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -385,7 +387,7 @@ def svg_text(figure: Figure, name: str) -> str:
 
 
 def _laid_out(figure: Figure) -> None:
-    """Once, and as `savefig` does, which does it each time and draws everything in vain for it."""
+    """Lay out the figure once, as `savefig` would do each time, with a drawing of everything in vain."""
     if (layout := figure.get_layout_engine()) is not None:
         FigureCanvasSVG(figure)
         figure.set_dpi(72)
@@ -394,7 +396,7 @@ def _laid_out(figure: Figure) -> None:
 
 
 def inline(figure: Figure, name: str) -> str:
-    """SVG to put into a page: its colours are the page's, its ids its own, its text the page's font."""
+    """Return SVG to put into a page, with the page's colours and font, and with ids of its own."""
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", svg_text(figure, name), flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\s*|<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r"font-family: [^;\"]+; ", "", text)
@@ -408,7 +410,7 @@ def inline(figure: Figure, name: str) -> str:
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, Figure]:
-    """All figures of a report by file name."""
+    """Return all figures of a report by file name."""
     made: dict[str, Figure | None] = {}
     with style():
         made = {"tradeoff": tradeoff(rows), "bytes": against_bytes(rows), "rounds": per_round(rows)}
@@ -421,13 +423,13 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Each figure as SVG and PNG, in a folder that is ours: nothing of somebody else's is replaced."""
+    """Write each figure as SVG and PNG into a folder of the report's own. Other files are never replaced."""
     figures = figures_of(rows)
     names = [f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")]
     links = [path for path in (folder, *(folder / name for name in (*names, MARKER))) if path.is_symlink()]
     there = [name for name in names if (folder / name).exists()]
     if links or (there and not (folder / MARKER).is_file()):
-        what = f"{links[0]} is a symbolic link" if links else f"{folder} holds {there[0]}, which no report left there"
+        what = f"{links[0]} is a symbolic link" if links else f"{folder} holds {there[0]}, which is not from a report"
         raise RunError(f"{what} (there is no {MARKER}). Nothing was changed. Choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / MARKER, b"fedaudit figures 1\n")

@@ -1,4 +1,4 @@
-"""The same rows as Markdown for a pull request, CSV and JSON for further work, and LaTeX for a paper."""
+"""A report's rows as Markdown for a pull request, as CSV and JSON for further work, and as LaTeX for a paper."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCHEMA = 1
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns in which some row has a figure."""
+    """Return the columns in which some row has a figure."""
     return [c for c in COLUMNS if any(row.cells[c.key].value is not None for row in rows)]
 
 
 def short_cell(column: Column, cell: Cell) -> str:
-    """`89.3 % [84.1, 94.5] (2)`: value, interval, seeds."""
+    """Return value, interval and seeds, such as `89.3 % [84.1, 94.5] (2)`."""
     if cell.value is None:
         return "–"
     spread = "" if cell.low == cell.high or column.key == "lower" else interval_text(column, cell)
@@ -47,13 +47,13 @@ def guaranteed(row: Row) -> bool:
 
 
 def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
-    """Rows that cannot be told from the best of the column."""
+    """Mark the rows that cannot be told from the best of the column."""
     best, tests = best_row(rows, column), differences(rows, column)
     marks = []
     for i, row in enumerate(rows):
         j = best.get(row.group.arena)
         known = j is not None and j != i and row.cells[column.key].value is not None
-        known = known and not above_chance(row, column.key)  # a leak is a leak, however the best row fares
+        known = known and not above_chance(row, column.key)  # a leak is never marked as equal to the best
         marks.append(known and is_noise(tests[j][i]))  # type: ignore[index]
     return marks
 
@@ -109,7 +109,7 @@ def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str
 
 
 def _md(text_: str) -> str:
-    """Safe inside a Markdown table: no cell, emphasis, tag or line ends by accident."""
+    """Return a text that is safe inside a Markdown table: it ends no cell, emphasis, tag or line."""
     text_ = str(text_).replace("\\", "\\\\").replace("\n", " ")
     for character in "|*_`<[$~":
         text_ = text_.replace(character, f"\\{character}")
@@ -117,7 +117,7 @@ def _md(text_: str) -> str:
 
 
 def _code(text_: str) -> str:
-    """A code span, fenced by more backticks than the text has in a row."""
+    """Return a code span, fenced by more backticks than the text has in a row."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text_)), default=0))
     return f"{fence}{text_}{fence}" if fence == "`" else f"{fence} {text_} {fence}"
 
@@ -126,7 +126,7 @@ def _code(text_: str) -> str:
 
 
 def as_json(rows: Sequence[Row], failed: dict[str, str]) -> str:
-    """Everything that the page shows, and the values that went into it. Infinite numbers are the string "Infinity"."""
+    """Return all that the page shows, and the values behind it, as JSON. Infinite numbers are the string "Infinity"."""
     document = {
         "report_schema": SCHEMA,
         "columns": [_column(c) for c in COLUMNS],
@@ -178,7 +178,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
-    """Every row against the best of its column."""
+    """Return the comparison of every row with the best of its column."""
     best, tests = best_row(rows, column), differences(rows, column)
     found = []
     for i, row in enumerate(rows):
@@ -196,7 +196,7 @@ def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per row; four columns per figure: value, low, high, n."""
+    """Return one line per row, with four columns per figure: value, low, high, n."""
     buffer = io.StringIO()
     head = [
         "method",
@@ -229,7 +229,7 @@ CSV_ENDS = ("", "_low", "_high", "_n")
 
 
 def _cell(text_: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
+    """Return a text that no spreadsheet takes for a formula."""
     return f"'{text_}" if text_.startswith(("=", "+", "-", "@", "\t", "\r")) else text_
 
 
@@ -241,8 +241,9 @@ def _number(value: float | None) -> str:
 
 
 def latex(rows: Sequence[Row], keys: Sequence[str] = ()) -> str:
-    """Two tables, utility with privacy and cost, for a document that uses the package booktabs; `keys` choose columns,
-    which then stand in one. Rows without a figure are left out."""
+    """Return two LaTeX tables, utility with privacy and cost, for the package booktabs.
+
+    If `keys` choose columns, there is one table. Rows without a figure are left out."""
     shown = [c for c in shown_columns(rows) if not keys or c.key in keys]
     rows = [row for row in rows if any(row.cells[c.key].value is not None for c in shown)]
     seeds = sorted({len(row.group.runs) for row in rows})
@@ -296,7 +297,7 @@ def _latex_table(rows: Sequence[Row], columns: Sequence[Column], caption: str, l
 
 
 def _deviation(column: Column, cell: Cell) -> str:
-    """The sample standard deviation over seeds, in the unit of the value that it stands beside."""
+    """Return the sample standard deviation over seeds, in the unit of its value."""
     if not column.sampled or column.key == "lower" or len(cell.each) < 2 or cell.value is None:
         return ""
     spread = statistics.stdev(cell.each.values())
@@ -320,5 +321,5 @@ _LATEX = {
 
 
 def escape(value: Any) -> str:
-    """Any text as LaTeX prints it."""
+    """Return any text escaped for LaTeX."""
     return "".join(_LATEX.get(character, character) for character in str(value))

@@ -1,4 +1,4 @@
-"""One page that needs nothing else: styles, script, figures and pictures are inside it."""
+"""The report as one HTML page that needs nothing else: styles, script, figures and pictures are inside it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fedaudit.reports.words import BY_KEY, COLUMNS, Column, interval_text, text
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
-FOLDED = ("global_own", "claim", "tpr", "memory")  # columns that are there on demand: the others fit a screen
-PICTURES = 2_500_000  # bytes of all reconstruction pictures of a page together
+FOLDED = ("global_own", "claim", "tpr", "memory")  # columns that are hidden at first, so that the others fit a screen
+PICTURES = 2_500_000  # the most bytes of all reconstruction pictures of a page together
 
 
 def page(rows: Sequence[Row], failed: dict[str, str], title: str) -> str:
@@ -58,7 +58,7 @@ def page(rows: Sequence[Row], failed: dict[str, str], title: str) -> str:
 
 
 def facts(rows: Sequence[Row]) -> str:
-    """What all rows have in common, in one line."""
+    """Return what all rows have in common, in one line."""
     runs = sum(len(row.group.runs) for row in rows)
     setting = rows[0].group.setting
     parts = [f"{runs} {'run' if runs == 1 else 'runs'}", f"{len(rows)} {'setting' if len(rows) == 1 else 'settings'}"]
@@ -80,7 +80,7 @@ def _parts() -> list[tuple[str, int]]:
 
 
 def cell_text(column: Column, cell: Cell) -> dict[str, str]:
-    """A figure as the page shows it: the value, its interval and seeds below it, the rest on hover."""
+    """Return a figure as the page shows it: the value, its interval and seeds below it, the rest on hover."""
     if cell.value is None:
         return {"main": "–", "sub": cell.reason, "more": "", "title": cell.reason, "flag": ""}
     spread = interval_text(column, cell)
@@ -138,7 +138,7 @@ def _anchor(row: Row) -> str:
 
 
 def _data(rows: Sequence[Row], tests: dict[str, list[list[Test | None]]]) -> str:
-    """For comparing with any row: per column and reference, [p, sign, name of the test, more than noise]."""
+    """Return what the page needs to compare rows: by column and reference, [p, sign, test's name, more than noise]."""
     names: list[str] = []
 
     def short(test: Test | None) -> list[Any] | None:
@@ -168,8 +168,8 @@ def _overview(rows: Sequence[Row]) -> list[dict[str, str]]:
     for name, draw, heading, caption in (
         (
             "tradeoff", tradeoff, "Privacy against utility",
-            "Up is more accurate, left is less given away. A line joins the settings of one method over ε; bars are "
-            "95 % intervals over seeds: where they overlap, so does the truth.",
+            "Up is more accurate, left gives less away. A line joins the settings of one method over ε; bars are 95 % "
+            "intervals over seeds. Overlap alone decides nothing; see the table's tests.",
         ),
         ("bytes", against_bytes, "Bytes against utility", "What accuracy costs on the wire, logarithmic axes."),
         (
@@ -205,7 +205,7 @@ def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _bubbles(row: Row, name: str, drawn: dict[str, str]) -> str:
-    """The partition; methods that share it share the drawing, with ids of their own."""
+    """Return the drawing of the partition. Methods that share the partition share it, with ids of their own."""
     key = json.dumps([row.first.data.counts, row.first.data.class_names])
     if key not in drawn:
         with style("partition"):
@@ -234,7 +234,7 @@ def _section(row: Row, number: int, budget: int) -> dict[str, Any]:
 
 
 def _inside_alt(row: Row) -> str:
-    """The last round's numbers of the first seed in words."""
+    """Return the numbers of the first seed's last round, in words."""
     last = row.first.rounds[-1] if row.first.rounds else None
     points = last.utility.global_points if last and last.utility else {}
     said = [f"global model {name} {100 * p.test.accuracy:.1f} %" for name, p in points.items()]
@@ -247,7 +247,7 @@ def _audits(row: Row) -> list[dict[str, Any]]:
 
 
 def _pictures(row: Row) -> list[tuple[Run, ReconstructionResult]]:
-    """The pictures of the first seed that has any: one per attack."""
+    """Return the pictures of the first seed that has any, one per attack."""
     for run in row.group.runs:
         results = [result for result in run.record.attacks if isinstance(result, ReconstructionResult)]
         if found := [(run, result) for result in results if result.picture]:
@@ -256,7 +256,7 @@ def _pictures(row: Row) -> list[tuple[Run, ReconstructionResult]]:
 
 
 def _picture(run: Run, result: ReconstructionResult, budget: int) -> dict[str, str]:
-    """A picture as a data URI, made smaller until it fits; a path that leaves the run folder is not followed."""
+    """Return a picture as a data URI, made smaller until it fits. A path that leaves the run folder is not followed."""
     name = f"{result.attack}, {result.threat}"
     path = (run.folder / str(result.picture)).resolve()
     if not path.is_relative_to(run.folder.resolve()) or not path.is_file():

@@ -1,4 +1,4 @@
-"""Whether the best membership attack on a row found more than guessing does."""
+"""Tests of whether the best membership attack on a row found more than guessing does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedaudit.runtime.attack_result import MembershipResult, leak_of
 
 
 def leaks_by_seed(found: Found) -> list[bool]:
-    """By seed: the attack's own verdict where it has one, else its interval."""
+    """Say for each seed if the attack found a leak: by its own verdict if it has one, else by its interval."""
     told = []
     for seed, estimate in found.estimates("auc").items():
         leak_ = leak_of(found.results[seed])
@@ -31,21 +31,21 @@ class Pooled:
     value: float
     low: float
     high: float
-    p: float  # of an AUC of 1/2 or less
-    adjusted: float = 1.0  # for how many attacks were tried (Holm)
-    broken: bool = False  # the split of some seed can be told by a blind baseline, and 1/2 is as good as that one
+    p: float  # p-value of the hypothesis that the AUC is 1/2 or less
+    adjusted: float = 1.0  # p corrected for the number of attacks tried (Holm)
+    broken: bool = False  # a blind baseline can tell some seed's split; an AUC of 1/2 is then as good as that baseline
 
     @property
     def beyond(self) -> bool:
-        """Above chance, how many attacks were tried being considered."""
+        """Say if the attack is above chance, corrected for the number of attacks tried."""
         return self.adjusted < LEVEL / 2 and self.low > 0.5
 
 
 def pooled(found: Found) -> Pooled | None:
-    """Seeds have candidates of their own, so that their AUCs are independent: the mean, and the variance of the mean.
+    """Return an attack's mean AUC over seeds, with its variance; None if no seed has one.
 
-    Each variance is taken from the seed's own interval. On a split that a blind baseline could tell, what counts is by
-    how much an attack beats the baseline that it beats least.
+    Seeds have candidates of their own, so their AUCs are independent. Each variance is taken from the seed's own
+    interval. On a split that a blind baseline can tell, the figure is by how much the attack beats its best baseline.
     """
     values, variances = [], []
     broken = False
@@ -69,7 +69,7 @@ def pooled(found: Found) -> Pooled | None:
 
 
 def pooled_attacks(group: Group) -> list[Pooled]:
-    """Every membership attack of a setting that ran, the strongest first, corrected for how many there are."""
+    """Return every membership attack of a setting that ran, the strongest first, corrected for their number."""
     able = [pooled(f) for f in attacks_of(group) if f.claims == "membership" and not f.blind and f.estimates("auc")]
     tried = [one for one in able if one is not None]
     adjusted = holm([one.p for one in tried])
@@ -78,8 +78,8 @@ def pooled_attacks(group: Group) -> list[Pooled]:
 
 
 def leak(row: Row) -> bool | None:
-    """True: an attack is above chance over all seeds, corrected for how many were tried. None: above chance by its own
-    interval only, or in some seed; or none ran. False: none of it."""
+    """Return True if an attack is above chance over all seeds, corrected for how many were tried. Return None if one is
+    above chance only by its own interval or in some seed, or if none ran. Otherwise return False."""
     tried = pooled_attacks(row.group)
     if not tried:
         return None
@@ -93,13 +93,13 @@ def leak(row: Row) -> bool | None:
 
 
 def rebuilt(row: Row) -> bool:
-    """Whether a reconstruction identified records, and did better than its baselines."""
+    """Say if a reconstruction identified records and did better than its baselines."""
     cell = row.cells["identified"]
     return cell.value is not None and not cell.flag
 
 
 def above_chance(row: Row, key: str) -> bool:
-    """Whether a column's figure is of an attack that found something: it is then never shown as mere noise."""
+    """Say if a column's figure is from an attack that found something. It is then never shown as mere noise."""
     if key in ("auc", "tpr"):
         return row.cells[key].value is not None and leak(row) is not False
     return key == "identified" and rebuilt(row)

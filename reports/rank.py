@@ -1,4 +1,4 @@
-"""Rows against each other: which differences are more than noise, which row is the best, which no other beats."""
+"""Comparisons of rows: which differences are more than noise, which row is best, and which no other beats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedaudit.reports.words import Column
 
 
 def differences(rows: Sequence[Row], column: Column) -> list[list[Test | None]]:
-    """Row against row; None where they are not comparable (other data, no figure). p-values are Holm's, adjusted for
-    all comparisons with the same reference (the first index)."""
+    """Return a test of each row against each row; None if they are not comparable (other data, no figure). p-values are
+    Holm's, adjusted for all comparisons with the same reference (the first index)."""
     table: list[list[Test | None]] = []
     for reference in rows:
         tests = [_difference(reference, row, column) for row in rows]
@@ -43,8 +43,10 @@ def is_noise(test: Test | None) -> bool:
 
 
 def best_row(rows: Sequence[Row], column: Column) -> dict[tuple[Any, ...], int]:
-    """The best row of a column, for each arena where two or more have a figure; a row that is near chance is the best
-    only where all are. An epsilon of 0, which says nothing of published models, or with delta >= 1/n is never it."""
+    """Return the best row of a column for each arena in which two or more have a figure.
+
+    A row near chance is the best only if all are. An epsilon of 0, which says nothing about published models, or with
+    delta >= 1/n, is never the best."""
     best: dict[tuple[Any, ...], int] = {}
     if column.better is None:
         return best
@@ -63,11 +65,11 @@ def best_row(rows: Sequence[Row], column: Column) -> dict[tuple[Any, ...], int]:
             best[row.group.arena] = i
     figures = [row.group.arena for row in rows if row.cells[column.key].value is not None]
     finite = {arena: i for arena, i in best.items() if math.isfinite(rows[i].cells[column.key].value or 0.0)}
-    return {arena: i for arena, i in finite.items() if figures.count(arena) > 1}  # where all are infinite none is best
+    return {arena: i for arena, i in finite.items() if figures.count(arena) > 1}  # if all are infinite, none is best
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points (cost, gain) that no other beats in both: from cheap to dear."""
+    """Return the indices of the points (cost, gain) that no other beats in both, the cheapest first."""
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
     front: list[int] = []
     for i in order:

@@ -1,4 +1,4 @@
-"""From a folder of runs to a report in the formats that were asked for."""
+"""Writing a report on a folder of runs, in the formats that were asked for."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def write_report(
     like: str | None = None,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Write the report of all runs below `folder`, into `out` or beside the runs, and return what was written.
+    """Write the report on all runs below `folder`, into `out` or beside the runs, and return the paths written.
 
-    `failed` names runs that there should be and are not, with the reason. `figures` adds every figure as SVG and PNG.
+    `failed` names runs that are missing, with the reason. `figures` adds every figure as SVG and PNG.
     `like` is a regular expression that the labels of the rows match; `columns` are those of the LaTeX table.
     """
     for name in formats:
@@ -49,7 +49,7 @@ def write_report(
     for name in formats:
         path = out / FORMATS[name]
         if path.is_symlink() or (path.exists() and not _ours(name, path)):
-            raise RunError(f"{path} is no report of fedaudit, and is left as it is. Choose another --out.")
+            raise RunError(f"{path} is not a report of fedaudit, so it was not changed. Choose another --out.")
         with reading(folder):
             text = _text(name, rows, failed, title, columns)
         write_atomic(path, text.encode())
@@ -62,7 +62,7 @@ def write_report(
 
 
 def rows_below(folder: Path) -> tuple[list[Row], dict[str, str]]:
-    """The rows of all runs below a folder, and what failed or cannot be read, with the reason."""
+    """Return the rows of all runs below a folder, and the runs that failed or cannot be read, with the reason."""
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
     runs, problems = read_runs(folder)
@@ -71,7 +71,7 @@ def rows_below(folder: Path) -> tuple[list[Row], dict[str, str]]:
 
 
 def _whole(runs: list[Run], folder: Path, problems: dict[str, str]) -> list[Run]:
-    """The runs whose records hold what the rows of a report need; the others become problems."""
+    """Return the runs whose records hold what a report needs. The others are added to `problems`."""
     whole = []
     for run in runs:
         try:
@@ -92,14 +92,14 @@ BEGINS = {
 
 
 def _ours(name: str, path: Path) -> bool:
-    """Whether a report that may be replaced lies there."""
+    """Say if the file is an earlier report, which may be replaced."""
     with open(path, "rb") as file:
         head = file.read(4096).decode(errors="replace")
     return head.lower().startswith(BEGINS[name].lower()) and (name != "html" or "<title>Audit of " in head)
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Cells that failed in the last audit of this folder, by what it left behind."""
+    """Return the cells that failed in the last audit of this folder, by its audit.json."""
     try:
         cells = json.loads((folder / "audit.json").read_text())["cells"]
         return {cell["folder"]: cell["reason"] for cell in cells if cell["status"] == "failed"}
@@ -113,7 +113,9 @@ def _like(rows: list[Row], pattern: str) -> list[Row]:
     try:
         kept = [row for row in rows if re.search(pattern, row.label)]
     except re.error as e:
-        raise SettingError(f"--rows {pattern!r} is no regular expression: {e}.") from None
+        raise SettingError(
+            f"--rows {pattern!r} is not a regular expression: {e}. Write one, such as ^fedavg."
+        ) from None
     if not kept:
         raise SettingError(f"--rows {pattern!r} matches none of: {'; '.join(row.label for row in rows)}.")
     return kept

@@ -1,4 +1,4 @@
-"""The runs below a folder, and which of them differ in their seed alone."""
+"""Reading the runs below a folder, and grouping those that differ in their seed alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
 
-ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only where these agree
+ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only if these agree
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one setting: they differ in their seed alone."""
+    """The runs of one setting, which differ in their seed alone."""
 
     label: str  # distinct within a report
     privacy: str
     runs: tuple[Run, ...]
-    differs: dict[str, Any] = field(default_factory=dict)  # settings that tell it from others of its method
-    passed_over: tuple[Run, ...] = ()  # finished before one of these with the same seed, and with another result
+    differs: dict[str, Any] = field(default_factory=dict)  # settings in which it differs from others of its method
+    passed_over: tuple[Run, ...] = ()  # earlier runs of the same seeds that had another result
 
     @property
     def setting(self) -> Setting:
@@ -54,11 +54,11 @@ class Group:
 
 
 def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
-    """The runs below a folder, and what was found but cannot be read, with the reason."""
+    """Return the runs below a folder, and those that cannot be read, with the reason."""
     runs, problems = [], {}
     for path in sorted(folder.glob("**/record.json")):
         if STALE in path.relative_to(folder).parts:
-            continue  # runs of a code that is no more, which an audit has put aside
+            continue  # runs of older code, which an audit has put aside
         try:
             record = read_record(path)
             if (path.parent / "transcript").is_dir():
@@ -68,16 +68,16 @@ def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
             continue
         runs.append(Run(path.parent, record, list(record.audits)))
     if not runs:
-        broken = f" What is there cannot be read: {next(iter(problems.values()))}" if problems else ""
+        broken = f" The records there cannot be read: {next(iter(problems.values()))}" if problems else ""
         raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.{broken}")
     return runs, problems
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Groups in order of method and privacy, those without protection first, each with a label of its own.
+    """Return groups in order of method and privacy, those without protection first, each with its own label.
 
-    One setting and seed is one result, however often it was run: the one that finished last. What was run before with
-    another result (by other code, say) is passed over, and named."""
+    If one setting and seed was run several times, the run that finished last counts. Earlier runs with another result
+    (by other code, say) are passed over and named."""
     found: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         kept = run.record.setting.model_dump(mode="json", exclude={"seed", *EXECUTION})
@@ -94,12 +94,12 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _last(same: Sequence[Run]) -> Run:
-    """Of runs of one setting and seed the one that finished last; of equal ones the first."""
+    """Return the run of one setting and seed that finished last; the first of equal ones."""
     return max(same, key=lambda run: (run.record.status == "done", run.record.finished or ""))
 
 
 def _natural(label: str) -> list[str | float]:
-    """For sorting: numbers as numbers, so that epsilon = 8 stands between 2 and 32. Words and numbers take turns."""
+    """Return a sort key with numbers as numbers, so that 8 is between 2 and 32. Words and numbers take turns."""
     parts = re.split(r"(\d+(?:\.\d+)?)", label)
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
@@ -123,14 +123,14 @@ def _labelled(runs: tuple[Run, ...], settings: Sequence[Setting]) -> Group:
 
 
 def flat_setting(setting: Setting) -> dict[str, Any]:
-    """A setting's keys with the method's own beside them; seed and machinery left out."""
+    """Return a setting's keys and the method's own in one table, without seed and execution."""
     values = setting.model_dump(mode="json", exclude={"seed", "set", "privacy", *EXECUTION})
     policies = {f"privacy.{kind}.{key}": v for kind, p in setting.privacy.items() for key, v in p.items()}
     return {**values, **setting.set, **policies}
 
 
 def privacy_text(privacy: dict[str, Any]) -> str:
-    """A setting's policies in a few words: kinds that are protected alike stand together."""
+    """Return a setting's policies in a few words, with kinds that are protected alike together."""
     alike: dict[str, list[str]] = {}
     for kind, values in sorted(privacy.items()):
         alike.setdefault(_policy_text(kind, values), []).append(kind)
@@ -148,7 +148,7 @@ def _policy_text(kind: str, values: dict[str, Any]) -> str:
 
 
 def command(setting: Setting, out: str | None = None) -> str:
-    """The command line that makes a run of this setting again."""
+    """Return the command line that repeats a run of this setting."""
     words = ["fedaudit", "run"]
     for key, value in setting.model_dump(mode="json", exclude={"set", "privacy"}).items():
         default = Setting.model_fields[key].default
@@ -160,7 +160,7 @@ def command(setting: Setting, out: str | None = None) -> str:
                 else [f"--{name}", _toml(value) if isinstance(value, dict) else str(value)]
             )
     if setting.dataset == "digits" and not setting.set and setting.preset is None:
-        words.append("--as-is")  # else a first run on digits takes settings of its own
+        words.append("--as-is")  # otherwise a run on digits gets settings tuned for digits
     for key, value in setting.set.items():
         words += ["--set", f"{key}={_toml(value)}"]
     for kind, values in setting.privacy.items():

@@ -1,4 +1,4 @@
-"""The rows of a report in a terminal: what fits into 80 columns, and where the rest is."""
+"""The rows of a report for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTHS = (11, 11, 10, 9)
 
 
 def table(folder: Path) -> str:
-    """One line per method and privacy setting; what did not apply or failed is counted below."""
+    """Return one line per method and privacy setting. Rows that did not apply or failed are counted below."""
     rows, failed = rows_below(folder)
     ran = [row for row in rows if not refused(row.group)]
     name = WIDTH - sum(WIDTHS) - len(WIDTHS)
@@ -33,11 +33,11 @@ def table(folder: Path) -> str:
 def _below(rows: Sequence[Row], failed: dict[str, str]) -> list[str]:
     lines = []
     if weak := sum(row.untrained for row in rows):
-        lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so nothing can be found.")
+        lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so attacks find nothing.")
     if wrong := [row.label for row in rows if row.cells["lower"].flag]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
     if apart := sum(row.open_models for row in rows):
-        lines.append(f"* of the messages alone, in {apart} rows: the clients' models are published, uncovered.")
+        lines.append(f"* in {apart} rows only messages are covered: the clients' models are published.")
     if idle := sum(refused(row.group) for row in rows):
         lines.append(f"{idle} rows did not run: their privacy setting applies to nothing that is sent.")
     return [*lines, *([f"{len(failed)} runs failed."] if failed else [])]
@@ -60,7 +60,7 @@ def _figures(row: Row) -> tuple[str, ...]:
 
 
 def _name(row: Row) -> str:
-    """The row's label without what most rows share."""
+    """Return the row's label, shortened by what most rows share."""
     return row.label.replace(" training ", " DP-SGD ").replace(", clip 1", "")
 
 

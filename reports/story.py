@@ -1,4 +1,4 @@
-"""Rows in sentences: what stands out, what a method gives away, how the figures were made."""
+"""Rows in sentences: what stands out, what a method gives away, and how the figures were made."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
 from fedaudit.suite.measured import OUTER
 
 LIMITS = (
-    "An attack that finds nothing is no proof that nothing can be found: it is a lower bound on what leaks.",
+    "An attack that finds nothing does not prove that nothing can be found: it is a lower bound on what leaks.",
     "The ledger's guarantee is about released values. It assumes the stated neighbouring relation, and exact "
     "arithmetic; message sizes and timing are not in it.",
     "The best attack is chosen after the fact, by its mean over seeds, from all attacks that ran: a maximum of several "
     "noisy figures is a little too high, for every row alike if they faced the same attacks.",
-    "Intervals over seeds are Student's t at 95 %, which takes seeds for independent draws of a normal variable. Two "
-    "seeds give very wide ones; five or more are what comparisons take.",
-    "Two figures count as different where a t-test over seeds (paired by seed where both have it, otherwise Welch's) "
+    "Intervals over seeds are Student's t at 95 %, which treats seeds as independent draws of a normal variable. Two "
+    "seeds give very wide intervals; use five or more for comparisons.",
+    "Two figures count as different if a t-test over seeds (paired by seed if both have it, otherwise Welch's) "
     f"gives p < {LEVEL:g} after Holm's correction for all comparisons with the same reference, and both have at least "
-    f"{SEEDS} seeds. Counted and computed figures (bytes, ledger) differ where they differ. A setting near chance is "
-    "never the best of a column: where nothing was learnt, nothing can be found.",
+    f"{SEEDS} seeds. For counted and computed figures (bytes, ledger) every difference counts. A setting near chance "
+    "is never the best of a column: if nothing was learnt, attacks find nothing.",
     "Accuracy is that of the last round. The best round on test data is not reported: nobody could have chosen it.",
-    "Peak memory of CPU runs is that of the process: runs that shared one are not told apart.",
+    "Peak memory of CPU runs is that of the process: runs that shared a process have one figure.",
 )
 
 
 def _membership(row: Row) -> str:
-    """What membership attacks show over all seeds, corrected for how many of them were tried."""
+    """Return what membership attacks show over all seeds, corrected for how many were tried."""
     best = best_attack(row.group, "membership", "auc")
     above = leaks_by_seed(best) if best else []
     tried = pooled_attacks(row.group)
@@ -55,7 +55,7 @@ def _membership(row: Row) -> str:
         where = "in each seed" if above and all(above) else "over all seeds"
         return f"Members can be told from others better than by guessing, {where}: {over} ({among})."
     if any(one.low > 0.5 for one in tried) or any(above):
-        return f"Undecided: {over} is above chance by itself, and not beyond what so many tries give ({among})."
+        return f"Undecided: {over} is above chance by itself, but not when corrected for all attacks ({among})."
     return (
         f"The best membership attack that ran shows no leak, {found}: over all seeds none of {len(tried)} is above "
         "chance beyond its interval. That is no guarantee."
@@ -63,7 +63,7 @@ def _membership(row: Row) -> str:
 
 
 def verdict(row: Row) -> list[str]:
-    """One setting in plain words: the guarantee, then what attacks found."""
+    """Return one setting in plain words: the guarantee, then what attacks found."""
     epsilon, auc = row.cells["epsilon"], row.cells["auc"]
     if refused(row.group):
         return ["Not run: the privacy setting does not apply to what this method sends."]
@@ -71,7 +71,7 @@ def verdict(row: Row) -> list[str]:
         lines = [f"No guarantee can be stated: {epsilon.reason}."]
     elif epsilon.value == 0:
         lines = [
-            "Nothing computed from the clients' records crosses the wire; of the models at the end it says nothing."
+            "Nothing computed from the clients' records crosses the wire. This says nothing about the final models."
         ]
     elif math.isinf(epsilon.value):
         lines = [f"Nothing is guaranteed: {epsilon.detail}."]
@@ -80,7 +80,7 @@ def verdict(row: Row) -> list[str]:
         if row.weak_delta:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
         if row.open_models:
-            lines.append("That is of the messages alone: clients' models, trained without noise, are published.")
+            lines.append("This covers the messages alone: clients' models, trained without noise, are published.")
     if row.cells["lower"].value is not None:
         lower = row.cells["lower"]
         lines.append(f"An audit measured ε ≥ {lower.value:.3g}{_said_of_claims(row)}.")
@@ -97,19 +97,19 @@ def verdict(row: Row) -> list[str]:
 
 
 def _said_of_claims(row: Row) -> str:
-    """What all audits of all seeds say together, and at which level."""
+    """Return what all audits of all seeds say together, and at which level."""
     audits = [audit for run in row.group.runs for audit in run.audits]
     at = f"at a level of {REFUTES:g}, corrected for all audits ({sum(a.trials > 0 for a in audits)})"
     return {
         "refuted": f": the claim is refuted ({at})",
-        "suspicious": f": suspicious, which is to be repeated; a claim is refuted {at}",
-        "cannot tell": f"; whether the noise is as promised could not be told {at}",
+        "suspicious": f": suspicious, so repeat the audit; a claim is refuted {at}",
+        "cannot tell": f"; the audits could not tell if the noise is as promised {at}",
         "not refuted": f"; no claim is refuted {at}",
     }[told(audits)]
 
 
 def audit_rows(row: Row) -> list[dict[str, Any]]:
-    """Each audit by its seed; `together` is what it says among all of them."""
+    """Return each audit with its seed. `together` is its verdict when all audits are considered."""
     audits = [(run.seed, audit) for run in row.group.runs for audit in run.audits]
     words = judged([audit for _, audit in audits])
     return [
@@ -119,7 +119,7 @@ def audit_rows(row: Row) -> list[dict[str, Any]]:
 
 
 def releases(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What one method's clients send that was computed from their records; `rows` are its privacy settings."""
+    """Return what a method's clients send that was computed from their records. `rows` are its privacy settings."""
     fields: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(rows):
         entries = [entry for client in row.first.ledger for entry in client.entries]
@@ -148,7 +148,7 @@ def _seen(row: Row, kind: str | None) -> str:
 
 
 def ledger_rows(row: Row) -> list[dict[str, str]]:
-    """The ledger of the worst-off client of the first seed, kind by kind."""
+    """Return the ledger of the worst-off client of the first seed, kind by kind."""
     clients = [client for client in row.first.ledger if client.entries]
     if not clients:
         return []
@@ -198,7 +198,7 @@ MEASURE_WORDS = {
 
 
 def attack_rows(row: Row) -> list[dict[str, Any]]:
-    """Every attack on a setting, whatever it claims: figures it has, or the reason why it did not run."""
+    """Return every attack on a setting, with its figures or the reason why it did not run."""
     lines = []
     for found in sorted(attacks_of(row.group), key=lambda f: (f.claims, f.blind, f.threat, f.attack)):
         measures = MEASURES.get(found.claims, ())
@@ -225,7 +225,7 @@ def attack_rows(row: Row) -> list[dict[str, Any]]:
 
 
 def traffic(row: Row) -> list[dict[str, Any]]:
-    """Bytes by field, of one client in one round, in the first seed; headers are the rest of what the wire carried."""
+    """Return bytes by field, for one client and round of the first seed. Headers are the rest of what was sent."""
     times = asked(row.first) or 1
     lines: list[dict[str, Any]] = [
         {"direction": t.direction, "field": t.field, "payload": t.payload / times, "wire": t.wire / times}
@@ -245,7 +245,7 @@ def traffic(row: Row) -> list[dict[str, Any]]:
 
 
 def phases(row: Row) -> list[dict[str, Any]]:
-    """Seconds by party and phase, all clients together; `inside` are parts of the ones above them."""
+    """Return seconds by party and phase, over all clients. Phases marked `inside` are parts of those above them."""
     sums: dict[tuple[str, str], float] = {}
     gpu = uses_gpu(row.first)
     for r in row.first.timings:
@@ -262,7 +262,7 @@ def phases(row: Row) -> list[dict[str, Any]]:
 
 
 def made(group: Group) -> dict[str, Any]:
-    """What somebody needs to make a row again."""
+    """Return what is needed to repeat a row."""
     record = group.runs[0].record
     setting = record.setting.model_dump(mode="json", exclude={"seed"})
     return {
@@ -278,7 +278,7 @@ def made(group: Group) -> dict[str, Any]:
 
 
 def versions(rows: Sequence[Row]) -> list[str]:
-    """Each set of versions that runs were made with."""
+    """Return each set of versions that runs were made with."""
     sets = dict.fromkeys(
         ", ".join(f"{name} {version}" for name, version in run.record.versions.items()) + f"; {run.record.device}"
         for row in rows

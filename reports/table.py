@@ -1,4 +1,4 @@
-"""Run records to rows: one per method and privacy setting, each figure a mean over seeds with its interval."""
+"""Rows made from run records: one per method and privacy setting, each figure a mean over seeds with its interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedaudit.suite.measured import OUTER, near_chance
 from fedaudit.units import UNITS
 
 UNTRAINED = "Under-trained: accuracy is near"
-STILL_RISING = 0.02  # gained in the last evaluated round
+STILL_RISING = 0.02  # accuracy gained in the last evaluated round, above which a run is under-trained
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,29 @@ class Row:
 
     @property
     def untrained(self) -> bool:
-        """Near chance: nothing was learnt, so nothing can be found, and that is no merit."""
+        """Say if the row is near chance. Nothing was learnt then, so that attacks find nothing is no merit."""
         return any(note.startswith(UNTRAINED) for note in self.notes)
 
     @property
     def delta(self) -> float:
-        """The largest of any client."""
+        """Return the largest delta of any client."""
         return max((c.delta for run in self.group.runs for c in run.record.ledger if c.entries), default=0.0)
 
     @property
     def weak_delta(self) -> bool:
-        """Guaranteed, but with a delta that publishing one record at random would meet, at epsilon 0."""
+        """Say if the guarantee has a delta that publishing one record at random would meet, at epsilon 0."""
         epsilon = self.cells["epsilon"].value
         return epsilon is not None and 0 < epsilon < math.inf and _weak_delta(self.group)
 
     @property
     def open_models(self) -> bool:
-        """Guaranteed of the messages alone: clients' models, trained without noise, are published."""
+        """Say if the guarantee covers the messages alone: clients' models, trained without noise, are published."""
         epsilon = self.cells["epsilon"].value
         return epsilon is not None and 0 < epsilon < math.inf and not _models_covered(self.group)
 
     @property
     def relation(self) -> str:
-        """The neighbouring relation of what is guaranteed."""
+        """Return the neighbouring relation of the guarantee."""
         found = {r for run in self.group.runs for c in run.record.ledger for r, t in c.by_relation.items() if t.epsilon}
         return ", ".join(sorted(found - {"any"}))
 
@@ -100,7 +100,7 @@ def _global_own(record: RunRecord) -> float | None:
 
 
 def asked(record: RunRecord) -> int:
-    """How often a client took part in a round."""
+    """Return how often clients took part in rounds, in total."""
     return sum(len(row.participants) for row in record.rounds)
 
 
@@ -109,7 +109,7 @@ def _bytes(direction: str) -> Callable[[RunRecord], float | None]:
 
 
 def per_byte(record: RunRecord) -> float | None:
-    """Percent of accuracy per megabyte that the clients sent, over the whole run."""
+    """Return the percent of accuracy per megabyte that the clients sent in the whole run."""
     reached, sent = accuracy(record), record.bytes("up")
     return None if reached is None or not sent else 100 * reached / (sent / UNITS["MB"])
 
@@ -166,7 +166,7 @@ def _claim(group: Group) -> Cell:
 
 
 def idle_kinds(group: Group) -> set[str]:
-    """Kinds with a policy of which nothing was released: the policy protected nothing."""
+    """Return the kinds that have a policy but were never released, so that the policy protected nothing."""
     used = {entry.kind for run in group.runs for client in run.record.ledger for entry in client.entries}
     return {kind for kind in group.setting.privacy if kind not in used}
 
@@ -188,7 +188,7 @@ def _epsilon(group: Group) -> Cell:
     detail = detail or (f"δ ≤ {delta:.2g}" if worst else "nothing computed from records is sent")
     flag = ""
     if worst == 0 or (math.isfinite(worst) and not _models_covered(group)):
-        flag = "of the wire alone: the models are published, and not covered"
+        flag = "covers the messages alone: the models are published without protection"
     elif math.isfinite(worst) and _weak_delta(group):
         flag = "δ ≥ 1/n: publishing one record at random would meet it"
     low = min(each.values())
@@ -221,7 +221,7 @@ def _lower(group: Group) -> Cell:
 
 
 def refuted_claims(group: Group) -> list[EpsilonAudit]:
-    """Audits that refute a claim, how many were tried being considered."""
+    """Return the audits that refute a claim, corrected for how many were tried."""
     return refuting([audit for run in group.runs for audit in run.audits])
 
 
@@ -246,7 +246,7 @@ def _best(claims: str, measure: str) -> Callable[[Group], Cell]:
 
 
 def _with_chance(best: Found, cell: Cell, measure: str) -> Cell:
-    """What guessing would give, and whether the attack is better than its baselines, where it says so."""
+    """Return the cell with what guessing would give, and a flag if the attack is no better than its baselines."""
     chances = [e.chance for e in best.estimates(measure).values() if isinstance(e, Rate) and e.chance is not None]
     detail = cell.detail + (f"; guessing gives {100 * sum(chances) / len(chances):.1f} %" if chances else "")
     verdicts = [r.beats_baselines for r in best.results.values() if isinstance(r, ReconstructionResult)]
@@ -269,7 +269,7 @@ MAKERS: dict[str, Callable[[Group], Cell]] = {
 
 
 def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
-    """What a reader has to know before reading a row's figures."""
+    """Return what a reader has to know before reading a row's figures."""
     notes = []
     if refused(group):
         return [f"The privacy setting does not apply to this method, so it was not run: {_why_refused(group)}."]
@@ -278,13 +278,13 @@ def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
         notes.append(f"Unfinished: seed {', '.join(map(str, unfinished))} has not run all its rounds.")
     if group.passed_over:
         names = ", ".join(f"{run.folder.name} (seed {run.seed})" for run in group.passed_over)
-        notes.append(f"Run more than once, with other results: the last to finish is shown, not {names}.")
+        notes.append(f"Run more than once, with different results: the last to finish is shown, not {names}.")
     notes += undertrained(group, cells["accuracy"])
     idle = sorted(idle_kinds(group))
     if idle:
         of = ", ".join(idle).replace("_", " ")
         notes.append(
-            f"The privacy setting on {of} applied to nothing: this method sends none. It protects nothing here."
+            f"The privacy setting on {of} applied to nothing, because this method sends none. It protects nothing here."
         )
     if len(group.runs) == 1:
         notes.append("One seed: no interval over seeds, and no difference can be told from noise.")
@@ -302,7 +302,7 @@ def _notes(group: Group, cells: dict[str, Cell]) -> list[str]:
 
 
 def _declarations(record: RunRecord) -> str:
-    """Whether what the method declares of its messages was tested, and for which version of its source."""
+    """Say if the method's declarations about its messages were tested, and for which version of its source."""
     said = record.declarations
     return "may have been tested or not: the record does not say" if said is None else said.text()
 
@@ -317,7 +317,7 @@ def _why_refused(group: Group) -> str:
 
 
 def undertrained(group: Group, cell: Cell) -> list[str]:
-    """Near chance, or still gaining when the rounds ran out: then privacy figures say little about a trained model."""
+    """Return a note if a row is near chance or was still gaining at the end, as privacy figures then say little."""
     classes = group.runs[0].record.data.classes
     if cell.value is None:
         return []
@@ -335,7 +335,7 @@ def undertrained(group: Group, cell: Cell) -> list[str]:
 
 
 def curve(run: Run) -> tuple[list[int], list[float]]:
-    """Rounds and accuracy."""
+    """Return the evaluated rounds and the accuracy after each."""
     pairs = [(row.round, row.utility.test_score()) for row in run.record.rounds if row.utility]
     kept = [(t, score) for t, score in pairs if score is not None]
     return [t for t, _ in kept], [score for _, score in kept]

@@ -1,6 +1,6 @@
-"""Runs as tables: one row per run, per round, per measure of an attack, per release of a client. `fedaudit.load(PATH)`.
+"""Runs as tables: one row per run, per round, per measure of an attack, per release. `fedaudit.load(PATH)` reads them.
 
-The rows are typed, and need nothing but fedaudit. As data frames they need pandas.
+The rows are typed and need nothing but fedaudit. Data frames need pandas.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRow:
-    """What one run is, reached, guarantees and cost. Bytes are of all clients and rounds."""
+    """One run: its setting, what it reached, its guarantee and its cost. Bytes are those of all clients and rounds."""
 
-    run: str  # its folder, below the one that was named
+    run: str  # its folder, relative to the named one
     method: str
     dataset: str
     seed: int
@@ -39,17 +39,17 @@ class RunRow:
     status: str
     rounds: int
     clients: int
-    accuracy: float | None  # after the last round, on the common test set, with its interval where a model is global
+    accuracy: float | None  # after the last round, on the common test set; a global model has an interval, too
     low: float | None
     high: float | None
-    chosen_round: int | None  # on validation data
+    chosen_round: int | None  # chosen on validation data
     chosen_accuracy: float | None
-    epsilon: float | None  # of the ledger, the worst-off client's; infinite: something is unprotected
+    epsilon: float | None  # by the ledger, for the worst-off client; infinite: something is unprotected
     delta: float | None
-    lower_bound: float | None  # the largest that any audit of epsilon measured
-    refuted: int  # claims of epsilon that measurement refuted
+    lower_bound: float | None  # the largest lower bound of all audits of epsilon
+    refuted: int  # number of claims of epsilon that measurements refuted
     auc: float | None  # of the best membership attack
-    leaks: int  # attacks that call what they found a leak, each by itself
+    leaks: int  # number of attacks that found a leak, each judged by itself
     up_payload: int
     up_wire: int
     down_payload: int
@@ -59,12 +59,12 @@ class RunRow:
     device: str
     started: str
     finished: str | None
-    digest: str  # of all messages in order
+    digest: str  # digest of all messages in order
 
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One round: bytes of its messages, and what was reached where it was evaluated."""
+    """One round: the bytes of its messages, and what it reached if it was evaluated."""
 
     run: str
     method: str
@@ -109,7 +109,7 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class ReleaseRow:
-    """What one client released of one field under one protection, over the whole run."""
+    """The releases of one field by one client under one protection, over the whole run."""
 
     run: str
     method: str
@@ -146,7 +146,7 @@ class Tables:
 
     @cached_property
     def rows(self) -> dict[str, list[AnyRow]]:
-        """By table."""
+        """Return the rows by table."""
         return {
             "runs": [_run_row(name, run) for name, run in self._found],
             "rounds": [row for name, run in self._found for row in _round_rows(name, run.record)],
@@ -178,7 +178,7 @@ class Tables:
         return pd.DataFrame([asdict(row) for row in self.rows[table]], columns=columns_of(table))
 
     def csv(self, table: str) -> str:
-        """The table as text. What is not known is empty; infinity is `inf`."""
+        """Return a table as CSV text. Unknown values are empty; infinity is `inf`."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns_of(table))
@@ -195,7 +195,7 @@ def columns_of(table: str) -> list[str]:
 
 
 def tables_of(path: Path | str) -> Tables:
-    """The tables of a run folder, or of all runs below the folder of an audit."""
+    """Return the tables of a run folder, or of all runs below the folder of an audit."""
     folder = Path(path)
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder}. Name a run, or the folder of an audit.")
@@ -204,7 +204,7 @@ def tables_of(path: Path | str) -> Tables:
 
 
 def name_of(run: Run, folder: Path) -> str:
-    """What a run is called: its folder below the named one, or that one's own name."""
+    """Return a run's name: its folder relative to the named one, or the named folder's own name."""
     below = run.folder.relative_to(folder).as_posix()
     return run.folder.resolve().name if below == "." else below.removeprefix("runs/")
 
@@ -309,7 +309,7 @@ def _attack_rows(name: str, record: RunRecord) -> list[AttackRow]:
 
 
 def measures(result: AnyResult) -> list[tuple[str | None, Estimate | None]]:
-    """All that an attack measured over all clients together, by name: the TPR at each FPR among it."""
+    """Return all that an attack measured over all clients together, by name, with the TPR at each FPR."""
     if isinstance(result, NotRun):
         return [(None, None)]
     found: list[tuple[str | None, Estimate | None]] = list(measures_of(result).items())
@@ -351,6 +351,6 @@ def _release_rows(name: str, record: RunRecord) -> list[ReleaseRow]:
 
 
 def finite(values: dict[str, Any]) -> dict[str, float]:
-    """The numbers among them that every tracker takes: no infinity, no truth values."""
+    """Return the values that every tracker takes: numbers, without infinities and truth values."""
     kinds = {key: value for key, value in values.items() if isinstance(value, int | float)}
     return {k: float(v) for k, v in kinds.items() if not isinstance(v, bool) and math.isfinite(v)}

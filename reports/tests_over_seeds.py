@@ -1,7 +1,7 @@
-"""What is more than noise: intervals over seeds, tests between settings, and the price of asking many questions.
+"""Tests for what is more than noise: intervals over seeds, tests between settings, corrected for their number.
 
 Seeds are the sample. A run's own interval (over test records, over an attack's candidates) says how well that run was
-measured, not how much another seed would differ; it is shown only where there is one seed, under its own name.
+measured, not how much another seed would differ. It is shown only if there is one seed, under its own name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedaudit.levels import holm as holm
 from fedaudit.stats import Estimate, student_t
 
 LEVEL = 0.05
-SEEDS = 3  # below that no estimated difference counts: one degree of freedom is at the mercy of the normal law
+SEEDS = 3  # with fewer, no estimated difference counts: one degree of freedom relies too much on normality
 
 
 def over_seeds(
@@ -25,9 +25,9 @@ def over_seeds(
     bounds: tuple[float, float] = (-math.inf, math.inf),
     within: tuple[float, float, str] | None = None,
 ) -> Estimate:
-    """Mean and 95 % interval over seeds (Student's t), cut to the values that are possible at all.
+    """Return the mean and 95 % interval over seeds (Student's t), cut to the values that are possible at all.
 
-    `within` is the interval that a single run has by itself, with its name: all there is where there is one seed.
+    `within` is the interval of a single run, with its name. It is used if there is one seed.
     """
     found = student_t(values)
     if found.value is None or not math.isfinite(found.value):
@@ -42,14 +42,14 @@ def over_seeds(
 
 @dataclass(frozen=True)
 class Test:
-    """One comparison. `p` is None where nothing can be said; `how` says why, or names the test."""
+    """One comparison. `p` is None if nothing can be concluded; `how` says why, or names the test."""
 
     difference: float | None
     p: float | None
     how: str
     low: float | None = None
     high: float | None = None
-    seeds: float = math.inf  # of the side that has fewer; infinite where nothing was estimated
+    seeds: float = math.inf  # of the side with fewer seeds; infinite if nothing was estimated
 
     @property
     def more_than_noise(self) -> bool:
@@ -57,11 +57,11 @@ class Test:
 
 
 def compared(a: Mapping[Any, float], b: Mapping[Any, float]) -> Test:
-    """Is b more than noise away from a? Both by seed.
+    """Test if b is more than noise away from a. Both are given by seed.
 
     Seeds that both have are paired (a seed fixes data, split and initial weights, so it is a block): paired t-test.
-    Otherwise Welch's t-test. One seed on either side tells nothing; nor do differences that are equal to the last bit,
-    which with few seeds happen by chance where accuracies are multiples of 1/n.
+    Otherwise it is Welch's t-test. One seed on either side tells nothing. Nor do differences that are equal to the last
+    bit: with few seeds they happen by chance, as accuracies are multiples of 1/n.
     """
     if not a or not b:
         return Test(None, None, "no figure on one side")

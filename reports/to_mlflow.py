@@ -1,4 +1,4 @@
-"""Runs for MLflow: an experiment, with parameters, metrics by round, tags, and each run's record as an artifact.
+"""Export of runs to MLflow: an experiment with parameters, metrics by round, tags, and each record as an artifact.
 
 `out` is a folder, or the address of a store that MLflow knows (`sqlite:///mlflow.db`, `http://...`). A run that the
 experiment holds already, by the digest of its transcript and its folder's name, is not written again.
@@ -13,7 +13,7 @@ from typing import Any
 from fedaudit.errors import RunError
 from fedaudit.reports.export import Export, Tracked, library, started
 
-LONGEST = 5000  # characters of a tag's or parameter's value
+LONGEST = 5000  # the most characters in a tag's or parameter's value
 IDENTITY = ("fedaudit.run", "fedaudit.digest")
 
 
@@ -24,8 +24,8 @@ def write(found: Export, out: str) -> str:
     where = out
     if "://" not in out:
         if Path(out).exists() and not Path(out).is_dir():
-            raise RunError(f"{out} is a file, and MLflow's store needs a folder. Choose another --out.")
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder is what was asked for
+            raise RunError(f"{out} is a file, but MLflow's store needs a folder. Choose another --out.")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the user asked for a folder
         where = Path(out).resolve().as_uri()
     try:
         client = mlflow.MlflowClient(tracking_uri=where)
@@ -38,7 +38,9 @@ def write(found: Export, out: str) -> str:
     except MlflowException as e:
         raise RunError(f"MLflow refuses {out}: {str(e)[:300]}") from e
     kept = len(found.runs) - len(new)
-    return f"{len(new)} runs in the experiment {found.project} of {out}" + (f"; {kept} were there" if kept else "")
+    return f"{len(new)} runs in the experiment {found.project} of {out}" + (
+        f"; {kept} were there already" if kept else ""
+    )
 
 
 def _write_run(client: Any, experiment: str, run: Tracked) -> None:
@@ -54,7 +56,7 @@ def _write_run(client: Any, experiment: str, run: Tracked) -> None:
     metrics += [Metric(_named(key), value, int(1000 * end), last) for key, value in run.whole().items()]
     tags = {**{f"fedaudit.{key}": text for key, text in run.words().items()}, "fedaudit.run": run.name}
     number = made.info.run_id
-    for begin in range(0, len(metrics), 1000):  # as many as a store takes at a time
+    for begin in range(0, len(metrics), 1000):  # a store takes at most so many at a time
         client.log_batch(number, metrics=metrics[begin : begin + 1000])
     parameters = list(run.parameters().items())
     for begin in range(0, len(parameters), 100):
@@ -65,5 +67,5 @@ def _write_run(client: Any, experiment: str, run: Tracked) -> None:
 
 
 def _named(key: str) -> str:
-    """A name that MLflow takes: letters, digits, and few signs."""
+    """Return the key as a name that MLflow takes: letters, digits, and few signs."""
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in key)

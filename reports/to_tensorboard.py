@@ -1,4 +1,4 @@
-"""Runs for TensorBoard: a log folder each, with scalars by round, the figures of the whole run, and the setting."""
+"""Export of runs to TensorBoard: a log folder each with scalars by round, figures of the whole run, and the setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(found: Export, out: str) -> str:
     for run in found.runs:
         below = folder / run.name
         for old in below.glob(f"{EVENTS}*") if below.is_dir() else ():
-            old.unlink()  # of an earlier export: two of one run would be drawn as one line
+            old.unlink()  # from an earlier export: two files of one run would be drawn as one line
         writer = SummaryWriter(str(below))
         last, end = 0, 0.0
         for t, at, values in run.by_round():
@@ -35,7 +35,7 @@ def write(found: Export, out: str) -> str:
 
 
 def _ours(path: Path) -> bool:
-    """A log folder, or a folder of such."""
+    """Say if the path is a log file, or a folder that holds log files only."""
     if path.is_symlink():
         return False
     if path.is_dir():

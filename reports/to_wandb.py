@@ -1,4 +1,4 @@
-"""Runs for Weights & Biases, offline: a folder each under `out`/wandb, which `wandb sync` sends when it is told to."""
+"""Export of runs to Weights & Biases, offline: a folder each under `out`/wandb, which `wandb sync` can send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def write(found: Export, out: str) -> str:
     wandb = library("wandb", "wandb")
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file, and wandb needs a folder. Choose another --out.")
+        raise RunError(f"{folder} is a file, but wandb needs a folder. Choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     alone = wandb.run is None
     for run in found.runs:
@@ -29,6 +29,6 @@ def write(found: Export, out: str) -> str:
             logged.log(values, step=t)
         logged.summary.update(run.whole())
         logged.finish(exit_code=0 if run.row.status == "done" else 1)
-    if alone:  # wandb's own process writes behind, until it is told to end; but not under a run of the caller's
+    if alone:  # wandb's own process writes late, until it is told to end; a run of the caller's must not be ended
         wandb.teardown()
     return f"{len(found.runs)} runs in {folder / 'wandb'}; wandb sync {folder / 'wandb'}/offline-run-* sends them"

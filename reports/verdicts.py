@@ -1,7 +1,7 @@
-"""What an audit says, as verdicts that a CI can fail on: claims of epsilon, leaks, runs that failed, budgets.
+"""Verdicts of an audit that a CI can fail on: claims of epsilon, leaks, runs that failed, budgets.
 
-A verdict is about a setting, its seeds together, and takes into account how many attacks and audits were tried. Where
-nothing could be told it is neither passed nor failed, but skipped, with the reason.
+A verdict is about a setting over all its seeds, corrected for how many attacks and audits were tried. If nothing could
+be concluded, it is neither passed nor failed, but skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _run(row: Row) -> list[Case]:
 
 
 def _claims(row: Row) -> list[Case]:
-    """Each claim by each test, over all seeds."""
+    """Return a verdict on each claim by each test, over all seeds."""
     audits = [audit for run in row.group.runs for audit in run.audits]
     together = judged(audits)
     refuted = {(a.test, a.claim): a for a, word in reversed(together) if word == "refuted"}
@@ -69,7 +69,7 @@ def _claims(row: Row) -> list[Case]:
 
 
 def _leaks(row: Row) -> list[Case]:
-    """Whether membership can be told, and whether records were rebuilt; nothing for a row that was not attacked."""
+    """Return verdicts on membership, rebuilt records and label shares; empty for a row that was not attacked."""
     ran = [found for found in attacks_of(row.group) if found.results and not found.blind]
     cases = []
     if any(found.claims == "membership" for found in ran):

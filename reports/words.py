@@ -1,7 +1,6 @@
-"""The report's vocabulary: what each column, release and protection means to somebody who is no privacy expert.
+"""The report's vocabulary: what each column, release and protection means, for readers who are not privacy experts.
 
-Nothing here says that something is safe. A guarantee is stated as what it is, an attack that failed as an attack that
-failed.
+Nothing here says that something is safe. A guarantee is called a guarantee, and a failed attack a failed attack.
 """
 
 from __future__ import annotations
@@ -22,45 +21,45 @@ class Column:
     title: str
     part: Literal["Utility", "Guarantee", "Attacks", "Cost"]
     unit: Literal["share", "auc", "epsilon", "bytes", "seconds", "points"]
-    better: Literal["high", "low"] | None  # what "better" is for the one who runs the federation
-    sampled: bool  # estimated over seeds; otherwise counted or computed, where a difference is a difference
+    better: Literal["high", "low"] | None  # which direction is better for whoever runs the federation
+    sampled: bool  # estimated over seeds; otherwise counted or computed, so that every difference is real
     help: str
     bounds: tuple[float, float] = (0.0, math.inf)
-    machine: bool = False  # tells of the machine as much as of the method
+    machine: bool = False  # depends on the machine as much as on the method
 
 
 COLUMNS = (
     Column(
         "accuracy", "Accuracy", "Utility", "share", "high", True,
-        "Share of a common test set that is classified right after the last round: by the global model or, where a "
+        "Share of a common test set that is classified right after the last round: by the global model or, if a "
         "method has none, by the clients' models on average.", (0, 1),
     ),
     Column(
         "own", "On own data", "Utility", "share", "high", True,
-        "The clients' own models on records of their own that were held out, averaged over clients.", (0, 1),
+        "Accuracy of the clients' own models on their own held-out records, averaged over clients.", (0, 1),
     ),
     Column(
         "global_own", "Global on own data", "Utility", "share", "high", True,
-        "The one global model on the same held-out records, each client's by itself, averaged over clients: what "
-        "papers on personalisation print as FedAvg. Where it is below the column before it, local training pays.",
+        "Accuracy of the one global model on the same held-out records, per client, averaged over clients: what papers "
+        "on personalisation print as FedAvg. If it is below the column before it, local training pays.",
         (0, 1),
     ),
     Column(
         "claim", "Claim", "Guarantee", "epsilon", None, False,
-        "The epsilon that the setting asked for, as papers state it: for one release of the kinds that are named, "
-        "with no account of the other rounds or of what else is sent.",
+        "The epsilon that the setting asked for, as papers state it: for one release of the named kinds, "
+        "without the other rounds and without what else is sent.",
     ),
     Column(
         "epsilon", "Ledger ε", "Guarantee", "epsilon", "low", False,
-        "What is guaranteed by the accounting, for the worst-off client and all rounds together: the smaller, the less "
+        "The guarantee by the accounting, for the worst-off client and all rounds together: the smaller, the less "
         "anybody can learn about one record. 0: nothing computed from the records was sent. ∞: something was sent "
-        "that no noise covers, so nothing is guaranteed. Computed, not estimated: the largest over seeds is shown.",
+        "without noise, so nothing is guaranteed. Computed, not estimated: the largest over seeds is shown.",
     ),
     Column(
         "lower", "Measured ε ≥", "Guarantee", "epsilon", None, True,
         "Empirical lower bound, at 95 % confidence: what attacks on planted records show, or what the accounting gives "
         "for the noise that was found on the bytes as sent; the largest of all audits. A claim below it is refuted "
-        "where p < 0.001, all audits considered. A small value shows nothing.",
+        "if p < 0.001, corrected for all audits. A small value shows nothing.",
     ),
     Column(
         "tpr", "TPR at 1 % FPR", "Attacks", "share", "low", True,
@@ -75,7 +74,7 @@ COLUMNS = (
     Column(
         "identified", "Images identified", "Attacks", "share", "low", True,
         "Best reconstruction attack: the share of its images from which the right training record can be picked out "
-        "of the candidates. What guessing would give stands below it.", (0, 1),
+        "of the candidates. The share by guessing is given below it.", (0, 1),
     ),
     Column(
         "up", "Up", "Cost", "bytes", "low", False,
@@ -88,24 +87,24 @@ COLUMNS = (
     Column(
         "per_byte", "Accuracy per MB up", "Cost", "points", "high", True,
         "Accuracy after the last round, in percent, for each megabyte that all clients together sent in the whole run. "
-        "Shown where a run of the report compresses what clients send.",
+        "Shown if a run of the report compresses what clients send.",
     ),
     Column(
         "seconds", "Compute", "Cost", "seconds", "low", True,
-        "Seconds of all clients' and the server's work, evaluation left out: on the GPU where there is one, otherwise "
-        "of one CPU thread. It tells of the machine as much as of the method.", machine=True,
+        "Seconds of all clients' and the server's work, without evaluation: on the GPU if there is one, otherwise "
+        "of one CPU thread. It depends on the machine as much as on the method.", machine=True,
     ),
     Column(
         "memory", "Peak memory", "Cost", "bytes", "low", True,
-        "Most memory in use: on the GPU where there is one, otherwise of the process, in which case earlier runs of "
-        "the same process count too.", machine=True,
+        "Most memory in use: on the GPU if there is one, otherwise of the process, and then earlier runs of the same "
+        "process count, too.", machine=True,
     ),
 )  # fmt: skip
 BY_KEY = {column.key: column for column in COLUMNS}
 
 
 def text(column: Column, value: float | None) -> str:
-    """A value in its column's unit."""
+    """Return a value in its column's unit, as text."""
     if value is None:
         return "–"
     if math.isnan(value):
@@ -124,7 +123,7 @@ def text(column: Column, value: float | None) -> str:
 
 
 def interval_text(column: Column, cell: Cell) -> str:
-    """`[84.1, 95.0]` in the unit of the value that it stands beside, which is not repeated."""
+    """Return an interval such as `[84.1, 95.0]`, in the unit of its value, without the unit's name."""
     low, high = cell.low, cell.high
     if low is None or high is None:
         return ""
@@ -164,7 +163,7 @@ def kind_text(kind: str | None) -> str:
 
 
 def seen_by(ledgers: Iterable[ClientLedger], kind: str) -> str:
-    """Who sees a kind of release of an average client."""
+    """Return who sees a kind of release of a client."""
     seen = {who for ledger in ledgers for who in ledger.observers.get(kind, [])}
     clients = sorted(who for who in seen if who.startswith("client"))
     parts = [*(["the server"] if "server" in seen else [])]
@@ -174,7 +173,7 @@ def seen_by(ledgers: Iterable[ClientLedger], kind: str) -> str:
 
 
 def protection_text(entries: Sequence[Entry]) -> tuple[str, str]:
-    """How a field was protected, in words, and one of "open", "noise", "free" for the eye."""
+    """Return how a field was protected, in words, and one of "open", "noise", "free" for its colour."""
     if not entries:
         return "not in the ledger", "open"
     rounds = sum(len(e.rounds) for e in entries)
@@ -202,7 +201,7 @@ def protection_text(entries: Sequence[Entry]) -> tuple[str, str]:
 
 
 def _span(values: Sequence[float]) -> str:
-    """One number, or from-to."""
+    """Return one number as text, or the smallest and the largest."""
     if not values:
         return "–"
     low, high = f"{min(values):.3g}", f"{max(values):.3g}"

@@ -291,8 +291,8 @@ moments are exact, and the signs against the squares. Normal numbers with p < 0.
 Digits, three clients, two rounds; the noise is scaled where it is drawn, and the ledger goes on to claim epsilon = 1
 (DP-SGD: what a noise multiplier of 1 gives). Seeds from 200 on, which nobody had looked at when the rule was set. What
 a report says of a run (fedaudit/epsilon/joint_verdict.py): *refuted* at 0.001 and *suspicious* at 0.05, after Holm's
-correction for its audits; else *cannot tell*, where the sharpest audit of a claim (residuals) would not find noise x 0.9
-with 99 % probability at its share of 0.001; else *not refuted*.
+correction for its audits; else *cannot tell*, where the sharpest audit of a claim (residuals) would not find noise x
+0.9 with 99 % probability at its share of 0.001; else *not refuted*.
 
 {sabotage}
 

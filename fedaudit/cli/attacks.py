@@ -1,4 +1,4 @@
-"""What attacks found, a line each; with --verbose all their figures."""
+"""Printing what attacks found: a line each, or all figures with --verbose."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def print_attacks(results: Sequence[AnyResult], verbose: bool) -> None:
         for one in idle:
             print(f"{one.attack}, {one.threat} did not run: {one.reason}")
     elif idle:
-        print(f"{len(idle)} more found nothing to attack here; --verbose says why, and shows all figures.")
+        print(f"{len(idle)} more had nothing to attack here; --verbose says why and shows all figures.")
 
 
 def _line(result: Scored) -> str:
-    """The first figure, and what it means."""
+    """Return the first figure and what it means."""
     found = _estimates(result)
     name, estimate = next(((n, e) for n, e in found if n in FIRST.values()), found[0])
     return f"{name} {_interval(estimate)}  {_verdict(result)}"

@@ -1,4 +1,4 @@
-"""`fedaudit attack` and `fedaudit audit`."""
+"""The commands `fedaudit attack` and `fedaudit audit`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attack(
     threat: Annotated[str, typer.Option(help="server, active-server, peer:k or outsider.")] = "server",
     client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
     again: Annotated[
-        bool, typer.Option("--rescore", help="Attack nothing: score and judge anew what earlier attacks left.")
+        bool, typer.Option("--rescore", help="Attack nothing; score and judge again what earlier attacks kept.")
     ] = False,
     trust: Trust = False,
     verbose: Annotated[
@@ -36,7 +36,7 @@ def attack(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Attack what crossed the wire in a run, and score it with intervals."""
+    """Attack what crossed the wire in a run, and score the attacks with intervals."""
     from fedaudit import registry
     from fedaudit.attack.attack_run import attack_run, rescore
     from fedaudit.cli.attacks import print_attacks
@@ -47,7 +47,7 @@ def attack(
     chosen = _with_settings(attack or names("attacks"), parse_pairs(set_))
     if again:
         if attack or set_ or client != "all":
-            raise SettingError("--rescore scores anew all that was kept: leave --attack, --set and --client out.")
+            raise SettingError("--rescore scores everything that was kept. Leave out --attack, --set and --client.")
         results = rescore(run)
     else:
         with progress_bar("attacks") as watch:
@@ -59,7 +59,7 @@ def attack(
 
 
 def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, Any]]:
-    """`NAME=VALUE` is for the only attack named; `ATTACK.NAME=VALUE` says which."""
+    """Return the attacks with their settings. `NAME=VALUE` needs a single attack; `ATTACK.NAME=VALUE` names one."""
     tables: dict[str, dict[str, Any]] = {name: {"attack": name} for name in attacks}
     for key, value in pairs.items():
         name, dot, setting = key.rpartition(".")
@@ -67,23 +67,26 @@ def _with_settings(attacks: list[str], pairs: dict[str, Any]) -> list[dict[str, 
             name = attacks[0]
         if name not in tables:
             raise SettingError(
-                f"--set {key}=...: which attack? Write --set ATTACK.{setting}=..., of {', '.join(attacks)}."
+                f"--set {key}=... does not name an attack. Write --set ATTACK.{setting}=..., with ATTACK from "
+                f"{', '.join(attacks)}."
             )
         tables[name][setting] = value
     return list(tables.values())
 
 
 def audit(
-    suite: Annotated[Path | None, typer.Argument(help="A suite. Default: the quickstart.", show_default=False)] = None,
+    suite: Annotated[
+        Path | None, typer.Argument(help="A suite file. Default: the quickstart.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at a time, each in a process of its own.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time, each in its own process.")] = 1,
     engine: Annotated[
         str | None, typer.Option(help="auto | serial | stacked | ray, for all runs.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and time, and run nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run every cell again, whatever is finished.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run every cell again, finished or not.")] = False,
     keep_stale: Annotated[
-        bool, typer.Option("--keep-stale", help="Let finished cells count that other code made.")
+        bool, typer.Option("--keep-stale", help="Keep finished cells that another version of the code made.")
     ] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
     on: Annotated[str, typer.Option(help="here | ray: cells as processes, or as tasks of a Ray cluster.")] = "here",
@@ -91,9 +94,9 @@ def audit(
         str | None, typer.Option(help="With --on ray: the cluster. Default: one on this machine.", show_default=False)
     ] = None,
 ) -> None:
-    """Run a whole suite, attack it, and report. What is finished is not repeated; after a kill, run it again.
+    """Run a whole suite, attack its runs, and write a report. Finished cells are not repeated, also after a kill.
 
-    Exit code 0 if every cell came through and every budget was kept, 1 if not, 2 for a suite that makes no sense.
+    Exit code 0 if every cell succeeded and every budget was kept, 1 if not, 2 if the suite is not valid.
     """
     from fedaudit.suite.suite_file import read_suite
 
@@ -110,14 +113,14 @@ def audit(
                 what, out, watch, jobs, engine, force=force, keep_stale=keep_stale, on=_where(on, ray_address),
                 ray_address=ray_address, report=True,
             )  # fmt: skip
-            pages = write_report(out)  # it lists the cells that failed, which the audit has left word of
+            pages = write_report(out)  # it also lists the cells that failed, as the audit noted them
     except KeyboardInterrupt:
         print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
         raise typer.Exit(130) from None
     errors = {str(cell.folder): cell.error for cell in cells if cell.error}
     for cell in cells:
         if cell.again is not None:
-            print(f"again: {cell.folder}: {cell.again}")
+            print(f"run again: {cell.folder}: {cell.again}")
     _say_not_compared(cells)
     refused = Counter(f"{c.setting.method}: {c.reason}" for c in cells if c.status == "refused")
     for reason, number in refused.items():
@@ -135,7 +138,7 @@ def _where(on: str, ray_address: str | None) -> Any:
     if on not in ("here", "ray"):
         raise SettingError(unknown("place for cells", on, ("here", "ray")))
     if ray_address is not None and on != "ray":
-        raise SettingError("--ray-address says where a cluster is, and is for --on ray.")
+        raise SettingError("--ray-address is for --on ray only. Add --on ray, or leave the address out.")
     return on
 
 

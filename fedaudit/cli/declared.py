@@ -1,4 +1,4 @@
-"""`fedaudit check-method`: what a method declares of its messages, tested."""
+"""The command `fedaudit check-method`, which tests what a method declares about its messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedaudit.setting import parse_pairs
 def check_method(
     methods: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD...", help="Names, package.module:Class, all, or edited."),
+        typer.Argument(metavar="METHOD...", help="Methods' names, package.module:Class, all, or edited."),
     ],
     set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
     model: Annotated[str, typer.Option(help="The clients' models.")] = "cnn",
@@ -27,10 +27,10 @@ def check_method(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Test what a method declares of its messages: other records, and nothing that should stay may change by a bit.
+    """Test what a method declares about its messages: swap records; declared fields must stay equal to the bit.
 
-    `all` is every registered method, `edited` those without a verdict on their present source. Exit code 0 if all
-    declarations held, 1 if one is broken.
+    `all` takes every registered method, `edited` takes those without a verdict on their present source. Exit code 0
+    if all declarations held, 1 if one is broken.
     """
     from fedaudit import registry
     from fedaudit.privacy.policy import parse_policy

@@ -1,4 +1,4 @@
-"""`fedaudit doctor`: what this machine has of what fedaudit can use, and what to do about the rest."""
+"""The checks of `fedaudit doctor`: what this machine has, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def findings(data_dir: str = ".data") -> Iterator[Finding]:
     yield _extra("ray", "the engine ray", "ray")
     yield Finding("cores", None, f"{os.cpu_count()}: `fedaudit audit --jobs {max(1, os.cpu_count() or 1)}` uses them")
     free = shutil.disk_usage(".").free
-    yield Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free here; a run keeps all that it sent")
+    yield Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free here; a run keeps every message")
     yield _data(data_dir)
     yield _methods()
 
@@ -44,7 +44,9 @@ def _torch() -> Finding:
 def _extra(module: str, what: str, extra: str) -> Finding:
     found = importlib.util.find_spec(module) is not None
     return Finding(
-        module, True if found else None, what if found else f'not here, for {what}: pip install ".[{extra}]"'
+        module,
+        True if found else None,
+        what if found else f'not installed, needed for {what}: pip install ".[{extra}]"',
     )
 
 
@@ -52,7 +54,9 @@ def _data(data_dir: str) -> Finding:
     from fedaudit.data import available, datasets
 
     here = [name for name in datasets.names() if available(name, data_dir)]
-    return Finding("data", "digits" in here, f"{', '.join(here)}; others: put them under {data_dir}, or npz:PATH")
+    return Finding(
+        "data", "digits" in here, f"{', '.join(here)}; put others under {data_dir}, or name them as npz:PATH"
+    )
 
 
 def _methods() -> Finding:
@@ -61,5 +65,5 @@ def _methods() -> Finding:
 
     try:
         return Finding("registry", True, f"{len(names('methods'))} methods, {len(names('attacks'))} attacks")
-    except FedauditError as e:  # somebody's package that cannot be imported
+    except FedauditError as e:  # a user's package that cannot be imported
         return Finding("registry", False, str(e))

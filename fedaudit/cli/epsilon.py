@@ -1,4 +1,4 @@
-"""`fedaudit epsilon ...`: lower bounds on epsilon, and claims held against them."""
+"""The commands `fedaudit epsilon ...`: find lower bounds on epsilon, and hold claims against them."""
 
 from __future__ import annotations
 
@@ -25,33 +25,39 @@ if TYPE_CHECKING:
     from fedaudit.runtime.run_record import EpsilonAudit
 
 epsilon_app = typer.Typer(
-    cls=Helped, help="Lower bounds on epsilon, and claims held against them.", no_args_is_help=True
+    cls=Helped, help="Find lower bounds on epsilon, and test claims against them.", no_args_is_help=True
 )
 
-MOST = 1_000_000  # canaries, guesses, trials
+MOST = 1_000_000  # the most canaries, guesses or trials
 Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
 Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
-Claim = Annotated[float | None, typer.Option(help="An epsilon to hold against the bound.", show_default=False)]
-Fail = Annotated[bool, typer.Option("--fail-if-refuted", help="Exit code 1 where a claim is refuted: for CI.")]
+Claim = Annotated[float | None, typer.Option(help="An epsilon to test against the bound.", show_default=False)]
+Fail = Annotated[bool, typer.Option("--fail-if-refuted", help="Exit with code 1 if a claim is refuted, for CI.")]
 Client = Annotated[str, typer.Option(help="all, or a client's number.")]
 
 
 @epsilon_app.command("one-run")
 def one_run(
-    canaries: Annotated[int, typer.Option(min=1, max=MOST, help="Canaries, each in or out by a coin of its own.")],
-    correct: Annotated[int, typer.Option(min=0, max=MOST, help="Guesses that were right.")],
-    guesses: Annotated[int | None, typer.Option(min=0, max=MOST, help="Guesses made. Default: one per canary.")] = None,
+    canaries: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Number of canaries; each was put in or left out by its own coin.")
+    ],
+    correct: Annotated[int, typer.Option(min=0, max=MOST, help="Number of right guesses.")],
+    guesses: Annotated[
+        int | None, typer.Option(min=0, max=MOST, help="Number of guesses. Default: one per canary.")
+    ] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     claim: Claim = None,
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """What guesses about canaries of one run show, by Steinke et al. 2023 and the f-DP of Mahloujifar et al. 2024."""
+    """Bound epsilon by guesses about canaries of one run: Steinke et al. 2023, and f-DP of Mahloujifar et al. 2024."""
     from fedaudit.epsilon.lower_bounds import one_run_fdp, one_run_steinke
 
     made = canaries if guesses is None else guesses
-    by = {"steinke": one_run_steinke} | ({"f_dp": one_run_fdp} if delta > 0 else {})  # no Gaussian has delta = 0
+    by = {"steinke": one_run_steinke} | (
+        {"f_dp": one_run_fdp} if delta > 0 else {}
+    )  # f-DP is about Gaussian noise, which never has delta = 0
     bounds = {name: bound(canaries, made, correct, delta, confidence) for name, bound in by.items()}
     best = {name: bound(canaries, made, made, delta, confidence) for name, bound in by.items()}
     _print_bounds(bounds, best, claim, as_json, fail_if_refuted)
@@ -62,20 +68,22 @@ def from_scores(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|FILE.csv", help="A run that was attacked; or a table with columns score and member (0 or 1)."
+            metavar="RUN|FILE.csv", help="An attacked run, or a table with columns score and member (0 or 1)."
         ),
     ],
-    attack: Annotated[str, typer.Option(help="Of a run: the attack whose scores are taken.")] = "loss",
-    threat: Annotated[str, typer.Option(help="Of a run: server, peer:k or outsider.")] = "server",
+    attack: Annotated[str, typer.Option(help="For a run: the attack whose scores are used.")] = "loss",
+    threat: Annotated[str, typer.Option(help="For a run: server, peer:k or outsider.")] = "server",
     client: Client = "all",
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
-    correction: Annotated[str, typer.Option(help="For having chosen the threshold: bonferroni | split")] = "bonferroni",
+    correction: Annotated[
+        str, typer.Option(help="Correction for choosing the threshold: bonferroni | split")
+    ] = "bonferroni",
     claim: Claim = None,
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """What a membership attack's scores show: Clopper-Pearson over thresholds, corrected for their choice."""
+    """Bound epsilon by a membership attack's scores: Clopper-Pearson over thresholds, corrected for their choice."""
     from fedaudit.epsilon.lower_bounds import from_scores as bound_from
 
     scores: ArrayLike
@@ -102,7 +110,7 @@ def release_path(
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """Hold the claim of each protected kind against its own release path, run many times on a worst pair of records."""
+    """Test each protected kind's claim: run its own release path many times on a worst-case pair of records."""
     from fedaudit import registry
     from fedaudit.epsilon.release_path import audit_releases
 
@@ -125,7 +133,7 @@ def residuals(
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """Hold the noise of a run, on the bytes as sent, against its ledger: the clients' tasks run again without noise."""
+    """Test the noise in the bytes that a run sent against its ledger: the clients' tasks run again without noise."""
     from fedaudit import registry
     from fedaudit.epsilon.residuals import audit_residuals
 
@@ -139,14 +147,16 @@ def residuals(
 @epsilon_app.command("canaries")
 def canaries(
     run: RunArgument,
-    number: Annotated[int, typer.Option("--canaries", min=4, max=MOST, help="Canaries of each client.")] = 400,
+    number: Annotated[
+        int, typer.Option("--canaries", min=4, max=MOST, help="Number of canaries for each client.")
+    ] = 400,
     client: Client = "all",
     confidence: Confidence = 0.95,
     trust: Trust = False,
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """Hold the claim for private training against canaries in gradient space, one parameter each."""
+    """Test the claim for private training with canaries in gradient space, one parameter each."""
     from fedaudit import registry
     from fedaudit.epsilon.gradient_canaries import audit_canaries
 
@@ -173,7 +183,7 @@ def audit(
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """Hold the claims for a whole run against guesses about its canaries (`run --canaries M`), or its audit split."""
+    """Test the claims for a whole run by guesses about its canaries (`run --canaries M`), or about its audit split."""
     from fedaudit import registry
     from fedaudit.epsilon.one_run import audit_run
 
@@ -187,14 +197,14 @@ def audit(
     _fail_if(fail_if_refuted and claims_refuted(audits))
 
 
-# --- in and out --------------------------------------------------------------------------------------------------
+# --- input and output --------------------------------------------------------------------------------------------
 
 
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 
 
 def read_scores(path: Path) -> tuple[list[float], list[bool]]:
-    """The columns `score` and `member` of a CSV file; what is wrong with it, by line."""
+    """Return the columns `score` and `member` of a CSV file. An error names the line."""
     scores: list[float] = []
     member: list[bool] = []
     try:
@@ -204,7 +214,7 @@ def read_scores(path: Path) -> tuple[list[float], list[bool]]:
             if missing:
                 found = ", ".join(rows.fieldnames or ()) or "nothing"
                 raise DataError(
-                    f"{path} has no column {' and no column '.join(missing)}: its first line is to read score,member. "
+                    f"{path} has no column {' and no column '.join(missing)}: its first line must be score,member. "
                     f"It has: {found}."
                 )
             for row in rows:
@@ -218,7 +228,7 @@ def read_scores(path: Path) -> tuple[list[float], list[bool]]:
     except OSError as e:
         raise DataError(f"{path} cannot be read: {e.strerror}. Give a CSV file with score and member.") from None
     except (UnicodeDecodeError, csv.Error) as e:
-        raise DataError(f"{path} is no CSV file: {e}. Write text with the columns score and member.") from None
+        raise DataError(f"{path} is not a CSV file: {e}. Write text with the columns score and member.") from None
     if not scores:
         raise DataError(f"{path} holds no scores: write one row per candidate below the line score,member.")
     return scores, member
@@ -228,16 +238,16 @@ def _score(text: str | None, path: Path, line: int) -> float:
     try:
         value = float(text or "")
     except ValueError:
-        raise DataError(f"{path}, line {line}: score is {text!r}, and has to be a number.") from None
+        raise DataError(f"{path}, line {line}: score is {text!r}, which is not a number. Write a number.") from None
     if not math.isfinite(value):
         raise DataError(
-            f"{path}, line {line}: score is {text!r}, which no threshold can rank. Mend it, or leave it out."
+            f"{path}, line {line}: score is {text!r}, which no threshold can rank. Correct the line or remove it."
         )
     return value
 
 
 def claims_refuted(audits: list[EpsilonAudit]) -> bool:
-    """Whether these audits refute a claim, how many they are being considered."""
+    """Say if these audits refute a claim, corrected for how many audits there are."""
     from fedaudit.epsilon.joint_verdict import refuting
 
     return bool(refuting(audits))
@@ -251,7 +261,7 @@ def _fail_if(refuted: bool) -> None:
 def _print_bounds(
     bounds: dict[str, Bound], best: dict[str, Bound], claim: float | None, as_json: bool, fail_if_refuted: bool
 ) -> None:
-    """`best`: the bounds if every guess had been right. A claim that these do not refute could not have been."""
+    """Print the bounds. `best` has the bounds if every guess had been right: no claim above them can be refuted."""
     if fail_if_refuted and claim is None:
         raise SettingError("--fail-if-refuted needs a claim to refute: --claim EPSILON.")
     verdicts = {}
@@ -270,7 +280,7 @@ def _print_bounds(
     for name, bound in () if as_json else bounds.items():
         at = f"delta = {bound.delta:g}, confidence {bound.confidence:g}"
         print(f"epsilon >= {bound.epsilon:.5f} at {at}: {bound.method}")
-        print(f"  the largest that so many trials can show: {best[name].epsilon:.5f}")
+        print(f"  These trials could show at most epsilon = {best[name].epsilon:.5f}")
         print(f"  assumes: {bound.assumes}")
         if name in verdicts:
             v = verdicts[name]

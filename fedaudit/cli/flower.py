@@ -1,4 +1,4 @@
-"""`fedaudit flower`: audits of Flower apps as they are."""
+"""The commands `fedaudit flower ...`, which audit Flower apps without changing them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import SettingError
 from fedaudit.setting import MANY, parse_pairs
 
-flower_app = typer.Typer(cls=Helped, help="Audit a Flower app as it is.", no_args_is_help=True)
+flower_app = typer.Typer(cls=Helped, help="Audit a Flower app without changing it.", no_args_is_help=True)
 
 
 @flower_app.command("run")
 def run(
     app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder, with its pyproject.toml.")],
     out: Annotated[Path, typer.Option(help="The run folder.")],
-    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="SuperNodes of the simulation.")] = 3,
+    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="Number of SuperNodes in the simulation.")] = 3,
     run_config: Annotated[
         list[str], typer.Option("--run-config", metavar="NAME=VALUE", help="A value of the app's config; repeatable.")
     ] = [],  # noqa: B006
     kind: Annotated[
-        list[str], typer.Option(metavar="RECORD=KIND", help="What a record is, such as arrays=weights; repeatable.")
+        list[str], typer.Option(metavar="RECORD=KIND", help="The kind of a record, such as arrays=weights; repeatable.")
     ] = [],  # noqa: B006
-    adapter: Annotated[str | None, typer.Option(help="package.module:Class, which tells who was a member.")] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="package.module:Class that tells which records were members.")
+    ] = None,
     privacy: Annotated[list[str], typer.Option(help="A policy, such as gradients:eps=1,clip=1; repeatable.")] = [],  # noqa: B006
-    canaries: Annotated[int, typer.Option(min=0, max=MANY, help="Pairs of mislabelled records.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of everything random in this process.")] = 0,
-    keep_weights: Annotated[int, typer.Option(min=0, max=MANY, help="Rounds whose model states are kept.")] = 10,
-    ray: Annotated[bool, typer.Option(help="In Flower's own simulation on Ray, not in this process.")] = False,
-    verbose: Annotated[bool, typer.Option(help="With what Flower logs.")] = False,
+    canaries: Annotated[int, typer.Option(min=0, max=MANY, help="Number of pairs of mislabelled records.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed for everything random in this process.")
+    ] = 0,
+    keep_weights: Annotated[
+        int, typer.Option(min=0, max=MANY, help="Number of rounds whose model states are kept.")
+    ] = 10,
+    ray: Annotated[bool, typer.Option(help="Use Flower's own simulation on Ray, not this process.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Show what Flower logs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run an app with every message recorded, metered and protected; the folder is a run like any other."""
+    """Run an app with every message recorded, metered and protected. The result is a run folder like any other."""
     import logging
 
     from fedaudit.flower import read_app, run_app
@@ -52,7 +58,7 @@ def run(
             raise SettingError(f"--kind {pair!r}: write RECORD=KIND, such as arrays=weights, or arrays=weights:update.")
         what, _, more = value.partition(":")
         if more not in ("", "update", "record"):
-            raise SettingError(f"--kind {pair!r}: behind the colon stands update or record.")
+            raise SettingError(f"--kind {pair!r}: only update or record may follow the colon.")
         kinds[name] = {"kind": what, "update": more == "update", "unit": "record" if more == "record" else "client"}
     with progress_bar(f"flower {app.name}") as watch:
         record = run_app(
@@ -71,13 +77,16 @@ def run(
 def epsilon(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The app's folder.")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run of it.")],
-    trials: Annotated[int, typer.Option(min=2, max=MANY, help="Uploads of each of two updates.")] = 1000,
-    confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of the line and the noise.")] = 0,
+    trials: Annotated[int, typer.Option(min=2, max=MANY, help="Number of uploads of each of two updates.")] = 1000,
+    confidence: Annotated[float, typer.Option(help="Probability with which the bound holds.")] = 0.95,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=(1 << 63) - 1, help="Seed for the direction of the two updates, and for the noise."),
+    ] = 0,
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """Hold what the app's local DP mods claim against the mods themselves, run many times on two updates."""
+    """Test what the app's local DP mods claim: run the mods themselves many times on two updates."""
     from fedaudit.flower import audit_mods, read_app
 
     with progress_bar("mods") as watch:
@@ -90,12 +99,12 @@ def epsilon(
 @flower_app.command("comm")
 def comm(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A short run of the app.")],
-    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="Nodes of the run that is planned.")],
-    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="Its rounds.")],
-    wire: Annotated[bool, typer.Option(help="In the bytes that Flower sends, not as papers count.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="Number of nodes in the planned run.")],
+    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="Number of rounds in the planned run.")],
+    wire: Annotated[bool, typer.Option(help="Count the bytes that Flower sends, not as papers count.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Plan what a larger run of an app sends, by a short one."""
+    """Compute what a larger run of an app would send, from a short run."""
     from fedaudit.flower.comm import planned
     from fedaudit.units import bytes_text
 
@@ -113,12 +122,14 @@ def comm(
 
 @flower_app.command("collect")
 def collect(
-    pages: Annotated[Path, typer.Argument(metavar="PAGES", help="The folder of a RecordingMod, of all nodes.")],
+    pages: Annotated[
+        Path, typer.Argument(metavar="PAGES", help="The folder that the RecordingMod of all nodes wrote to.")
+    ],
     out: Annotated[Path, typer.Option(help="The run folder.")],
-    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="How many nodes there were.")],
-    name: Annotated[str, typer.Option(help="What the app is called.")] = "app",
+    nodes: Annotated[int, typer.Option(min=1, max=MANY, help="Number of nodes that took part.")],
+    name: Annotated[str, typer.Option(help="The app's name.")] = "app",
 ) -> None:
-    """Put together what nodes kept that had fedaudit's mod alone: a run folder like any other."""
+    """Make a run folder from what nodes kept that ran with fedaudit's mod alone."""
     from fedaudit.flower import collect as put_together
 
     print_summary(put_together(pages, out=out, nodes=nodes, name=name))

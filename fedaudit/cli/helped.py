@@ -1,7 +1,7 @@
-"""The help of arguments, whichever versions of typer and click meet.
+"""A group of commands that shows the help of arguments with every version of typer and click.
 
-click has taken the help of an argument itself since 8.5. Versions of typer that do not know of this lose it on the way:
-it is then put back from the command's signature.
+Since 8.5, click itself takes the help of an argument. Versions of typer that do not know this lose the help; it is
+then put back from the command's signature.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the command line prints: lists of what there is, and summaries of what was run."""
+"""Texts that the command line prints: lists of methods, attacks and data, and summaries of runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
 
 
 def short_rows(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A name and a few words each: what fits a line."""
+    """Return a name and a few words for each row, short enough for a line."""
     return [(row["name"], _few_words(row)) for row in rows]
 
 
@@ -64,7 +64,7 @@ def _few_words(row: dict[str, Any]) -> str:
 
 
 def details(row: dict[str, Any], cls: type | None = None) -> str:
-    """All there is to say of one of them."""
+    """Return the full description of one row, with its settings and its module's docstring."""
     lines = [str(row["name"])]
     for key, value in row.items():
         if key == "settings" and cls is not None:
@@ -105,7 +105,7 @@ def _reached_lines(reached: Reached) -> Iterator[str]:
     if reached.global_:
         test, own = reached.global_.test, reached.global_.local_test
         yield f"    global model, common test set   {_interval(test)}, n = {test.n}"
-        if own:  # a record from before it was tried has none
+        if own:  # records from before this was measured have none
             yield f"    global model, own held-out sets {_spread(own)} over {_clients(own)}"
     if reached.clients:
         if everywhere := reached.clients.global_test:
@@ -137,7 +137,7 @@ def _clients(row: Spread | None) -> str:
 
 
 def summary(record: RunRecord) -> list[str]:
-    """A run in a dozen lines."""
+    """Return a summary of a run, about a dozen lines."""
     setting = record.setting
     lines = [
         f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
@@ -162,7 +162,7 @@ def summary(record: RunRecord) -> list[str]:
     if absent:
         lines.append(f"  {absent} answers missing: clients failed or dropped out")
     if redone := sum(row.redone for row in record.rounds):
-        lines.append(f"  {redone} tasks done again: their processes were lost, which changes no result")
+        lines.append(f"  {redone} tasks run again, because their processes were lost; results do not change")
     lines += ledger_lines(record)
     if record.declarations is not None:
         lines.append(f"  declarations: {record.declarations.text()}")
@@ -181,7 +181,7 @@ def summary(record: RunRecord) -> list[str]:
 
 
 def _near_chance(record: RunRecord) -> list[str]:
-    """That nothing was learnt, and what to set."""
+    """Return a warning that nothing was learnt and which settings to try; empty if something was."""
     from fedaudit.registry import find
     from fedaudit.suite.measured import near_chance
 
@@ -192,25 +192,25 @@ def _near_chance(record: RunRecord) -> list[str]:
     own_models = last.clients.global_test if last.clients else None
     if last.global_ is not None and own_models is not None and not near_chance(own_models.mean, classes):
         return [
-            f"  GLOBAL MODEL NEAR CHANCE: {guessing}. What clients deploy learnt: {_percent(own_models.mean)}.",
-            "    A model that each client adapts may be so; else train it more gently.",
+            f"  GLOBAL MODEL NEAR CHANCE: {guessing}. The clients' own models learnt: {_percent(own_models.mean)}.",
+            "    This is fine if clients adapt the model; else train it with smaller steps.",
         ]
     name = record.setting.method
     first: dict[str, Any] = {}
-    if ":" not in name:  # else somebody's code, which is not imported for that
+    if ":" not in name:  # otherwise it is a user's code, which is not imported just for advice
         with contextlib.suppress(SettingError):  # a method of a package that is not installed here
             first = dict(getattr(find(name), "on_digits", {}))
     flat = {f"{k}.{j}" if isinstance(v, dict) else k: w for k, v in first.items() for j, w in _parts(v)}
     advice = " ".join(f"--set {key}={value}" for key, value in flat.items()) or "more epochs and a larger learning rate"
     if first and all(record.setting.set.get(key) == value for key, value in first.items()):
-        advice = "another --seed, --partition iid, a smaller learning rate"  # it has these settings
-    if TRAINING in record.setting.privacy:  # steps with noise want to be few and large
+        advice = "another --seed, --partition iid, a smaller learning rate"  # the run has these settings already
+    if TRAINING in record.setting.privacy:  # with noise, few large steps learn best
         advice = (
-            "larger batches and a larger learning rate than without noise, which DP-SGD takes (FedAvg on digits: "
-            "--set E=3 --set B=150 --set eta=1), a larger epsilon"
+            "larger batches and a larger learning rate than without noise, as DP-SGD needs (FedAvg on digits: "
+            "--set E=3 --set B=150 --set eta=1), or a larger epsilon"
         )
     return [
-        f"  NEAR CHANCE: {guessing}. Nothing was learnt, so nothing can be found.",
+        f"  NEAR CHANCE: {guessing}. Nothing was learnt, so attacks find nothing.",
         f"    Try {advice}, or more --rounds.",
     ]
 
@@ -220,7 +220,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _audit_line(audit: EpsilonAudit) -> str:
-    """Claim, ledger and lower bound side by side."""
+    """Return one line with claim, ledger and lower bound side by side."""
     text = f"  epsilon, {audit.claim}: claimed {audit.claim_epsilon:.4g}, "
     text += "ledger not composed, " if audit.ledger_epsilon is None else f"ledger {audit.ledger_epsilon:.4g}, "
     if not audit.trials:
@@ -232,7 +232,7 @@ def _audit_line(audit: EpsilonAudit) -> str:
 
 
 def ledger_lines(record: RunRecord) -> list[str]:
-    """What the ledger guarantees, worst client first: never less alarming than it is."""
+    """Return what the ledger guarantees, for the worst client: never less alarming than it is."""
     if not record.ledger or not any(ledger.entries for ledger in record.ledger):
         return ["  privacy: nothing computed from private data was released"]
     open_fields = sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier == 0})
@@ -242,7 +242,9 @@ def ledger_lines(record: RunRecord) -> list[str]:
     elif record.status == "done":
         totals = [c.epsilon for c in record.ledger]
         if None in totals:
-            lines.append("  privacy: releases under different neighbouring relations, not composed; see the record")
+            lines.append(
+                "  privacy: no joint epsilon, as releases have different neighbouring relations; see the record"
+            )
         else:
             worst = max(c for c in totals if c is not None)
             relations = sorted({r for c in record.ledger for r, total in c.by_relation.items() if total.epsilon > 0})
@@ -252,7 +254,9 @@ def ledger_lines(record: RunRecord) -> list[str]:
                 + (f" ({', '.join(relations)})" if relations else "")
             )
             if not record.models_covered:
-                lines.append("    of the messages alone: clients' models, trained without noise, are published")
+                lines.append(
+                    "    this covers the messages alone: clients' models, trained without noise, are published"
+                )
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]
@@ -271,7 +275,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
 
 
 def _found(attack: Scored) -> str:
-    """The first measure of an attack that ran, with its interval, and whether it is a leak."""
+    """Return the first measure of an attack that ran, with its interval, and say if it is a leak."""
     name, first = next(iter(measures_of(attack).items()))
     if first.value is None:
         return first.reason or "no number"
@@ -284,7 +288,7 @@ def _percent(share: float) -> str:
 
 
 def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
-    """Messages and bytes, grouped by message, field, client or round; `entry` lists them one by one."""
+    """Return messages and bytes, grouped by message, field, client or round; `entry` lists them one by one."""
     keys = ("message", "field", "client", "round", "entry")
     if by not in keys:
         raise SettingError(unknown("--by", by, keys))

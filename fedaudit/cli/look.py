@@ -1,4 +1,4 @@
-"""What runs left: `show`, `transcript`, `report`, `compare` and `export`."""
+"""The commands that read finished runs: `show`, `transcript`, `report`, `compare` and `export`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedaudit.errors import SettingError
 
 
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs, as an audit's.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs such as an audit's.")],
     as_json: Json = False,
 ) -> None:
-    """What a run reached and cost; of an audit, a table of its rows."""
+    """Summarise a run: what it reached and what it cost. For an audit, print a table of its rows."""
     from fedaudit.runtime.folder import check_transcript
     from fedaudit.runtime.run_record import read_record, reading
 
@@ -47,10 +47,10 @@ def show_audit(folder: Path, as_json: bool) -> None:
 def transcript(
     run: RunArgument,
     by: Annotated[str, typer.Option(help="message | field | client | round | entry")] = "field",
-    threat: Annotated[str, typer.Option(help="server, peer:k or outsider: show what that one sees.")] = "server",
+    threat: Annotated[str, typer.Option(help="Show what this one sees: server, peer:k or outsider.")] = "server",
     as_json: Json = False,
 ) -> None:
-    """What crossed the wire: who sent how much of what."""
+    """Show what crossed the wire: who sent how many bytes of what."""
     from fedaudit.cli.listing import traffic_table
     from fedaudit.runtime.folder import RunFolder
     from fedaudit.runtime.run_record import reading
@@ -65,9 +65,11 @@ def transcript(
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        # A message counts once for each of its fields, so that messages by field do not add up.
+        # By field, a message counts once for each of its fields, so a sum of messages would mean nothing.
         total = () if by == "entry" or threat == "outsider" else ("payload", "wire")
-        title = f"{run}, by {by}" if threat != "outsider" else f"{run}: sizes and times, all that an outsider sees"
+        title = (
+            f"{run}, by {by}" if threat != "outsider" else f"{run}: sizes and times, which is all that an outsider sees"
+        )
         print_table(rows, title, total=total if by == "field" or not total else ("messages", *total), narrow=True)
 
 
@@ -75,7 +77,8 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")],
     format: Annotated[str, typer.Option(help="html, md, json, csv, latex; several with commas.")] = "html,md",
     out: Annotated[
-        Path | None, typer.Option(help="Where to, with all figures as SVG and PNG. Default: DIR.", show_default=False)
+        Path | None,
+        typer.Option(help="The folder to write to, with all figures as SVG and PNG. Default: DIR.", show_default=False),
     ] = None,
     rows: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Only rows whose label matches.", show_default=False)
@@ -84,7 +87,7 @@ def report(
         str, typer.Option(help="Columns of the LaTeX table, such as accuracy,epsilon. Default: all.")
     ] = "",
 ) -> None:
-    """Set the runs below a folder side by side: one row per method and privacy setting, over seeds."""
+    """Write a report on the runs below a folder: one row per method and privacy setting, over seeds."""
     from fedaudit.reports.report import write_report
 
     names = list(dict.fromkeys(name.strip() for name in format.split(",") if name.strip()))
@@ -97,17 +100,17 @@ def report(
 
 def compare(
     before: Annotated[Path, typer.Argument(metavar="DIR_A", help="A folder of runs.")],
-    after: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another: the later one.")],
+    after: Annotated[Path, typer.Argument(metavar="DIR_B", help="The later folder of runs.")],
     max_drop: Annotated[
         list[str], typer.Option(metavar="COLUMN=AMOUNT", help="A gate: accuracy=2 (points), up=10%; repeatable.")
     ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """What changed between two folders of runs, and whether it is more than noise.
+    """Compare two folders of runs: what changed, and is it more than noise?
 
-    Exit code 0 if nothing did, 1 if a figure changed by more than noise (time and memory do not count), 3 if none did
-    but one differs and the seeds are too few to tell, 2 where there is nothing to compare. With --max-drop it is about
-    those figures alone: 1 if the mean of one became worse by more than allowed, otherwise 0.
+    Exit code 0 if nothing changed, 1 if a figure changed by more than noise (time and memory do not count), 3 if none
+    did but one differs and the seeds are too few to tell, 2 if there is nothing to compare. With --max-drop only the
+    named figures count: 1 if the mean of one became worse by more than allowed, otherwise 0.
     """
     from fedaudit.reports import compare as compare_
     from fedaudit.runtime.run_record import reading
@@ -128,13 +131,15 @@ def compare(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN|AUDIT", help="A run folder, or the folder of an audit.")],
     to: Annotated[str, typer.Option(help="tensorboard | mlflow | wandb | junit | csv")],
-    out: Annotated[str, typer.Option(help="A folder; junit: a file; mlflow: also the address of a store.")],
-    project: Annotated[str, typer.Option(help="mlflow: the experiment; wandb: the project.")] = "fedaudit",
-    budget: Annotated[Path | None, typer.Option(help="junit: budgets, whose verdicts stand among the others.")] = None,
+    out: Annotated[
+        str, typer.Option(help="A folder. For junit: a file. For mlflow: a folder or the address of a store.")
+    ],
+    project: Annotated[str, typer.Option(help="For mlflow: the experiment. For wandb: the project.")] = "fedaudit",
+    budget: Annotated[Path | None, typer.Option(help="For junit: a file of budgets, whose verdicts are added.")] = None,
 ) -> None:
     """Write runs for TensorBoard, MLflow or Weights & Biases, their verdicts as JUnit, or their tables as CSV.
 
-    Nothing is sent anywhere: wandb is written offline, mlflow into a folder or the store that was named.
+    Nothing is sent anywhere else: wandb is written offline, mlflow into the folder or the store that you name.
     """
     from fedaudit.reports.export import export as write
 

@@ -27,7 +27,7 @@ from fedaudit.errors import FedauditError, SettingError, unknown
 
 
 class _Stopped(Exception):
-    """Ctrl-C, before the command line's library takes it for the end of the program."""
+    """Carries Ctrl-C past typer, which would otherwise end the program itself."""
 
 
 class _Commands(Helped):
@@ -48,29 +48,31 @@ app = typer.Typer(
 
 @functools.cache
 def _command() -> Any:
-    """All commands with their options, which are read from the functions' signatures: once in a process."""
+    """Return all commands. Their options are read from the functions' signatures, once per process."""
     return typer.main.get_command(app)
 
 
 def main() -> None:
-    """Entry point: an expected error is one paragraph and exit code 2, never a traceback."""
+    """Run the command line. An expected error prints one paragraph and exits with 2, never with a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name that is no valid Unicode is still printed
+            stream.reconfigure(errors="backslashreplace")  # a name that is not valid Unicode is still printed
     try:
         if any("\0" in word for word in sys.argv):
-            raise SettingError("There is a NUL in the command line, which no name and no number has. Take it out.")
+            raise SettingError(
+                "The command line has a NUL character, which no name and no number may contain. Remove it."
+            )
         _command()()
     except FedauditError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
     except (_Stopped, KeyboardInterrupt):
-        print("stopped; the same command begins anew", file=sys.stderr)
+        print("stopped; run the same command to start again", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
         sys.exit(141)
-    except OSError as e:  # a folder where a file should be, no permission, a full disk
+    except OSError as e:  # for example a folder in the place of a file, a missing permission or a full disk
         print(f"error: {e}.", file=sys.stderr)
         sys.exit(2)
 
@@ -82,7 +84,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
         raise typer.Exit
 
 
-# --- what there is ---------------------------------------------------------------------------------------------
+# --- lists and starters ---------------------------------------------------------------------------------------------
 
 LISTS = ("methods", "attacks", "datasets", "models", "partitions")
 
@@ -90,11 +92,13 @@ LISTS = ("methods", "attacks", "datasets", "models", "partitions")
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help=" | ".join(LISTS))],
-    name: Annotated[str | None, typer.Argument(help="One of them, with all its settings.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this one alone, with all its settings.", show_default=False)
+    ] = None,
     as_json: Json = False,
     data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
 ) -> None:
-    """What there is: methods, attacks, datasets, models or partitions, a line each; with a name, all about it."""
+    """List methods, attacks, datasets, models or partitions, one per line; with a NAME, describe that one in full."""
     if what not in LISTS:
         raise SettingError(unknown("list", what, LISTS))
     from fedaudit.cli.listing import details, listing, short_rows
@@ -117,15 +121,17 @@ def list_(
         if both := [row["name"] for row in rows if "+" in row["name"]]:
             hosts, parts = (sorted({name.split("+")[i] for name in both}) for i in (0, 1))
             print(f"and HOST+NAME, with hosts {', '.join(hosts)}\n  and names {', '.join(parts)}")
-        print(f"{len(rows)} {what}; all about one: fedaudit list {what} NAME")
+        print(f"{len(rows)} {what}; for one in full: fedaudit list {what} NAME")
 
 
 @app.command()
 def init(
     what: Annotated[str, typer.Argument(help="method | attack | suite | ci")],
-    path: Annotated[Path | None, typer.Argument(help="The file. Default: a usual name.", show_default=False)] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="The file to write. Default: a usual name.", show_default=False)
+    ] = None,
 ) -> None:
-    """Write a file to begin with, which runs as it is: a method, an attack, a suite, or a gate for your CI."""
+    """Write a starter file that runs as it is: a method, an attack, a suite, or a gate for your CI."""
     from fedaudit.cli.starters import begin
 
     for file in begin(what, path):
@@ -134,7 +140,7 @@ def init(
 
 @app.command()
 def doctor(data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data") -> None:
-    """What this machine has of what fedaudit can use. Exit code 1 where a plain run would not work."""
+    """Check what fedaudit can use on this machine. Exit code 1 if a plain run would not work."""
     from fedaudit.cli.doctor import findings
 
     found = list(findings(data_dir))

@@ -1,4 +1,4 @@
-"""What commands print: tables, progress, a run's summary."""
+"""Functions that print what commands show: tables, progress, a run's summary."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
     from fedaudit.suite.forecast import Forecast
 
-WIDTH = 80  # columns of a terminal that everybody has
-EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+WIDTH = 80  # columns that every terminal has
+EVERY = 10.0  # seconds between two lines of progress if the output is not a terminal
 ROOM = 56  # columns of a progress bar and its clock
-AT_ONCE = ("ready", "note:")  # what is said in a line of its own, and stays on the terminal
-SHORT = 12  # columns of a bar beside which the time left is written
+AT_ONCE = ("ready", "note:")  # progress that begins so gets a line of its own, which stays on the terminal
+SHORT = 12  # columns of a bar that has the time left beside it
 TIMED = SHORT + 29  # columns of such a bar, its clock, and "about 10:00:00 left"
 
 
 class Shown(Protocol):
-    """What `progress_bar` yields: a `Watch`, and a `TimedWatch`."""
+    """The callback that `progress_bar` yields. It serves as a `Watch` and as a `TimedWatch`."""
 
     def __call__(self, done: float, whole: float, what: str, left: float | None = None, /) -> None: ...
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, remaining: bool = True) -> Iterator[Shown]:
-    """A progress bar on a terminal; elsewhere a plain line every `EVERY` seconds, so that a log shows where it is.
+    """Yield a callback that shows progress: a bar on a terminal, else a plain line every `EVERY` seconds for a log.
 
-    `remaining`: it works out how long the rest will take, at the pace so far. Without: whoever tells says that, too."""
+    With `remaining`, the time left is computed here from the pace so far. Without it, the caller passes it in."""
     if not sys.stderr.isatty():
         yield plain_lines(title, remaining)
         return
@@ -46,7 +46,7 @@ def progress_bar(title: str, remaining: bool = True) -> Iterator[Shown]:
 
 @contextlib.contextmanager
 def bar_on(console: Console, title: str, remaining: bool = True) -> Iterator[Shown]:
-    """A progress bar on this terminal. What is being done is cut to the columns that the bar and the times leave."""
+    """Yield a callback that moves a progress bar on this terminal. Its text is cut to the columns that are left."""
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     text = TextColumn("{task.description}", markup=False)
@@ -68,8 +68,9 @@ def bar_on(console: Console, title: str, remaining: bool = True) -> Iterator[Sho
 
 
 def plain_lines(title: str, remaining: bool = True) -> Shown:
-    """What is being done, at most once in `EVERY` seconds: nothing of a command that is done before. `remaining`: and
-    how long it will take at the pace so far; without, as whoever tells says."""
+    """Return a callback that prints progress at most once in `EVERY` seconds; a shorter command prints none.
+
+    With `remaining`, the time left is computed here from the pace so far. Without it, the caller passes it in."""
     last = begun = time.monotonic()
 
     def watch(done: float, whole: float, what: str, left: float | None = None, /) -> None:
@@ -89,7 +90,7 @@ def plain_lines(title: str, remaining: bool = True) -> Shown:
 
 
 def _left(seconds: float | None) -> str:
-    """The time left in words: none where nothing is left."""
+    """Return the time left in words; empty if no time is left."""
     if seconds is None:
         return "estimating"
     return f"about {_clock(max(seconds, 1.0))} left" if seconds else ""
@@ -101,23 +102,23 @@ def _clock(seconds: float) -> str:
 
 
 def chosen_clients(text: str) -> list[int] | None:
-    """What `--client` says; None: all."""
+    """Return the clients that `--client` names; None stands for all."""
     if text == "all":
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10):  # "²" is a digit, too, and no number
+    if not (text.isascii() and text.isdigit() and len(text) < 10):  # isdigit() is true for "²", which int() refuses
         raise SettingError(f"--client {text[:40]!r}: write all, or a client's number.")
     return [int(text)]
 
 
 def print_lines(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> None:
-    """Columns of fixed widths and a last one of any, cut to 80 columns."""
+    """Print rows in columns of these widths. The last column has any width; the line is cut to 80 columns."""
     for row in rows:
         head = "".join(f"{_cut(cell, width):<{width + 2}}" for cell, width in zip(row, widths, strict=False))
         print(f"{head}{_cut(row[-1], WIDTH - len(head))}".rstrip())
 
 
 def print_forecast(forecasts: list[Forecast], jobs: int) -> None:
-    """What is left to do: a line per row of the grid, and a paragraph on all of it."""
+    """Print what is left to do: a line per row of the grid, and a paragraph on all of it."""
     from fedaudit.suite.forecast import by_row, total
 
     print_lines([("row", "cells", "state", "to send", "time"), *by_row(forecasts)], (38, 5, 14, 9))
@@ -125,7 +126,7 @@ def print_forecast(forecasts: list[Forecast], jobs: int) -> None:
 
 
 def wrapped(text: str) -> str:
-    """Lines of at most 80 columns; what goes on is indented."""
+    """Return the text in lines of at most 80 columns; continued lines are indented."""
     lines = []
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 4)
@@ -138,7 +139,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = (), narrow: bool = False) -> None:
-    """`narrow`: no frame, and no column that is nothing but zeros, so that eight columns fit a terminal."""
+    """Print a table. With `narrow` it has no frame and no column of zeros, so that eight columns fit a terminal."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`fedaudit privacy ...`: noise for an epsilon, and what releases cost together."""
+"""The commands `fedaudit privacy ...`: find the noise for an epsilon, and the joint cost of several releases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from fedaudit.cli.helped import Helped
 from fedaudit.cli.options import Json
 from fedaudit.errors import SettingError, unknown
 
-privacy_app = typer.Typer(cls=Helped, help="Calibrate noise, and compose what releases cost.", no_args_is_help=True)
+privacy_app = typer.Typer(
+    cls=Helped, help="Calibrate noise, and compose the cost of several releases.", no_args_is_help=True
+)
 
 
 @privacy_app.command()
 def calibrate(
-    epsilon: Annotated[float, typer.Option(max=1e6, help="What the release, or all of them together, may cost.")],
+    epsilon: Annotated[
+        float, typer.Option(max=1e6, help="The most that the release, or all releases together, may cost.")
+    ],
     delta: Annotated[float, typer.Option(help="Failure probability.")],
     sensitivity: Annotated[float, typer.Option(help="L2 sensitivity.")] = 1.0,
     calibration: Annotated[str, typer.Option(help="classical | analytic | total")] = "analytic",
@@ -25,13 +29,13 @@ def calibrate(
     ] = 1,
     as_json: Json = False,
 ) -> None:
-    """The standard deviation of Gaussian noise that meets an epsilon."""
+    """Print the standard deviation of Gaussian noise that meets an epsilon."""
     from fedaudit.privacy.calibration import calibrate as sigma_for
 
     if releases != 1 and calibration != "total":
         raise SettingError(
-            f"--releases {releases} with --calibration {calibration}, which is about one release. With --calibration "
-            "total all releases together meet epsilon."
+            f"--releases {releases}: --calibration {calibration} is for one release. "
+            "With --calibration total all releases together meet epsilon."
         )
     if calibration not in ("classical", "analytic", "total"):
         raise SettingError(unknown("calibration", calibration, ["classical", "analytic", "total"]))
@@ -52,11 +56,11 @@ def calibrate(
 def compose(
     noise_multiplier: Annotated[float, typer.Option(help="sigma / sensitivity.")],
     delta: Annotated[float, typer.Option(help="Failure probability.")],
-    releases: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="How many releases, or steps.")] = 1,
-    sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate of a step; 1: all records.")] = 1.0,
+    releases: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Number of releases, or of steps.")] = 1,
+    sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate of a step; 1 takes all records.")] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """What releases cost together, by each accountant."""
+    """Print the epsilon of several releases together, by each accountant."""
     from fedaudit.privacy.accounting import Event
     from fedaudit.privacy.accounting import compose as compose_events
 

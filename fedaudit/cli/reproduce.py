@@ -1,4 +1,4 @@
-"""`fedaudit reproduce`: a published table, as far as a budget goes, ours beside it."""
+"""The command `fedaudit reproduce`, which runs a published table within a time budget and compares the results."""
 
 from __future__ import annotations
 
@@ -19,30 +19,35 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    paper: Annotated[str | None, typer.Argument(help="A paper. None: what there is.", show_default=False)] = None,
+    paper: Annotated[
+        str | None, typer.Argument(help="A paper. Leave it out to list all papers.", show_default=False)
+    ] = None,
     table: Annotated[str | None, typer.Argument(help="Its table's number.", show_default=False)] = None,
     scale: Annotated[
-        str | None, typer.Option(help="cpu: in small, minutes. gpu: as published. Default: what this machine has.")
+        str | None,
+        typer.Option(help="cpu: a small version, in minutes. gpu: as published. Default: what this machine has."),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(min=0.0, max=1e6, help="Minutes: what does not fit is not run.", show_default=False)
+        float | None,
+        typer.Option(min=0.0, max=1e6, help="Minutes. Runs that do not fit are left out.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for the runs. Default: reproduced/PAPER-TABLE-SCALE.")
     ] = None,
-    column: Annotated[list[str], typer.Option(help="Only columns whose name has this in it; repeatable.")] = [],  # noqa: B006
+    column: Annotated[list[str], typer.Option(help="Only columns whose name contains this; repeatable.")] = [],  # noqa: B006
     method: Annotated[list[str], typer.Option(help="Only these rows; repeatable.")] = [],  # noqa: B006
     seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Seeds of a cell. Default: the suite's.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=1000, help="Number of seeds per cell. Default: the suite's.", show_default=False),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Runs at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it takes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
-    """Run a table of one of the papers, and print published beside measured, with a verdict.
+    """Run a table of one of the papers, and print published and measured figures side by side, with a verdict.
 
-    What is finished is not repeated: the same command with more minutes goes on.
+    Finished runs are not repeated: the same command with more minutes goes on.
     """
     from fedaudit.suite.published import find_table, tables
 

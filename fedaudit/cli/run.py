@@ -1,4 +1,4 @@
-"""`fedaudit run`: one option per field of `Setting`, and what a first run on digits is given."""
+"""The command `fedaudit run`. It has one option per field of `Setting`, and its own defaults for the digits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedaudit.errors import SettingError
 from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_toml
 
 _SHORT = {"set", "privacy"}  # given by repeated options of their own
-AS_IS = "On digits too the method's own defaults, where nothing is said of how to train."
+AS_IS = "Keep the method's own defaults on digits too, instead of settings tuned for digits."
 
 
 def run(
@@ -32,9 +32,9 @@ def run(
     privacy: list[str],
     **options: Any,
 ) -> None:
-    """Run one method on one data set, and leave record, transcript and models in a folder.
+    """Run one method on one data set, and write record, transcript and models to a folder.
 
-    Options can also come from a TOML file; the command line wins over the file, the file over the defaults.
+    Options can also come from a TOML file. The command line wins over the file, and the file over the defaults.
     """
     values: dict[str, Any] = {}
     if resume and out is not None and file is None and (out / "setting.json").exists():
@@ -43,8 +43,8 @@ def run(
         except (ValueError, RecursionError, OSError) as e:
             raise SettingError(f"{out / 'setting.json'} is damaged ({e}). Name the settings again.") from None
         if not isinstance(values, dict):
-            raise SettingError(f"{out / 'setting.json'} is damaged: it holds no table. Name the settings again.")
-    of_folder = dict(values)  # nobody typed it: code that it names is imported by the rules of trust
+            raise SettingError(f"{out / 'setting.json'} is damaged: it does not hold a table. Name the settings again.")
+    of_folder = dict(values)  # the user did not type these: code that they name is imported by the rules of trust
     if file is not None:
         values |= read_toml(file)
     given = {key: value for key, value in options.items() if value is not None}
@@ -54,7 +54,7 @@ def run(
         values["start"] = parse_value(values["start"])
     for key in ("set", "privacy", "start"):
         if not isinstance(values.get(key) or {}, dict):
-            raise SettingError(f"{key} = {values[key]!r}: it is a table, [{key}] in the file.")
+            raise SettingError(f"{key} = {values[key]!r} is not a table. Write [{key}] in the file.")
     values["set"] = _over(values.get("set", {}), nested(parse_pairs(set_)))
     if privacy:
         from fedaudit.privacy.policy import parse_policy
@@ -87,8 +87,9 @@ def run(
 
 
 def _first_run(values: dict[str, Any]) -> dict[str, Any]:
-    """On the embedded digits, where nobody said how to train: settings of the method's own with which it learns there.
-    What was chosen is printed, and stands in the record as if it had been typed."""
+    """Return the values with settings tuned for the embedded digits, if the user did not say how to train.
+
+    The settings added are printed, and the record holds them as if they had been typed."""
     from fedaudit import registry
 
     name = values.get("method", Setting.model_fields["method"].default)
@@ -101,12 +102,16 @@ def _first_run(values: dict[str, Any]) -> dict[str, Any]:
     if cls.on_digits and not values["set"] and values.get("preset") is None:
         more["set"] = dict(cls.on_digits)
     if more:
-        print(f"a first run on digits: {', '.join(f'{k} = {v}' for k, v in more.items())}", file=sys.stderr)
+        print(
+            f"Using settings tuned for digits: {', '.join(f'{k} = {v}' for k, v in more.items())} "
+            "(--as-is leaves them out)",
+            file=sys.stderr,
+        )
     return {**values, **more}
 
 
 def _over(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The file's table with the command line's values; a table within goes over the file's, key by key."""
+    """Return the file's table with the command line's values over it. Inner tables are merged key by key."""
     merged = dict(table)
     for key, value in values.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -115,7 +120,7 @@ def _over(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_signature() -> inspect.Signature:
-    """One option per field of `Setting`, with the field's own description: written once, there."""
+    """Return the command's signature: one option per field of `Setting`, with the description that stands there."""
 
     def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
@@ -128,7 +133,9 @@ def _run_signature() -> inspect.Signature:
     parameters = [
         keyword("file", Annotated[Path | None, setting_file], None),
         keyword(
-            "out", Annotated[Path | None, typer.Option(help="The folder for everything.", show_default=False)], None
+            "out",
+            Annotated[Path | None, typer.Option(help="The run folder, for all that is written.", show_default=False)],
+            None,
         ),
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
         keyword("as_is", Annotated[bool, typer.Option("--as-is", help=AS_IS)], False),

@@ -1,4 +1,4 @@
-"""`fedaudit init`: files to begin with, each of which runs as it is."""
+"""The files that `fedaudit init` writes. Each of them runs as it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mine(Method):
         return Averaged(state_of(server.model()))
 
     def round(self, s, server, cohort):  # on the server
-        replies = cohort.ask(self.client_update, Global(s.w))  # the only road to a client
+        replies = cohort.ask(self.client_update, Global(s.w))  # the only way to reach a client
         w, n = ({k: getattr(r, name) for k, r in replies.items()} for name in ("w", "n"))
         return Averaged(weighted_mean(w, n))
 
@@ -45,7 +45,7 @@ class Mine(Method):
     def predictor(self, s, server):  # the global model, if there is one
         return load(server.model(), s.w)
 
-    def traffic(self, plan):  # what a round costs, as a paper says it; every run is held against it
+    def traffic(self, plan):  # bytes of a round, as a paper counts them; every run is checked against it
         return {
             ("down", "Global.w"): plan.state() * len(plan.asked(0)),
             ("up", "Local.w"): plan.state() * len(plan.replied(0)),
@@ -61,18 +61,20 @@ from fedaudit import Attack, Claims
 
 
 class Margin(Attack):
-    needs = frozenset({"weights"})  # kinds of release; where the threat sees none, the record says so
+    needs = frozenset({"weights"})  # kinds of release it needs; if the threat sees none, the record says so
 
-    def run(self, scene):  # the threat's view, candidates x and y, auxiliary data; no truth
+    def run(self, scene):  # has the threat's view, candidates x and y, auxiliary data; not the truth
         message, field = scene.released("weights")[-1]
         model = scene.model(scene.arch(scene.target), message[field])
         with torch.no_grad():
             return Claims(model(scene.x).softmax(1).gather(1, scene.y[:, None])[:, 0])  # one score per candidate
 '''
 
-SUITE = (Path(__file__).parents[1] / "suites" / "starter.toml").read_text()  # a file of its own: it names a method
+SUITE = (
+    Path(__file__).parents[1] / "suites" / "starter.toml"
+).read_text()  # a file of its own, because it names a method
 
-CI = """# What a method sends and reaches, held against budgets.toml on every pull request.
+CI = """# Checks what a method sends and reaches against budgets.toml on every pull request.
 name: federated
 on: [pull_request]
 jobs:
@@ -88,23 +90,23 @@ jobs:
       - run: fedaudit check run --budget budgets.toml --format github
 """
 
-BUDGETS = """# Ceilings and floors, for `fedaudit check RUN --budget budgets.toml`. One that matches no run is an error.
+BUDGETS = """# Ceilings and floors for `fedaudit check RUN --budget budgets.toml`. It is an error if one matches no run.
 [[budget]]
 direction = "up"
-max = "60 kB"            # per client and round; per = "round" or "run" for others
+max = "60 kB"            # per client and round; for other sums: per = "round" or "run"
 
 [[budget]]
 metric = "accuracy"      # also epsilon, auc, tpr, refuted (of attacked and audited runs), flops, peak_memory
 min = 0.8
 """
 
-# By what is begun: the file's usual name, and what it holds.
+# For each thing to begin: the file's usual name and its content.
 STARTERS = {"method": ("my_method.py", METHOD), "attack": ("my_attack.py", ATTACK), "suite": ("suite.toml", SUITE)}
 WORKFLOW = Path(".github") / "workflows" / "federated.yml"
 
 
 def begin(what: str, path: Path | None) -> list[Path]:
-    """Write the file, or for `ci` the workflow and its budgets. Nothing that is there is overwritten."""
+    """Write the starter file, or for `ci` the workflow and its budgets. Return the paths; overwrite nothing."""
     if what not in (*STARTERS, "ci"):
         raise SettingError(unknown("thing to begin", what, [*STARTERS, "ci"]))
     if what == "ci":
@@ -114,7 +116,7 @@ def begin(what: str, path: Path | None) -> list[Path]:
         files = {path or Path(usual): text}
     for file in files:
         if file.exists() or file.is_symlink():
-            raise SettingError(f"{file} is there already, and is left as it is. Name another file.")
+            raise SettingError(f"{file} exists already and was not changed. Name another file.")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text.replace("NAME", file.name).replace("STEM", file.stem))

@@ -1,4 +1,4 @@
-"""`fedaudit comm` and `fedaudit check`: traffic planned, and runs held against budgets."""
+"""The commands `fedaudit comm`, which plans traffic, and `fedaudit check`, which holds runs against budgets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from fedaudit.setting import MANY, Setting, nested, parse_pairs
 def comm(
     method: Annotated[str, typer.Argument(help="A method's name, or package.module:Class.")],
     dataset: Annotated[str, typer.Option(help="A data set's name; its files are not needed.")] = "cifar10",
-    model: Annotated[str, typer.Option(help="A model, a group, or resnet18:3,resnet34:3,resnet50:4.")] = "resnet18",
-    server_model: Annotated[str | None, typer.Option(help="The server's model, where clients differ.")] = None,
-    clients: Annotated[int, typer.Option(min=1, max=MANY, help="K.")] = 10,
-    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="T.")] = 100,
+    model: Annotated[
+        str, typer.Option(help="A model, a group of models, or a mix such as resnet18:3,resnet34:3,resnet50:4.")
+    ] = "resnet18",
+    server_model: Annotated[
+        str | None, typer.Option(help="The server's model, needed if the clients' models differ.")
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, max=MANY, help="Number of clients, K.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, max=MANY, help="Number of rounds, T.")] = 100,
     participation: Annotated[float, typer.Option(help="Share of clients asked in a round.")] = 1.0,
     public: Annotated[float, typer.Option(help="Share of the records in a public set.")] = 0.0,
     public_dataset: Annotated[str | None, typer.Option(help="Another data set as the public set.")] = None,
@@ -29,18 +33,18 @@ def comm(
         str | None, typer.Option(help="Average over partitions such as dirichlet:0.1. Default: records spread evenly.")
     ] = None,
     draws: Annotated[int, typer.Option(min=1, max=10_000, help="How many partitions to average over.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Of the partitions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed for drawing the partitions.")] = 0,
     preset: Annotated[str | None, typer.Option(help="The method's published hyper-parameters.")] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; repeatable.")] = [],  # noqa: B006
     compress: Annotated[
-        str | None, typer.Option(help="Compression of what clients send: topk:0.1 | int8 | svd:0.95.")
+        str | None, typer.Option(help="Compress what clients send: topk:0.1 | int8 | svd:0.95.")
     ] = None,
     convention: Annotated[
         str, typer.Option(help="payload (as papers count) | wire (headers and buffers too)")
     ] = "payload",
     as_json: Json = False,
 ) -> None:
-    """Plan the traffic of a full-size experiment to the byte: no training, no data."""
+    """Compute the traffic of a full-size experiment to the byte, without training and without data."""
     from fedaudit.runtime.planned_traffic import plan_traffic
 
     setting = Setting.make(
@@ -61,11 +65,11 @@ def comm(
         print(
             f"{name:<6} {part['bytes']:>20,.0f} B over {rounds} rounds = "
             + " = ".join(f"{part[unit]:.2f} {unit}" for unit in units)
-            + (f", ± {part['bytes_std'] / part['bytes']:.1%} from one partition to another"
+            + (f", ± {part['bytes_std'] / part['bytes']:.1%} between partitions"
                if part.get("bytes_std") and part["bytes"] else "")
         )  # fmt: skip
     if planned.get("at_most"):
-        print(f"at most: how far {compress} shrinks {', '.join(planned['at_most'])} only a run tells")
+        print(f"These are upper bounds: only a run tells how far {compress} shrinks {', '.join(planned['at_most'])}.")
 
 
 def check(
@@ -73,7 +77,7 @@ def check(
     budget: Annotated[Path, typer.Option(help="A TOML file of ceilings and floors.")],
     format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
 ) -> None:
-    """Hold runs against budgets: exit code 0 if all are kept, 1 if not, 2 for a budget that makes no sense."""
+    """Check runs against budgets. Exit code 0 if all are kept, 1 if one is broken, 2 if a budget is not valid."""
     from fedaudit.runtime.run_record import reading
     from fedaudit.suite.budgets import FORMATS, check_runs, github_error
 
@@ -83,7 +87,7 @@ def check(
         with reading(", ".join(map(str, runs))):
             outcomes = check_runs(runs, budget)
     except FedauditError as e:
-        if format == "github":  # beside the change, not only in a log
+        if format == "github":  # GitHub shows it beside the change, not only in a log
             print(github_error("fedaudit", str(e)))
         raise
     if format == "table":

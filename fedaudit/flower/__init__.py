@@ -1,7 +1,7 @@
-"""Audits of Flower apps as they are: `pip install "fedaudit[flower]"`.
+"""Audits of unchanged Flower apps. This needs `pip install "fedaudit[flower]"`.
 
-`audited(client_app, server_app, ...)` puts the audit around an app's two halves, for any Flower runtime; `run_app` runs
-an app's folder. A run folder comes out that attacks, reports and gates take like any other.
+`audited(client_app, server_app, ...)` puts the audit around an app's two halves, for any Flower runtime. `run_app` runs
+an app's folder. The result is a run folder that attacks, reports and gates take like any other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 from fedaudit.errors import SettingError
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # an audit tells nobody that it takes place
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # an audit must not report itself to anybody
 try:
     import flwr  # noqa: F401
 except ImportError as e:

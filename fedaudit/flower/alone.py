@@ -1,10 +1,10 @@
-"""The mod alone, where only clients can be changed: each node keeps its messages, and they are put together later.
+"""Recording by a mod alone, if only clients can be changed: each node keeps its messages for later.
 
     app = ClientApp(mods=[RecordingMod(Terms(kinds={"arrays": "weights"}), "pages")])
 
-A node writes, for every message, the request and the reply as Flower's own bytes, and what was told of the protection;
-that comes last, so that a message without it is one that was never answered. `collect` reads the pages of all nodes and
-leaves a run folder. What no client sees is not in it: the last global model, and messages that never arrived.
+For every message a node writes the request and the reply as Flower's own bytes, and then the facts on protection. These
+come last, so that a message without them is one that was never answered. `collect` reads the messages of all nodes and
+makes a run folder. The folder lacks what no client sees: the last global model, and messages that never arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TERMS = "terms.json"
 
 
 class RecordingMod:
-    """Protects as the audit does, and keeps what goes through it in a folder. Put it first in an app's list of mods."""
+    """A mod that protects as the audit does and keeps all messages in a folder. Put it first in an app's mods."""
 
     def __init__(self, terms: Terms, folder: Path | str):
         self.terms, self.folder, self.mod = terms, Path(folder), AuditMod(terms)
@@ -62,7 +62,7 @@ class RecordingMod:
 
 @dataclass(frozen=True)
 class Page:
-    """One message of one node, and what came of it."""
+    """One message of one node, with its reply if one came."""
 
     k: int
     n: int  # its number on that node
@@ -72,7 +72,7 @@ class Page:
 
     @property
     def round(self) -> int:
-        """As the request says; else its number."""
+        """Return the round that the request names; if it names none, the message's number on its node."""
         said = [r["server-round"] for r in self.asked.content.config_records.values() if "server-round" in r]
         return int(said[0]) if said else self.n
 
@@ -86,7 +86,7 @@ def _pages(folder: Path) -> Iterator[Page]:
             reply = _message(path.with_suffix(".reply")) if done is not None else None
             yield Page(k, n, _message(path), reply, done)
         except (DecodeError, ValueError, OSError) as e:
-            raise RunError(f"{path} is no page of a node: {str(e)[:200]}. Take it away, and go without it.") from e
+            raise RunError(f"{path} is not a node's log: {str(e)[:200]}. Delete it, and collect again.") from e
 
 
 def _message(path: Path) -> Message:
@@ -94,10 +94,10 @@ def _message(path: Path) -> Message:
 
 
 def collect(folder: Path | str, *, out: Path | str, nodes: int, name: str = "app") -> RunRecord:
-    """The run folder of what the nodes kept."""
+    """Make a run folder from what the nodes kept, and return its record."""
     folder, out = Path(folder), Path(out)
     if not (folder / TERMS).exists():
-        raise RunError(f"{folder} holds no pages of nodes: {TERMS} is missing. Name the folder of a RecordingMod.")
+        raise RunError(f"{folder} does not hold nodes' logs: {TERMS} is missing. Name the folder of a RecordingMod.")
     said = json.loads((folder / TERMS).read_text())
     records = None if said["adapter"] is None else imported(said["adapter"], Records)
     terms = Terms(said["kinds"], said["privacy"], records, said["seed"], said["partitions"] or nodes, said["canaries"])
@@ -110,7 +110,7 @@ def collect(folder: Path | str, *, out: Path | str, nodes: int, name: str = "app
         try:
             for (_, _, kind), pages in sorted(groups.items(), key=lambda item: item[0]):
                 recorder.ask(kind, [_exchange(page, recorder) for page in pages])
-            recorder.note("put together from what the nodes kept: what no node saw is not in it")
+            recorder.note("this run was collected from what the nodes kept; it lacks what no node saw")
             return recorder.finish()
         finally:
             recorder.close()

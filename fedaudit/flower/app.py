@@ -1,7 +1,7 @@
-"""An app on disk, and its audited run.
+"""Reading an app from disk, and running it with the audit.
 
-An app is what `flwr run` takes: a folder with a `pyproject.toml` that names its two halves and its settings. What an
-auditor has to know stands in a table of its own there, or is said when it is run:
+An app is what `flwr run` takes: a folder with a `pyproject.toml` that names its two halves and its settings. The facts
+that an auditor needs are in a table of their own there, or are given when the app is run:
 
     [tool.fedaudit.flower]
     adapter = "package.module:Class"
@@ -41,7 +41,7 @@ METHOD = "fedaudit.flower.method:FlowerApp"
 
 @dataclass(frozen=True)
 class App:
-    """An app's two halves, its settings, and what is said of its records."""
+    """An app's two halves, its settings, and the kinds of its records."""
 
     name: str
     client: ClientApp
@@ -49,11 +49,11 @@ class App:
     config: Mapping[str, Any] = field(default_factory=dict)
     kinds: Mapping[str, Any] = field(default_factory=dict)
     adapter: str | None = None
-    client_at: str | None = None  # package.module:attribute, for who replays a client
+    client_at: str | None = None  # package.module:attribute, for replaying a client
 
 
 def read_app(folder: Path) -> App:
-    """The app in a folder, as its pyproject.toml describes it. Its code is imported."""
+    """Return the app in a folder, as its pyproject.toml describes it. This imports its code."""
     values = read_toml(folder / "pyproject.toml")
     tool = values.get("tool", {})
     try:
@@ -61,12 +61,14 @@ def read_app(folder: Path) -> App:
         halves = said["components"]["clientapp"], said["components"]["serverapp"]
     except (KeyError, TypeError):
         raise SettingError(
-            f"{folder / 'pyproject.toml'} describes no Flower app: [tool.flwr.app.components] with clientapp and "
-            "serverapp is missing."
+            f"{folder / 'pyproject.toml'} does not describe a Flower app: [tool.flwr.app.components] with clientapp "
+            "and serverapp is missing. Add it."
         ) from None
     ours = tool.get("fedaudit", {}).get("flower", {})
     if more := ours.keys() - {"adapter", "kinds"}:
-        raise SettingError(f"[tool.fedaudit.flower] has {min(more)!r}; it may have adapter and kinds.")
+        raise SettingError(
+            f"[tool.fedaudit.flower] has {min(more)!r}, which is not a key of it. Choose from adapter and kinds."
+        )
     with on_path(folder):
         client, server = imported(halves[0], ClientApp), imported(halves[1], ServerApp)
     name = values.get("project", {}).get("name", folder.name)
@@ -76,7 +78,7 @@ def read_app(folder: Path) -> App:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within a config as Flower hands them on: names joined by dots."""
+    """Return a config with inner tables flattened as Flower passes them on: names joined by dots."""
     made: dict[str, Any] = {}
     for key, value in config.items():
         made |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -85,7 +87,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def on_path(folder: Path) -> Iterator[None]:
-    """The app's folder is importable from now on: its code may import more while it runs, also on Ray's workers."""
+    """Make the app's folder importable from now on: its code may import more while it runs, also on Ray's workers."""
     place = str(folder.resolve())
     if place not in sys.path:
         sys.path.insert(0, place)
@@ -93,7 +95,7 @@ def on_path(folder: Path) -> Iterator[None]:
 
 
 def imported(place: str, cls: type) -> Any:
-    """What `package.module:attribute` names, if it is what it should be."""
+    """Return the object that `package.module:attribute` names; raise an error if it is not a `cls`."""
     module, _, name = place.partition(":")
     check_trusted(place)
     try:
@@ -102,13 +104,13 @@ def imported(place: str, cls: type) -> Any:
         raise SettingError(f"{place!r} cannot be imported: {e}. Write package.module:attribute.") from e
     except FedauditError:
         raise
-    except Exception as e:  # somebody's file, which may do anything while it is imported
+    except Exception as e:  # a user's file, which may do anything while it is imported
         at = last_frame(e)
         where = f" ({at.filename}, line {at.lineno})" if at else ""
         raise SettingError(f"{place!r} fails while it is imported: {type(e).__name__}: {e}{where}.") from e
     fits = isinstance(found, type) and issubclass(found, cls) if cls is Records else isinstance(found, cls)
     if not fits:
-        raise SettingError(f"{place!r} is a {type(found).__name__}, and should be a {cls.__name__}.")
+        raise SettingError(f"{place!r} is a {type(found).__name__}, but should be a {cls.__name__}.")
     return found
 
 
@@ -125,7 +127,7 @@ def setting_of(
     client_at: str | None = None,
     keep_weights: int = 10,
 ) -> Setting:
-    """The setting of an app's run, by which its folder is read again."""
+    """Return the setting of an app's run, with which its folder can be read again."""
     hyper = {
         "app": name,
         "kinds": dict(terms.kinds),
@@ -144,7 +146,7 @@ def setting_of(
 
 @dataclass(frozen=True)
 class Audited:
-    """An app's two halves with the audit around them, for any Flower runtime; `record` reads what they left."""
+    """An app's two halves with the audit around them, for any Flower runtime. `record` reads the run's record."""
 
     client: AuditedClientApp
     server: AuditedServerApp
@@ -171,13 +173,13 @@ def audited(
     client_at: str | None = None,
     watch: Watch | None = None,
 ) -> Audited:
-    """An app as it is, every message of which is recorded in `out`, metered, and protected by our policies.
+    """Return an unchanged app whose messages are all recorded in `out`, metered, and protected by our policies.
 
-    `kinds` names its records (fedaudit.flower.names); `adapter` tells its members (fedaudit.flower.records); `config`
-    is the run's config, where the runtime has none.
+    `kinds` names its records (fedaudit.flower.names). `adapter` tells its members (fedaudit.flower.records). `config`
+    is the run's config, if the runtime has none.
     """
     if canaries and adapter is None:
-        raise SettingError("Canaries are planted among a node's records, which only an adapter tells. Give one.")
+        raise SettingError("Canaries are planted among a node's records, which only an adapter knows. Give an adapter.")
     folder = Path(out)
     terms = Terms(dict(kinds or {}), dict(privacy or {}), adapter, seed, nodes, canaries)
     setting = setting_of(
@@ -215,7 +217,9 @@ def run_app(
 ) -> RunRecord:
     """Run an app with all its messages recorded: in this process, or in Flower's own simulation on Ray."""
     if unknown_keys := (config or {}).keys() - app.config.keys():
-        raise SettingError(f"The app has no config {min(unknown_keys)!r}. It has {', '.join(app.config) or 'none'}.")
+        raise SettingError(
+            f"The app has no config {min(unknown_keys)!r}. Choose from {', '.join(app.config) or 'none'}."
+        )
     place = adapter or app.adapter
     pair = audited(
         app.client,
@@ -242,7 +246,7 @@ def run_app(
 
 
 def in_simulation(pair: Audited, nodes: int) -> None:
-    """Flower's own simulation, on Ray: one core for each node at a time."""
+    """Run the app in Flower's own simulation on Ray, with one core for each node at a time."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     from flwr.simulation import run_simulation
 

@@ -1,7 +1,7 @@
-"""What an app claims of differential privacy: by Flower's mods on its clients, by Flower's wrappers on its server.
+"""An app's claims of differential privacy, by Flower's mods on its clients and Flower's wrappers on its server.
 
-A claim stands in the record beside what was measured; it changes nothing in the ledger. `fedaudit.flower.epsilon` holds
-the claims of mods against trials.
+A claim is written to the record beside what was measured. It changes nothing in the ledger. `fedaudit.flower.epsilon`
+tests the claims of mods by trials.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedaudit.privacy.calibration import gaussian_epsilon
 
 
 def strategy_claim(strategy: Strategy) -> str | None:
-    """What a DP wrapper says of the model that the server publishes."""
+    """Return what a DP wrapper claims about the model that the server publishes; None without a wrapper."""
     noise = getattr(strategy, "noise_multiplier", None)
     if noise is None:
         return None
@@ -28,13 +28,13 @@ def strategy_claim(strategy: Strategy) -> str | None:
     bound = f", clipping norm {clip:g}" if isinstance(clip, int | float) else ""
     return (
         f"claim of {type(strategy).__name__}: noise multiplier {noise:g}{bound}, for the models that the server passes "
-        "on; it adds the noise after it has seen the uploads, so that against the server it promises nothing"
+        "on; the server adds the noise after it has seen the uploads, so there is no protection against the server"
     )
 
 
 @dataclass(frozen=True)
 class LocalClaim:
-    """What a local DP mod claims of one upload."""
+    """The claim of a local DP mod about one upload."""
 
     mod: str
     epsilon: float
@@ -44,7 +44,7 @@ class LocalClaim:
 
     @property
     def sigma(self) -> float:
-        """The deviation of the noise that Flower's mod states: the classical formula, proven for epsilon <= 1."""
+        """Return the noise's deviation by the formula of Flower's mod: the classical one, proven for epsilon <= 1."""
         return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
     @property
@@ -52,8 +52,8 @@ class LocalClaim:
         more = f"; such noise gives epsilon {gaussian_epsilon(self.sensitivity / self.sigma, self.delta):.3g}"
         if self.sensitivity < 2 * self.clip:
             more += (
-                f"; two clients' clipped updates may lie {2 * self.clip:g} apart, more than this sensitivity: of such "
-                "neighbours it promises less"
+                f"; two clients' clipped updates may lie {2 * self.clip:g} apart, more than this sensitivity: for such "
+                "neighbours the protection is weaker"
             )
         return (
             f"claim of {self.mod}: ({self.epsilon:g}, {self.delta:g})-DP of one upload, clipping norm {self.clip:g}, "
@@ -62,7 +62,7 @@ class LocalClaim:
 
 
 def local_claims(app: ClientApp) -> list[LocalClaim]:
-    """The claims of all local DP mods around an app's training, outermost first."""
+    """Return the claims of all local DP mods around an app's training, outermost first."""
     return [
         LocalClaim(type(mod).__name__, mod.epsilon, mod.delta, mod.clipping_norm, mod.sensitivity)
         for mod in training_mods(app)
@@ -71,7 +71,7 @@ def local_claims(app: ClientApp) -> list[LocalClaim]:
 
 
 def training_mods(app: ClientApp) -> list[Callable[..., Any]]:
-    """The mods around an app's function for `train`, outermost first."""
+    """Return the mods around an app's function for `train`, outermost first."""
     found: list[Any] = []
     fn: Any = app._call or app._registered_funcs.get("train.default")
     while fn is not None and (inside := _free(fn)).keys() >= {"_mod", "_ffn"}:
@@ -79,14 +79,14 @@ def training_mods(app: ClientApp) -> list[Callable[..., Any]]:
         fn = inside["_ffn"]
     if not found and app._mods:
         raise ContractError(
-            "This version of Flower puts mods around an app in another way than fedaudit knows (1.41): their claims "
-            "cannot be read. Install flwr 1.41."
+            "This version of Flower attaches mods in a way unknown to fedaudit, so their claims cannot be read. "
+            "Install flwr 1.41."
         )
     return found
 
 
 def _free(fn: Any) -> dict[str, Any]:
-    """The values that a function holds on to."""
+    """Return the values in a function's closure, by name."""
     code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None)
     if code is None or cells is None:
         return {}

@@ -1,7 +1,7 @@
-"""The client's side: a mod around an app that protects what leaves a node, and tells the auditor how.
+"""The client's side of an audit: a mod that protects what leaves a node and tells the auditor how.
 
-It stands outside all mods of the app, Flower's own DP mods among them: what it protects, and what is recorded, is what
-would have been sent.
+It is outside all mods of the app, Flower's own DP mods included. So it protects and records exactly what the app would
+have sent.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from fedaudit.privacy.ledger import Entry
 from fedaudit.wire.message import State, Up
 from fedaudit.wire.release import Protection
 
-RUN_ID = 1  # of a run in this process
-ROLL_CALL = "query.fedaudit_roll_call"  # who are you? Answered here, and no message of the app
+RUN_ID = 1  # the id of a run in this process
+ROLL_CALL = "query.fedaudit_roll_call"  # asks a node for its number; the mod answers it, and the app never sees it
 PARTITION = "partition-id"
 Next = Callable[[Message, Context], Message]
 
 
 class Told(AsGiven):
-    """What a node's mod tells the auditor of one reply: parameters of mechanisms and entries for the ledger."""
+    """The facts on one reply that a node's mod tells the auditor: mechanisms' parameters and ledger entries."""
 
     wall_s: float
-    n: int | None = None  # records of the node, where an adapter knows
+    n: int | None = None  # number of the node's records, if an adapter tells
     protection: dict[str, Protection] = Of(default_factory=dict)
     entries: list[Entry] = Of(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What both sides of an audit go by."""
+    """The settings that both sides of an audit share."""
 
     kinds: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] = field(default_factory=dict)
     records: type[Records] | None = None
     seed: int = 0
-    partitions: int = 0  # nodes in all
+    partitions: int = 0  # number of all nodes
     canaries: int = 0
 
     def count(self, k: int) -> int | None:
-        """The records that node k trains on; None where no adapter tells."""
+        """Return how many records node k trains on; None if no adapter tells."""
         return None if self.records is None else len(self.trained_on(k)[1])
 
     def trained_on(self, k: int) -> tuple[Tensor, Tensor]:
-        """With the canaries that were planted."""
+        """Return the records and labels that node k trains on, planted canaries included."""
         from fedaudit.flower.records import federation_of
 
         assert self.records is not None
@@ -73,11 +73,11 @@ class Terms:
         return _federations[key].members(k)
 
 
-_federations: dict[tuple[Any, ...], Any] = {}  # the last one: a cache, and nothing more
+_federations: dict[tuple[Any, ...], Any] = {}  # a cache of the last federation
 
 
 class AuditMod:
-    """A Flower mod, for `ClientApp(mods=[...])` or around a whole app."""
+    """The Flower mod of an audit, for `ClientApp(mods=[...])` or around a whole app."""
 
     def __init__(self, terms: Terms):
         self.terms = terms
@@ -93,7 +93,7 @@ class AuditMod:
         if reply.has_error():
             return reply
         wall = time.perf_counter() - begun
-        content = RecordDict(dict(reply.content))  # the reply may be the request itself, which others hold
+        content = RecordDict(dict(reply.content))  # a copy: the reply may be the request itself, which others hold
         reply.content = content
         n = self.terms.count(k)
         protection, entries = self._protect(content, before, message.metadata.message_type, k, n, context)
@@ -107,7 +107,7 @@ class AuditMod:
 
     @contextlib.contextmanager
     def _planted(self, k: int) -> Iterator[None]:
-        """The node's own records with its canaries, where there are any."""
+        """Make the node train on its records with its canaries, if there are canaries."""
         if not self.terms.canaries:
             yield
             return
@@ -124,7 +124,7 @@ class AuditMod:
         n: int | None,
         context: Context,
     ) -> tuple[dict[str, Protection], list[Entry]]:
-        """Clip, add noise, and say what it cost: in place."""
+        """Clip the content and add noise in place. Return the protection by field and the ledger entries."""
         fields, _ = fields_of(content, self.names, message_type)
         asked, spent = _remembered(context)
         reply = ups([_as_updates(fields, before)], message_type)[0]
@@ -149,17 +149,17 @@ class AuditMod:
         return protection, entries
 
     def _n(self, n: int | None, k: int) -> int:
-        """For delta = 1/n. A count that nobody can check is never free: -1 is no count."""
+        """Return the number of records for delta = 1/n; -1 if unknown, because an unchecked count is never free."""
         if n is None and any(policy.delta == "1/n" for policy in self.policies.values()):
             raise PrivacyError(
-                f"delta = '1/n', and nobody knows how many records node {k} has. Say delta = 1e-5 or the like, or give "
-                "an adapter that tells the members."
+                f"delta = '1/n' needs the number of records of node {k}, which is unknown. Set a number such "
+                "as delta = 1e-5, or give an adapter that tells the members."
             )
         return -1 if n is None else n
 
 
 def _as_updates(fields: Mapping[str, Field], before: Mapping[str, State]) -> dict[str, Field]:
-    """The fields with what is to be protected as an update turned into one, and declared so."""
+    """Return the fields, with those that are protected as updates replaced by their differences from the request."""
     made = dict(fields)
     for name, field_ in fields.items():
         if field_.named is None or not field_.named.update:
@@ -167,10 +167,14 @@ def _as_updates(fields: Mapping[str, Field], before: Mapping[str, State]) -> dic
         start = before.get(field_.record)
         if start is None or list(start) != list(field_.value):
             raise PrivacyError(
-                f"{field_.record}: update = true is for an array record that the request has too, with the same names."
+                f"{field_.record}: update = true is for an array record that the request has, too, with the same "
+                "names. Remove it here."
             )
         if odd := [key for key, t in field_.value.items() if not t.is_floating_point()]:
-            raise PrivacyError(f"{field_.record}: {odd[0]!r} holds whole numbers, which take no Gaussian noise.")
+            raise PrivacyError(
+                f"{field_.record}: {odd[0]!r} holds whole numbers, to which Gaussian noise cannot be added. "
+                "Leave out update = true."
+            )
         difference = field_.value.like({key: t - start[key] for key, t in field_.value.items()})
         made[name] = _Update(field_.record, field_.key, difference, field_.named, field_.wire)
     return made
@@ -188,17 +192,17 @@ def _state(record: ArrayRecord) -> State:
 
 
 def _remembered(context: Context) -> tuple[int, dict[str, int]]:
-    """How many messages this node has answered, and what it has released of each kind: Flower keeps it for us."""
+    """Return how many messages this node has answered and its releases by kind, which Flower keeps in the context."""
     kept: Any = context.state.get(AUDIT)
     return (0, {}) if kept is None else (int(kept["asked"]), json.loads(kept["spent"]))
 
 
 def _no_records(*_: Any) -> Any:
-    raise PrivacyError("The random-pixel sensitivity edits images, and an app keeps them to itself. Use clip=C.")
+    raise PrivacyError("The random-pixel sensitivity needs the images, which an app does not show. Use clip=C.")
 
 
 def identify() -> None:
-    """Who this process is to Flower, where no runtime of Flower's has said so: messages are signed with it."""
+    """Set this process's identity for Flower, which signs messages with it, as no runtime of Flower has set one."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SUPERLINK_NODE_ID
 
 
@@ -207,7 +211,7 @@ def partition_of(context: Context) -> int:
 
 
 class AuditedClientApp(ClientApp):
-    """An app as it is, with the mod around it, and the answer to the roll call."""
+    """An unchanged app with the mod around it, which also answers the roll call."""
 
     def __init__(self, inner: ClientApp, mod: AuditMod, config: Mapping[str, Any] | None = None):
         super().__init__()

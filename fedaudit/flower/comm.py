@@ -1,7 +1,7 @@
-"""What a larger run of an app will send, by a short one: every whole round of a strategy sends what the others sent.
+"""The traffic of a larger run of an app, computed from a short run: each complete round is taken to send the same.
 
-Nodes are asked in the same proportion and answer with messages of the same size; a run in which whole rounds differ in
-that tells nothing of more rounds, and is refused.
+The larger run is taken to ask the same share of nodes, with messages of the same size. A run whose complete rounds
+differ tells nothing about more rounds, and is refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.units import bytes_text
 
 FRAME = "(frame)"
-SAME = 0.01  # by how much two rounds may differ: numbers in metrics take a byte more or less
+SAME = 0.01  # relative difference allowed between rounds: numbers in metrics may take a byte more or less
 
 
 class PlannedField(Kept):
-    """Bytes of one field in one round, over all nodes."""
+    """The bytes of one field in one round, over all nodes."""
 
     direction: str
     field: str
@@ -27,7 +27,7 @@ class PlannedField(Kept):
 
 
 class Planned(Kept):
-    """One round by field, and all rounds by direction."""
+    """The bytes of one round by field, and of all rounds by direction."""
 
     fields: list[PlannedField]
     up: int
@@ -38,11 +38,13 @@ class Planned(Kept):
 def planned(
     folder: Path | str, *, nodes: int, rounds: int, convention: Literal["payload", "wire"] = "payload"
 ) -> Planned:
-    """Bytes by field and direction, of so many nodes over so many rounds."""
+    """Return the bytes by field and direction for so many nodes and rounds."""
     run = RunFolder(folder)
     whole = [row for row in run.record.rounds if not row.absent]
     if not whole:
-        raise RunError(f"{folder} has no round in which every node answered: nothing can be planned by it.")
+        raise RunError(
+            f"{folder} has no round in which every node answered, so it cannot be used for a plan. Run the app again."
+        )
     by_round: dict[int, dict[tuple[str, str], int]] = {row.round: {} for row in whole}
     for entry in run.transcript.entries():
         if entry.round in by_round:
@@ -56,7 +58,7 @@ def planned(
     if max(totals) - min(totals) > SAME * max(totals):
         least, most = bytes_text(min(totals)), bytes_text(max(totals))
         raise RunError(
-            f"{folder}: rounds sent from {least} to {most}, and do not tell what others will send. Plan by a run in "
+            f"{folder}: its rounds sent between {least} and {most}, so further rounds cannot be planned. Use a run in "
             "which every round asks the same."
         )
     grown = {key: size * nodes / run.record.setting.clients for key, size in by_round[whole[0].round].items()}

@@ -1,12 +1,13 @@
-"""The claims of an app's local DP mods, held against the mods themselves.
+"""Tests of the claims of an app's local DP mods, by running the mods themselves.
 
 A mod claims that two updates as far apart as its sensitivity cannot be told apart better than epsilon allows. Here the
-mods of the app, as they are and in their order, are given such updates instead of trained ones: one at each end of a
-line through the model that a node was sent, of known direction. What comes out is projected on that line. Nothing is
-trained and no records are needed, so that a thousand trials take seconds.
+app's mods, unchanged and in their order, are given two such updates instead of trained ones: the two ends of a line of
+known direction through the model that a node was sent. The outputs are projected on that line. Nothing is trained and
+no records are needed, so a thousand trials take seconds.
 
-The ends lie 2 C apart (C the clipping norm) where the sensitivity is no less, and come from far outside of C, so that
-the clipping is tried too; where it is less, the ends lie one sensitivity apart, as the claim says, within C.
+If the sensitivity is at least 2 C (C is the clipping norm), the updates begin far outside of C and are clipped to ends
+that lie 2 C apart, which tests the clipping, too. If it is less, the ends lie one sensitivity apart, within C, as the
+claim says.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import Entry
 
 TESTS: dict[str, Callable[..., Bound]] = {"Flower mods": from_scores, "Flower mods, Gaussian": gdp_mean_shift}
-FAR = 100.0  # clipping norms from the start, for an update that has to be clipped
+FAR = 100.0  # length, in clipping norms, of an update that is to be clipped
 
 
 def audit_mods(
@@ -47,16 +48,18 @@ def audit_mods(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> list[EpsilonAudit]:
-    """Hold the claim of each local DP mod around an app's training against `trials` uploads of each of two updates.
+    """Test the claim of each local DP mod around an app's training by `trials` uploads of each of two updates.
 
-    The message is one of the run's. The results are kept in the run folder.
+    The request is one of the run's. Return the audits, which are also kept in the run folder.
     """
     if trials < 2:
-        raise SettingError(f"--trials {trials}: a bound needs at least 2 uploads of each; try 1000.")
+        raise SettingError(f"--trials {trials}: a bound needs at least 2 uploads of each update. Try 1000.")
     run = RunFolder(folder)
     claims = local_claims(app)
     if not claims:
-        raise SettingError("No mod around the app's training claims local differential privacy: nothing can be tried.")
+        raise SettingError(
+            "No mod around the app's training claims local DP, so there is nothing to test. Add such a mod."
+        )
     entry, content = _request(run)
     found: list[EpsilonAudit] = []
     for claim in claims:
@@ -67,7 +70,7 @@ def audit_mods(
 
 
 def _request(run: RunFolder) -> tuple[Entry, RecordDict]:
-    """The last request for training whose model the transcript kept, as the node got it."""
+    """Return the last request for training whose model the transcript kept, and its content as the node got it."""
     shape = run.record.setting.set.get("messages", {}).get("Train")
     for entry in sorted(run.transcript.entries(), key=lambda e: -e.seq):
         if shape and entry.message == "Train" and all(entry.kept(name) for name in shape["fields"]):
@@ -78,7 +81,7 @@ def _request(run: RunFolder) -> tuple[Entry, RecordDict]:
 
 
 def _scores(app: ClientApp, claim: LocalClaim, content: RecordDict, trials: int, seed: int, watch: Watch) -> np.ndarray:
-    """Projections on the line, of uploads from its two ends: two rows."""
+    """Return the projections on the line in two rows, one for the uploads from each end."""
     name, start = next((n, r) for n, r in content.items() if isinstance(r, ArrayRecord))
     before = {key: tensor_of(array).double() for key, array in start.items()}
     u = torch.randn(sum(t.numel() for t in before.values()), generator=generator("flower mods", seed)).double()
@@ -89,7 +92,7 @@ def _scores(app: ClientApp, claim: LocalClaim, content: RecordDict, trials: int,
     identify()
     logger = logging.getLogger("flwr")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # a mod tells of every upload
+    logger.setLevel(logging.ERROR)  # a mod logs every upload
     try:
         with seeded("flower mods", seed, "noise"):
             for j in range(trials):
@@ -105,7 +108,7 @@ def _scores(app: ClientApp, claim: LocalClaim, content: RecordDict, trials: int,
 
 
 def _reply_of(name: str, start: ArrayRecord, before: dict[str, torch.Tensor], update: torch.Tensor) -> Any:
-    """What an app would answer whose training moved the model by `update`."""
+    """Return a function that answers as an app whose training moved the model by `update`."""
     parts = dict(zip(before, update.split([t.numel() for t in before.values()]), strict=True))
     arrays = {
         key: array_of((t + parts[key].reshape(t.shape)).to(tensor_of(start[key]).dtype)) for key, t in before.items()
@@ -118,14 +121,14 @@ def _reply_of(name: str, start: ArrayRecord, before: dict[str, torch.Tensor], up
 
 
 def _through(app: ClientApp, content: RecordDict, end: Any) -> ArrayRecord:
-    """One upload: the mods as they stand around the app's training, around something else."""
+    """Return one upload: the app's training mods, put around `end` instead of the training."""
     fn = end
     for mod in reversed(training_mods(app)):
         fn = _around(mod, fn)
     request = Message(RecordDict(dict(content)), dst_node_id=1, message_type="train")
     reply = fn(request, Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {}))
     if reply.has_error():
-        raise RunError(f"A mod of the app refuses a message as in the run: {reply.error.reason}")
+        raise RunError(f"A mod of the app refuses a message like those of the run: {reply.error.reason}")
     return next(r for r in reply.content.values() if isinstance(r, ArrayRecord))
 
 

@@ -1,7 +1,7 @@
-"""A runtime in this process: one node after the other, in the order of their numbers, every draw from the run's seed.
+"""A runtime for Flower apps in this process: nodes run one after the other by number, with draws from the run's seed.
 
-Flower's own simulation starts Ray, takes seconds to start and draws other samples every time. This grid offers the same
-to an app; what an app gets here is what it gets there, in fresh memory, so that no node can write into another's.
+Flower's own simulation starts Ray, takes seconds to start and draws other samples every time. This grid gives an app
+the same messages. They are copied into new memory, so that no node can write into another's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST = 1001  # the number of the first node
 
 
 class LocalGrid(Grid):
-    """Nodes that answer at once."""
+    """A grid whose nodes answer at once, in this process."""
 
     def __init__(self, app: ClientApp, nodes: int, seed: int, log: Path | None = None):
         self.app, self.seed, self.log = app, seed, log
@@ -62,14 +62,16 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
         for message in sent:
-            message.metadata.__dict__["_message_id"] = f"{next(self._numbers):036d}"  # as long as a UUID
+            message.metadata.__dict__["_message_id"] = f"{next(self._numbers):036d}"  # has the length of a UUID
         for message in sorted(sent, key=lambda m: m.metadata.dst_node_id):
             self._replies[message.metadata.message_id] = self._answer(message)
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         found = [self._replies.pop(id_) for id_ in message_ids if id_ in self._replies]
-        return sorted(found, key=lambda m: m.metadata.src_node_id)  # sums do not depend on who was drawn first
+        return sorted(
+            found, key=lambda m: m.metadata.src_node_id
+        )  # sorted, so that sums do not depend on the order of drawing
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
@@ -82,7 +84,7 @@ class LocalGrid(Grid):
         try:
             with seeded(self.seed, f"node {node - FIRST}", self._asked[node]):
                 reply = self.app(received, self.contexts[node])
-        except Exception as e:  # noqa: BLE001 (a node that fails answers with an error, as Flower's do)
+        except Exception as e:  # noqa: BLE001 (a failing node answers with an error, as in Flower)
             if self.log is not None:
                 with open(self.log, "a") as file:
                     file.write(f"node {node - FIRST}: {''.join(traceback.format_exception(e))}\n")

@@ -1,7 +1,8 @@
-"""Flower's messages as records of ours: every array, metric and config record a field, and its bytes as Flower sends.
+"""Conversion of Flower's messages to ours and back: each array, metric and config record becomes a field.
 
-An array record becomes a state (arrays by name, in their order), or, where it has one row for each record of the node,
-a tensor; metric and config records become tables. An entry that has a kind of its own becomes a field of its own.
+The bytes of a field are those that Flower sends. An array record becomes a state (arrays by name, in their order), or a
+tensor if it has one row for each record of the node. Metric and config records become tables. An entry that has its own
+kind becomes its own field.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from fedaudit.errors import WireError
 from fedaudit.flower.names import UNMAPPED, Named, Names
 from fedaudit.wire.message import Declared, Down, Record, State, Up, class_named
 
-LONG = 1000  # characters of a text beyond which it travels as bytes
-AUDIT = "fedaudit.audit"  # our own record: taken off before anybody else sees the message, and never counted
+LONG = 1000  # a text with more characters is sent as bytes
+AUDIT = "fedaudit.audit"  # the audit's own record; it is removed before anybody else sees the message, and not counted
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One field of a message: where it came from, its value, and what is said of it."""
+    """One field of a message: the record it came from, its value, and its declared kind."""
 
     record: str
-    key: str | None  # of one entry of a metric or config record; None: the whole record, or what is left of it
+    key: str | None  # the entry of a metric or config record; None: the whole record, or its remaining entries
     value: Any
     named: Named | None
     wire: int  # bytes as Flower sends them
@@ -42,7 +43,7 @@ class Field:
 
 
 def field_name(record: str, key: str | None = None) -> str:
-    """A name that a field can have."""
+    """Return a valid field name for a record, or for one entry of it."""
     name = re.sub(r"\W", "_", record if key is None else f"{record}_{key}")
     return f"_{name}" if name[:1].isdigit() else name
 
@@ -50,7 +51,7 @@ def field_name(record: str, key: str | None = None) -> str:
 def fields_of(
     content: RecordDict, names: Names, message_type: str, buffers: Iterable[str] = ()
 ) -> tuple[dict[str, Field], int]:
-    """The fields of a message's content, and how many bytes of Flower's belong to none of them."""
+    """Return the fields of a message's content, and how many of Flower's bytes belong to no field."""
     found: dict[str, Field] = {}
     sent: set[str] = set()
     frame = 0
@@ -74,12 +75,12 @@ def fields_of(
 def _put(found: dict[str, Field], field: Field) -> None:
     name = field_name(field.record, field.key)
     if name in found:
-        raise WireError(f"Two records of one message would both be the field {name!r}. Rename {field.record!r}.")
+        raise WireError(f"Two records of one message would both become the field {name!r}. Rename {field.record!r}.")
     found[name] = field
 
 
 def _bytes(value: Any, sent: set[str]) -> int:
-    """What Flower pushes for an object and all within it. Equal objects of one message are pushed once."""
+    """Return how many bytes Flower sends for an object and its parts. Equal objects of one message are sent once."""
     if value.object_id in sent:
         return 0
     sent.add(value.object_id)
@@ -87,7 +88,7 @@ def _bytes(value: Any, sent: set[str]) -> int:
 
 
 def frame_bytes(message: Any) -> int:
-    """Of the message itself and its table of records, without the records."""
+    """Return the bytes of the message itself and its table of records, without the records."""
     return len(message.deflate()) + len(message.content.deflate())
 
 
@@ -99,7 +100,7 @@ def _arrays(record: ArrayRecord, named: Named | None, buffers: Iterable[str]) ->
 
 
 def tensor_of(array: Array) -> Tensor:
-    """A copy, in fresh memory."""
+    """Return a copy of the array as a tensor in its own memory."""
     return torch.from_numpy(np.array(array.numpy(), order="C"))
 
 
@@ -108,14 +109,14 @@ def array_of(t: Tensor) -> Array:
 
 
 def _plain(value: Any) -> Any:
-    """A metric's or a config's value as our codec takes it: bytes and long texts as tensors of bytes."""
+    """Return a metric's or config's value as our codec takes it: bytes and long texts become tensors of bytes."""
     if isinstance(value, str) and len(value) > LONG:
         value = value.encode()
     if isinstance(value, bytes):
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    for plain in (bool, int, float, str):  # np.float64 is a float, and is none for the codec
+    for plain in (bool, int, float, str):  # np.float64 is a float, but the codec refuses it
         if isinstance(value, plain):
             return plain(value)
     return value
@@ -126,7 +127,7 @@ def replaced(content: RecordDict, fields: Mapping[str, Field], values: Mapping[s
     for name, value in values.items():
         field = fields[name]
         if not isinstance(content[field.record], ArrayRecord):
-            raise WireError(f"{name} is no array record, and takes no noise. Only array records are protected.")
+            raise WireError(f"{name} is not an array record, so noise cannot be added. Remove the policy on its kind.")
         old = cast(ArrayRecord, content[field.record])
         tensors = value if isinstance(value, Mapping) else {next(iter(old)): value}
         content[field.record] = ArrayRecord({
@@ -138,13 +139,13 @@ def replaced(content: RecordDict, fields: Mapping[str, Field], values: Mapping[s
 
 
 def class_name(message_type: str, reply: bool) -> str:
-    """`train` is answered by `TrainReply`, `train.other` by `TrainOtherReply`."""
+    """Return the class name for a message type: the reply to `train.other` is `TrainOtherReply`."""
     words = re.split(r"\W|_", message_type)
     return "".join(word.capitalize() for word in words if word) + ("Reply" if reply else "")
 
 
 def message_class(name: str, declared: Mapping[str, Declared | None], base: type[Up] | type[Down]) -> type[Any]:
-    """The class of a message with these fields; the one there is, where it has the same."""
+    """Return the class of a message with these fields. An existing class with the same fields is used again."""
     known = class_named(f"{__name__}.{name}")
     if known is not None and issubclass(known, base) and known.declared() == dict(declared):
         return known
@@ -156,10 +157,10 @@ def message_class(name: str, declared: Mapping[str, Declared | None], base: type
 
 
 def downs(contents: list[dict[str, Field]], message_type: str) -> list[Record]:
-    """Requests of one ask, as one class. What one lacks and another has is None."""
+    """Return the requests of one ask as objects of one class. A field that one of them lacks is None."""
     every = dict.fromkeys(name for fields in contents for name in fields)
     cls = message_class(class_name(message_type, False), dict.fromkeys(every), Down)
-    made: dict[int, Record] = {}  # a broadcast is one object
+    made: dict[int, Record] = {}  # a broadcast stays one object
     for fields in contents:
         if id(fields) not in made:
             made[id(fields)] = cls(**{name: fields[name].value if name in fields else None for name in every})
@@ -167,14 +168,14 @@ def downs(contents: list[dict[str, Field]], message_type: str) -> list[Record]:
 
 
 def ups(contents: list[dict[str, Field]], message_type: str) -> list[Record]:
-    """Replies of one ask, as one class, which no node chooses: it has the fields of all of them."""
+    """Return the replies of one ask as objects of one class with the fields of all, so that no node chooses it."""
     every = {name: field.declared for fields in contents for name, field in fields.items()}
     cls = message_class(class_name(message_type, True), every, Up)
     return [cls(**{name: fields[name].value if name in fields else None for name in every}) for fields in contents]
 
 
 def contents_of(values: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> RecordDict:
-    """A request as Flower's, from ours; `fields` says which record each was, and whether it was one of arrays."""
+    """Return Flower's form of a request. `fields` says which record each field was, and if it held arrays."""
     made = RecordDict()
     for name, of in fields.items():
         value = values[name]

@@ -1,4 +1,4 @@
-"""An app as a method: what attacks and audits of a finished run ask of it. Only Flower's runtime runs one."""
+"""A Flower app as a method, for attacks and audits of a finished run. Only Flower's runtime can run it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedaudit.wire.message import Declared, Down, Up
 
 
 class FlowerApp(Method):
-    """A Flower app, by its name; `messages` are the shapes of those that its run saw."""
+    """A Flower app by its name. `messages` has the shapes of the messages that its run saw."""
 
     app: str = "app"
     kinds: dict[str, Any] = Field(default_factory=dict)
@@ -48,28 +48,30 @@ class FlowerApp(Method):
     def records(self) -> Records:
         if self.adapter is None:
             raise DataError(
-                f"The run of {self.app} was made without an adapter, so that nobody knows who was a member. Subclass "
+                f"The run of {self.app} was made without an adapter, so the members are unknown. Subclass "
                 "fedaudit.flower.Records beside the app, name it as adapter, and run again."
             )
         return cast(Records, imported(self.adapter, Records)())
 
-    # --- what a run's world asks ---
+    # --- called by a run's world ---
 
     def archs(self, model: str, clients: int) -> list[str]:
         return [model] * clients
 
     def federation(self, setting: Setting) -> Federation:
         if self.client is not None:
-            check_trusted(self.client)  # it is imported later, where nobody knows any more who named it
+            check_trusted(self.client)  # checked here, because the later import does not know who named it
         return federation_of(self.records(), setting.clients, setting.canaries, setting.seed, self.app)
 
     def build(self, arch: str) -> nn.Module:
         model = self.records().model()
         if model is None:
-            raise ThreatError(f"The adapter of {self.app} gives no model, so that its arrays are no model to anybody")
+            raise ThreatError(
+                f"The adapter of {self.app} gives no model, so its arrays cannot be loaded. Write the adapter's model()"
+            )
         return as_net(model, arch)
 
-    # --- what a client does, for who replays it ---
+    # --- a client's tasks, for a replay ---
 
     def train(self, client: Any, message: Down) -> Up:
         return self._answer(client, message)
@@ -81,9 +83,9 @@ class FlowerApp(Method):
         return self._answer(client, message)
 
     def _answer(self, client: Any, message: Down) -> Up:
-        """The app's own function, on these records."""
+        """Run the app's own function on the client's records, and return its reply."""
         if self.client is None:
-            raise ThreatError("the run does not say where its ClientApp lies, so that no client is replayed")
+            raise ThreatError("the run does not say where its ClientApp lies, so no client can be replayed")
         app = imported(self.client, ClientApp)
         identify()
         shape = self.messages[type(message).__name__]

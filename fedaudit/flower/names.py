@@ -1,10 +1,10 @@
-"""What an app's user says of the records in its messages: which kind of release each is.
+"""The kinds that an app's user gives to the records in its messages: which kind of release each one is.
 
     kinds = { "arrays" = "weights", "metrics.num-examples" = "count" }
 
-A key is `RECORD`, for a whole record, or `RECORD.KEY`, for one entry of a metric or config record; with the message
-type before it (`train.arrays`) it is about replies of that type alone, and goes first. What no key names has the kind
-`unmapped`: no policy can be about it, and every release of it costs infinity.
+A key is `RECORD`, for a whole record, or `RECORD.KEY`, for one entry of a metric or config record. With the message
+type before it (`train.arrays`) it is about replies of that type alone, and wins over a key without. A record that no
+key names has the kind `unmapped`: no policy can protect it, and every release of it costs infinity.
 
     "arrays" = { kind = "weights", update = true }    # the policy on `gradients` protects reply - request
     "features" = { kind = "embeddings", unit = "record" }    # one row for each of the node's records
@@ -21,7 +21,7 @@ from fedaudit.setting import Frozen, validated
 from fedaudit.wire.message import KINDS, Declared, Unit
 
 UNMAPPED = "unmapped"
-UPDATE = "gradients"  # the kind whose policy protects an update: a gradient, up to a factor
+UPDATE = "gradients"  # the kind whose policy protects an update, which is a gradient up to a factor
 
 
 class Named(Frozen):
@@ -29,7 +29,7 @@ class Named(Frozen):
 
     kind: str
     unit: Unit = "client"
-    update: bool = False  # what is protected is its difference from the record of that name in the request
+    update: bool = False  # protect its difference from the record of the same name in the request
 
     def declared(self) -> Declared:
         kind = UPDATE if self.update else self.kind
@@ -37,7 +37,7 @@ class Named(Frozen):
 
 
 class Names:
-    """All of them."""
+    """The kinds of all records that the user named."""
 
     def __init__(self, kinds: Mapping[str, Any] | None = None):
         self.said: dict[str, Named] = {}
@@ -50,22 +50,22 @@ class Names:
             self.said[key] = named
 
     def of(self, message_type: str, record: str, key: str | None = None) -> Named | None:
-        """What is said of a record (or of one entry of it) in replies of a type; None: nothing."""
+        """Return the kind of a record (or of one entry of it) in replies of a type; None if the user named none."""
         place = record if key is None else f"{record}.{key}"
         category = message_type.partition(".")[0]
         return next((self.said[k] for k in (f"{message_type}.{place}", f"{category}.{place}", place) if k in self.said),
                     None)  # fmt: skip
 
     def entries(self, message_type: str, record: str, keys: Any) -> list[str]:
-        """The entries of a metric or config record of which something is said: they become fields of their own."""
+        """Return the entries of a metric or config record that have a kind. They become fields of their own."""
         return [key for key in keys if self.of(message_type, record, key) is not None]
 
 
 def app_policies(privacy: Mapping[str, Any]) -> dict[str, Policy]:
-    """The policies that can protect an app's messages."""
+    """Return the policies that protect an app's messages; raise an error for one that cannot."""
     if TRAINING in privacy:
         raise PrivacyError(
-            "privacy.training: an app trains its models itself, and no DP-SGD of fedaudit is inside. Use Flower's own "
+            "privacy.training: an app trains its models itself, without fedaudit's DP-SGD. Use Flower's own "
             'mods, or protect the update: kinds = {"arrays" = {kind = "weights", update = true}} and a policy on '
             f"{UPDATE}."
         )

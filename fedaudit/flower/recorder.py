@@ -1,7 +1,8 @@
-"""The auditor's side: writes an app's messages as they go by into a run folder like any other.
+"""The recorder, which writes an app's messages into a run folder like any other while the app runs.
 
-Flower's server drives; here is only written. An ask is one exchange of the server with some nodes. A round ends where
-Flower's strategy says so (see fedaudit.flower.server), or, for a server that has none, before the next training.
+Flower's server is in control; this module only writes. An ask is one exchange of the server with some nodes. A round
+ends when Flower's strategy says so (see fedaudit.flower.server). For a server without a strategy it ends before the
+next training.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ from fedaudit.wire.message import Record, State, load
 from fedaudit.wire.release import Protection, Release
 from fedaudit.wire.transcript import TranscriptWriter
 
-DELTA = 1e-5  # of a ledger where neither a policy nor the number of records says another
+DELTA = 1e-5  # the ledger's delta if neither a policy nor the number of records gives one
 
 
 class Arrays(Record):
-    """The global model after a round, as far as the server showed one."""
+    """The global model after a round, if the server showed one."""
 
     w: State
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One message to node k and what came back. `reply` is None where nothing did, or an error."""
+    """One message to node k and its reply. `reply` is None if none came, or if it was an error."""
 
     k: int
     asked: tuple[dict[str, Field], int]  # fields, and bytes around them
@@ -87,7 +88,7 @@ class FlowerWire(Wire):
         self.flower: dict[tuple[str, int], tuple[Mapping[str, Field], int]] = {}
 
     def back(self, done: Any, fn: str, device: Any) -> Any:
-        """Replies of one ask have one class, which no node chooses; those of another ask may have another."""
+        """Take a reply. All replies of one ask have one class, which no node chooses. Asks may differ in it."""
         self._answers.clear()
         return super().back(done, fn, device)
 
@@ -100,7 +101,7 @@ class FlowerWire(Wire):
 
 
 class Recorder:
-    """One run of one app. `ask`, `end_round` and `finish` are called as things happen."""
+    """Writes one run of one app. The server's side calls `ask`, `end_round` and `finish` as these things happen."""
 
     def __init__(self, folder: Path, setting: Setting, terms: Terms, watch: Watch):
         if (folder / "record.json").exists():
@@ -112,10 +113,10 @@ class Recorder:
         self.store, self.timings, self.ledger = Store(folder / "checkpoint"), Timings(), Ledger()
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
-        self.shapes: dict[str, dict[str, Any]] = {}  # of the messages that were seen, for who reads the folder
+        self.shapes: dict[str, dict[str, Any]] = {}  # shapes of the messages seen, for readers of the folder
         self.counts: dict[int, int] = {}
         self.digest, self.t, self.trained, self.begun = "", 0, False, 0.0
-        self.wire: FlowerWire | None = None  # of the round that is open
+        self.wire: FlowerWire | None = None  # the wire of the open round
         self.participants: set[int] = set()
         self.absent: list[Absence] = []
         self.arrays: dict[str, torch.Tensor] | None = None
@@ -125,17 +126,17 @@ class Recorder:
         self.transcript.begin_round(0)
         self._commit(self.transcript.end_round(0))
 
-    # --- as messages go by ---
+    # --- while messages pass ---
 
     @property
     def buffers(self) -> frozenset[str]:
-        """The names in an array record that are no parameters, where a model tells."""
+        """Return the names in an array record that are not parameters; empty if there is no model to tell."""
         if self.model is None:
             return frozenset()
         return frozenset(self.model.state_dict().keys() - dict(self.model.named_parameters()).keys())
 
     def ask(self, message_type: str, exchanges: Sequence[Exchange]) -> None:
-        """One exchange with some nodes, each of which was sent one message."""
+        """Record one exchange with some nodes, each of which was sent one message."""
         if not exchanges:
             return
         exchanges = sorted(exchanges, key=lambda e: e.k)
@@ -169,7 +170,7 @@ class Recorder:
         self.watch(self.t - 1, max(self.setting.rounds, self.t), f"round {self.t}, {message_type}")
 
     def _begin(self) -> FlowerWire:
-        """The round that is open, or a new one."""
+        """Return the wire of the open round, or begin a new round."""
         if self.wire is None:
             self.t += 1
             self.begun = time.perf_counter()
@@ -198,7 +199,7 @@ class Recorder:
     def end_round(
         self, arrays: Mapping[str, torch.Tensor] | None = None, metrics: Mapping[str, Any] | None = None
     ) -> None:
-        """The round is over; `arrays`: the global model after it, `metrics`: what the server measured of it."""
+        """End the round. `arrays` is the global model after it, `metrics` what the server measured on that model."""
         if arrays is not None:
             self.arrays = dict(arrays)
         if self.wire is None:
@@ -229,7 +230,7 @@ class Recorder:
             self.record.notes.append(text)
 
     def finish(self) -> RunRecord:
-        """The app's server has ended."""
+        """Complete the run after the app's server has ended, and return its record."""
         self.end_round()
         self.transcript.close()
         record = self.record
@@ -241,21 +242,21 @@ class Recorder:
         used = {entry.kind for client in record.ledger for entry in client.entries}
         record.idle_policies = sorted(self.policies.keys() - used)
         for kind in record.idle_policies:
-            self.note(f"the policy on {kind} applied to nothing: no record of the app was named so")
+            self.note(f"the policy on {kind} applied to nothing: no record of the app has this kind")
         for name in sorted(r.field for r in self.releases.values() if r.kind == "unmapped"):
-            self.note(f"{name} was given no kind: it is unprotected, and no attack knows what it is")
+            self.note(f"{name} was given no kind, so it is unprotected and no attack can use it")
         if self.terms.records is None:
-            self.note("no adapter tells members from non-members: attacks that need the truth cannot be scored")
+            self.note("no adapter tells members from non-members, so attacks that need the truth cannot be scored")
         record.status, record.finished = "done", datetime.now(UTC).isoformat(timespec="seconds")
         record.save(self.folder)
         self.store.amend(record=json.loads(record.model_dump_json(exclude=set(BESIDE))))
         return record
 
     def close(self) -> None:
-        """Whatever happened, no file is left open."""
+        """Close all files, whatever happened."""
         self.transcript.close()
 
-    # --- what is made of it ---
+    # --- writing the record ---
 
     def _count(self, seen: RoundTraffic) -> None:
         for (direction, name), sent in seen.wire.items():
@@ -268,7 +269,7 @@ class Recorder:
         self.digest = xxhash.xxh3_128_hexdigest((self.digest + "".join(seen.digests)).encode())
 
     def _loaded(self) -> nn.Module | None:
-        """The global model; None where nobody knows what the arrays are."""
+        """Return the global model; None if it is unknown what the arrays are."""
         if self.model is None or self.arrays is None or self.world is None:
             return None
         return load(self.world.build(self.world.archs[0]), self.arrays)
@@ -327,7 +328,7 @@ class Recorder:
 
 
 def _facts(world: World | None) -> DataFacts:
-    """How large the parts of the data are; nothing, where no adapter tells."""
+    """Return the sizes of the parts of the data; all empty if there is no adapter."""
     if world is None:
         return DataFacts(
             shape=[], classes=0, class_names=[], test=0, aux=0, public=0, members=[], nonmembers=[], validation=[],

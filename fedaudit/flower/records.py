@@ -1,8 +1,8 @@
-"""The adapter: what an auditor has to know of an app's nodes, and no message tells.
+"""The adapter: it tells an auditor facts about an app's nodes that are in no message.
 
-Who was a member of a node's training data is known to the app alone. A subclass of `Records`, beside the app, tells it
-by `partition-id`; with that, membership attacks, blind baselines and accuracy work. Where it can also make the app
-train on other records (`serving`), canaries and shadows do.
+Only the app knows which records were members of a node's training data. A subclass of `Records`, beside the app, tells
+them by `partition-id`. With it, membership attacks, blind baselines and accuracy work. If it can also make the app
+train on other records (`serving`), canaries and shadow models work, too.
 """
 
 from __future__ import annotations
@@ -30,48 +30,52 @@ Rows = tuple[Any, Any]  # records and labels: tensors or arrays
 
 
 class Records:
-    """Subclass this, and name it: `adapter = "package.module:Class"`."""
+    """The base class of adapters. Subclass it and name the subclass: `adapter = "package.module:Class"`."""
 
-    classes: int = 0  # of the labels, which are 0, 1, ...
+    classes: int = 0  # number of classes; labels are 0, 1, ...
 
     def members(self, partition: int, partitions: int) -> Rows:
-        """What the node of this `partition-id` trains on, as its model takes it, and the labels."""
-        raise DataError(f"{type(self).__name__}.members is missing: it tells what a node trains on.")
+        """Return the records that the node of this `partition-id` trains on, as its model takes them, and labels."""
+        raise DataError(
+            f"{type(self).__name__}.members is missing. Write it: it returns the records that a node trains on."
+        )
 
     def nonmembers(self, partition: int, partitions: int) -> Rows:
-        """Records of the same distribution that the node does not train on, chosen without looking at them."""
-        raise DataError(f"{type(self).__name__}.nonmembers is missing: members are told from something.")
+        """Return records of the same distribution that the node does not train on, chosen without looking at them."""
+        raise DataError(
+            f"{type(self).__name__}.nonmembers is missing. Write it: it returns records to compare members with."
+        )
 
     def auxiliary(self) -> Rows | None:
-        """Records of the same distribution that no node holds: the attackers' own. None: there are none."""
+        """Return records of the same distribution that no node holds, for the attackers; None if there are none."""
         return None
 
     def test(self) -> Rows | None:
-        """The common test set. None: all nodes' non-members together."""
+        """Return the common test set; None stands for all nodes' non-members together."""
         return None
 
     def model(self) -> nn.Module | None:
-        """The model whose state is the array record: with its names, and logits as output. None: there is none."""
+        """Return the model whose state is the array record, by the same names, with logits as output, or None."""
         return None
 
     def serving(self, x: Tensor, y: Tensor) -> AbstractContextManager[None]:
-        """While this is open, the node trains on these records, whatever it holds. `served` makes most of them."""
+        """Make the node train on these records while the context is open. `served` makes most such contexts."""
         raise ThreatError(
-            f"{type(self).__name__}.serving is missing: without it an app trains on nothing but its own records, and "
-            "there are no canaries and no shadows"
+            f"{type(self).__name__}.serving is missing: without it an app trains on its own records only, so "
+            "there are no canaries and no shadow models"
         )
 
 
 @contextlib.contextmanager
 def served(place: str, value: Any) -> Iterator[None]:
-    """For `Records.serving`: a function of the app ("package.module:function") returns this value meanwhile."""
+    """Make a function of the app ("package.module:function") return this value meanwhile. For `Records.serving`."""
     module, _, name = place.partition(":")
     with mock.patch.object(importlib.import_module(module), name, return_value=value):
         yield
 
 
 def as_net(model: nn.Module, arch: str) -> Net:
-    """An app's model, under its own names, as attacks take it: the embedding is the input of its last linear layer."""
+    """Return an app's model as attacks take it, with its own names. Its embedding is the last linear layer's input."""
     made = cast(Net, model)
     if isinstance(model, Net):
         return made
@@ -81,11 +85,11 @@ def as_net(model: nn.Module, arch: str) -> Net:
 
 
 class _Split:
-    """Encoder and classifier of a model that was not written as two."""
+    """Gives a model an encoder and a classifier that was not written in two parts."""
 
     @property
     def classifier(self) -> nn.Module:
-        """The last linear layer; the whole model, where there is none."""
+        """Return the last linear layer, or the whole model if there is none."""
         whole = cast(nn.Module, self)
         linear: list[nn.Module] = [m for m in whole.modules() if isinstance(m, nn.Linear)]
         return (linear or [whole])[-1]
@@ -113,11 +117,13 @@ class _Given(Dataset):
             self._off("x", f"has {len(self.x)} rows and {len(self.y)} labels")
         low, high = int(self.y.min()), int(self.y.max())
         if low < 0 or high >= self.classes:
-            self._off("y", f"has labels from {low} to {high}, but the adapter says that there are {self.classes}")
+            self._off(
+                "y", f"has labels from {low} to {high}, but the adapter says that there are {self.classes} classes"
+            )
 
     @property
     def shape(self) -> Shape:
-        ids = self.x.dtype == torch.int64 and self.x.ndim == 2  # of tokens
+        ids = self.x.dtype == torch.int64 and self.x.ndim == 2  # token ids
         return Shape(self.x.shape[1:], int(self.x.max()) + 1 if ids else 0)
 
 
@@ -131,7 +137,7 @@ class _AsGiven(Federation):
 
 
 def federation_of(records: Records, partitions: int, canaries: int, seed: int, name: str) -> Federation:
-    """All that an adapter tells, as any run's federation."""
+    """Return all that an adapter tells, as a federation like that of any run."""
     parts: list[tuple[Tensor, Tensor]] = []
     held: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -158,5 +164,5 @@ def federation_of(records: Records, partitions: int, canaries: int, seed: int, n
 def tensors_of(rows: Rows, whose: str) -> tuple[Tensor, Tensor]:
     x, y = (part if isinstance(part, Tensor) else torch.from_numpy(np.asarray(part)) for part in rows)
     if len(x) != len(y):
-        raise DataError(f"{whose} gives {len(x)} records with {len(y)} labels.")
+        raise DataError(f"{whose} gives {len(x)} records with {len(y)} labels. Give one label per record.")
     return x.to(torch.get_default_dtype()) if x.is_floating_point() else x, y.to(torch.int64)

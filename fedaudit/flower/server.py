@@ -1,7 +1,7 @@
-"""The server's side: an app's server as it is, with a grid that shows the recorder every message.
+"""The server's side of an audit: an app's unchanged server, with a grid that shows the recorder every message.
 
-Flower's strategies run unchanged. While one runs, its `start` is watched for three facts that no message tells: which
-strategy it is (and what it claims of differential privacy), where a round ends, and what the global model then is.
+Flower's strategies run unchanged. While one runs, its `start` is watched for three facts that are in no message: which
+strategy it is (and its claim of differential privacy), when a round ends, and the global model after it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class AuditedGrid(Grid):
     def __init__(self, inner: Grid, recorder: Recorder):
         self.inner, self.recorder = inner, recorder
         self._numbers: dict[int, int] = {}  # node id: partition-id
-        self._sent: dict[str, tuple[Message, Fields]] = {}  # pushed, and not yet answered
+        self._sent: dict[str, tuple[Message, Fields]] = {}  # sent and not yet answered
         self._broadcast: tuple[RecordDict, dict[str, Field]] | None = None
 
-    # --- what Flower's grids offer ---
+    # --- the interface of Flower's grids ---
 
     def set_run(self, run: Run) -> None:
         self.inner.set_run(run)
@@ -85,12 +85,12 @@ class AuditedGrid(Grid):
     # --- recording ---
 
     def close(self) -> None:
-        """What was pushed and never answered."""
+        """Record the messages that were sent and never answered."""
         self._record([(message, fields, None) for message, fields in self._sent.values()])
         self._sent.clear()
 
     def _asked(self, message: Message) -> Fields:
-        """Taken before it is sent: whoever gets it may write into it. A broadcast is looked at once."""
+        """Return a message's fields, read before it is sent, as its receiver may change it. Read a broadcast once."""
         content = message.content
         if self._broadcast is None or self._broadcast[0] is not content:
             fields, _ = fields_of(content, Names(), message.metadata.message_type, self.recorder.buffers)
@@ -104,7 +104,7 @@ class AuditedGrid(Grid):
             asks = by_type.setdefault(message.metadata.message_type, [])
             exchange = self._exchange(self.number(message.metadata.dst_node_id), asked, reply)
             free = next((ask for ask in asks if all(e.k != exchange.k for e in ask)), None)
-            if free is None:  # a node that is sent two messages is asked twice
+            if free is None:  # a node that got two messages was asked twice
                 asks.append(free := [])
             free.append(exchange)
         for message_type, asks in by_type.items():
@@ -115,7 +115,7 @@ class AuditedGrid(Grid):
         if reply is None:
             return Exchange(k, asked, error="no reply came in time")
         if reply.has_error():
-            return Exchange(k, asked, error=f"error {reply.error.code} of the node")  # its text may tell of records
+            return Exchange(k, asked, error=f"error {reply.error.code} of the node")  # its text may contain records
         note: Any = reply.content.pop(AUDIT, None)
         told = None if note is None else Told.model_validate_json(note["told"])
         fields, frame = fields_of(
@@ -124,7 +124,7 @@ class AuditedGrid(Grid):
         return Exchange(k, asked, (fields, frame + frame_bytes(reply)), told)
 
     def number(self, node_id: int) -> int:
-        """The client's number: the node's partition-id, by a roll call that is no message of the app."""
+        """Return a client's number: the node's partition-id, from a roll call that is not one of the app's messages."""
         if node_id not in self._numbers:
             self._call_roll()
         return self._numbers[node_id]
@@ -137,13 +137,13 @@ class AuditedGrid(Grid):
                 said = int(cast(Any, reply.content[AUDIT])[PARTITION])
                 if said >= 0 and said not in self._numbers.values():
                     self._numbers[reply.metadata.src_node_id] = said
-        for n in sorted(nodes):  # a node without a partition-id, or one that is gone
+        for n in sorted(nodes):  # nodes without a partition-id, or that are gone
             if n not in self._numbers:
                 self._numbers[n] = next(k for k in range(len(nodes) + 1) if k not in self._numbers.values())
 
 
 class AuditedServerApp(ServerApp):
-    """An app's server as it is, watched."""
+    """An app's unchanged server, with its messages recorded."""
 
     def __init__(self, inner: ServerApp, recorder: Callable[[], Recorder], config: dict[str, Any] | None = None):
         super().__init__()
@@ -166,7 +166,7 @@ class AuditedServerApp(ServerApp):
 
 @contextlib.contextmanager
 def watched_strategies(recorder: Recorder) -> Iterator[None]:
-    """While this is open, a strategy that starts tells its name, its claims, and the global model after each round."""
+    """Tell the recorder each strategy's name, its claims, and the global model after each round, while this is open."""
     start = Strategy.start
 
     def watching(self: Strategy, *args: Any, **options: Any) -> Any:

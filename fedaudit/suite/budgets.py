@@ -1,8 +1,8 @@
-"""Budgets: ceilings on what a run may send and use, floors on what it must reach. For continuous integration.
+"""Budgets for continuous integration: ceilings on what a run may send and use, floors on what it must reach.
 
 [[budget]]
-method = "my.module:Method"             # which runs; leave out for all
-compress = "int8"             # those with this compression; "none": those without any
+method = "my.module:Method"             # the runs it is about; leave out for all
+compress = "int8"             # runs with this compression; "none": runs without any
 direction = "up"              # up or down; leave out for both
 field = "Local.w"             # or message = "Local"; leave out for everything
 max = "12 MiB"
@@ -18,11 +18,11 @@ metric = "accuracy"           # or "flops", "peak_memory"
 min = 0.9
 
 [[budget]]
-metric = "epsilon"            # the ledger's; or "auc", "tpr" (at 1 % FPR) of the best membership attack, "refuted"
-max = 8.0                     # claims (max = 0)
+metric = "epsilon"            # by the ledger; or "auc", "tpr" (at 1 % FPR) of the best membership attack; or
+max = 8.0                     # "refuted", the number of refuted claims (max = 0)
 
 [[budget]]
-metric = "time"               # no absolute ceiling: another machine has another clock
+metric = "time"               # needs a baseline: seconds differ between machines
 baseline = "main.json"
 max_growth = "50 %"
 """
@@ -48,7 +48,7 @@ Per = Literal["client-round", "round", "run"]
 
 
 class Budget(Frozen):
-    """One line of a budget file."""
+    """One table [[budget]] of a budget file."""
 
     method: str | None = None
     dataset: str | None = None
@@ -86,7 +86,7 @@ class Budget(Frozen):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One budget held against one run."""
+    """The result of checking one budget against one run."""
 
     budget: Budget
     run: str
@@ -101,7 +101,7 @@ class Outcome:
         return f"{value:.4g}" + " s" * (self.budget.metric == "time")
 
     def _bytes(self, n: float) -> str:
-        """In the units that the budget is written in; memory is told in powers of two."""
+        """Return a size in the units of the budget; memory always in powers of two."""
         return bytes_text(n, binary=self.budget.metric == "peak_memory" or "ib" in str(self.budget.max).lower())
 
     def row(self) -> dict[str, Any]:
@@ -114,12 +114,12 @@ class Outcome:
         }
 
     def off(self, before: str, after: str) -> str:
-        """By how much, where that is a share of anything."""
+        """Return how far off the value is, in percent; empty if there is no finite share."""
         finite = self.limit and math.isfinite(self.value)
         return f"{before}{abs(self.value / self.limit - 1):.1%}{after}" if finite else ""
 
     def message(self) -> str:
-        """What broke, by how much, and which field grew."""
+        """Return a sentence: which budget broke, by how much, and which field grew."""
         share = self.off(" (", " under)" if self.budget.metric == "accuracy" else " over)")
         text = (
             f"{self.run}: {self.budget.title()} is {self.show(self.value)}, the budget {self.show(self.limit)}{share}"
@@ -145,9 +145,9 @@ def read_budgets(path: Path | str) -> list[Budget]:
 
 
 def parse_budgets(rows: list[Any], path: Path | str) -> list[Budget]:
-    """Budgets from tables that were read from `path`."""
+    """Return budgets from tables that were read from `path`."""
     if wrong := [row for row in rows if not isinstance(row, dict)]:
-        raise SettingError(f"{path}: {wrong[0]!r} is no budget. Write tables, such as {{ max = '1 MiB' }}.")
+        raise SettingError(f"{path}: {wrong[0]!r} is not a budget. Write tables, such as {{ max = '1 MiB' }}.")
     budgets = [validated(Budget, values, f"key of a budget in {path}") for values in rows]
     for budget in budgets:
         _check(budget, path)
@@ -161,10 +161,10 @@ def _check(budget: Budget, path: Path | str) -> None:
             f"{path}: the budget {budget.title()!r} needs one of max, min and baseline, not {given or 'none'}."
         )
     if (budget.baseline is None) != (budget.max_growth is None):
-        raise SettingError(f"{path}: the budget {budget.title()!r}: baseline and max_growth belong together.")
+        raise SettingError(f"{path}: the budget {budget.title()!r}: give baseline and max_growth together.")
     if (budget.metric == "accuracy") != (budget.min is not None):
         raise SettingError(
-            f"{path}: the budget {budget.title()!r}: accuracy takes a floor (min), the others a ceiling."
+            f"{path}: the budget {budget.title()!r}: accuracy takes a floor (min), all other metrics a ceiling."
         )
     if budget.metric != "bytes" and (about := budget.direction or budget.message or budget.field):
         raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} has no {about!r}; leave it out.")
@@ -173,8 +173,8 @@ def _check(budget: Budget, path: Path | str) -> None:
         raise SettingError(f"{path}: the budget {budget.title()!r}: {what} a number, such as max = 2.0.")
     if budget.metric == "time" and budget.baseline is None:
         raise SettingError(
-            f"{path}: the budget {budget.title()!r}: seconds tell of the machine, so that time is held against a run "
-            "of the same machine: baseline and max_growth."
+            f"{path}: the budget {budget.title()!r}: seconds depend on the machine. Give baseline and max_growth, "
+            "with a run of the same machine."
         )
     numbers = {
         "max": budget.limit(),
@@ -182,20 +182,20 @@ def _check(budget: Budget, path: Path | str) -> None:
         "max_growth": None if budget.baseline is None else budget.growth(),
     }
     for name, number in numbers.items():
-        if number is not None and not 0 <= number < math.inf:  # nan, too
+        if number is not None and not 0 <= number < math.inf:  # refuses nan, too
             raise SettingError(
-                f"{path}: the budget {budget.title()!r}: {name} = {getattr(budget, name)!r} can be no limit. Write a "
-                "finite number from 0 up."
+                f"{path}: the budget {budget.title()!r}: {name} = {getattr(budget, name)!r} is not a limit. Write a "
+                "finite number, 0 or more."
             )
 
 
 def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:
-    """Every budget of a file against every run that it is about. Baselines lie beside the file."""
+    """Check every budget of a file against every run that it is about. Baselines lie beside the file."""
     return check_budgets(read_budgets(path), runs, path)
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
-    """Run folders as they are; of the folder of an audit, all runs below it."""
+    """Return the run folders. A folder of an audit is replaced by all runs below it."""
     found: list[Path] = []
     for folder in folders:
         below = sorted(path.parent for path in folder.glob("**/record.json")) if folder.is_dir() else []
@@ -205,14 +205,14 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
 
 
 def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> list[Outcome]:
-    """Every budget against every run that it is about. A budget that is about none of them is an error."""
+    """Check every budget against every run that it is about. A budget that is about no run is an error."""
     records = [(str(run), read_record(run)) for run in runs_below(runs)]
     records = [(name, record) for name, record in records if record.status != "refused"]  # nothing was run there
     for name, record in records:
         if record.status == "running":
             raise SettingError(
-                f"{name} is not finished ({len(record.rounds)} of {record.setting.rounds} rounds), so no budget can be "
-                "held against it. Go on with it: fedaudit run --resume."
+                f"{name} is not finished ({len(record.rounds)} of {record.setting.rounds} rounds), so budgets cannot "
+                "be checked. Finish it with fedaudit run --resume."
             )
     outcomes = []
     for budget in budgets:
@@ -222,13 +222,16 @@ def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> 
             if budget.is_about(record)
         ]
         if not found:
-            raise SettingError(f"{path}: the budget {budget.title()!r} matches none of the {len(records)} runs.")
+            raise SettingError(
+                f"{path}: the budget {budget.title()!r} matches none of the {len(records)} runs. "
+                "Correct its method, dataset or compress."
+            )
         outcomes += found
     return outcomes
 
 
 def ceilings(budgets: list[Budget], budget: Budget, record: RunRecord) -> dict[str, float]:
-    """What the other budgets allow the fields of this one: a field beyond its own, or without one, is what grew."""
+    """Return what other budgets allow single fields. A field above its ceiling, or without one, is what grew."""
     found = {}
     for other in budgets:
         alike = (other.per, other.convention, other.metric) == (budget.per, budget.convention, "bytes")
@@ -244,22 +247,22 @@ def ceilings(budgets: list[Budget], budget: Budget, record: RunRecord) -> dict[s
 def hold(
     budget: Budget, record: RunRecord, name: str, folder: Path = Path(), allowed: Mapping[str, float] | None = None
 ) -> Outcome:
-    """One budget against one record. `allowed` are ceilings of single fields, by which one that grew is known."""
+    """Check one budget against one record. `allowed` has ceilings of single fields, which show the one that grew."""
     value, fields = measure(budget, record)
     if budget.baseline is None:
         limit = budget.min if budget.min is not None else budget.limit()
-        assert limit is not None  # _check has looked
+        assert limit is not None  # _check made sure
         kept = value >= limit if budget.min is not None else value <= limit
         parts = [(f, size, allowed.get(f, 0.0) if allowed else None) for f, size in fields.items()]
         return Outcome(budget, name, value, limit, kept, parts)
     saved = folder / budget.baseline
     if not saved.exists():
-        raise SettingError(f"The baseline {saved} is missing. Save one: copy a run's record.json there.")
+        raise SettingError(f"The baseline {saved} is missing. Copy a run's record.json there.")
     baseline = read_record(saved)
     if baseline.setting.method != record.setting.method:
         raise SettingError(
-            f"The baseline {saved} is of {baseline.setting.method}, the run {name} of {record.setting.method}. Say in "
-            "the budget which method it is about: method = ..."
+            f"The baseline {saved} is of {baseline.setting.method}, but {name} is of {record.setting.method}. "
+            "Name the method in the budget: method = ..."
         )
     before, fields_before = measure(budget, baseline)
     limit = before * (1 + budget.growth())
@@ -268,7 +271,7 @@ def hold(
 
 
 def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]:
-    """The figure that a budget is about, and for bytes its parts by field."""
+    """Return the figure that a budget is about, and for bytes also its parts by field."""
     if budget.metric != "bytes":
         return METRICS[budget.metric](record), {}
     divisor = {
@@ -291,7 +294,7 @@ def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]
 
 
 def github_error(title: str, message: str) -> str:
-    """A workflow command, which GitHub shows beside the change."""
+    """Return a workflow command that GitHub shows beside the change."""
     escaped = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::error title={title}::{escaped}"
 
@@ -301,7 +304,7 @@ def _github(outcomes: list[Outcome]) -> str:
 
 
 def cases(outcomes: Sequence[Outcome]) -> list[Case]:
-    """Budgets as verdicts for a CI."""
+    """Return the outcomes as verdicts for a CI."""
     return [
         Case("budget", f"{o.run}: {o.budget.title()}", "passed" if o.kept else "failure", "" if o.kept else o.message())
         for o in outcomes

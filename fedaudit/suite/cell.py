@@ -1,4 +1,4 @@
-"""One cell of a suite: a run, and the attacks on it. What is finished is left alone, what is not goes on."""
+"""One cell of a suite: a run, and the attacks on it. Finished parts are kept, unfinished parts go on."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from fedaudit.wire.transcript import Threat
 
 Spec = str | dict[str, Any]
 Status = Literal["to do", "done", "refused", "failed"]
-ATTACK, CLAIMS = "attack", "claims of epsilon"  # how what is told of these stages begins; all else is about rounds
+ATTACK, CLAIMS = "attack", "claims of epsilon"  # progress of these stages begins so; all other progress is about rounds
 
 
 @dataclass
 class Cell:
-    """What is wanted, and what became of it."""
+    """A setting with its attacks, and what became of them."""
 
     folder: Path
     setting: Setting
     attacks: list[Spec]
     threats: list[str]
-    trials: int = 0  # of each protected release path, against its claimed epsilon
+    trials: int = 0  # number of trials of each protected release path, to test its claimed epsilon
     status: Status = "to do"
-    keep_stale: bool = False  # what other code made counts, too
-    again: str | None = None  # why what an earlier audit left of it does not count
+    keep_stale: bool = False  # results of other code count, too
+    again: str | None = None  # why the results of an earlier audit do not count
     not_compared: bool = False  # it counts, but its code was recorded by another scheme of digests: nobody can tell
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
 
@@ -56,7 +56,7 @@ class Cell:
 
 
 def look(cell: Cell) -> RunRecord | None:
-    """What an earlier audit left of a cell; sets its status where nothing is left to do."""
+    """Return the record that an earlier audit left, or None. Set the cell's status if nothing is left to do."""
     if not (cell.folder / "record.json").exists():
         return None
     record = read_record(cell.folder)
@@ -68,7 +68,7 @@ def look(cell: Cell) -> RunRecord | None:
 
 
 def why_stale(cell: Cell, record: RunRecord) -> str | None:
-    """Why a run does not count any more: other code, other defaults or other versions made it. None: it counts.
+    """Return why a run does not count any more (other code, defaults or versions made it); None if it counts.
 
     Code that was recorded by another scheme of digests counts as unchanged: `is_not_compared` tells of it.
     """
@@ -94,14 +94,14 @@ def is_not_compared(cell: Cell, record: RunRecord) -> bool:
 
 
 def why_again(cell: Cell, record: RunRecord, force: bool, keep_stale: bool) -> str | None:
-    """Why a cell that an earlier audit ran is to be run anew; None: what there is counts, or is gone on with."""
+    """Return why a cell of an earlier audit must run again; None if its results count or can be continued."""
     if force:
         return "--force"
     return None if keep_stale and record.status != "running" else why_stale(cell, record)
 
 
 def stale_attacks(cell: Cell, record: RunRecord) -> list[str]:
-    """Attacks of the cell that were made by other code than they have now."""
+    """Return the cell's attacks whose results were made by other code than today's."""
     return sorted({name for name, before, now in _attacks_code(cell, record) if not is_same(before, now)})
 
 
@@ -112,7 +112,7 @@ def _attacks_code(cell: Cell, record: RunRecord) -> set[tuple[str, str | None, s
 
 
 def missing(cell: Cell, record: RunRecord) -> list[tuple[Spec, str]]:
-    """Attacks that this very transcript has not yet seen, as (attack, threat). Other settings make another attack."""
+    """Return the pairs (attack, threat) not yet run on this transcript. Other settings make another attack."""
     return [
         (spec, threat)
         for threat in cell.threats
@@ -122,7 +122,7 @@ def missing(cell: Cell, record: RunRecord) -> list[tuple[Spec, str]]:
 
 
 def untried(cell: Cell, record: RunRecord) -> bool:
-    """Whether a claim of epsilon has yet to be held against a lower bound."""
+    """Say if the cell's claims of epsilon are still to be tested against a lower bound."""
     return bool(cell.trials and cell.setting.privacy and not record.audits)
 
 
@@ -135,34 +135,35 @@ def _same(result: AnyResult, spec: Spec, threat: str, clients: int, keep_stale: 
     if not is_same(result.source, source_of(type(attack))) and not keep_stale:
         return False
     targets = clients - (Threat.parse(threat).peer is not None)  # a peer does not attack itself
-    return isinstance(result, NotRun) or len(result.clients) + len(result.left_out) >= targets  # else some were chosen
+    # Otherwise only some clients were attacked.
+    return isinstance(result, NotRun) or len(result.clients) + len(result.left_out) >= targets
 
 
 def stage_of(what: str) -> Stage:
-    """Return the stage of a cell that `carry_out` told of in these words."""
+    """Return the stage of a cell from the words in which `carry_out` reported progress."""
     return "attacks" if what.startswith(f"{ATTACK} ") else "claims" if what.startswith(CLAIMS) else "rounds"
 
 
 def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = None) -> None:
-    """Run and attack, as far as that was not done. Never raises: what went wrong is the cell's reason."""
+    """Do what is left of the run and its attacks. This never raises: an error becomes the cell's reason."""
     try:
         record = look(cell)
         if cell.status != "to do":
             return
-        find(cell.setting.method)  # the suite names it: what its run folder says is then known
+        find(cell.setting.method)  # the suite names the method, so its run folder may name it, too
         if record is None or record.status != "done":
             run(cell.setting, out=cell.folder, resume=True, watch=watch, engine=engine, refuse_idle=True)
         errors = [*_attack(cell, watch), *_try_claims(cell, watch)]
         cell.status, cell.reason = ("failed", "; ".join(errors)) if errors else ("done", None)
     except NotApplicable as e:
         cell.status, cell.reason = "refused", str(e)
-        read_record(cell.folder).refuse(cell.folder, str(e))  # the run wrote a first record before it came so far
-    except Exception as e:  # noqa: BLE001 (a bug in somebody's method must not stop the other cells; it is listed)
+        read_record(cell.folder).refuse(cell.folder, str(e))  # the run wrote a first record before it was refused
+    except Exception as e:  # noqa: BLE001 (a bug in a user's method must not stop the other cells; it is listed)
         cell.status, cell.reason = "failed", _text(e)
 
 
 def _attack(cell: Cell, watch: Watch | None) -> list[str]:
-    """The attacks, by threat: each is kept when it is through, and one that fails does not stop the others."""
+    """Run the missing attacks and return errors. Each result is kept at once; a failure does not stop the others."""
     errors: list[str] = []
     wanted: dict[str, list[Spec]] = {}
     for spec, threat in missing(cell, read_record(cell.folder)):
@@ -178,13 +179,13 @@ def _attack(cell: Cell, watch: Watch | None) -> list[str]:
 
         try:
             attack_run(cell.folder, attacks=specs, threat=threat, watch=tell, failed=failed)
-        except Exception as e:  # noqa: BLE001 (as above: somebody's attack, or its setting)
+        except Exception as e:  # noqa: BLE001 (as above: a user's attack, or its setting)
             errors.append(f"attacks by {threat}: {_text(e)}")
     return errors
 
 
 def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
-    """Each claimed epsilon against its release path, and a claim for the whole run against one run's canaries."""
+    """Test each claimed epsilon on its release path, and a claim for the whole run by canaries. Return errors."""
     if not untried(cell, read_record(cell.folder)):
         return []
     from fedaudit.epsilon.gradient_canaries import Canaries, keep_canaries
@@ -195,7 +196,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     if watch:
         watch(cell.setting.rounds, cell.setting.rounds, CLAIMS)
     try:
-        with contextlib.suppress(DataError):  # nothing there that the loss of a record could be read from
+        with contextlib.suppress(DataError):  # nothing was sent from which a record's loss could be computed
             audit_run(cell.folder)
         audit_releases(cell.folder, trials=cell.trials)
         canaries = Canaries() if TRAINING in cell.setting.privacy else None

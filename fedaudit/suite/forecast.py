@@ -1,4 +1,4 @@
-"""How long cells will take, from how long like ones took; and what a suite would send, before it runs."""
+"""Forecasts of how long cells will take, from similar ones, and of what a suite will send."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedaudit.suite.time_left import Stage, TimeLeft, Work
 from fedaudit.units import bytes_text
 from fedaudit.wire.traffic import Plan
 
-# What a cell may differ in from one that was measured, nearest first, and how to say so.
+# The settings in which a cell may differ from a measured one, nearest first, and the words for it.
 NEARNESS = (
     ((), "this cell's own rounds"),
     (("seed",), "the same with another seed"),
@@ -39,15 +39,15 @@ NEARNESS = (
 
 
 class Pace:
-    """Seconds per round, per attack, and of the audits of epsilon, of what was measured so far."""
+    """The seconds measured so far per round, per attack, and for the audits of epsilon."""
 
     def __init__(self) -> None:
         self.rounds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])  # key: seconds, rounds
         self.attacks: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
-        self.audits: dict[str, float] = {}  # of all of them, per round of the run
+        self.audits: dict[str, float] = {}  # seconds of all audits of a run, per round of the run
 
     def learn(self, record: RunRecord | None, audits: Mapping[str, float] | None = None) -> None:
-        """From a record that an earlier audit left, and how long its audits of epsilon took."""
+        """Add the times of a record of an earlier audit. `audits` has the seconds that its audits of epsilon took."""
         if record is None or not record.rounds:
             return
         if audits:
@@ -64,7 +64,7 @@ class Pace:
             self.rounds[key][1] += rounds
 
     def per_round(self, setting: Setting) -> tuple[float, str] | None:
-        """Seconds, and what they were taken from; None where nothing like it was measured."""
+        """Return seconds per round and where they come from; None if nothing similar was measured."""
         for key, (_, source) in zip(_keys(setting), NEARNESS, strict=True):
             seconds, rounds = self.rounds.get(key, (0.0, 0))
             if rounds:
@@ -78,7 +78,7 @@ class Pace:
         return None
 
     def per_audit(self, setting: Setting) -> float | None:
-        """Seconds of all audits of epsilon of a run like this one; None where none was measured."""
+        """Return the seconds of all audits of epsilon of a similar run; None if none was measured."""
         return next((self.audits[key] * setting.rounds for key in _keys(setting) if key in self.audits), None)
 
 
@@ -86,17 +86,17 @@ def _keys(setting: Setting) -> list[str]:
     return [setting.model_dump_json(exclude={*EXECUTION, *less}) for less, _ in NEARNESS]
 
 
-# --- what a cell is to do, for the time that is left -------------------------------------------------------------
+# --- the work of a cell, for the time left -------------------------------------------------------------
 
-NOVEL = (4, 3, 1)  # of the kinds of `work_of`: method and protection; but for seed, rounds and amounts of noise; row
-UNKNOWN = 1438 * 64.0  # numbers in a data set that only its files can tell: as many as in digits
+NOVEL = (4, 3, 1)  # places in the kinds of `work_of`: method and protection; all but seed, rounds and noise; row
+UNKNOWN = 1438 * 64.0  # numbers in a data set of unknown size: as many as in digits
 
 
 def work_of(cell: Cell, record: RunRecord | None) -> Work:
-    """Return what is to be done for a cell of which there is such a record; nothing is read, and nothing computed.
+    """Return the work left for a cell, given its record. Nothing is read from disk and nothing is run.
 
-    Rounds and claims of epsilon count by the numbers in the records that are passed through, attacks by how many there
-    are and by those numbers: that decides where nothing nearer than another method was measured.
+    The units of rounds and of claims are the numbers in the records that are passed through. The units of attacks are
+    those numbers times the number of attacks. They matter if nothing nearer than another method was measured.
     """
     setting, data = cell.setting, _numbers(cell.setting)
     rounds = setting.rounds * setting.participation * data
@@ -116,7 +116,7 @@ def work_of(cell: Cell, record: RunRecord | None) -> Work:
 
 
 def _numbers(setting: Setting) -> float:
-    """How many numbers the training records of a setting hold."""
+    """Return how many numbers the training records of a setting hold."""
     try:
         facts = describe(setting.dataset)
     except FedauditError:  # its cell will say so
@@ -144,14 +144,15 @@ def learn(left: TimeLeft, work: Work, cell: Cell, record: RunRecord) -> None:
 
 
 def report_starts(cells: int) -> float:
-    """Return how long the report on so many cells takes, in starts of a worker: of processor time 1.7 s and 0.155 s a
-    cell on the quickstart, where a start takes 9.1 s."""
+    """Return how long the report on so many cells takes, counted in starts of a worker.
+
+    On the quickstart the report took 1.7 s and 0.155 s per cell of processor time, and a start 9.1 s."""
     return (1.7 + 0.155 * cells) / 9.1
 
 
 def novelty_first(works: Mapping[str, Work]) -> list[str]:
     """Return the cells in the order in which they tell most about the others: one of each method and protection first,
-    then one of each row, then the other seeds. So a fault of a method shows early, too."""
+    then one of each row, then the other seeds. This also shows a method's faults early."""
     seen: set[tuple[int, str]] = set()
     ranks: dict[str, int] = {}
     for cell, work in works.items():
@@ -166,7 +167,7 @@ def _digest(name: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In words, no more exact than an estimate is."""
+    """Return a duration in words, rounded as an estimate should be."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
@@ -177,7 +178,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left to do for one cell. None: not known, and `note` says why."""
+    """What is left to do for one cell. None means not known; `note` says why."""
 
     cell: Cell
     state: str
@@ -187,7 +188,7 @@ class Forecast:
 
 
 def by_row(forecasts: list[Forecast]) -> list[tuple[str, str, str, str, str]]:
-    """A line per row of the grid, its seeds together: what sets it apart, cells, state, bytes, time."""
+    """Return a line per row of the grid, over its seeds: its varied settings, cells, state, bytes, time."""
     settings = [f.cell.setting.model_dump(exclude={"seed"}) for f in forecasts]
     varied = [key for key in settings[0] if key == "method" or any(s[key] != settings[0][key] for s in settings)]
     groups: dict[str, list[Forecast]] = defaultdict(list)
@@ -207,8 +208,8 @@ def _together(of: list[Forecast]) -> tuple[str, str, str]:
 
 
 def forecast(cells: list[Cell], measure: bool = False, force: bool = False, keep_stale: bool = False) -> list[Forecast]:
-    """All cells. With `measure`, one round and the attacks of each kind of cell are tried out in a temporary folder.
-    What other code made is to be run again, as an audit would, and the forecast says why."""
+    """Return a forecast for each cell. With `measure`, run one round and the attacks of each kind of cell in a
+    temporary folder. Results of other code will run again, as in an audit, and the forecast says why."""
     pace = Pace()
     records: list[RunRecord | None] = []
     for cell in cells:
@@ -258,7 +259,7 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
 
 
 def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
-    """Rounds as the method will declare them: of the data where they lie here, of their published size elsewhere."""
+    """Return the method and plans of its rounds, from the data if they are here, else from their published size."""
     if not available(setting.dataset, setting.data_dir):
         method, plan = make_plan(setting)
         return method, [dataclasses.replace(plan, t=t) for t in sorted({1, 2, setting.rounds})]
@@ -270,13 +271,13 @@ def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
 
 
 def _try_out(cell: Cell) -> tuple[RunRecord | None, dict[str, float]]:
-    """One round, the attacks and the audits of epsilon: the record, and how long the audits took."""
+    """Run one round, the attacks and the audits of epsilon. Return the record and the seconds of the audits."""
     with tempfile.TemporaryDirectory() as folder:
         setting = cell.setting.model_copy(update={"rounds": 1})
         trial = Cell(Path(folder) / "run", setting, cell.attacks, cell.threats, cell.trials)
         carry_out(trial)
         if trial.error:
-            raise RunError(f"A round was tried, and failed: {trial.error}")
+            raise RunError(f"One round was run as a test and failed: {trial.error}")
         record = look(trial)
         return record, {} if record is None else audit_seconds(trial.folder, record.transcript_digest)
 
@@ -284,7 +285,7 @@ def _try_out(cell: Cell) -> tuple[RunRecord | None, dict[str, float]]:
 def _seconds(cell: Cell, record: RunRecord | None, left: int, pace: Pace) -> tuple[float | None, str]:
     found = pace.per_round(cell.setting)
     if found is None:
-        return None, "no run like it was measured yet"
+        return None, "no similar run was measured yet"
     per_round, source = found
     todo = [(made(spec)[0], threat) for spec in cell.attacks for threat in cell.threats]
     if record is not None and not left:
@@ -295,14 +296,14 @@ def _seconds(cell: Cell, record: RunRecord | None, left: int, pace: Pace) -> tup
     audits = 0.0
     if cell.trials and cell.setting.privacy and (record is None or left or untried(cell, record)):
         measured = pace.per_audit(cell.setting)
-        # They perform every client's tasks again: as long as the run at least, without its evaluation.
+        # They run every client's tasks again, so they take at least as long as the run without its evaluation.
         audits = cell.setting.rounds * per_round if measured is None else measured
-        note += ", audits of epsilon taken for as long as the run" if measured is None else ""
+        note += ", audits of epsilon assumed to take as long as the run" if measured is None else ""
     return left * per_round + sum(one or 0.0 for one in attacks) + audits, note
 
 
 def total(forecasts: list[Forecast], jobs: int) -> str:
-    """One paragraph: how many cells, what they will send, how long it will take."""
+    """Return a paragraph: how many cells there are, what they will send and how long they will take."""
     left = [f for f in forecasts if f.state not in ("done", "does not apply")]
     unsized, untimed = sum(f.bytes is None for f in left), sum(f.seconds is None for f in left)
     beside = at_once([f.cell.setting for f in left], max(1, min(jobs, len(left))))
@@ -311,19 +312,22 @@ def total(forecasts: list[Forecast], jobs: int) -> str:
     lines = [f"{len(forecasts)} cells: " + ", ".join(f"{n} {state}" for state, n in states.items()) + "."]
     if left:
         sent = bytes_text(sum(f.bytes or 0 for f in left))
-        lines.append(f"To send: {sent} of payload" + (f", and what {unsized} cells send." if unsized else "."))
+        lines.append(
+            f"To send: {sent} of payload"
+            + (f", without {unsized} cells whose traffic is not known." if unsized else ".")
+        )
     if left and untimed < len(left):
-        more = f", and what {untimed} cells take that are unlike any measured one" if untimed else ""
+        more = f", without {untimed} cells that are unlike any measured one" if untimed else ""
         lines.append(f"Time: about {duration(seconds)} with {jobs} at a time{more}.")
     elif left:
-        lines.append("Time: not known, for nothing like these cells was measured in this folder.")
-        lines.append("--measure tries a round of each.")
+        lines.append("Time: not known, because nothing like these cells was measured in this folder.")
+        lines.append("--measure runs one round of each kind.")
     notes = Counter(f"{f.cell.setting.method}: {f.note}" for f in forecasts if f.note)
     return "\n".join([*lines, *(f"  {n} x {note}" for note, n in notes.items())])
 
 
 def _short(table: dict[str, Any]) -> str:
-    """A table in a table: enough to tell cells apart."""
+    """Return an inner table in a few words, enough to tell cells apart."""
     return ", ".join(
         f"{key} {' '.join(map(str, value.values()))}" if isinstance(value, dict) else f"{key}={value}"
         for key, value in table.items()

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 @dataclass(frozen=True)
 class Case:
-    """One verdict: what it is about, and how it came out. `skipped`: nothing could be told."""
+    """One verdict: what it is about, and its outcome. `skipped` means that nothing could be concluded."""
 
     about: str  # budget, claim, leak, run
     name: str
@@ -32,7 +32,7 @@ def junit(cases: Sequence[Case]) -> str:
 
 
 def _legal(text: str) -> str:
-    """Without what no XML may hold: control characters but for tab and line ends, and surrogates."""
+    """Return the text without characters that XML forbids: surrogates, and controls other than tab and line ends."""
     return "".join(c if _in_xml(ord(c)) else "\ufffd" for c in text)
 
 

@@ -1,8 +1,8 @@
-"""The cells of a suite as tasks of a Ray cluster: `fedaudit audit suite.toml --on ray [--ray-address ...]`.
+"""Running the cells of a suite as tasks of a Ray cluster: `fedaudit audit suite.toml --on ray [--ray-address ...]`.
 
 Each cell is one task that asks for the processors and GPUs of its setting. Folders and keys are those of any audit, on
-a disk that all machines see. A cell whose machine is lost is given to another one, which goes on from the cell's last
-whole round: the lost process can hold the folder no longer than it lives.
+a disk that all machines see. If a machine is lost, another one takes its cell and goes on from the last whole round.
+It waits until the lost process is gone, because that process holds a lock on the folder.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from fedaudit.runtime.folder import locked
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out
 
-RETRIES = 5  # machines that a cell may lose
+RETRIES = 5  # number of machines that a cell may lose
 GO_ON = (
-    "Every cell is kept up to its last whole round. Start Ray again, and then the same audit, which goes on from there."
+    "Every cell is kept up to its last whole round. Start Ray again and repeat the same audit: it goes on from there."
 )
-PATIENCE = 60.0  # seconds for the lost process of a cell to be gone
+PATIENCE = 60.0  # seconds to wait until a cell's lost process is gone
 
 
 class Waiting(Protocol):
-    """Cells to do, of which some are ready."""
+    """A queue of cells, some of which are ready to run."""
 
     def ready(self) -> bool: ...
     def take(self) -> Cell: ...
 
 
 def needs(setting: Setting) -> dict[str, float]:
-    """What a cell asks of the cluster: its threads as processors, and its share of a GPU where it computes on one."""
+    """Return what a cell asks of the cluster: its threads as processors, and its share of a GPU if it uses one."""
     gpu = setting.gpu_fraction or (1.0 if setting.device.startswith("cuda") else 0.0)
     return {"num_cpus": float(setting.threads), "num_gpus": float(gpu)}
 
 
 def carry_out_on_ray(waiting: Waiting, tell: Callable[[Cell, str], None], address: str | None) -> None:
-    """All cells, as many at a time as the cluster has room for. What went wrong is a cell's own reason."""
+    """Carry out all cells, as many at a time as the cluster has room for. A failure becomes the cell's reason."""
     ray = _ray()
     with _cluster(ray, address):
         work, contact = ray.remote(max_retries=RETRIES)(_work), RayContact(ray)
@@ -82,7 +82,7 @@ def _ray() -> Any:
 
 @contextmanager
 def _cluster(ray: Any, address: str | None) -> Iterator[None]:
-    """The cluster at an address, or one on this machine; one that is there already is used, and stays."""
+    """Connect to the cluster at an address, or start one on this machine. An open connection is used and left open."""
     if ray.is_initialized():
         yield
         return
@@ -97,7 +97,7 @@ def _cluster(ray: Any, address: str | None) -> Iterator[None]:
                 logging_level="ERROR",
             )
     except ConnectionError as e:
-        raise SettingError(f"No Ray cluster answers at {address!r}: {e}.") from e
+        raise SettingError(f"No Ray cluster answers at {address!r}: {e}. Check the address, or start Ray there.") from e
     try:
         yield
     finally:
@@ -105,7 +105,7 @@ def _cluster(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def _no_room(ray: Any, wanted: dict[str, float]) -> str | None:
-    """Why no machine of the cluster could ever take a cell: it would wait for ever."""
+    """Return why no machine of the cluster can ever take a cell, which would wait for ever; None if one can."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(m.get("CPU", 0) >= wanted["num_cpus"] and m.get("GPU", 0) >= wanted["num_gpus"] for m in machines):
         return None
@@ -126,9 +126,9 @@ def _request(cell: Cell) -> dict[str, Any]:
 
 
 def _work(request: dict[str, Any]) -> tuple[str, str | None]:
-    """On some machine: the cell from where it stands."""
+    """Carry out a cell on this machine of the cluster, from where it stands. Return its status and reason."""
     if os.path.isdir(request["here"]):
-        os.chdir(request["here"])  # a setting may name files from there
+        os.chdir(request["here"])  # a setting may name files relative to this folder
     setting = Setting.make(**request["setting"])
     cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
     cell.keep_stale = request["keep_stale"]
@@ -138,7 +138,7 @@ def _work(request: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def _wait_for(folder: Path) -> None:
-    """Until the process that had this cell before is gone."""
+    """Wait until the process that had this cell before is gone."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,7 +1,7 @@
-"""The papers' tables: what was published, which runs stand for it, and what ours say of it.
+"""The papers' tables: the published figures, the runs that reproduce them, and the verdicts.
 
-`suites/published/tables.toml` has the figures; beside it lie the suites, one as published (for a
-GPU) and one in small (for a CPU). A verdict is computed from runs, never written by hand.
+`suites/published/tables.toml` has the figures. Beside it lie two suites per table: one as published (for a GPU) and a
+small one (for a CPU). A verdict is computed from runs, never written by hand.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ class Table(Frozen):
         return f"{self.paper} {self.table}"
 
     def rival(self, method: str) -> str:
-        """The row that the paper sets this one against."""
+        """Return the row that the paper compares this one with."""
         return self.compared.get(method, self.own)
 
     def suite(self, scale: Scale) -> Suite:
         return read_suite(FOLDER / (self.gpu if scale == "gpu" else self.cpu))
 
     def columns(self, scale: Scale, names: Sequence[str] = ()) -> list[Column]:
-        """Those that there are at a scale; `names`: those that contain one of the texts."""
+        """Return the columns at a scale. With `names`, only those whose name contains one of the texts."""
         there = [column for column in self.column if scale == "gpu" or column.cpu is not None]
         for name in names:
             if not any(name.lower() in column.name.lower() for column in there):
                 known = [column.name for column in there]
                 raise SettingError(
-                    f"{self.name} has no column {name!r} at --scale {scale}. There are: {'; '.join(known)}."
+                    f"{self.name} has no column {name!r} at --scale {scale}. Choose from: {'; '.join(known)}."
                 )
         return [c for c in there if not names or any(name.lower() in c.name.lower() for name in names)]
 
@@ -109,7 +109,7 @@ def find_table(paper: str, table: str) -> Table:
 def wanted(
     table: Table, scale: Scale, columns: Sequence[str] = (), methods: Sequence[str] = (), seeds: int | None = None
 ) -> list[Wanted]:
-    """The cells of a table with their settings: the suite's base and rows, under the column's own."""
+    """Return the cells of a table with their settings: the suite's base and rows, and the column's keys."""
     suite = table.suite(scale)
     chosen = table.columns(scale, columns)
     given = suite.grid.get("seed", [suite.base.get("seed", 0)])
@@ -121,7 +121,7 @@ def wanted(
         rows: dict[str, dict[str, Any]] = {}
         for row in suite.methods:
             if not column.models or row.get("model") in column.models:
-                rows.setdefault(row["method"], row)  # what comes later of one method are variants of it
+                rows.setdefault(row["method"], row)  # later rows of the same method are variants of it
         for method in methods:
             if method not in column.figures:
                 raise SettingError(
@@ -138,16 +138,16 @@ def wanted(
     return cells
 
 
-# --- what a run has to say ---------------------------------------------------------------------------------------
+# --- the figures of a run ---------------------------------------------------------------------------------------
 
 
 def figure(table: Table, cell: Wanted, record: RunRecord) -> float | None:
-    """The run's figure as the table counts, in percent; None before anything was evaluated."""
+    """Return the run's figure as the table counts it, in percent; None if no round was evaluated."""
     return scored((r.utility for r in record.rounds), table.score, table.round, cell.method in cell.column.global_own)
 
 
 def scored(rounds: Iterable[Utility | None], score: str, which: str, of_global: bool = False) -> float | None:
-    """In percent: the best or the last evaluated round."""
+    """Return the accuracy of the best or of the last evaluated round, in percent."""
     values = [value for utility in rounds if utility is not None and (value := _value(utility, score, of_global))]
     if not values:
         return None
@@ -163,11 +163,11 @@ def _value(utility: Utility, score: str, of_global: bool) -> float | None:
 
 @dataclass(frozen=True)
 class Ours:
-    """What the runs of a cell gave: one figure per seed."""
+    """The figures that the runs of a cell reached, one per seed."""
 
     values: tuple[float, ...] = ()
-    rounds: int = 0  # the fewest that a run has done
-    why_not: str = ""  # where there is none
+    rounds: int = 0  # the least number of rounds that a run has done
+    why_not: str = ""  # the reason, if there are no values
 
     def text(self) -> str:
         if not self.values:
@@ -189,12 +189,13 @@ def verdict(
     differs: str = "",
     why: str = "",
 ) -> str:
-    """Our figure against the published one.
+    """Return the verdict on our figure beside the published one, which is one of these:
 
-    Reproduced: within the published mean ± spread, with the paper's rounds and seeds, in its setting. Within the
-    spread, in another setting: the same, but something differs. Undecided: cut off and still below; where the best
-    round counts, more rounds can only raise it. Outside the spread, in another setting: so much off, and something
-    differs. Not reproduced: off in the paper's own setting.
+    - "reproduced": within the published mean ± spread, with the paper's rounds and seeds, in its setting.
+    - "within the spread, in another setting": as above, but something in the setting differs.
+    - "undecided": the run was cut short and is still below. If the best round counts, more rounds can only raise it.
+    - "outside the spread, in another setting": off by the amount named, and something in the setting differs.
+    - "not reproduced": off in the paper's own setting.
     """
     if not ours.values:
         return f"not run: {ours.why_not}"
@@ -213,7 +214,7 @@ def verdict(
 
 
 def order(first: Sequence[float], second: Sequence[float]) -> str:
-    """Whether the first lies above the second, by Student's interval of the differences seed by seed."""
+    """Say if the first lies above the second, by Student's interval of the differences seed by seed."""
     pairs = [a - b for a, b in zip(first, second, strict=False)]
     if len(pairs) < 2:
         return "cannot be told from one seed" if pairs else "not run"
@@ -229,7 +230,7 @@ def order(first: Sequence[float], second: Sequence[float]) -> str:
 
 
 def order_verdict(published_first: float, published_second: float, ours: str, differs: str = "") -> str:
-    """The published order beside ours; `differs`: what was not the paper's setting."""
+    """Say if our order is the published one. `differs` tells what differs from the paper's setting."""
     said = "above" if published_first > published_second else "below"
     if ours.startswith(("cannot", "not run")):
         return ours

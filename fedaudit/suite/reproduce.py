@@ -1,4 +1,4 @@
-"""Running a published table as far as a budget goes, and setting ours beside it."""
+"""Running a published table within a time budget, and comparing our figures with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedaudit.watch import TimedWatch
 
 @dataclass
 class Planned:
-    """One run of a cell: a seed, its forecast, and whether the budget has room for it."""
+    """One run of a cell: a seed, its forecast, and if the budget has room for it."""
 
     cell: Wanted
     run: Cell
@@ -50,13 +50,13 @@ def plan(
     seeds: int | None = None,
     measure: bool = False,
 ) -> list[Planned]:
-    """All runs of a table, first seeds first, with what fits into `budget` minutes.
+    """Return all runs of a table, first seeds first, and mark those that fit into `budget` minutes.
 
-    Under a budget, or to `measure`, a round of each kind is tried out where nothing like it was measured.
+    With a budget, or with `measure`, one round is run of each kind of which nothing similar was measured.
     """
     cells = wanted(table, scale, columns, methods, seeds)
     if not cells:
-        raise RunError(f"{table.name} has no cell to run with these choices.")
+        raise RunError(f"{table.name} has no cell to run with these choices. Drop --column or --method.")
     runs = []
     for seed in range(max(len(cell.settings) for cell in cells)):
         for cell in cells:
@@ -91,7 +91,7 @@ def _suite(settings: list[dict[str, object]]) -> Suite:
 
 
 def carry_out_plan(planned: list[Planned], out: Path, watch: TimedWatch | None = None, jobs: int = 1) -> None:
-    """What fits. A run that fails says so in its row."""
+    """Carry out the runs that fit. A failed run says so in its row."""
     settings = [one.run.setting.model_dump() for one in planned if one.fits]
     if not settings:
         return
@@ -104,7 +104,7 @@ def carry_out_plan(planned: list[Planned], out: Path, watch: TimedWatch | None =
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A cell before it is run: all its seeds, one after another. None: not known, and `note` says why."""
+    """The forecast of a cell, for all its seeds one after another. None means not known; `note` says why."""
 
     column: str
     method: str
@@ -115,7 +115,7 @@ class Foreseen:
 
 
 def foreseen(planned: list[Planned]) -> list[Foreseen]:
-    """One row per cell, for a table of forecasts."""
+    """Return one row per cell, for a table of forecasts."""
     cells: dict[tuple[str, str], list[Planned]] = {}
     for one in planned:
         cells.setdefault((one.cell.column.name, one.cell.method), []).append(one)
@@ -138,7 +138,7 @@ def foreseen(planned: list[Planned]) -> list[Foreseen]:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell: published, ours, and what follows."""
+    """One cell of the result: the published figure, ours, and the verdicts."""
 
     column: str
     method: str
@@ -149,7 +149,7 @@ class Row:
 
 
 def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
-    """One row per cell. In small only orders are judged: a figure of digits is not the published one."""
+    """Return one row per cell. At the small scale only orders are judged, because its data set is another one."""
     cells: dict[tuple[str, str], Ours] = {}
     kinds: dict[tuple[str, str], Wanted] = {}
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
@@ -171,7 +171,7 @@ def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
         rival, compared = table.rival(method), ""
         if method != rival and rival in cell.column.figures:
             first, second = by_seed.get((column, rival), {}), by_seed[column, method]
-            common = sorted(first.keys() & second.keys())  # a seed that failed on one side is no pair
+            common = sorted(first.keys() & second.keys())  # a seed that failed on one side does not make a pair
             found = order([first[seed] for seed in common], [second[seed] for seed in common])
             figures = cell.column.figures[rival][0], cell.published[0]
             compared = f"{rival} {order_verdict(*figures, found, table.differs if scale == 'gpu' else table.small)}"

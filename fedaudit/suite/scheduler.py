@@ -1,4 +1,4 @@
-"""Carrying out a suite: its cells in processes beside each other, one audit per folder, resumable."""
+"""Carrying out a suite: cells run in parallel processes, with one audit per folder, and can be resumed."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from fedaudit.suite.suite_file import Suite, read_suite
 from fedaudit.suite.time_left import TimeLeft
 from fedaudit.watch import TimedWatch
 
-PATIENCE = 10.0  # seconds for the processes of an audit that was killed to be gone
-TICK = 1.0  # seconds after which the time left is told anew, though nothing was heard of any cell
+PATIENCE = 10.0  # seconds to wait until the processes of a killed audit are gone
+TICK = 1.0  # seconds without news from a cell after which the time left is shown again
 Where = Literal["here", "ray"]
 
 
 def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]:
-    """The suite's cells, each with what an earlier audit of the same folder left of it.
+    """Return the suite's cells, with their folders below `out`.
 
-    A run from which others take their clients is a cell, too, before them; it is attacked only if the suite lists it.
+    A run from which others take their clients is a cell, too, and comes before them. It is attacked only if the suite
+    lists it.
     """
     chosen = {} if engine is None else {"engine": engine}
     wanted = suite.wanted()
@@ -73,23 +74,25 @@ def audit(
     ray_address: str | None = None,
     report: bool = False,
 ) -> list[Cell]:
-    """Run all cells and attacks of a suite or of its file. A finished cell is not run again, unless other code than
-    today's made it, or `force` says so; `keep_stale` lets it count. A failing cell does not stop the rest.
+    """Run all cells and attacks of a suite or of its file, and return the cells.
 
-    `on`: cells as processes of this machine, or as tasks of a Ray cluster. `report`: somebody will write one
-    afterwards, which counts in the time left."""
+    A finished cell is not run again, unless other code than today's made it, or `force` is set. With `keep_stale`,
+    results of other code count, too. A failing cell does not stop the rest.
+
+    `on` says if cells run as processes of this machine or as tasks of a Ray cluster. `report` says that the caller will
+    write a report afterwards, which counts in the time left."""
     suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
     cells = make_cells(suite, out, engine)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
     if on_ray and jobs > 1:
         raise SettingError(
-            f"--jobs {jobs} with the engine ray, which already runs the clients of one cell beside each other. Leave "
+            f"--jobs {jobs} does not go with the engine ray, which runs the clients of a cell in parallel. Leave "
             "one of the two out."
         )
     if on == "ray" and (on_ray or jobs > 1):
         what = "the engine ray" if on_ray else f"--jobs {jobs}"
-        raise SettingError(f"--on ray already runs cells beside each other on the cluster. Leave {what} out.")
-    with locked(out, "audit", PATIENCE) as lock:  # workers inherit it
+        raise SettingError(f"--on ray already runs cells in parallel on the cluster. Leave {what} out.")
+    with locked(out, "audit", PATIENCE) as lock:  # workers inherit the lock
         records: dict[str, RunRecord | None] = {}
         for cell in cells:
             cell.keep_stale = keep_stale
@@ -117,12 +120,12 @@ def audit(
         progress.end()
     if all(cell.status != "done" for cell in cells):
         first = next((cell for cell in cells if cell.status == "failed"), cells[0])
-        raise RunError(f"No cell of the suite came through. {first.folder}: {first.reason}")
+        raise RunError(f"No cell of the suite succeeded. {first.folder}: {first.reason}")
     return cells
 
 
 def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
-    """Say why what an earlier audit left of a cell does not count, and move it out of the way: nothing is deleted."""
+    """Move the stale results of a cell aside, and note in the cell why they do not count. Nothing is deleted."""
     if not (cell.folder / "record.json").exists():
         return
     record = read_record(cell.folder)
@@ -140,7 +143,7 @@ def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
 
 
 def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
-    """Which cells the last audit was about, and what became of them: for a report that is made later."""
+    """Write which cells this audit was about and what became of them, for a later report."""
     rows = [{"folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason} for c in cells]
     write_atomic(
         out / "audit.json", json.dumps({"cells": rows, **({"gpu": sharing} if sharing else {})}, indent=1).encode()
@@ -151,12 +154,12 @@ def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
 
 
 class _Progress:
-    """How far the cells are, and how long the rest will take."""
+    """Tracks how far the cells are and how long the rest will take."""
 
     def __init__(self, cells: list[Cell], watch: TimedWatch | None, left: TimeLeft):
         self.cells, self.watch, self.left = cells, watch, left
-        self.rounds: dict[str, float] = {}  # by folder, of cells under way: rounds behind them
-        self.open: dict[str, Cell] = {}  # of whose end nothing was heard
+        self.rounds: dict[str, float] = {}  # by folder, for cells under way: rounds done
+        self.open: dict[str, Cell] = {}  # by folder: cells that have not ended
         self.what = ""
 
     def plan(self, records: Mapping[str, RunRecord | None]) -> list[Cell]:
@@ -185,12 +188,12 @@ class _Progress:
         self.tell(f"{cell.setting.method}: {what}")
 
     def end(self) -> None:
-        """All cells are through; what comes now is a report, if anybody writes one."""
+        """Note that all cells are done. A report comes next, if the caller writes one."""
         self.left.reporting(time.monotonic())
         self.tell("writing the report" if self.left.report else "")
 
     def tell(self, what: str | None = None) -> None:
-        """Tell how far all is, and what is being done; None: what was being done when this was told last."""
+        """Report how far the audit is and what is being done; with None, repeat what was being done last."""
         now = time.monotonic()
         self.what = self.what if what is None else what
         for key, cell in list(self.open.items()):
@@ -214,7 +217,7 @@ class _Progress:
 
 
 def _here(todo: list[Cell], progress: _Progress) -> None:
-    """One cell after another, on one pool of Ray's workers: starting it costs more than a small cell."""
+    """Carry out one cell after another on one pool of Ray's workers. Starting a pool costs more than a small cell."""
     engines: dict[tuple[Any, ...], Engine] = {}
     try:
         waiting = _Queue(todo)
@@ -232,11 +235,11 @@ def _here(todo: list[Cell], progress: _Progress) -> None:
             engine.close()
 
 
-# --- in processes beside each other ----------------------------------------------------------------------------
+# --- in parallel processes ----------------------------------------------------------------------------
 
 
 class _Worker:
-    """A process that carries out cells, seen from here."""
+    """The audit's side of a process that carries out cells."""
 
     def __init__(self, lock: int, preload: list[str]):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
@@ -253,7 +256,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self.log,
             pass_fds=[lock],
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},  # beside each other: a thread each
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},  # in parallel, each gets one thread
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -270,12 +273,12 @@ class _Worker:
             "keep_stale": cell.keep_stale,
         }
         data = json.dumps(request).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # it is gone already, which its replies' end will tell
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, which the end of its replies will show
             while data:
                 data = data[os.write(self.requests, data) :]
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Whole replies that have come; None at the end."""
+        """Return the complete replies that have come; None when the process has ended."""
         data = os.read(self.replies, 1 << 16)
         *lines, self._text = (self._text + data).split(b"\n")
         return [json.loads(line) for line in lines] if data else None
@@ -283,10 +286,10 @@ class _Worker:
     def last_words(self) -> str:
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").strip().splitlines()
-        return f" Its last words: {lines[-1]}" if lines else ""
+        return f" Its last line of output: {lines[-1]}" if lines else ""
 
     def hang_up(self) -> None:
-        """It and its cell see the end of the pipe, and stop."""
+        """Close the pipe, at whose end the process and its cell stop."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -304,7 +307,7 @@ class _Worker:
 
 
 class _Queue:
-    """Cells to do, in order, but none before the run from which it takes its clients."""
+    """Cells to do in order. A cell waits for the run from which it takes its clients."""
 
     def __init__(self, cells: list[Cell]):
         self.cells = list(cells)
@@ -315,9 +318,7 @@ class _Queue:
             before = self._first(cell)
             if before is not None and before.status in ("failed", "refused"):
                 cell.status = "failed"
-                cell.reason = (
-                    f"its clients start as {before.folder.name} leaves them, which {before.status}: {before.reason}"
-                )
+                cell.reason = f"its clients come from {before.folder.name}, which {before.status}: {before.reason}"
                 self.cells.remove(cell)
         return any(map(self._free, self.cells))
 
@@ -398,8 +399,7 @@ def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:
             how = f"signal {-reply['over']}" if reply["over"] < 0 else f"exit code {reply['over']}"
             cell.status = "failed"
             cell.reason = (
-                f"its process ended with {how}, perhaps for want of memory: fewer --jobs take less."
-                f"{worker.last_words()}"
+                f"its process ended with {how}, perhaps because memory ran out. Try fewer --jobs.{worker.last_words()}"
             )
         worker.cell = None
         progress.tell("")

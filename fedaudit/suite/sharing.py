@@ -1,8 +1,8 @@
-"""Several runs on one GPU: NVIDIA's Multi-Process Service lets their kernels run beside each other.
+"""Sharing one GPU among several runs: NVIDIA's Multi-Process Service lets their kernels run at the same time.
 
-Without it the processes take turns on the device, and small networks leave most of it idle in each turn. Where the
-service cannot be started (another user's is running, a driver without it, inside some containers) they take turns, and
-the audit says so.
+Without it the processes take turns on the device, and small networks leave most of it idle in each turn. The service
+cannot be started if another user's is running, if the driver lacks it, and inside some containers. The processes then
+take turns, and the audit says so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from fedaudit.runtime.world import on_gpu
 from fedaudit.setting import Setting
 
 CONTROL = "nvidia-cuda-mps-control"
-SECONDS = 10  # to start or to end it
-SHARED = 3.0  # times the work of one process, of nine small networks on one H200 through the service (docs/results)
+SECONDS = 10  # seconds allowed to start or to end the service
+SHARED = 3.0  # speed-up over one process, of nine small networks on one H200 with the service (docs/results)
 
 
 def at_once(settings: Sequence[Setting], jobs: int) -> float:
-    """How many times the work of one process so many do: on processors as many; on a GPU, whose kernels run beside
-    each other only through the service, no more than was measured with it, and without it one."""
+    """Return how many times faster than one process `jobs` processes are.
+
+    On processors this is `jobs`. On a GPU, kernels run at the same time only with the service: the factor is at most
+    the one measured with it, and 1 without it."""
     if jobs < 2 or not any(map(on_gpu, settings)):
         return float(max(1, jobs))
     there = "CUDA_MPS_PIPE_DIRECTORY" in os.environ or shutil.which(CONTROL) is not None
@@ -35,7 +37,7 @@ def at_once(settings: Sequence[Setting], jobs: int) -> float:
 
 @contextlib.contextmanager
 def shared_gpu(settings: Sequence[Setting], jobs: int) -> Iterator[str | None]:
-    """While several processes use a GPU, a service of this audit's own. Yields what came of it; None: not needed."""
+    """Run a service of this audit's own while several processes use a GPU. Yield a note on it; None if not needed."""
     if jobs < 2 or not torch.cuda.is_available() or not any(map(on_gpu, settings)):
         yield None
         return
@@ -54,13 +56,15 @@ def shared_gpu(settings: Sequence[Setting], jobs: int) -> Iterator[str | None]:
         except (OSError, subprocess.TimeoutExpired) as e:
             trouble = str(e)
         if trouble is not None:
-            yield f"the processes take turns on the GPU: {CONTROL} did not start ({trouble or 'without a word'})"
+            yield f"the processes take turns on the GPU: {CONTROL} did not start ({trouble or 'it gave no reason'})"
             return
-        os.environ.update(where)  # what the workers inherit
+        os.environ.update(where)  # the workers inherit these
         try:
             yield f"the GPU is shared by {jobs} processes through an MPS server"
         finally:
             for name in where:
                 os.environ.pop(name, None)
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it ends with its clients in any case
+            with contextlib.suppress(
+                OSError, subprocess.TimeoutExpired
+            ):  # the service ends with its clients in any case
                 subprocess.run([CONTROL], env=env, input="quit\n", capture_output=True, text=True, timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""A suite: a TOML file that names a grid of settings, the attacks on each, and budgets for all. docs/suites.md."""
+"""Reading suites: TOML files with a grid of settings, the attacks on each, and budgets. See docs/suites.md."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ TITLES = {"base": "[base]", "grid": "[grid]", "methods": "[[methods]]"}
 
 
 class Suite(Frozen):
-    """A grid of settings, the attacks to run on each, and what they are held against."""
+    """A grid of settings, the attacks to run on each, and the budgets to check."""
 
     base: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     methods: list[dict[str, Any]] = Field(default_factory=list)
-    attacks: list[str | dict[str, Any]] | None = None  # None: all there are; []: none
+    attacks: list[str | dict[str, Any]] | None = None  # None: all attacks; []: no attack
     threats: list[str] = Field(default_factory=lambda: ["server"])
-    trials: int = Field(0, ge=0)  # of each protected release, to hold its claimed epsilon against; 0: it is not tried
-    trials_on: list[int] | None = None  # seeds whose runs' claims are tried; None: of all
+    trials: int = Field(0, ge=0)  # number of trials of each protected release, to test its claimed epsilon; 0: no test
+    trials_on: list[int] | None = None  # seeds of the runs whose claims are tested; None: all seeds
     budgets: list[Budget] = Field(default_factory=list)
 
     def tries(self, setting: Setting) -> int:
-        """How many trials the claims of a cell get."""
+        """Return how many trials the claims of a cell get."""
         return self.trials if self.trials_on is None or setting.seed in self.trials_on else 0
 
     def cells(self) -> list[Setting]:
-        """Every setting, methods outermost. A method's own keys win over the grid, the grid's over the base."""
+        """Return every setting, methods outermost. A method's keys win over the grid, and the grid over the base."""
         axes = [[(key, value) for value in values] for key, values in self.grid.items()]
         cells = []
         for method in self.methods or [{}]:
             for point in itertools.product(*axes):
                 setting = Setting.make(**{**self.base, **dict(point), **method})
-                if setting not in cells:  # where a method fixes a key of the grid, its points coincide
+                if setting not in cells:  # if a method fixes a key of the grid, several points are equal
                     cells.append(setting)
         if not cells:
-            raise SettingError("The suite has no cell: a list in [grid] is empty.")
+            raise SettingError("The suite has no cell, because a list in [grid] is empty. Fill the list or remove it.")
         return cells
 
     def wanted(self) -> list[str | dict[str, Any]]:
-        """The attacks: names, or tables of a name and settings."""
+        """Return the attacks: names, or tables of a name and settings."""
         if self.attacks is not None:
             return self.attacks
         from fedaudit.registry import names
@@ -56,7 +56,7 @@ class Suite(Frozen):
 
 
 def read_suite(path: Path | str | None) -> Suite:
-    """The suite in a file (None: the quickstart), checked as far as that goes before anything runs."""
+    """Return the suite in a file (None: the quickstart), checked as far as possible before anything runs."""
     path = Path(path or QUICKSTART)
     raw = read_toml(path)
     try:
@@ -70,7 +70,7 @@ def read_suite(path: Path | str | None) -> Suite:
 
 
 def _budgets(value: Any, path: Path) -> list[Budget]:
-    """A file's, or the tables [[budgets]]. Baselines lie beside the file that names them."""
+    """Return the budgets of a file, or of the tables [[budgets]]. A baseline lies beside the file that names it."""
     if isinstance(value, str):
         file = path.parent / value
         budgets, folder = read_budgets(file), file.parent
@@ -83,7 +83,7 @@ def _budgets(value: Any, path: Path) -> list[Budget]:
 
 
 def _check(suite: Suite) -> None:
-    """Names and policies. What only a run can tell (data that is not there, a number too large) fails its cell."""
+    """Raise an error for wrong names and policies. An error that only a run can find (missing data) fails its cell."""
     from fedaudit.attack.attack_run import made
     from fedaudit.data import describe
     from fedaudit.privacy.policy import read_policies
@@ -105,7 +105,7 @@ def _check(suite: Suite) -> None:
     for cell in cells:
         read_policies(cell.privacy, KINDS)
     if strangers := set(suite.trials_on or ()) - {cell.seed for cell in cells}:
-        raise SettingError(f"trials_on = {suite.trials_on}: no cell has the seed {min(strangers)}.")
+        raise SettingError(f"trials_on = {suite.trials_on}: no cell has the seed {min(strangers)}. Remove it.")
     _once("attack", [made(spec)[0] for spec in suite.wanted()])
     for threat in suite.threats:
         Threat.parse(threat)
@@ -123,4 +123,6 @@ def _check(suite: Suite) -> None:
 def _once(what: str, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise SettingError(f"The {what} {name!r} is listed twice; its results would replace each other.")
+            raise SettingError(
+                f"The {what} {name!r} is listed twice, and its results would replace each other. List it once."
+            )

@@ -1,9 +1,8 @@
-"""How long an audit will take from here: from what it has done and measured so far, stage by stage.
+"""The estimate of the time that an audit still needs, from what it has done and measured so far.
 
-A cell has four stages. What a stage took in one cell is what it will take in cells like it, the nearest that was
-measured; how much of it there is to do (its units) corrects for what differs. The cells that wait are then dealt out to
-the jobs in their order, as the audit will do, and the report comes last. Nothing is smoothed: an estimate moves when
-something was measured.
+A cell has four stages. A stage is expected to take as long as it took in the most similar cell that was measured,
+scaled by how much there is to do (its units). The waiting cells are then dealt out to the jobs in their order, as the
+audit will do, and the report comes last. Nothing is smoothed: an estimate changes when something was measured.
 
 Nothing here runs anything or looks at a clock: the time is an argument.
 """
@@ -18,20 +17,20 @@ from typing import Literal
 
 Stage = Literal["start", "rounds", "attacks", "claims"]
 STAGES: tuple[Stage, ...] = ("start", "rounds", "attacks", "claims")
-START = 3.0  # seconds that a process takes to start at least; a cell in the audit's own process takes none
-GUESSED = 0.5  # of what is left, that may be unlike anything measured: beyond, an estimate has no ground
-LATE = 0.5  # what outlasts its estimate is taken to need half as long again as it is late
-LEAST = 0.05  # of its estimate, that a stage under way still needs at least
+START = 3.0  # least seconds that a process takes to start; a cell in the audit's own process takes none
+GUESSED = 0.5  # share of the rest that may be unlike anything measured; beyond it, there is no estimate
+LATE = 0.5  # a stage that is late by x seconds is expected to need another x / 2
+LEAST = 0.05  # share of its estimate that a stage under way is always expected to need
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a cell is to do.
+    """The work of one cell.
 
-    `kinds` names what it is like, nearest first: cells that share a name are alike so far. The first name is the cell's
-    own, the second that of its row: the same but for the seed. `units` is how much of each stage there is; a stage with
-    none is left out. `behind` is the share of its rounds that an earlier audit has made. `near` is how many of the
-    kinds are near enough for more than a guess: those after them hold other methods, too.
+    `kinds` names groups of similar cells, the narrowest group first. The first is the cell alone, the second its row,
+    which differs in the seed only. `units` is how much of each stage there is; a stage without units is left out.
+    `behind` is the share of its rounds that an earlier audit has made. `near` is how many of the kinds are near enough
+    for more than a guess: the kinds after them hold other methods, too.
     """
 
     kinds: tuple[str, ...]
@@ -44,52 +43,55 @@ class Work:
         return self.kinds[1]
 
     def share(self, stage: Stage) -> float:
-        """Return what part of a stage is to be done before the cell is begun."""
+        """Return the part of a stage that is still to be done when the cell begins."""
         return 1 - self.behind if stage == "rounds" else 1.0
 
 
 @dataclass
 class _Running:
-    """A cell under way: its stage, since when, how much of it was done at that instant."""
+    """A cell under way: its stage, the time `since` the last report, and the share done by then."""
 
     stage: Stage
     since: float
     share: float
-    counts: bool  # whether its start tells how long another will take to start
+    counts: bool  # True if its start tells how long other starts will take
 
 
-_Rates = dict[tuple[Stage, str], list[float]]  # by stage and kind: seconds, and units that took them
+_Rates = dict[tuple[Stage, str], list[float]]  # by stage and kind: seconds, and the units done in them
 
 
 class TimeLeft:
-    """Told what begins, goes on and ends, it says how many seconds are left."""
+    """Estimates the seconds left from reports of what begins, goes on and ends."""
 
     def __init__(self, jobs: int | None, report: float = 0.0):
-        """`jobs`: how many cells are carried out at a time; None: nobody knows, and nobody says when one begins.
-        `report`: how long what comes after the last of them takes, in starts of a process: both are the work of one
-        process that computes little, and how long a start takes on this machine every audit measures."""
+        """Start an estimate without any cells.
+
+        `jobs` is how many cells run at a time; None if this is unknown, and then nobody says when a cell begins.
+        `report` is how long the report after the last cell takes, counted in starts of a process: both are the work
+        of one process that computes little, and every audit measures how long a start takes on this machine."""
         self.jobs, self.report = jobs, report
         self._works: dict[str, Work] = {}
-        self._waiting: dict[str, Work] = {}  # in the order in which they will be taken
+        self._waiting: dict[str, Work] = {}  # in the order in which they will run
         self._running: dict[str, _Running] = {}
         self._over: dict[str, Work] = {}
         self._measured: _Rates = defaultdict(lambda: [0.0, 0.0])  # in this audit
-        self._before: _Rates = defaultdict(lambda: [0.0, 0.0])  # in earlier ones, perhaps on another machine
+        self._before: _Rates = defaultdict(lambda: [0.0, 0.0])  # in earlier audits, perhaps on another machine
         self._refused: set[str] = set()  # rows
         self._begun = 0
-        self._starts: list[float] = []  # seconds, of the first of each job
-        self._first: float | None = None  # when it was asked first
-        self._reporting: float | None = None  # since when
+        self._starts: list[float] = []  # seconds that the first start of each job took
+        self._first: float | None = None  # the time of the first question
+        self._reporting: float | None = None  # the time when the report began
 
-    # --- what there is to do, and what is known of it before ---
+    # --- the work, and what earlier audits measured ---
 
     def add(self, cell: str, work: Work) -> None:
-        """Note a cell that is to be carried out, after those that were added before it."""
+        """Add a cell that is to be carried out after all cells added before it."""
         self._works[cell] = self._waiting[cell] = work
 
     def measured(self, kinds: tuple[str, ...], stage: Stage, seconds: float, units: float, before: bool) -> None:
-        """Note how long so much of a stage took in a cell of these kinds. `before`: in an earlier audit, which counts
-        where this one has measured nothing as near."""
+        """Note that `units` of a stage took `seconds` in a cell of these kinds.
+
+        `before` is True for a figure of an earlier audit. It counts only if this audit has measured nothing as near."""
         for kind in kinds:
             of = (self._before if before else self._measured)[stage, kind]
             of[0] += seconds
@@ -98,13 +100,13 @@ class TimeLeft:
     # --- what happens ---
 
     def begun(self, cell: str, now: float) -> None:
-        """Note that a cell is being carried out. The first of each job wait for their process: they tell nothing."""
+        """Note that a cell began. The first cell of each job waits for its process, so its start tells nothing."""
         self._waiting.pop(cell)
         self._running[cell] = _Running("start", now, 0.0, self._begun >= (self.jobs or 1))
         self._begun += 1
 
     def progress(self, cell: str, stage: Stage, share: float, now: float) -> None:
-        """Note how much of a stage is done. A later stage than the last one: that one is over."""
+        """Note how much of a stage is done. If the stage is later than the last one reported, the last one is over."""
         at, work = self._running[cell], self._works[cell]
         if stage != at.stage:
             if at.stage != "rounds":
@@ -117,8 +119,8 @@ class TimeLeft:
             at.since, at.share = now, share
 
     def finished(self, cell: str, now: float, status: str = "done") -> None:
-        """Note the end of a cell. Where it was refused, those of its row will be, too; a cell that failed tells nothing
-        of how long its last stage takes."""
+        """Note the end of a cell. If it was refused, the others of its row will be, too. A cell that failed tells
+        nothing about how long its last stage takes."""
         work, at = self._works[cell], self._running.pop(cell, None)
         self._waiting.pop(cell, None)
         self._over[cell] = work
@@ -128,7 +130,7 @@ class TimeLeft:
             self._note(cell, at, now, 0.0 if at.stage == "rounds" else work.units.get(at.stage, 0.0))
 
     def reporting(self, now: float) -> None:
-        """Note that all cells are through, and the report is being written."""
+        """Note that all cells are done and the report is being written."""
         self._reporting = now
 
     def _note(self, cell: str, at: _Running, now: float, units: float) -> None:
@@ -140,7 +142,7 @@ class TimeLeft:
     # --- the estimate ---
 
     def left(self, now: float) -> float | None:
-        """Return the seconds that are left; None while nothing was measured that could tell."""
+        """Return the seconds that are left; None while too little was measured."""
         if self._reporting is not None:
             return _rest(self._report(), now - self._reporting)
         if self.jobs is None:
@@ -166,20 +168,20 @@ class TimeLeft:
         return None if guessed > GUESSED * total else max(jobs) + self._report()
 
     def _is_near(self, work: Work) -> bool:
-        """Whether a round of something like it was measured."""
+        """Say if a round of a similar cell was measured."""
         return any(("rounds", kind) in of for kind in work.kinds[: work.near] for of in (self._measured, self._before))
 
     def _report(self) -> float:
         return self.report * max(START, sum(self._starts) / max(1, len(self._starts)))
 
     def _by_share(self, now: float) -> float | None:
-        """Where only ends are seen: as long as so far for as much as so far."""
+        """Return the seconds left if only the ends of cells are known, at the pace so far."""
         self._first = now if self._first is None else self._first
         done, rest = (sum(w.units.get("rounds", 0.0) for w in of.values()) for of in (self._over, self._waiting))
         return (now - self._first) * rest / done + self._report() if done else None
 
     def _whole(self, work: Work, late: Mapping[tuple[Stage, str], float]) -> float | None:
-        """All of a cell that waits."""
+        """Return the seconds that a waiting cell will take."""
         if work.row in self._refused:
             return 0.0
         total = 0.0
@@ -191,7 +193,7 @@ class TimeLeft:
         return total
 
     def _rest_of(self, cell: str, at: _Running, now: float, late: Mapping[tuple[Stage, str], float]) -> float | None:
-        """What is left of a cell under way: of its stage, and the stages after it."""
+        """Return the seconds left for a cell under way: the rest of its stage, and the stages after it."""
         work = self._works[cell]
         here = self._seconds(work, at.stage, late)
         if here is None:
@@ -205,7 +207,7 @@ class TimeLeft:
         return total
 
     def _seconds(self, work: Work, stage: Stage, late: Mapping[tuple[Stage, str], float]) -> float | None:
-        """A whole stage, at the rate of the nearest cell in which it was measured; None where it never was."""
+        """Return the seconds of a whole stage, at the rate of the nearest measured cell; None if there is none."""
         units = work.units.get(stage, 0.0)
         if not units:
             return 0.0
@@ -223,8 +225,9 @@ class TimeLeft:
         return 0.0 if stage == "start" else None
 
     def _late(self, now: float) -> dict[tuple[Stage, str], float]:
-        """Seconds per unit of stages that are under way and outlast their estimate: for others like them, of which
-        none was measured to the end."""
+        """Return seconds per unit of stages under way that outlast their estimate.
+
+        They serve as the rate for similar cells of which none was measured to the end."""
         found: dict[tuple[Stage, str], float] = {}
         for cell, at in self._running.items():
             work = self._works[cell]
@@ -240,5 +243,5 @@ class TimeLeft:
 
 
 def _rest(wanted: float, gone: float) -> float:
-    """What is left of something that should take so long and has been going on for so long."""
+    """Return the seconds left for something that should take `wanted` and has run for `gone`."""
     return max(wanted - gone, LEAST * wanted + LATE * max(0.0, gone - wanted))

@@ -1,8 +1,8 @@
-"""A process that carries out cells, one at a time: a line of JSON in, lines of JSON out.
+"""The worker process, which carries out cells one at a time: it reads a line of JSON and answers in lines of JSON.
 
-It imports everything once and forks for each cell, so that a cell starts at once, its peak memory is its own, and what
-kills it (memory, a crash in somebody's extension) takes nothing else along. When the audit goes, its end of the pipe
-closes, and the cell stops at that instant: the next audit goes on from the last whole round.
+It imports everything once and forks for each cell. So a cell starts at once, its peak memory is its own, and whatever
+kills it (memory, a crash in a user's extension) kills nothing else. When the audit ends, its end of the pipe closes,
+and the cell stops at that instant. The next audit goes on from the last whole round.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Imported on first use: by optimisers, scores, baselines, pictures.
+# Modules that optimisers, scores, baselines and pictures would otherwise import on first use.
 USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin")
-BEAR_A_FORK = {"jemalloc_bg_thd"}
-FORK = sys.platform == "linux"  # elsewhere forking is not safe under all libraries: a process then serves one cell
+BEAR_A_FORK = {"jemalloc_bg_thd"}  # names of threads that survive a fork
+FORK = sys.platform == "linux"  # elsewhere forking is not safe with all libraries, so a process serves one cell
 
 
 def main(preload: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the audit decides, and closes the pipe
     replies = os.dup(1)
-    os.dup2(2, 1)  # what a method prints goes to the log, not between the replies
-    with _ending_with(0):  # an audit that was killed at once is not held up by what imports for nobody
+    os.dup2(2, 1)  # what a method prints goes to the log, not among the replies
+    with _ending_with(0):  # if the audit is killed meanwhile, the next one need not wait for these imports
         fork = prepare(preload)
     serve(0, replies, fork)
-    os._exit(0)  # taking all those modules down would take seconds, for which the next audit would have to wait
+    os._exit(0)  # unloading all modules would take seconds, and the next audit would have to wait
 
 
 def prepare(preload: list[str]) -> bool:
-    """Import all that a cell may need; whether this process can still be forked.
+    """Import all that a cell may need. Return True if this process can still be forked.
 
-    Somebody's method may compute while it is imported. torch then has threads, which a fork would wait for in vain.
+    A user's method may compute while it is imported. torch then has threads, and a fork would wait for them for ever.
     """
     importlib.import_module("fedaudit.suite.cell")
     before = _threads()
@@ -53,8 +53,10 @@ def prepare(preload: list[str]) -> bool:
 
 
 def _threads() -> int:
-    """Of this process, but for those of memory allocators that are started anew after a fork (pyarrow's, for one, which
-    comes along with scikit-learn where it is installed): they are no reason to import everything for each cell."""
+    """Return the number of this process's threads, without those of memory allocators that start again after a fork.
+
+    pyarrow has such a thread, and comes along with scikit-learn if it is installed. These threads are not a reason to
+    import everything for each cell."""
     if not FORK:
         return 0
     names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
@@ -62,7 +64,7 @@ def _threads() -> int:
 
 
 def serve(requests: int, replies: int, fork: bool = True) -> None:
-    """Answer until the other side has closed the pipe; without `fork`, once."""
+    """Answer requests until the other side closes the pipe. Without `fork`, answer one request."""
     with open(requests, "rb", buffering=0, closefd=False) as pipe:
         while line := pipe.readline():
             if not fork:
@@ -74,7 +76,7 @@ def serve(requests: int, replies: int, fork: bool = True) -> None:
                 try:
                     _work(json.loads(line), requests, replies)
                     code = 0
-                except BaseException:  # noqa: BLE001 (the fork ends here in any case; the log has it)
+                except BaseException:  # noqa: BLE001 (the fork ends here in any case; the log has the traceback)
                     traceback.print_exc()
                 finally:
                     sys.stdout.flush()
@@ -106,12 +108,12 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
 
 @contextlib.contextmanager
 def _ending_with(requests: int) -> Iterator[None]:
-    """This process ends where the other side closes the pipe meanwhile. What was written to it is left to be read."""
+    """End this process if the other side closes the pipe during the block. Unread data stays in the pipe."""
     over = threading.Event()
 
     def look() -> None:
         pipe = select.poll()
-        pipe.register(requests, 0)  # nothing but its end
+        pipe.register(requests, 0)  # report its end only
         while not over.is_set():
             if pipe.poll(100):
                 os._exit(1)
@@ -122,11 +124,11 @@ def _ending_with(requests: int) -> Iterator[None]:
         yield
     finally:
         over.set()
-        watcher.join()  # a fork must not find it
+        watcher.join()  # the thread must be gone before a fork
 
 
 def _stop_with(requests: int) -> None:
-    """Nothing is sent while a cell is under way, so that the only thing to be read is the end of the pipe."""
+    """End this process when the pipe closes. Nothing is sent while a cell runs, so a read returns at the end only."""
     os.read(requests, 1)
     os._exit(1)
 

@@ -77,7 +77,7 @@
         if (!test) continue;
         const [p, sign, name, told] = test;
         const noise = !told;
-        if (noise && "leak" in cell.dataset) continue;  // what was found is no noise
+        if (noise && "leak" in cell.dataset) continue;  // an attack that found something is never marked as noise
         cell.classList.add(noise ? "noise" : (sign > 0) === (better === "high") ? "better" : "worse");
         const found = p === null ? "cannot be told" : `${noise ? "within noise" : "more than noise"}, p = ${p}`;
         cell.title += `. Against ${data.labels[j]}: ${found} (${data.names[name]})`;

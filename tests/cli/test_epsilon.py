@@ -113,15 +113,15 @@ def test_what_so_few_trials_could_not_refute_is_not_said_to_stand(fedaudit, tmp_
     """Not even if each guess had been right: 1,000 of either class show 4.9 at most, 20 canaries 1.8 and 4.7."""
     path = scores_file(tmp_path / "a.csv", 2.0)
     out = fedaudit("epsilon", "from-scores", path, "--claim", 8)[1]
-    assert "the largest that so many trials can show: 4.9" in out
+    assert "These trials could show at most epsilon = 4.9" in out
     assert "epsilon = 8: cannot tell (p = 1, 2000 trials)" in out
     words = ("epsilon", "one-run", "--canaries", 20, "--correct", 12, "--claim", 3)
     assert [
-        line.strip() for line in fedaudit(*words)[1].splitlines() if "epsilon = 3" in line or "so many" in line
+        line.strip() for line in fedaudit(*words)[1].splitlines() if "epsilon = 3" in line or "These trials" in line
     ] == [
-        "the largest that so many trials can show: 1.82209",
+        "These trials could show at most epsilon = 1.82209",
         "epsilon = 3: cannot tell (p = 1, 20 trials)",
-        "the largest that so many trials can show: 4.73387",
+        "These trials could show at most epsilon = 4.73387",
         "epsilon = 3: cannot tell (p = 1, 20 trials)",  # 4.7 at 0.05, less at the level of refuting
     ]
     found = json.loads(fedaudit(*words, "--json")[1])["steinke"]
@@ -134,17 +134,17 @@ def test_what_so_few_trials_could_not_refute_is_not_said_to_stand(fedaudit, tmp_
         ("", "no column score and no column member"),
         (
             "points,member\n1,1\n",
-            "has no column score: its first line is to read score,member. It has: points, member.",
+            "has no column score: its first line must be score,member. It has: points, member.",
         ),
         ("score,member\n", "holds no scores"),
         ("score,member\n1,1\nnan,0\n", "line 3: score is 'nan', which no threshold can rank"),
         ("score,member\n1,1\n-inf,0\n", "line 3: score is '-inf'"),
-        ("score,member\n1,1\nhigh,0\n", "line 3: score is 'high', and has to be a number"),
+        ("score,member\n1,1\nhigh,0\n", "line 3: score is 'high', which is not a number"),
         ("score,member\n1,1\n2\n", "line 3: member is None; write 0 or 1"),
         ("score,member\n1,1\n2,maybe\n", "line 3: member is 'maybe'; write 0 or 1"),
         ("score,member\n1,1\n2,1\n", "there are no non-members"),
         ("score,member\n1,false\n2,0\n", "there are no members"),
-        (b"\xff\xfe\x00PK", "is no CSV file"),
+        (b"\xff\xfe\x00PK", "is not a CSV file"),
     ],
 )
 def test_bad_files(fedaudit, tmp_path, content, words):

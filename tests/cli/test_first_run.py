@@ -35,7 +35,7 @@ def told(fedaudit, monkeypatch):
 def test_a_first_run_takes_settings_that_learn_and_says_so(told):
     setting, err = told("--method", "fke")
     assert (setting.set, setting.public) == (dict(find("fke").on_digits), 0.2)
-    assert err.startswith("a first run on digits: public = 0.2, set = {'E_local': 10")
+    assert err.startswith("Using settings tuned for digits: public = 0.2, set = {'E_local': 10")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_first_run_takes_settings_that_learn_and_says_so(told):
 def test_whoever_says_how_to_train_is_heeded(told, words):
     setting, err = told(*words)
     assert setting.set == ({"E": 1} if "--set" in words else {})
-    assert "a first run" not in err
+    assert "tuned for digits" not in err
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -96,7 +96,7 @@ def test_what_clients_deploy_may_have_learnt_where_the_global_model_has_not():
     assert record.result.last.clients.global_test.mean < 0.5
     record.result.last.clients.global_test.mean = 0.6886
     said = summary(record)
-    assert "  GLOBAL MODEL NEAR CHANCE: guessing gives 25 %. What clients deploy learnt: 68.86 %." in said
+    assert "  GLOBAL MODEL NEAR CHANCE: guessing gives 25 %. The clients' own models learnt: 68.86 %." in said
     assert not any("Nothing was learnt" in line for line in said)
 
 

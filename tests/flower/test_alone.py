@@ -73,9 +73,9 @@ def test_a_message_without_an_answer_is_an_absence(pages, tmp_path):
     assert [(a.client, a.ask) for a in record.rounds[1].absent] == [(1, 0)]
     assert "absence" in record.ledger[1].by_kind
     (mine / "000001-000001.reply").write_bytes(b"\xff\xff\xff")
-    with pytest.raises(RunError, match=r"000001-000001\.asked is no page"):
+    with pytest.raises(RunError, match=r"000001-000001\.asked is not a node's log"):
         collect(mine, out=tmp_path / "other", nodes=2)
-    with pytest.raises(RunError, match="holds no pages"):
+    with pytest.raises(RunError, match="does not hold nodes' logs"):
         collect(tmp_path, out=tmp_path / "third", nodes=2)
 
 

@@ -50,7 +50,7 @@ def test_what_makes_no_sense_is_refused(more, words, tmp_path):
 
 def test_a_folder_that_is_no_app(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    with pytest.raises(SettingError, match="describes no Flower app"):
+    with pytest.raises(SettingError, match="does not describe a Flower app"):
         read_app(tmp_path)
     (tmp_path / "pyproject.toml").write_text(
         "[tool.flwr.app.components]\nclientapp = 'nowhere:app'\nserverapp = 'nowhere:app'\n"

@@ -118,5 +118,5 @@ def test_few_trials_cannot_tell(private_run):
 
 
 def test_an_app_without_a_claim(private_run, sk_app):
-    with pytest.raises(SettingError, match="claims local differential privacy"):
+    with pytest.raises(SettingError, match="claims local DP"):
         audit_mods(private_run, sk_app.client)

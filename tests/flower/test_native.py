@@ -226,7 +226,7 @@ def test_strategies_run_unchanged(name, sk_app, tmp_path):
     claims = [note for note in record.notes if note.startswith("claim of")]
     if "DP" in name:
         assert "noise multiplier 0.7, clipping norm 1" in claims[0]
-        assert "against the server it promises nothing" in claims[0]
+        assert "there is no protection against the server" in claims[0]
     else:
         assert not claims
     assert record.ledger[0].by_kind["weights"] == float("inf")

@@ -159,7 +159,7 @@ def test_a_key_with_the_message_type_goes_first():
 @pytest.mark.parametrize(
     ("kinds", "privacy", "words"),
     [
-        ({}, {"training": {"epsilon": 1.0}}, "no DP-SGD of fedaudit is inside"),
+        ({}, {"training": {"epsilon": 1.0}}, "without fedaudit's DP-SGD"),
         ({"arrays": "weights"}, {"weights": {"epsilon": 1.0}}, "DP-SGD"),
         ({"arrays": "wieghts"}, {}, "wieghts"),
         ({"arrays": {"kind": "logits", "update": True}}, {}, "update = true is for the weights"),
@@ -177,7 +177,7 @@ def test_what_turns_out_not_to_fit_is_refused():
     counters = [START[0], np.zeros(3, dtype=np.int64)]
     with pytest.raises(PrivacyError, match="whole numbers"):
         mod(*asked(counters), replying(arrays=ArrayRecord(counters)))
-    with pytest.raises(PrivacyError, match="nobody knows how many records"):
+    with pytest.raises(PrivacyError, match="needs the number of records"):
         update_mod({"epsilon": 1.0}, records=None)(*asked(START), replying(arrays=ArrayRecord(moved())))
 
 

@@ -191,7 +191,7 @@ def test_without_an_adapter_nobody_knows_the_members(sk_app, tmp_path):
     assert record.ledger[0].by_kind["count"] == float("inf")
     with pytest.raises(DataError, match="without an adapter"):
         attack_run(tmp_path / "run", attacks=["loss"])
-    with pytest.raises(SettingError, match="only an adapter tells"):
+    with pytest.raises(SettingError, match="only an adapter knows"):
         run_app(bare, out=tmp_path / "other", nodes=2, canaries=2)
 
 

@@ -54,7 +54,7 @@ def test_each_answer_has_its_figures(tmp_path):
     assert found["What is guaranteed"].startswith(
         "At best ε = 8, δ = 0.001, for one record of any client (add-or-remove), all rounds together: fedavg · "
     )
-    assert "Nothing at all in 1 (ε = ∞)" in found["What is guaranteed"]
+    assert "No guarantee at all in 1 (ε = ∞)" in found["What is guaranteed"]
     assert "1.00 kB up and 500 B down a client and round" in found["What it costs"]
     assert NEITHER not in " ".join(found.values())
 
@@ -99,7 +99,7 @@ def test_an_epsilon_of_nothing_is_not_the_best(tmp_path):
     best = best_row(of, BY_KEY["epsilon"])
     assert [of[i].label for i in best.values()] == ["fedavg · training noise 1x, clip 1"]
     [local] = [row for row in of if row.label == "local"]
-    assert local.cells["epsilon"].flag.startswith("of the wire alone")
+    assert local.cells["epsilon"].flag.startswith("covers the messages alone")
 
 
 def test_delta_stands_beside_epsilon_in_every_format(tmp_path):
@@ -138,12 +138,12 @@ def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
         reported._save(tmp_path, f"fke-{seed}", strict(record, 0.001).model_copy(update={"published": models}), [])
     of = rows_below(tmp_path)[0]
     assert [protected(row) for row in of] == [False]
-    assert of[0].cells["epsilon"].flag.startswith("of the wire alone")
+    assert of[0].cells["epsilon"].flag.startswith("covers the messages alone")
     found = said(of)
     assert found["Which to use"].startswith(NEITHER)
-    assert "guarantees ε = 1, δ = 0.001 of its messages alone" in found["Which to use"]
-    assert "Of the messages alone in 1" in found["What is guaranteed"]
-    assert "of the messages alone, in 1 rows" in table(tmp_path)
+    assert "guarantees ε = 1, δ = 0.001 for its messages alone" in found["Which to use"]
+    assert "For the messages alone in 1" in found["What is guaranteed"]
+    assert "in 1 rows only messages are covered" in table(tmp_path)
 
 
 def test_models_of_private_training_and_global_ones_are_covered(tmp_path):
@@ -165,7 +165,7 @@ def test_of_two_runs_with_other_results_the_last_is_shown_and_the_other_named(tm
     reported._save(tmp_path, "b-new", new, [])
     (row,) = rows_below(tmp_path)[0]
     assert row.cells["accuracy"].value == pytest.approx(0.6)
-    assert "Run more than once, with other results: the last to finish is shown, not a-old (seed 0)." in row.notes
+    assert "Run more than once, with different results: the last to finish is shown, not a-old (seed 0)." in row.notes
     reported._save(tmp_path, "c-again", new, [])  # the same to the bit
     (row,) = rows_below(tmp_path)[0]
     assert "not a-old (seed 0)." in " ".join(row.notes)

@@ -317,7 +317,7 @@ def test_cards_are_folded_and_a_link_opens_one(page):
 def test_help_comes_on_a_tap_too(page):
     assert not page.find_element("id", "help").is_displayed()
     _click(page, "th[data-key=epsilon] .what")
-    assert page.find_element("id", "help").text.startswith("Ledger ε: What is guaranteed by the accounting")
+    assert page.find_element("id", "help").text.startswith("Ledger ε: The guarantee by the accounting")
     page.execute_script("arguments[0].click()", _cell(page, FEDAVG, "accuracy"))
     assert "3 seeds: 90.0 %" in page.find_element("id", "help").text
 

@@ -103,7 +103,7 @@ def test_csv_is_read_by_pandas(folder, tmp_path):
     assert reported.HOSTILE in pd.read_csv(tmp_path / "tables" / "runs.csv").method.tolist()
     export(folder, "csv", tmp_path / "tables")  # over an earlier export
     (tmp_path / "tables" / "runs.csv").write_text("my own notes\n")
-    with pytest.raises(RunError, match=r"runs\.csv, which no export left"):
+    with pytest.raises(RunError, match=r"runs\.csv, which is not from an export"):
         export(folder, "csv", tmp_path / "tables")
 
 
@@ -246,7 +246,7 @@ def test_junit_fails_on_refuted_claims_leaks_and_budgets(folder, tmp_path):
     with pytest.raises(RunError, match="one file"):
         export(folder, "junit", tmp_path)
     (tmp_path / "mine.xml").write_text("<testsuite name='mine'/>")
-    with pytest.raises(RunError, match="left as it is"):
+    with pytest.raises(RunError, match="was not changed"):
         export(folder, "junit", tmp_path / "mine.xml")
 
 

@@ -137,12 +137,12 @@ def test_time_is_held_against_a_baseline(tmp_path):
     assert [o.kept for o in held(folder, tmp_path, text.format(3))] == [True, False]
     assert [o.kept for o in held(folder, tmp_path, text.format(4))] == [True, True]
     assert held(folder, tmp_path, text.format(3))[1].value == pytest.approx(3.35)
-    with pytest.raises(SettingError, match="seconds tell of the machine"):
+    with pytest.raises(SettingError, match="seconds depend on the machine"):
         held(folder, tmp_path, 'metric = "time"\nmax = 10')
 
 
 @pytest.mark.parametrize(
-    ("metric", "words"), [("auc", "no membership attack with a AUC"), ("refuted", "No claim .* was tried")]
+    ("metric", "words"), [("auc", "no membership attack with a AUC"), ("refuted", "No claim .* was tested")]
 )
 def test_a_budget_on_what_was_not_measured_is_an_error(tmp_path, metric, words):
     with pytest.raises(SettingError, match=words):
@@ -185,8 +185,13 @@ def test_a_run_is_shown_in_80_columns(fedaudit, tmp_path):
     ("ps", "tells_at", "outcome", "words"),
     [
         ((1e-4,), 1e-9, "failure", ": the claim is refuted (at a level of 0.001, corrected for all audits (1))"),
-        ((4e-4, 0.9, 0.9), 1e-9, "skipped", ": suspicious, which is to be repeated; a claim is refuted at a level of"),
-        ((0.9, 0.9, 0.9), 5e-4, "skipped", "; whether the noise is as promised could not be told at a level of 0.001"),
+        ((4e-4, 0.9, 0.9), 1e-9, "skipped", ": suspicious, so repeat the audit; a claim is refuted at a level of"),
+        (
+            (0.9, 0.9, 0.9),
+            5e-4,
+            "skipped",
+            "; the audits could not tell if the noise is as promised at a level of 0.001",
+        ),
         ((0.9, 0.9, 0.9), 1e-9, "passed", "; no claim is refuted at a level of 0.001, corrected for all audits (3)"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_killed_worker_changes_nothing(dying, digest, ray_engine, tmp_path):
     assert record.transcript_digest == digest
     assert [row.absent for row in record.rounds] == [[], []]
     assert [row.redone for row in read_record(tmp_path / "ray").rounds] == [0, 1]
-    assert "  1 tasks done again: their processes were lost, which changes no result" in summary(record)
+    assert "  1 tasks run again, because their processes were lost; results do not change" in summary(record)
 
 
 @pytest.mark.slow

@@ -300,7 +300,7 @@ def a_run(tmp_path_factory):
         (["run", "{folder}"], "directory"),
         (["run", "--out", "{file}"], "is a file"),
         (["run", "--device", "mps", "--out", "{new}"], "not supported"),
-        (["run", "{badset}", "--out", "{new}"], "it is a table"),
+        (["run", "{badset}", "--out", "{new}"], "is not a table"),
         (["attack", "{run}", "--client", "99"], "There is no client 99"),
     ],
 )

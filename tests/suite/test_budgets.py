@@ -91,7 +91,7 @@ def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
         ("[[budget]]\n", "needs one of max, min and baseline"),
         ('[[budget]]\nmax = "1 B"\nmin = 2.0', "needs one of max, min and baseline"),
         ('[[budget]]\nmax = "12 elephants"', "is no size in bytes"),
-        ('[[budget]]\nbaseline = "b.json"', "baseline and max_growth belong together"),
+        ('[[budget]]\nbaseline = "b.json"', "give baseline and max_growth together"),
         ('[[budget]]\nbaseline = "b.json"\nmax_growth = "much"', "write a share"),
         ('[[budget]]\nbaseline = "b.json"\nmax_growth = "1 %"', "The baseline .*b.json is missing"),
         ('[[budget]]\nmetric = "accuracy"\nmax = 1', "accuracy takes a floor"),
@@ -121,7 +121,7 @@ def test_flops_may_grow_over_a_baseline_too(tmp_path, a_run):
 def test_a_baseline_of_another_method_is_an_error(tmp_path, a_run):
     run(method="local", rounds=1, clients=2, out=tmp_path / "other")
     shutil.copy(tmp_path / "other" / "record.json", tmp_path / "main.json")
-    with pytest.raises(SettingError, match=r"main\.json is of local, the run .* of fedavg"):
+    with pytest.raises(SettingError, match=r"main\.json is of local, but .* is of fedavg"):
         one(tmp_path, a_run, 'baseline = "main.json"\nmax_growth = "1 %"')
 
 
@@ -153,7 +153,7 @@ def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):
     growth = budgets(tmp_path, '[[budget]]\nbaseline = "gone.json"\nmax_growth = "1 %"\n')
     code, _, err = fedaudit("check", a_run, "--budget", growth)
     assert code == 2
-    assert "gone.json is missing. Save one" in err
+    assert "gone.json is missing. Copy" in err
     nothing = budgets(tmp_path, '[[budget]]\nmethod = "fedzge"\nmax = "1 MiB"\n')
     assert fedaudit("check", a_run, "--budget", nothing)[0] == 2
     assert fedaudit("check", a_run, "--budget", budgets(tmp_path, "[[budget]]\n"))[0] == 2
@@ -212,7 +212,7 @@ def test_the_plugin_names_the_field_that_grew(pytester, tmp_path):
     result = pytester.runpytest_inprocess("-q", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["*outside:Fat: traffic is *; up Extra.x grew most, by 4.00 kB.*"])
-    result.stdout.fnmatch_lines(["*baseline and max_growth belong together*"])
+    result.stdout.fnmatch_lines(["*give baseline and max_growth together*"])
 
 
 @pytest.mark.parametrize(("text", "value"), [("12 MiB", 12 * 2**20), ("1.5kB", 1500), ("7 b", 7), ("2 GiB", 2**31)])
@@ -264,7 +264,7 @@ def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch)
     assert fedaudit(*commands[0])[0] == 0
     code, _, err = fedaudit(*commands[1])
     assert code == 2
-    assert "main.json is missing. Save one: copy a run's record.json there" in err
+    assert "main.json is missing. Copy a run's record.json there" in err
     shutil.copy("run/record.json", "main.json")  # as the how-to says
     code, out, err = fedaudit(*commands[1])
     assert (code, out.strip()) == (0, ""), err

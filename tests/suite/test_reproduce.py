@@ -287,7 +287,7 @@ def test_a_seed_that_failed_on_one_side_is_no_pair(mine, tmp_path, monkeypatch):
 def test_unknown_names_are_said_clearly(mine):
     with pytest.raises(SettingError, match=r"no table 'mine 8'.*Did you mean 'mine 7'"):
         find_table("mine", "8")
-    with pytest.raises(SettingError, match=r"no column 'x' at --scale cpu. There are: even"):
+    with pytest.raises(SettingError, match=r"no column 'x' at --scale cpu. Choose from: even"):
         wanted(find_table("mine", "7"), "cpu", ["x"])
     with pytest.raises(SettingError, match="no row 'fedaf'"):
         wanted(find_table("mine", "7"), "cpu", methods=["fedaf"])

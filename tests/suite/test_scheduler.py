@@ -43,7 +43,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ("[grid]\nseeds = [0]", r"Unknown setting 'seeds' in \[grid\]\. Did you mean 'seed'\?"),
         ('[[methods]]\nmetod = "local"', r"Unknown setting 'metod' in \[\[methods\]\]\. Did you mean 'method'\?"),
         ("[grid]\nseed = 0", "grid.seed = 0: input should be a valid list"),
-        ("[grid]\nseed = []", r"no cell: a list in \[grid\] is empty"),
+        ("[grid]\nseed = []", r"no cell, because a list in \[grid\] is empty"),
         ("[base]\nrounds = -1", "rounds = -1"),
         ('[base]\nmethod = "fedavgg"', "Unknown method 'fedavgg'. Did you mean 'fedavg'"),
         ('[base]\ndataset = "digit"', "'digit'.*[Dd]id you mean 'digits'"),
@@ -60,7 +60,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ("[[budgets]]\ndirection = 'up'", "needs one of max, min and baseline"),
         ("[[budgets]]\nmethod = 'fedaf'\nmax = 1", "about the method 'fedaf', which no cell has"),
         ("budgets = 'nowhere.toml'", "There is no file"),
-        ("budgets = [3]", "3 is no budget"),
+        ("budgets = [3]", "3 is not a budget"),
         ("[base", "not valid TOML"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_killed_cell_stops_no_other(quick, tmp_path):
 
 def test_when_nothing_comes_through(quick, tmp_path):
     suite = Suite(base={**SMALL, "method": "outside:Broken", "set": {}}, attacks=[])
-    with pytest.raises(RunError, match=r"No cell of the suite came through\..*ZeroDivisionError"):
+    with pytest.raises(RunError, match=r"No cell of the suite succeeded\..*ZeroDivisionError"):
         audit(suite, tmp_path)
 
 
@@ -234,7 +234,7 @@ def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch)
     for a, b in zip(serial, on_ray, strict=True):
         assert read_record(b.folder).setting.engine == "ray"
         assert comparable(a.folder) == comparable(b.folder)
-    with pytest.raises(FedauditError, match="--jobs 2 with the engine ray"):
+    with pytest.raises(FedauditError, match="--jobs 2 does not go with the engine ray"):
         audit(suite, tmp_path / "c", engine="ray", jobs=2)
     with pytest.raises(FedauditError, match="engine = 'rai'"):
         audit(suite, tmp_path / "c", engine="rai")
@@ -504,7 +504,7 @@ def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):
     assert first.state == "attacks"
     assert first.seconds == pytest.approx(rounds * per_round), "the audits"
     assert second.seconds == pytest.approx(2 * rounds * per_round), "the run, and the audits"
-    assert second.note.endswith("audits of epsilon taken for as long as the run")
+    assert second.note.endswith("audits of epsilon assumed to take as long as the run")
 
     audit(Suite(base={**SMALL, "privacy": private}, attacks=[], trials=20), tmp_path)
     first, second = forecast(make_cells(suite, tmp_path))

@@ -146,11 +146,11 @@ def test_a_suite_runs_first_cells_first(jobs, quick, tmp_path):
 
 def test_cells_whose_first_cell_fails_say_so(quick, tmp_path):
     bad = suite().model_copy(update={"attacks": [], "base": {**BASE, "start": {**LOCAL, "set": {"nothing": 1}}}})
-    with pytest.raises(RunError, match="No cell of the suite came through"):
+    with pytest.raises(RunError, match="No cell of the suite succeeded"):
         audit(bad, tmp_path, jobs=2)
     cells = make_cells(bad, tmp_path)
     audit_json = (tmp_path / "audit.json").read_text()
-    assert audit_json.count(f"its clients start as {cells[0].folder.name} leaves them, which failed") == 2
+    assert audit_json.count(f"its clients come from {cells[0].folder.name}, which failed") == 2
 
 
 def test_the_command_line_takes_a_table(fedaudit, tmp_path):

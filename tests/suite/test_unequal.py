@@ -89,8 +89,8 @@ def test_the_total_leaves_out_what_is_done_and_what_does_not_apply():
     ]  # fmt: skip
     text = total(forecasts, 2)
     assert text.splitlines()[0] == "4 cells: 1 done, 1 does not apply, 2 to do."
-    assert "To send: 4.00 kB of payload, and what 1 cells send." in text
-    assert "about 50 s with 2 at a time, and what 1 cells take" in text
+    assert "To send: 4.00 kB of payload, without 1 cells whose traffic is not known." in text
+    assert "about 50 s with 2 at a time, without 1 cells that are unlike any measured one" in text
 
 
 # --- what was done ----------------------------------------------------------------------------------------------------

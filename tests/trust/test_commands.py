@@ -129,7 +129,7 @@ def test_a_value_of_usual_length_is_read_as_ever():
     ],
 )
 def test_a_budget_is_a_finite_number_from_0_up(budget):
-    with pytest.raises(FedauditError, match="can be no limit"):
+    with pytest.raises(FedauditError, match="is not a limit"):
         parse_budgets([budget], "budgets.toml")
 
 

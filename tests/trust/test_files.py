@@ -308,7 +308,7 @@ def test_outside_code_is_imported_from_pythonpath_when_trusted(a_run, tmp_path, 
 def test_somebody_elses_report_is_left_as_it_is(fedaudit, undrawn, a_run):
     (a_run / "report.md").write_text("my own report")
     code, _, err = fedaudit("report", a_run, "--format", "md")
-    assert (code, "is no report" in err) == (2, True)
+    assert (code, "is not a report" in err) == (2, True)
     assert (a_run / "report.md").read_text() == "my own report"
     (a_run / "report.md").unlink()
     for _ in range(2):  # our own is replaced

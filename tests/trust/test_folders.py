@@ -169,7 +169,7 @@ def test_figures_replace_nothing_of_somebody_elses(fedaudit, undrawn, tmp_path, 
     (figures / MARKER).unlink()
     (figures / drawn[0]).write_text("my drawing")
     code, _, err = fedaudit(*words)
-    assert (code, "which no report left there" in err) == (2, True)
+    assert (code, "which is not from a report" in err) == (2, True)
     assert (figures / drawn[0]).read_text() == "my drawing"
     theirs = tmp_path / "theirs"
     figures.rename(theirs)
