@@ -220,7 +220,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     try:
         values = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
-        raise SettingError(f"There is no file {path}.") from None
+        raise SettingError(f"There is no file {path}. Check the path.") from None
     except (ValueError, RecursionError) as e:  # not TOML, not text, a number of 5,000 digits, endless brackets
         raise SettingError(f"{path} is not valid TOML: {e}.") from None
     if problem := out_of_bounds(values):

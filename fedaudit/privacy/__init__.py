@@ -1,1 +1,1 @@
-"""What is promised, and what is found: policies, mechanisms, accounting, lower bounds."""
+"""Privacy: policies, the mechanisms that carry them out, accounting of their cost, and lower bounds from audits."""

@@ -147,7 +147,7 @@ class _Encoder:
                 raise _changeling(value, where, "int" if isinstance(value, int) else "str")
             case int():
                 if not -(1 << 63) <= value < 1 << 63:
-                    raise WireError(f"{where} = {value} does not fit into 64 bits. Send it as a tensor or a float.")
+                    raise WireError(f"{where} = {value} does not fit into 64 bits. Send it as a float or a string.")
                 return value
             case float():
                 if math.isfinite(value):

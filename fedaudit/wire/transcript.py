@@ -394,7 +394,7 @@ class Transcript:
         self.folder = Path(folder)
         if not (self.folder / "index.jsonl").exists():
             raise TranscriptError(
-                f"{self.folder} holds no transcript (index.jsonl is missing). Give the transcript's folder of a run."
+                f"{self.folder} holds no transcript (index.jsonl is missing). Give the folder of a run's transcript."
             )
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -112,7 +112,7 @@ def test_hidden_labels_make_no_test_set(saved):
         ("texts?test=tset", "has no split 'tset'. Did you mean 'test'"),
         ("texts?z=1", "unknown option 'z'"),
         ("texts?length=none", "length = 'none'; give a whole number"),
-        ("rows", r"no column is clearly the label\. Write hf:.*y=COLUMN, with one of a \(number\), b \(number\), kind \(text\)"),
+        ("rows", r"clearly the label\. Write hf:.*y=COLUMN, with one of a \(number\), b \(number\), kind \(text\)"),
         ("rows?y=a", "array y is float64"),
         ("nowhere", r"cannot be read \(.*save_to_disk wrote, or fetch it once"),
     ],
