@@ -1,6 +1,6 @@
 """fedaudit: privacy and evaluation audits for federated learning.
 
-`from fedaudit import ...` gives everything that a method's or an attack's file needs, and what a notebook calls.
+`from fedaudit import ...` gives everything that the file of a method or an attack needs, and all that a notebook calls.
 Imports are deferred, so that `import fedaudit` and the command line's --help are instant.
 """
 
@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 for _link in ("methods", "attacks", "reports"):  # symbolic links in a checkout, folders where installed
     if Path(__file__).with_name(_link).is_file():
         raise ImportError(
-            f"{Path(__file__).with_name(_link)} is a text file, not the symbolic link to ../{_link} that it is in the "
-            "repository: this checkout was made where links cannot be, such as Windows without developer mode. Check "
+            f"{Path(__file__).with_name(_link)} is a text file. In the repository it is a symbolic link to ../{_link}. "
+            "This checkout was made on a system without symbolic links, such as Windows without developer mode. Check "
             "out again with `git config core.symlinks true`, on Linux, macOS or WSL; or install a wheel."
         )
 
@@ -91,15 +91,18 @@ def load(what: str | Path) -> Tables: ...
 @overload
 def load(what: M, state: Mapping[str, Tensor], part: Part | None = None) -> M: ...
 def load(what: Any, *rest: Any, **named: Any) -> Any:
-    """The tables of a run or an audit (`fedaudit.load("audit").runs` is a data frame); or, with a model, put a state
-    into it, or into a part of it (copied, never aliased), and return the model."""
+    """Return the tables of a run or an audit, or put a state into a model.
+
+    Given a folder, return its tables: `fedaudit.load("audit").runs` is a data frame. Given a model and a state, copy
+    the state into the model, or into a part of it, and return the model. The two never share memory.
+    """
     if isinstance(what, str | Path):
         return importlib.import_module("fedaudit.reports.tables").tables_of(what)
     return importlib.import_module("fedaudit.wire.message").load(what, *rest, **named)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "attack":  # a room that can be called: see there
+    if name == "attack":  # a package that can be called like a function: fedaudit/attack/__init__.py says how
         return importlib.import_module("fedaudit.attack")
     if name not in _HOME:
         raise AttributeError(f"module 'fedaudit' has no attribute {name!r}")

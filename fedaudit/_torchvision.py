@@ -1,7 +1,7 @@
 """The one place that imports torchvision.
 
 PyPI's torchvision wheel is built against torch with CUDA. Next to a CPU-only torch its C++ extension does not load,
-which it tolerates, but it then registers shape rules for two operators of that extension, and the import dies of
+which it tolerates. But it then registers shape rules for two operators of that extension, and the import fails with
 "operator torchvision::nms does not exist". Nobody here runs these operators, so declaring their signatures is enough.
 """
 
@@ -20,7 +20,7 @@ _declared: list[torch.library.Library] = []  # an operator lives as long as the 
 
 
 def torchvision() -> ModuleType:
-    """The torchvision module, imported on the first call because it takes seconds."""
+    """Return the torchvision module. It is imported on the first call, because that takes seconds."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:

@@ -1,8 +1,8 @@
 """CUDA streams that are kept for the life of the process, one for each purpose.
 
 Torch hands out 32 streams a device in turn and then begins again. Code that takes a new stream each time gets, sooner
-or later, one that another thread is using. That ends a run when the stream is being captured: a CUDA graph may hold
-nothing of another thread. So a stream is taken once for each purpose here, and no two purposes share one.
+or later, one that another thread is using. That ends a run when the stream is being captured: a CUDA graph must not
+record another thread's work. So a stream is taken once for each purpose here, and no two purposes share one.
 
 Recordings that are replayed side by side must not be captured on one stream: cuBLAS keeps a workspace for each stream,
 a recording uses that of the stream on which it was captured, and two kernels in one workspace wait for each other for
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 TRANSFER = "transfer"  # messages are copied to main memory on it, from any thread
-LANES = 12  # descents that go side by side have so many streams, and as many to capture on; more share these in turn
+LANES = 12  # streams for descents that run side by side, and as many to capture on; further descents share them
 POOL = 32  # streams that torch hands out before the first one comes again
 
 _kept: dict[tuple[int, str], Any] = {}
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def kept_stream(purpose: str, device: torch.device) -> Any:
-    """Return the stream of a device for this purpose: always the same one, and no other purpose's."""
+    """Return the stream of a device for this purpose. It is always the same one, and no other purpose uses it."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with _lock:
         if (index, purpose) not in _kept:
@@ -34,21 +34,21 @@ def kept_stream(purpose: str, device: torch.device) -> Any:
 
 
 def capture_stream() -> Any:
-    """Return the stream on which to capture what is to be replayed on the current one."""
+    """Return the stream on which to capture a recording that will be replayed on the current stream."""
     current = torch.cuda.current_stream()
     return kept_stream(f"capture for {current.cuda_stream}", current.device)
 
 
 def lane(number: int, device: torch.device) -> Any:
-    """Return the stream for the descent of this number among those that go side by side."""
+    """Return the stream for descent `number` of those that run side by side."""
     return kept_stream(f"lane {number % LANES}", device)
 
 
 def _unused_stream(index: int) -> Any:
-    """Return a stream that no purpose has yet. Others may have taken any number from torch's pool meanwhile."""
+    """Return a stream that no purpose has yet. Other code may have taken streams from torch's pool in between."""
     used = {stream.cuda_stream for (at, _), stream in _kept.items() if at == index}
     for _ in range(POOL):
         stream: Any = torch.cuda.Stream(index)
         if stream.cuda_stream not in used:
             return stream
-    raise RuntimeError(f"All {POOL} CUDA streams of device {index} have a purpose already.")
+    raise RuntimeError(f"All {POOL} CUDA streams of device {index} have a purpose already. Use fewer purposes.")

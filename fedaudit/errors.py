@@ -1,7 +1,7 @@
-"""What goes wrong, in words for the person who has to mend it.
+"""The errors that fedaudit raises, written for the person who has to fix the problem.
 
 Every message names the object, the cause and the remedy. The command line prints a
-`FedauditError` as one paragraph and exits with 2; anything else is a bug of ours.
+`FedauditError` as one paragraph and exits with 2; any other exception is a bug in fedaudit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class FedauditError(Exception):
-    """Base of all errors that fedaudit raises on purpose."""
+    """The base class of all errors that fedaudit raises on purpose."""
 
 
 class SettingError(FedauditError):
@@ -20,15 +20,15 @@ class SettingError(FedauditError):
 
 
 class DataError(FedauditError):
-    """A data set is missing, malformed or too small for what was asked of it."""
+    """A data set is missing, malformed or too small for its use."""
 
 
 class WireError(FedauditError):
-    """Something cannot cross the wire, or what arrived is not what was sent."""
+    """A value cannot cross the wire, or the bytes that arrived are not those that were sent."""
 
 
 class TranscriptError(FedauditError):
-    """A transcript is missing, damaged, or asked for what it does not keep."""
+    """A transcript is missing or damaged, or it does not keep the content that was asked for."""
 
 
 class ThreatError(FedauditError):
@@ -36,11 +36,14 @@ class ThreatError(FedauditError):
 
 
 class PrivacyError(FedauditError):
-    """A privacy policy is malformed, or cannot be applied to what it names."""
+    """A privacy policy is malformed, or cannot be applied to the release that it names."""
 
 
 class NotApplicable(PrivacyError):
-    """Well-formed, but about nothing: a policy on what the method never releases, a method of images on rows."""
+    """A setting is well-formed but has nothing to act on.
+
+    Examples are a policy for a kind that the method never releases, and a method for images on rows of numbers.
+    """
 
 
 class ContractError(FedauditError):
@@ -52,18 +55,21 @@ class RunError(FedauditError):
 
 
 class DeviceError(RunError):
-    """A device, its memory or the compiler failed: no party's fault."""
+    """A device, its memory or the compiler failed. No party is at fault."""
 
     def __init__(self, trouble: str, who: str, said: str):
         super().__init__(f"{who}: {said}.")
         self.trouble, self.who, self.said = trouble, who, said
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return DeviceError, (self.trouble, self.who, self.said)  # it comes back from other processes
+        return DeviceError, (self.trouble, self.who, self.said)  # other processes send it back pickled
 
 
 def last_frame(e: BaseException, libraries: bool = True) -> traceback.FrameSummary | None:
-    """Where it was raised; without libraries, the last line before that in somebody's own code."""
+    """Return the frame that raised the error, or None if unknown.
+
+    With `libraries=False`, return the last frame that is not in an installed library.
+    """
     frames = traceback.extract_tb(e.__traceback__)
     if not libraries:
         frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames  # type: ignore[assignment]
@@ -71,13 +77,13 @@ def last_frame(e: BaseException, libraries: bool = True) -> traceback.FrameSumma
 
 
 def place_of(e: BaseException) -> str:
-    """In brackets, after a space: the function, the file's name and the line where it was raised; empty if unknown."""
+    """Return " (function, file:line)" of the place that raised the error, with a leading space; empty if unknown."""
     at = last_frame(e)
     return "" if at is None else f" ({at.name}, {at.filename.rsplit('/', 1)[-1]}:{at.lineno})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that proposes the nearest known name, then lists what there is."""
+    """Return a hint that proposes the nearest known name and then lists all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

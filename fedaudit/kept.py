@@ -1,4 +1,4 @@
-"""What is kept in files is typed: written as it stands, validated whenever it is read, refused where it says more."""
+"""Base classes for stored records: fields are typed, validated on reading, and unknown fields are rejected."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
-INFINITE: Literal["strings"] = "strings"  # in JSON, which knows no infinity: "Infinity", "-Infinity", "NaN"
+INFINITE: Literal["strings"] = "strings"  # JSON has no infinity, so it is written "Infinity", "-Infinity" or "NaN"
 _anything: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan=INFINITE))
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it: tables with names, lists, texts and finite numbers."""
+    """Return the value as JSON holds it: dicts with string keys, lists, strings and finite numbers."""
     return json.loads(_anything.dump_json(value))
 
 
 class Kept(BaseModel):
-    """A part of a run record, or of what lies beside it. Infinity is a string in JSON, which knows no such number."""
+    """A part of a run record or of a file beside it. Infinity is written as a string, because JSON has no infinity."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -29,7 +29,7 @@ class Kept(BaseModel):
 
 
 class Sparse(Kept):
-    """A part some of whose tables are written only where there is something in them."""
+    """A part that leaves out the fields named in `optional` when they are empty."""
 
     optional: ClassVar[tuple[str, ...]] = ()
 
@@ -39,7 +39,7 @@ class Sparse(Kept):
 
 
 class AsGiven(Kept):
-    """A part that is written with the fields that it was given, and without the others."""
+    """A part that writes only the fields that it was given."""
 
     @model_serializer(mode="wrap")
     def _without_what_was_not_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""At which level evidence speaks: the one place that says when a claim is refuted.
+"""Significance levels: the one place that says when a claim is refuted.
 
-An accusation wants a stricter level than an estimate. A lower bound holds with 95 % probability (`--confidence`); but a
-claim is *refuted* only where evidence as strong as this comes about in less than one of 1,000 honest runs, all tests
-that were made being considered (Holm 1979). Between the two it is *suspicious*: one honest run in twenty is, and the
-remedy is to repeat it with another seed or more trials. Where nothing was found, it counts what could have been: a test
-that at the level it is really held to would miss what it should find *cannot tell*. What is left is *not refuted*.
+Refuting a claim takes a stricter level than estimating a bound. A lower bound holds with 95 % probability
+(`--confidence`). A claim is *refuted* only if fewer than one in 1,000 honest runs would give evidence as strong as
+this, after a correction for all tests that were made (Holm 1979). Between these two levels it is *suspicious*: one
+honest run in twenty is, and the remedy is to repeat the run with another seed or more trials. If a test found nothing,
+its power counts: a test that would miss a real violation at its corrected level *cannot tell*. In all other cases the
+claim is *not refuted*.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-LEVEL = 0.001  # of refuting a claim, over all tests of a run (or of a report's row) together
+LEVEL = 0.001  # for refuting a claim, over all tests of a run (or of a report's row) together
 Said = Literal["refuted", "suspicious", "cannot tell", "not refuted"]
 
 
 def level_of(confidence: float) -> float:
-    """At which a claim is refuted: LEVEL, or less where a bound is asked to hold more surely than that."""
+    """Return the level at which a claim is refuted: LEVEL, or 1 - confidence if that is smaller."""
     return min(LEVEL, 1 - confidence)
 
 
 def said(p: float, tells_at: float | None = None, confidence: float = 0.95, tests: int = 1) -> Said:
-    """What one of so many tests says. `p` is corrected for them already; `tells_at` is the strictest level at which
-    the test would find what it should (None: that was not asked), to be held against its share of the level."""
+    """Return the verdict of one test among `tests` tests.
+
+    `p` is already corrected for the number of tests. `tells_at` is the strictest level at which the test would still
+    find a real violation. It is compared with this test's share of the level. None means that this was not measured.
+    """
     level = level_of(confidence)
     if p < level:
         return "refuted"
@@ -33,7 +37,10 @@ def said(p: float, tells_at: float | None = None, confidence: float = 0.95, test
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p-values adjusted for how many there are (Holm 1979): below 0.05 together, wrong in at most 5 % of families."""
+    """Return the p-values adjusted for their number (Holm 1979).
+
+    Calling all adjusted values below 0.05 significant makes an error in at most 5 % of families of tests.
+    """
     order = sorted((i for i, p in enumerate(ps) if p is not None), key=lambda i: ps[i])  # type: ignore[arg-type, return-value]
     adjusted: list[float | None] = [None] * len(ps)
     largest = 0.0

@@ -5,8 +5,8 @@
         federated_run(method="my_package.my_method:MyMethod", rounds=2)
 
 `comm_budget` is also a fixture, for runs that you made yourself: `comm_budget(record, uplink="12 MiB")`. With
-`baseline="main.json"` (a saved record.json, beside the test's file) and `max_growth="1 %"` a run is held against an
-earlier one, and the message names the field that grew.
+`baseline="main.json"` (a saved record.json, beside the test's file) and `max_growth="1 %"` a run is compared with an
+earlier one, and the failure message names the field that grew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def comm_budget(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """`comm_budget(record, uplink="12 MiB", downlink=None, ...)` fails the test where a record sends more."""
+    """Return a function that fails the test if a record sends more: `comm_budget(record, uplink="12 MiB", ...)`."""
 
     def check(
         record: Any,
@@ -63,7 +63,10 @@ def comm_budget(request: pytest.FixtureRequest) -> Callable[..., None]:
 def federated_run(
     request: pytest.FixtureRequest, tmp_path: Path, comm_budget: Callable[..., None]
 ) -> Callable[..., Any]:
-    """`federated_run(method=..., rounds=...)` runs a setting in the test's folder and returns its record."""
+    """Return a function that runs a setting in the test's folder and returns its record.
+
+    Call it as `federated_run(method=..., rounds=...)`. It also applies the test's `comm_budget` mark.
+    """
     marker = request.node.get_closest_marker("comm_budget")
     count = 0
 

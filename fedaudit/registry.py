@@ -1,7 +1,7 @@
-"""Finding methods and attacks by name: the package's own, other packages' entry points, or `module:Class`; and
-somebody's own models and data, which have such paths alone.
+"""The registry finds methods and attacks by name, and users' own models and data by path.
 
-The harness imports none of them by itself; it asks here.
+A name is one of this package, an entry point of another package, or `module:Class`. Users' own models and data have
+such paths only. The harness imports none of them by itself; it asks the registry.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ T = TypeVar("T", bound=type)
 _found: dict[str, dict[str, type]] = {"methods": {}, "attacks": {}}
 _broken: dict[str, dict[str, str]] = {"methods": {}, "attacks": {}}
 _loaded: set[str] = set()
-_read_from: ContextVar[str | None] = ContextVar("_read_from", default=None)  # the folder that names what is looked for
+_read_from: ContextVar[str | None] = ContextVar("_read_from", default=None)  # the folder whose file gives the names
 _trusting = False
 
 
 @contextlib.contextmanager
 def read_from(folder: Path | str | None) -> Iterator[None]:
-    """What is looked for within is named by a file in this folder, not by the user: outside code needs `trust`."""
+    """Treat all names looked up in this block as coming from a file in `folder`, not from the user.
+
+    Code outside fedaudit then needs `trust`.
+    """
     token = _read_from.set(None if folder is None else str(folder))
     try:
         yield
@@ -42,20 +45,23 @@ def read_from(folder: Path | str | None) -> Iterator[None]:
 
 
 def trust(yes: bool = True) -> None:
-    """Let files name code outside fedaudit (`module:Class`), which is then imported, from PYTHONPATH only."""
+    """Allow files to name code outside fedaudit (`module:Class`). It is then imported, from PYTHONPATH only."""
     global _trusting
     _trusting = yes
 
 
 def check_trusted(path: str) -> None:
-    """Refuse `package.module:name` where a file names it, it is not imported yet, and nobody trusts it."""
+    """Raise if a file names `package.module:name`, it is not imported yet, and the user does not trust it."""
     module, folder = path.partition(":")[0], _read_from.get()
     if folder is not None and module not in sys.modules:
         _may_be_imported(path, module.partition(".")[0], folder)
 
 
 def register(name: str, group: Group = "methods", *, tables: str = "") -> Callable[[T], T]:
-    """Class decorator: make a method (or attack) known by `name`. `tables`: the papers that compare it."""
+    """Return a class decorator that makes a method (or an attack) known by `name`.
+
+    `tables` lists the papers that compare the method.
+    """
 
     def add(cls: T) -> T:
         other = _found[group].get(name)
@@ -86,7 +92,7 @@ def _load(group: Group) -> None:
     for entry in importlib.metadata.entry_points(group=f"fedaudit.{group}"):
         try:
             _found[group].setdefault(entry.name, entry.load())
-        except Exception as e:  # noqa: BLE001 (somebody else's package; told when it is asked for)
+        except Exception as e:  # noqa: BLE001 (another package's fault; `find` reports it when the name is used)
             _broken[group][entry.name] = f"{type(e).__name__}: {e}"
     _loaded.add(group)
 
@@ -97,32 +103,35 @@ def names(group: Group) -> list[str]:
 
 
 def find(name: str, group: Group = "methods") -> type:
-    """The class behind a name or `package.module:Class`."""
+    """Return the class behind a name or `package.module:Class`."""
     if ":" in name:
         return _by_path(name, group)
     _load(group)
     if name in _found[group]:
         return _found[group][name]
     if name in _broken[group]:
-        raise SettingError(f"The {group[:-1]} {name!r} of another package cannot be imported: {_broken[group][name]}.")
+        raise SettingError(
+            f"The {group[:-1]} {name!r} of another package cannot be imported: {_broken[group][name]}. Repair or "
+            "reinstall that package."
+        )
     raise SettingError(
-        unknown(group[:-1], name, _found[group]) + f" Your own: package.module:Class, the class of your {group[:-1]}."
+        unknown(group[:-1], name, _found[group]) + f" For your own {group[:-1]}, write package.module:Class."
     )
 
 
 def _may_be_imported(path: str, top: str, folder: str) -> None:
-    """Refuse what a file in `folder` asks to be imported, unless the user trusts it and has put it on PYTHONPATH."""
+    """Raise if a file in `folder` names code to import that the user does not trust or has not put on PYTHONPATH."""
     if top == "fedaudit":
-        return  # it runs already
+        return  # its code is running already
     if not _trusting:
         raise SettingError(
-            f"{folder} names code outside fedaudit, {path!r}, which would be imported and run. If you know it, put its "
-            "folder on PYTHONPATH and say --trust."
+            f"{folder} names code outside fedaudit, {path!r}, which would be imported and run. If you trust it, put "
+            "its folder on PYTHONPATH and say --trust."
         )
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
-        return  # importing it will say so
+        return  # the import itself will report the problem
     places = [Path(p).resolve() for p in (spec.submodule_search_locations or [spec.origin or ""])] if spec else []
     named = {Path(p).resolve() for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
     for unsafe in {Path.cwd(), Path(folder).resolve()} - named:
@@ -134,7 +143,10 @@ def _may_be_imported(path: str, top: str, folder: str) -> None:
 
 
 def outside(path: str, what: str) -> Any:
-    """The object behind `package.module:name`, imported by the rules of trust. `what` it is, for errors."""
+    """Import and return the object behind `package.module:name`, if the rules of trust allow it.
+
+    `what` names the kind of object in error messages.
+    """
     module, _, attribute = path.partition(":")
     folder = _read_from.get()
     if folder is not None and module not in sys.modules:
@@ -151,29 +163,29 @@ def outside(path: str, what: str) -> Any:
             "package's folder on PYTHONPATH or as the working folder."
         ) from e
     except SyntaxError as e:
-        raise SettingError(f"The {what} {path!r}: {e.filename}, line {e.lineno}: {e.msg}.") from e
-    except Exception as e:  # somebody's file, which may do anything while it is imported
+        raise SettingError(f"The {what} {path!r} has a syntax error: {e.filename}, line {e.lineno}: {e.msg}.") from e
+    except Exception as e:  # a user's file may do anything while it is imported
         raise SettingError(f"The {what} {path!r} fails while it is imported: {failure(e)}.") from e
     return found
 
 
-_NAMES = {"data set": "function"}  # what stands behind the colon
+_NAMES = {"data set": "function"}  # the word behind the colon, if it is not Class
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_path(text: str) -> bool:
-    """Whether a text has the form package.module:name, by which somebody's own code is named."""
+    """Return whether a text has the form package.module:name, which names users' own code."""
     return _PATH.fullmatch(text) is not None
 
 
 def failure(e: BaseException) -> str:
-    """What went wrong in somebody's own code, and where."""
+    """Describe an error in a user's own code: its class, its message and its place."""
     at = last_frame(e, libraries=False)
     return f"{type(e).__name__}: {e}" + (f" ({at.filename}, line {at.lineno})" if at else "")
 
 
 def named_by() -> str | None:
-    """The folder whose file names what is looked for; None: the user does."""
+    """Return the folder whose file gives the names that are looked up, or None if the user gives them."""
     return _read_from.get()
 
 
@@ -182,5 +194,5 @@ def _by_path(path: str, group: Group) -> type:
     base = {"methods": "fedaudit.runtime.method:Method", "attacks": "fedaudit.attack.scene:Attack"}[group]
     parent = getattr(importlib.import_module(base.split(":")[0]), base.split(":")[1])
     if not (isinstance(found, type) and issubclass(found, parent)):
-        raise SettingError(f"{path!r} is no {parent.__name__}: it must be a subclass of {base.replace(':', '.')}.")
+        raise SettingError(f"{path!r} is not a {parent.__name__}. Make it a subclass of {base.replace(':', '.')}.")
     return found

@@ -1,6 +1,6 @@
-"""Randomness: named generators that are derived, never carried.
+"""Random generators, each derived anew from a name and never passed on.
 
-Every generator follows from (run seed, party, round, ask, purpose), so a task gives the same bits wherever and
+Every generator follows from (run seed, party, round, ask, purpose). So a task gives the same bits wherever and
 whenever it runs, and a resumed run needs no saved generator.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 
 def seed_of(*parts: object) -> int:
-    """A 63-bit seed for a path such as (run seed, "client 3", 7, 0, "noise")."""
+    """Return a 63-bit seed for a path such as (run seed, "client 3", 7, 0, "noise")."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -27,21 +27,23 @@ def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Gener
     return torch.Generator(device).manual_seed(seed_of(*parts))
 
 
-WORDS = 625  # of 32 bits: numpy's global generator has 624 numbers, and where it stands among them
+WORDS = 625  # words of 32 bits in numpy's global generator: 624 numbers, and its position among them
 
 
 class _Numpys:
-    """numpy's global generator. Its own functions copy its state number by number, which takes longer than all the rest
-    of `seeded`: here the memory is copied, where it is laid out as expected and holds all there is to know.
+    """Saves and restores the state of numpy's global generator, fast.
 
-    What does not stand there is the second of two normal numbers that were drawn at once. There is none after seeding,
-    and none comes without a draw, which shows in the memory.
+    numpy's own functions copy the state number by number, which takes longer than all the rest of `seeded`. This class
+    copies the memory, if it is laid out as expected and holds the whole state.
+
+    One thing is not in that memory: the second of two normal numbers that were drawn at once. There is none after
+    seeding, and a later one needs a draw, which changes the memory.
     """
 
     def __init__(self) -> None:
-        self._of: object = None  # the bit generator that the address is of
+        self._of: object = None  # the bit generator whose address `_at` is
         self._at: int | None = None
-        self._known = b""  # a state after which nothing else is to be known
+        self._known = b""  # memory that is known to be the whole state
 
     def _address(self) -> int | None:
         now = np.random.get_bit_generator() if hasattr(np.random, "get_bit_generator") else None
@@ -55,7 +57,7 @@ class _Numpys:
         return self._at
 
     def state(self) -> Any:
-        """As it is now: its memory, or what numpy says."""
+        """Return the current state: the memory if it is the whole state, else numpy's own tuple."""
         at = self._address()
         if at is not None and ctypes.string_at(at, 4 * WORDS) == self._known:
             return self._known
@@ -75,10 +77,10 @@ class _Numpys:
         if not isinstance(state, bytes):
             np.random.set_state(state)
         elif at is not None:
-            np.random.seed(0)  # no second number is left over
+            np.random.seed(0)  # drops a second normal number that may be left over
             ctypes.memmove(at, state, len(state))
             self._known = state
-        else:  # somebody has put another generator in its place
+        else:  # other code has replaced the global generator
             numbers = np.frombuffer(state, np.uint32)
             np.random.set_state(("MT19937", numbers[:-1], int(numbers[-1]), 0, 0.0))
 
@@ -88,7 +90,10 @@ numpys = _Numpys()
 
 @contextmanager
 def seeded(*parts: object, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Run a block inside a seeded fork of the global generators: layer initialisation and dropout know no other."""
+    """Run a block with the global generators seeded, and restore them afterwards.
+
+    Layer initialisation and dropout can only use the global generators.
+    """
     seed = seed_of(*parts)
     device = torch.device(device)
     devices = (

@@ -1,4 +1,4 @@
-"""Settings: one flat, frozen description of a run. Command line over file over defaults."""
+"""Settings: one flat, frozen description of a run. The command line overrides the file, the file the defaults."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedaudit.errors import SettingError, did_you_mean
 
-MANY = 1_000_000  # rounds, clients and the like: more is a slip of the hand, and no run would end
-LARGEST = 1e9  # of a number in a privacy policy
-DEEPEST = 32  # tables and lists within each other
-LONGEST = 4096  # characters of a text
+MANY = 1_000_000  # the most rounds, clients and the like: more is a typing error, and the run would never end
+LARGEST = 1e9  # the largest number in a privacy policy
+DEEPEST = 32  # the most levels of tables and lists within each other
+LONGEST = 4096  # the most characters in a text
 
 
 def out_of_bounds(value: Any, depth: int = 0) -> str | None:
-    """What no setting may hold: numbers beyond 64 bits, texts that are no file name, tables without end."""
+    """Return why no setting may hold this value, or None if it may.
+
+    Refused are whole numbers beyond 64 bits, texts that cannot be a file name, and tables that are nested too deep.
+    """
     match value:
         case int() if not -(1 << 63) <= value < 1 << 63:
             return "a whole number has at most 64 bits"
@@ -29,7 +32,7 @@ def out_of_bounds(value: Any, depth: int = 0) -> str | None:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                return "a text that is no valid Unicode"
+                return "a text that is not valid Unicode"
         case dict() | list() | tuple() if depth >= DEEPEST:
             return f"tables or lists within each other, more than {DEEPEST} deep"
         case dict():
@@ -40,10 +43,10 @@ def out_of_bounds(value: Any, depth: int = 0) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """A value in an error message: no longer than a line."""
+    """Return a value as text for an error message, cut to about a line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a whole number of more digits than Python prints
+    except (ValueError, RecursionError):  # a whole number with more digits than Python prints
         return "what was given"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -64,71 +67,71 @@ class Setting(Frozen):
         "digits",
         description="a name from `fedaudit list datasets`, folder:PATH, npz:PATH, hf:NAME, or package.module:function",
     )
-    data_dir: str = Field(".data", description="where data sets lie")
+    data_dir: str = Field(".data", description="the folder of the data sets")
     image_size: int | None = Field(None, ge=4, le=4096, description="resize images to this side length")
     clients: int = Field(5, ge=1, le=MANY, description="number of clients, K")
     partition: str = Field("dirichlet:0.5", description="how records are spread: see `fedaudit list partitions`")
-    minimum: int = Field(10, ge=2, le=1_000_000_000, description="records that each client gets at least")
+    minimum: int = Field(10, ge=2, le=1_000_000_000, description="least number of records for each client")
     holdout: float = Field(0.25, ge=0, lt=1, description="share of a client's records held out as non-members")
-    validation: float = Field(0.1, ge=0, lt=1, description="share of a client's records that choose the round")
-    aux: float = Field(0.1, ge=0, lt=1, description="share of all records that no client holds: the attackers'")
+    validation: float = Field(0.1, ge=0, lt=1, description="share of a client's records used to choose the round")
+    aux: float = Field(0.1, ge=0, lt=1, description="share of all records that no client holds; for attackers")
     public: float = Field(0.0, ge=0, lt=1, description="share of all records that everybody holds: a transfer set")
     public_dataset: str | None = Field(
         None, description="take the transfer set from another data set, without labels (public: a share of it; 0: all)"
     )
     canaries: int = Field(
-        0, ge=0, le=MANY, description="pairs of mislabelled records, one of each trained on: for epsilon audit"
+        0, ge=0, le=MANY, description="pairs of mislabelled records, one of each pair trained on; for epsilon audits"
     )
 
     model: str = Field(
         "cnn", description="a model, a group such as HtFE-5, resnet18:3,resnet34:2, or package.module:Class"
     )
-    server_model: str | None = Field(None, description="the server's model, where clients differ in theirs")
+    server_model: str | None = Field(None, description="the server's model, if the clients' models differ")
 
     init: Literal["common", "own"] = Field(
         "common",
-        description="common: models of one architecture start alike, the server's too; own: each client its own",
+        description="common: equal architectures start with equal weights, the server's too; own: each client differs",
     )
     norm: Literal["keep", "group"] = Field("keep", description="group: GroupNorm instead of batch norm, for DP-SGD")
 
     start: dict[str, Any] | None = Field(
-        None, description='another run, whose clients this one starts with: { method = "local", rounds = 1 }'
+        None, description='start with the clients of another run: { method = "local", rounds = 1 }'
     )
     rounds: int = Field(10, ge=0, le=MANY, description="communication rounds, T")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients asked in a round")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")
-    quorum: float = Field(0.5, gt=0, le=1, description="share of a round's clients without which it cannot go on")
-    privacy: dict[str, Any] = Field(default_factory=dict, description="a policy per kind of release")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of a round's clients that must answer")
+    privacy: dict[str, Any] = Field(default_factory=dict, description="a privacy policy for each kind of release")
     compress: str | None = Field(
         None,
         description="compress what clients send, after the noise: topk:0.1 (a share), int8, svd:0.95 (energy)",
     )
 
-    seed: int = Field(0, ge=0, lt=1 << 63, description="everything random follows from it")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="the seed of everything random")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    deterministic: bool = Field(True, description="refuse operations that give other bits each time")
-    threads: int = Field(1, ge=1, le=1024, description="threads of one party's computation, the same on every engine")
-    onednn: Literal["auto", "on", "off"] = Field("auto", description="CPU kernels; auto: off for tiny images on ARM")
+    deterministic: bool = Field(True, description="refuse operations whose results vary between runs")
+    threads: int = Field(1, ge=1, le=1024, description="threads for one party's computation, equal on all engines")
+    onednn: Literal["auto", "on", "off"] = Field("auto", description="oneDNN on CPUs; auto: off for tiny images on ARM")
     precision: Literal["float32", "tf32", "bf16"] = Field(
-        "float32", description="of products and convolutions: tf32 on a GPU keeps 11 bits of a factor, bf16 8"
+        "float32", description="for products and convolutions; tf32 on a GPU keeps 11 bits of each factor, bf16 8"
     )
-    channels_last: bool = Field(False, description="images and convolutions with the channels innermost in memory")
+    channels_last: bool = Field(False, description="store images and convolutions with channels innermost")
     step: Literal["auto", "eager", "recorded", "compiled"] = Field(
-        "auto", description="a training step on a GPU; auto: recorded (same bits as eager); compiled: rounds otherwise"
+        "auto", description="training step on a GPU; auto: recorded (equals eager); compiled: rounding may differ"
     )
     engine: Literal["auto", "serial", "stacked", "ray"] = Field(
         "auto", description="where clients' tasks run; auto: stacked (trained together) on a GPU, serial on a CPU"
     )
     isolate: bool = Field(
-        False, description="each client's task in a process that holds its records only, the server's in one without"
+        False, description="run each client in a process with its own records only, the server in one without records"
     )
-    together: int = Field(32, ge=1, le=MANY, description="stacked: clients in one stack at most")
+    together: int = Field(32, ge=1, le=MANY, description="stacked: the most clients in one stack")
     workers: int | None = Field(None, ge=1, le=4096, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
     ray_address: str | None = Field(None, description="ray: an existing cluster")
 
-    eval_every: int = Field(1, ge=1, le=MANY, description="evaluate every so many rounds, and after the last")
-    eval_clients: bool = Field(True, description="also evaluate what each client would deploy")
+    eval_every: int = Field(1, ge=1, le=MANY, description="evaluate every so many rounds, and after the last one")
+    eval_clients: bool = Field(True, description="also evaluate the model that each client would deploy")
     keep_weights: int = Field(10, ge=0, le=MANY, description="rounds for which the transcript keeps model states")
     flops: bool = Field(False, description="count floating-point operations (slower)")
 
@@ -160,17 +163,20 @@ class Setting(Frozen):
         return validated(cls, values, "setting")
 
     def rounding(self) -> dict[str, Any]:
-        """The parts that the last bits depend on, where they are not as ever: a setting's key has only those."""
+        """Return the options that change rounding and differ from the usual. A setting's key holds only those."""
         parts: dict[str, Any] = {"precision": self.precision, "channels_last": self.channels_last, "step": self.step}
         usual = {"precision": ("float32",), "channels_last": (False,), "step": ("auto", "eager", "recorded")}
         return {name: value for name, value in parts.items() if value not in usual[name]}
 
 
-LEAST_SHARE = 1e-4  # of a tensor's numbers that top-k keeps
+LEAST_SHARE = 1e-4  # the least share of a tensor's numbers that top-k may keep
 
 
 def parse_compression(text: str) -> tuple[str, float | None]:
-    """A compression's name and its number: ("topk", 0.1), ("int8", None), ("svd", 0.95). ValueError otherwise."""
+    """Return a compression's name and its number: ("topk", 0.1), ("int8", None), ("svd", 0.95).
+
+    Raise ValueError for any other text.
+    """
     name, colon, number = text.partition(":")
     bounds = {"topk": (LEAST_SHARE, "the share of numbers that are kept"), "svd": (0.0, "the energy that is kept")}
     if name == "int8" and not colon:
@@ -184,18 +190,18 @@ def parse_compression(text: str) -> tuple[str, float | None]:
         if least <= value < 1 and value > 0:
             return name, value
         raise ValueError(f"{what} is a number from {least:g} to below 1, as in {name}:{0.1 if least else 0.95}")
-    raise ValueError("there is topk:SHARE (topk:0.1), int8 and svd:ENERGY (svd:0.95)")
+    raise ValueError("choose from topk:SHARE (topk:0.1), int8 and svd:ENERGY (svd:0.95)")
 
 
-# What says where or how a run is carried out, not what comes out of it.
-# (Of the engines, stacked rounds otherwise than the others: a setting's key and a resumed run tell it from them.)
+# These options say where or how a run is carried out. They do not change its result.
+# (One engine, stacked, rounds differently: a setting's key and a resumed run tell it from the others.)
 EXECUTION = ("data_dir", "engine", "isolate", "together", "workers", "gpu_fraction", "ray_address")
-# What only rounding depends on: `Setting.rounding` says when.
+# These options change nothing but rounding: `Setting.rounding` says when.
 ROUNDING = ("precision", "channels_last", "step")
 
 
 def validated(cls: type, values: dict[str, Any], what: str) -> Any:
-    """Build a pydantic model; its errors become one `SettingError` that names each key, cause and remedy."""
+    """Build and return a pydantic model. Its errors become one `SettingError` with each key, cause and remedy."""
     try:
         return cls(**values)
     except ValidationError as e:
@@ -214,8 +220,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     try:
         values = tomllib.loads(Path(path).read_text())
     except FileNotFoundError:
-        raise SettingError(f"There is no file {path}.") from None
-    except (ValueError, RecursionError) as e:  # no TOML, no text, a number of 5,000 digits, brackets without end
+        raise SettingError(f"There is no file {path}. Check the path.") from None
+    except (ValueError, RecursionError) as e:  # not TOML, not text, a number of 5,000 digits, endless brackets
         raise SettingError(f"{path} is not valid TOML: {e}.") from None
     if problem := out_of_bounds(values):
         raise SettingError(f"{path}: {problem}.")
@@ -223,20 +229,20 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML would read it; anything else is a string, so that quotes are not needed on a command line."""
+    """Return a value as TOML reads it. Any other text is a string, so a command line needs no quotes."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
-    except (ValueError, RecursionError) as e:  # a number of 5,000 digits, brackets without end
-        raise SettingError(f"{shown(text)} is no value: {e}.") from None
+    except (ValueError, RecursionError) as e:  # a number of 5,000 digits, endless brackets
+        raise SettingError(f"{shown(text)} is not a valid value: {e}.") from None
     if problem := out_of_bounds(value):
-        raise SettingError(f"{shown(text)} is no value: {problem}.")
+        raise SettingError(f"{shown(text)} is not a valid value: {problem}.")
     return value
 
 
 def parse_pairs(pairs: list[str]) -> dict[str, Any]:
-    """`["E=5", "eta=0.1"]` as a dict."""
+    """Return pairs such as `["E=5", "eta=0.1"]` as a dict."""
     values = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -247,7 +253,7 @@ def parse_pairs(pairs: list[str]) -> dict[str, Any]:
 
 
 def nested(pairs: dict[str, Any]) -> dict[str, Any]:
-    """`{"host.E": 1}` as `{"host": {"E": 1}}`: a part of a method has settings of its own."""
+    """Return `{"host.E": 1}` as `{"host": {"E": 1}}`, because a part of a method has settings of its own."""
     values: dict[str, Any] = {}
     for key, value in pairs.items():
         *path, last = key.split(".")
@@ -255,7 +261,10 @@ def nested(pairs: dict[str, Any]) -> dict[str, Any]:
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise SettingError(f"--set {key}=...: {part} was set to {shown(table)} before, which has no parts.")
+                raise SettingError(
+                    f"--set {key}=...: {part} was set to {shown(table)} before, which has no parts. Leave out one of "
+                    "the two."
+                )
         table[last] = (
             {**table[last], **value} if isinstance(value, dict) and isinstance(table.get(last), dict) else value
         )

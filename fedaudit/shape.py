@@ -1,4 +1,4 @@
-"""What one record is: an image, a row of numbers, or a text as token ids. One type from the data to the attacks."""
+"""The shape of one record: an image, a row of numbers, or a text as token ids. All rooms share this one type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMAGES: frozenset[Kind] = frozenset({"images"})
 class Shape(tuple[int, ...]):
     """The sizes of one record: (channels, height, width) of an image, (features,) of a row, (length,) of a text.
 
-    `tokens` is how many token ids there are, 0 where the numbers of a record are no ids.
+    `tokens` is the number of different token ids, or 0 if a record does not consist of token ids.
     """
 
     tokens: int
@@ -29,7 +29,7 @@ class Shape(tuple[int, ...]):
 
     @property
     def item(self) -> int:
-        """Bytes of one number of a record where it is sent as it is: a float, or an id."""
+        """Return the bytes that one number of a record takes when it is sent unchanged: a float, or a token id."""
         return 8 if self.tokens else 4
 
     def __eq__(self, other: object) -> bool:
@@ -45,7 +45,7 @@ class Shape(tuple[int, ...]):
         return tuple(self), self.tokens
 
     def __str__(self) -> str:
-        """In words, for a sentence."""
+        """Return the shape in words, for use in a sentence."""
         if self.kind == "images":
             return f"images of {' x '.join(map(str, self))}"
         if self.kind == "tokens":

@@ -1,4 +1,4 @@
-"""Intervals: no statistic leaves the project without one."""
+"""Confidence intervals. Every statistic that the project reports has one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Estimate(AsGiven):
     value: float | None
     low: float | None = None
     high: float | None = None
-    interval: str = ""  # its name
-    reason: str = ""  # where there is no value
+    interval: str = ""  # the name of the interval
+    reason: str = ""  # why there is no value
     n: int | None = None
 
     def shown(self) -> str:
-        """The value with its interval, to three places."""
+        """Return the value with its interval as text, to three decimal places."""
         if self.low is None or self.high is None:
             return f"{self.value:.3f}"
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -41,7 +41,7 @@ class Measured(Estimate):
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion: what an accuracy on n records is worth."""
+    """Return Wilson's score interval for a proportion, such as an accuracy on n records."""
     if n == 0:
         return 0.0, 1.0
     z, p = float(ndtri(0.5 + confidence / 2)), successes / n  # the p' with |p - p'| = z sqrt(p' (1 - p') / n)
@@ -51,7 +51,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation over the given values themselves (they are all clients, no sample of them)."""
+    """Return mean and standard deviation of the given values. They are all clients, not a sample of them."""
     if not values:
         return math.nan, math.nan
     mean = statistics.fmean(values)
@@ -59,12 +59,12 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _squares(values: Sequence[float], mean: float) -> float:
-    """Squared differences from the mean, summed; not a number where a value is infinite, which `statistics` refuses."""
+    """Return the sum of squared differences from the mean. An infinite value gives NaN; `statistics` would raise."""
     return math.fsum((v - mean) ** 2 for v in values)
 
 
 def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """The mean with Student's interval, which takes the values for independent draws; one value has none."""
+    """Return the mean with Student's interval. It treats the values as independent draws; one value has no interval."""
     if not values:
         return Estimate(value=None, reason="there are no values")
     n, mean = len(values), statistics.fmean(values)
@@ -76,11 +76,12 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def sampled_mean(values: Sequence[float], of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """An interval for the mean over `of` numbers from 0 to 1, of which `values` were drawn without replacement.
+    """Return an interval for the mean over `of` numbers from 0 to 1, of which `values` were drawn without replacement.
 
-    It is Student's, narrowed by sqrt(1 - n / of), because what was drawn is known; with all of them it is a point.
-    Values that are all equal have no spread to go by. Then at most a share p of all has others (Clopper and Pearson,
-    0 of n, and no more than were not drawn), and each of those may be anything from 0 to 1.
+    It is Student's interval, narrowed by sqrt(1 - n / of), because the drawn numbers are known. If all were drawn, it
+    is a point. Values that are all equal show no spread. Then at most a share p of all numbers differs from them (the
+    upper limit of Clopper and Pearson for 0 of n, and no more than the share that was not drawn), and each of those
+    may be anything from 0 to 1.
     """
     n, mean = len(values), statistics.fmean(values)
     if n >= of:
@@ -101,7 +102,7 @@ Counts = NDArray[np.int64]
 
 def check_confidence(confidence: float) -> float:
     if not 0 < confidence < 1:  # NaN too
-        raise SettingError(f"confidence = {confidence} is no confidence: give a number strictly between 0 and 1.")
+        raise SettingError(f"confidence = {confidence} is out of range: give a number strictly between 0 and 1.")
     return float(confidence)
 
 
@@ -109,31 +110,31 @@ def as_column(values: ArrayLike, what: str) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise ContractError(f"The {what} are no array ({error}): give one value per candidate.") from error
+        raise ContractError(f"The {what} are not an array ({error}): give one value per candidate.") from error
     if array.ndim != 1:
         raise ContractError(f"The {what} have shape {array.shape}: give one value per candidate.")
     return array
 
 
 def checked(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
-    """Scores as finite floats and membership as booleans, of one length."""
+    """Return the scores as finite floats and the membership as booleans, both of one length. Raise if they are not."""
     s, m = as_column(scores, "scores"), as_column(member, "member flags")
     if len(s) != len(m):
         raise ContractError(f"There are {len(s)} scores but {len(m)} member flags: give one of each per candidate.")
     if s.dtype.kind not in "biuf":
         raise ContractError(f"The scores are of type {s.dtype}: give numbers, higher for members.")
     if m.dtype.kind not in "biuf" or not ((m == 0) | (m == 1)).all():
-        raise ContractError("The member flags must be 0 or 1 (false or true), and something else is among them.")
+        raise ContractError("The member flags hold other values than 0 and 1: give 0 or 1 (false or true).")
     s = s.astype(np.float64)
     if bad := int((~np.isfinite(s)).sum()):
         raise ContractError(
-            f"{bad} of {len(s)} scores are NaN or infinite, which no threshold can rank: mend the attack, or clip them."
+            f"{bad} of {len(s)} scores are NaN or infinite, which no threshold can rank: fix the attack, or clip them."
         )
     return s, m.astype(bool)
 
 
 def split_classes(scores: ArrayLike, member: ArrayLike) -> tuple[Floats, Floats]:
-    """The scores of members and of non-members, each in ascending order."""
+    """Return the scores of members and those of non-members, each in ascending order."""
     s, m = checked(scores, member)
     inside, outside = np.sort(s[m]), np.sort(s[~m])
     if reason := missing_class(len(inside), len(outside)):
@@ -147,19 +148,19 @@ def missing_class(members: int, nonmembers: int) -> str | None:
 
 
 def cp_lower(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
-    """The one-sided lower limit of Clopper and Pearson (1934): P[Bin(n, p) >= k] = alpha. Elementwise."""
+    """Return the one-sided lower limit of Clopper and Pearson (1934), elementwise: P[Bin(n, p) >= k] = alpha."""
     k, n = np.asarray(k), np.asarray(n)
     return np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, alpha), 0.0)
 
 
 def cp_upper(k: ArrayLike, n: ArrayLike, alpha: float) -> Floats:
-    """The one-sided upper limit: P[Bin(n, p) <= k] = alpha. Elementwise."""
+    """Return the one-sided upper limit of Clopper and Pearson, elementwise: P[Bin(n, p) <= k] = alpha."""
     k, n = np.asarray(k), np.asarray(n)
     return np.where(k < n, betainccinv(k + 1, np.maximum(n - k, 1), alpha), 1.0)
 
 
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The two-sided interval for k of n; everything where n is 0."""
+    """Return the two-sided interval of Clopper and Pearson for k of n. It is (0, 1) if n is 0."""
     if n == 0:
         return 0.0, 1.0
     tail = (1 - check_confidence(confidence)) / 2
@@ -167,12 +168,12 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, fl
 
 
 def above(sorted_scores: Floats, t: ArrayLike) -> Counts:
-    """How many scores are strictly above each t."""
+    """Return the number of scores strictly above each t."""
     return len(sorted_scores) - np.searchsorted(sorted_scores, t, "right")
 
 
 def parted(sorted_scores: Floats, rng: np.random.Generator, share: float) -> tuple[Floats, Floats]:
-    """A random share of the scores (at least one) and the rest, both in ascending order."""
+    """Return a random share of the scores (at least one) and the rest, both in ascending order."""
     order = rng.permutation(len(sorted_scores))
     cut = max(1, int(share * len(sorted_scores)))
     return sorted_scores[np.sort(order[:cut])], sorted_scores[np.sort(order[cut:])]

@@ -1,4 +1,7 @@
-"""Bytes in words. MB are powers of ten, MiB powers of two; several papers print GiB as "GB", this project does not."""
+"""Byte counts as text, such as "12 MiB", and back.
+
+MB is a power of ten and MiB a power of two. Several papers print GiB as "GB"; this project does not.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ UNITS = {
 
 
 def parse_bytes(text: str) -> float:
-    """`"12 MiB"` as a number of bytes."""
+    """Return the number of bytes that a text such as "12 MiB" stands for."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", text)
     unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise SettingError(f"{text!r} is no size in bytes: write a number and one of {', '.join(UNITS)}.")
+        raise SettingError(f"{text!r} is not a size in bytes: write a number and one of {', '.join(UNITS)}.")
     return float(match[1]) * unit
 
 

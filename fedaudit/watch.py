@@ -1,12 +1,12 @@
-"""How work that takes long tells somebody how far it is."""
+"""The types of progress callbacks, which long work calls to tell how far it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-Watch = Callable[[float, float, str], None]  # done, all of it, what is being done
-TimedWatch = Callable[[float, float, str, float | None], None]  # and the seconds left; None: nobody can tell yet
+Watch = Callable[[float, float, str], None]  # amount done, whole amount, what is being done
+TimedWatch = Callable[[float, float, str, float | None], None]  # and the seconds left; None: not known yet
 
 
 def unwatched(done: float, whole: float, what: str) -> None:
-    """Nobody is told."""
+    """Do nothing: the progress callback for callers that do not watch."""

@@ -60,7 +60,7 @@ def test_a_checkout_without_links_says_so(folder, tmp_path):
     (tmp_path / "fedaudit" / folder).write_text(f"../{folder}")
     done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert f"{folder} is a text file, not the symbolic link" in done.stderr
+    assert f"{folder} is a text file. In the repository it is a symbolic link" in done.stderr
     assert "core.symlinks" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Data sets, how they are spread over clients, and the split that the audit needs."""
+"""Data sets, the partitions that spread them over clients, and the split that the audit needs."""
 
 from fedaudit.data.arrays import Arrays
 from fedaudit.data.datasets import available, describe, load

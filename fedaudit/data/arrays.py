@@ -1,4 +1,4 @@
-"""Somebody's arrays, checked, as a data set: of a file, of an own function, of another library."""
+"""Checks of users' arrays, which make a data set of them: from a file, a user's function or another library."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedaudit.errors import DataError
 class Arrays:
     """Records and labels, as NumPy arrays, torch tensors or lists.
 
-    `x`: images, uint8 or floats from 0 to 1, of shape (N, H, W), (N, H, W, C) or (N, C, H, W); rows of numbers, floats
-    of shape (N, F); or texts as token ids, whole numbers of shape (N, L), padded with 0. `y`: labels 0, 1, ... Without
-    a test set, one record in five of each class (and domain) becomes it.
+    `x` holds images, uint8 or floats from 0 to 1, of shape (N, H, W), (N, H, W, C) or (N, C, H, W); or rows of numbers,
+    floats of shape (N, F); or texts as token ids, whole numbers of shape (N, L), padded with 0. `y` holds the labels 0,
+    1, ... If no test set is given, one record in five of each class (and domain) becomes the test set.
 
-    Rows are taken as they are: a mean and a deviation taken from the data would be a release that nobody bills. Scale
-    them by numbers that are known without the data.
+    Rows are not scaled. A mean and a deviation computed from the data would be a release that no ledger counts. Scale
+    rows yourself, by numbers that are known without the data.
     """
 
     x: Any
@@ -33,11 +33,11 @@ class Arrays:
     domain: Any = None  # of each record: whole numbers or strings
     test_domain: Any = None
     class_names: Sequence[str] | None = None
-    vocabulary: int | None = None  # of token ids; None: the largest id and one
+    vocabulary: int | None = None  # the number of token ids; None: the largest id plus one
 
 
 def dataset_of(name: str, given: Arrays) -> Dataset:
-    """The data set, or a DataError that says which array is not as it should be."""
+    """Return the data set of these arrays. Raise a DataError that names the array that is wrong."""
     arrays = {
         key: _array(name, key, getattr(given, key))
         for key in ("x", "y", "test_x", "test_y", "domain", "test_domain")
@@ -70,16 +70,16 @@ def dataset_of(name: str, given: Arrays) -> Dataset:
 
 
 def tensors(name: str, x: Any, y: Any, test_x: Any, test_y: Any, class_names: Sequence[str], **more: Any) -> Dataset:
-    """Arrays that are right, as tensors of their own: copies, free of a file's buffer."""
+    """Return a data set of checked arrays. Its tensors are copies, independent of a file's buffer."""
     of_x, of_test_x = (torch.from_numpy(np.array(array, order="C")) for array in (x, test_x))
     of_y, of_test_y = (torch.from_numpy(np.array(array, dtype=np.int64, order="C")) for array in (y, test_y))
     return Dataset(name, of_x, of_y, of_test_x, of_test_y, tuple(class_names), **more)
 
 
 def one_in_five(*keys: np.ndarray) -> np.ndarray:
-    """The test mask of data that comes without a test set: records 3, 8, 13, ... of every class (and domain).
+    """Return a mask that makes a test set for data without one: records 3, 8, 13, ... of every class (and domain).
 
-    It depends on the order of the records and on nothing else: no seed, no version of a random generator.
+    It depends only on the order of the records, not on a seed or on the version of a random generator.
     A group of n records gives round(n / 5).
     """
     _, group = np.unique(np.stack(keys), axis=1, return_inverse=True)
@@ -91,7 +91,7 @@ def one_in_five(*keys: np.ndarray) -> np.ndarray:
 
 
 def known_domains(held: np.ndarray, of_test: np.ndarray) -> Tensor | None:
-    """The domains of the test records as indices into those `held` in training; None if one of them is not there."""
+    """Return the domains of the test records as indices into those `held` in training; None if one is not there."""
     if not np.isin(of_test, held).all():
         return None
     return torch.from_numpy(np.searchsorted(held, of_test).astype(np.int64))
@@ -106,13 +106,13 @@ def _array(name: str, key: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as e:  # lists of different lengths
-        raise DataError(f"Data set {name!r}: {key} is no array ({e}). Make all records equally long.") from e
+        raise DataError(f"Data set {name!r}: {key} is not an array ({e}). Make all records equally long.") from e
     if array.dtype.kind == "O":
         raise DataError(
-            f"Data set {name!r}: array {key} holds Python objects (a {type(array.flat[0]).__name__}, for one), no "
-            "numbers." + (" Make all records equally long, texts by padding with 0." if key.endswith("x") else "")
+            f"Data set {name!r}: array {key} holds Python objects (a {type(array.flat[0]).__name__}, for one), not "
+            "numbers." + (" Make all records equally long; pad texts with 0." if key.endswith("x") else "")
             if array.size
-            else f"Data set {name!r}: array {key} is empty."
+            else f"Data set {name!r}: array {key} is empty. Give at least one record."
         )
     return array
 
@@ -132,7 +132,7 @@ def _records(name: str, key: str, x: np.ndarray) -> np.ndarray:
     if not x.size or (x.dtype != np.uint8 and x.dtype.kind != "f") or not (x.ndim == 3 or first or last):
         raise off(name, key, x, wanted)
     if first and last:
-        raise off(name, key, x, "clear about which axis is the channels: here both the second and the last may be")
+        raise off(name, key, x, "clear about its axis of channels: here it may be the second or the last")
     if x.dtype.kind == "f":
         low, high = float(x.min()), float(x.max())
         if not (low >= 0.0 and high <= 1.0):  # also when they are not numbers
@@ -159,7 +159,7 @@ def _labels(name: str, key: str, y: np.ndarray, rows: int) -> np.ndarray:
 def _domains(
     name: str, key: str, domain: np.ndarray | None, rows: int
 ) -> tuple[tuple[str, ...] | None, np.ndarray | None]:
-    """Their names, and of each record the index of its own."""
+    """Return the names of the domains, and for each record the index of its domain."""
     if domain is None:
         return None, None
     if domain.shape != (rows,) or domain.dtype.kind not in "iuU":
@@ -184,7 +184,7 @@ def _vocabulary(name: str, given: int | None, *texts: np.ndarray) -> int:
     if texts[0].dtype != np.int64:
         if given is not None:
             raise DataError(
-                f"Data set {name!r}: a vocabulary of {given} was given, and x holds no token ids but {texts[0].dtype}. "
+                f"Data set {name!r}: a vocabulary of {given} was given, but x holds {texts[0].dtype}, not token ids. "
                 "Give whole numbers of shape (N, L), or leave the vocabulary out."
             )
         return 0

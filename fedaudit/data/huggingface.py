@@ -1,9 +1,9 @@
-"""Data sets of Hugging Face's `datasets`: `hf:NAME` from the local cache, `hf:PATH` of one that was saved on disk or of
-a folder with its files. Nothing is fetched.
+"""Data sets of Hugging Face's `datasets` library. Nothing is downloaded.
 
-Behind a question mark stand choices: `hf:imdb?x=text&y=label&length=64`. The label is the column of class labels, or
-the one that is called so; the records are the column of images, of texts or of token ids, or all columns of numbers
-together. A text becomes token ids by a hash of its words: no vocabulary is taken from the data, which would be a
+`hf:NAME` is read from the local cache, `hf:PATH` from a data set that was saved on disk or a folder with its files.
+Options follow a question mark: `hf:imdb?x=text&y=label&length=64`. By default, the label is the column of class labels,
+or a column with a name such as "label". The records are the column of images, of texts or of token ids, or all columns
+of numbers together. A text becomes token ids by a hash of its words. A vocabulary taken from the data would be a
 release. Id 0 is padding.
 """
 
@@ -26,13 +26,13 @@ from fedaudit.data.arrays import Arrays, dataset_of
 from fedaudit.data.records import Dataset
 from fedaudit.errors import DataError, SettingError, did_you_mean
 
-LABELS = ("label", "labels", "target", "class")  # what a column of labels is called
-TRAIN, TEST = ("train",), ("test", "validation", "valid", "dev")  # what splits are called, best first
+LABELS = ("label", "labels", "target", "class")  # usual names of a column of labels
+TRAIN, TEST = ("train",), ("test", "validation", "valid", "dev")  # usual names of splits, best first
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What stands in a name: where the data lie, and which columns and splits count."""
+    """The parts of a data set's name: the place of the data, and which columns and splits to use."""
 
     place: str
     x: str | None = None  # columns, with commas between them
@@ -40,8 +40,8 @@ class Choice:
     config: str | None = None
     train: str | None = None
     test: str | None = None
-    length: int = 64  # of texts: tokens that are read
-    vocabulary: int = 4096  # of texts: places of the hash
+    length: int = 64  # for texts: the number of tokens to read
+    vocabulary: int = 4096  # for texts: the number of token ids that the hash can give
 
 
 def choice_of(name: str) -> Choice:
@@ -49,19 +49,19 @@ def choice_of(name: str) -> Choice:
     pairs = dict(parse_qsl(text, keep_blank_values=True))
     known = [key for key in Choice.__dataclass_fields__ if key != "place"]
     if not place:
-        raise SettingError(f"Data set {name!r} names none; write hf:NAME or hf:PATH, as in hf:imdb?x=text.")
+        raise SettingError(f"Data set {name!r} has no name or path; write hf:NAME or hf:PATH, as in hf:imdb?x=text.")
     if strange := [key for key in pairs if key not in known]:
-        raise SettingError(f"Data set {name!r}: there is no choice {strange[0]!r}.{did_you_mean(strange[0], known)}")
+        raise SettingError(f"Data set {name!r}: unknown option {strange[0]!r}.{did_you_mean(strange[0], known)}")
     values: dict[str, Any] = dict(pairs)
     for key in ("length", "vocabulary"):
         if key in pairs and not (pairs[key].isdecimal() and 2 <= int(pairs[key]) <= 10**7):
-            raise SettingError(f"Data set {name!r}: {key} = {pairs[key]!r} is no whole number from 2 up.")
+            raise SettingError(f"Data set {name!r}: {key} = {pairs[key]!r}; give a whole number from 2 to 10,000,000.")
         values |= {key: int(pairs[key])} if key in pairs else {}
     return Choice(place, **values)
 
 
 def there(name: str) -> bool:
-    """Whether the files are there, as far as can be told without the library."""
+    """Return whether the files are there, as far as can be told without the library."""
     place = choice_of(name).place
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
@@ -73,14 +73,14 @@ def dataset(name: str, size: int | None) -> Dataset:
     splits = _read(name, choice)
     train = _split(name, splits, choice.train, TRAIN) or (None if choice.train else next(iter(splits), None))
     if train is None:
-        raise DataError(f"Data set {name!r} has no split to train on.")
+        raise DataError(f"Data set {name!r} has no split to train on. Choose one that has.")
     test = _split(name, splits, choice.test, TEST)
     test = None if test == train else test
     columns = splits[train].features
     y = _label(name, choice, columns)
     x = _records(name, choice, columns, y)
     labels, names = _labels(name, y, columns[y], [splits[s] for s in (train, test) if s])
-    if test and choice.test is None and (labels[1] < 0).all():  # a contest's, whose labels are kept back
+    if test and choice.test is None and (labels[1] < 0).all():  # a contest's test set, whose labels are secret
         others = [s for s in TEST if s in splits and s not in (train, test)]
         test = others[0] if others else None
         labels, names = _labels(name, y, columns[y], [splits[s] for s in (train, test) if s])
@@ -104,14 +104,14 @@ def _read(name: str, choice: Choice) -> dict[str, Any]:
     folder = Path(choice.place).expanduser()
     saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
     with ExitStack() as stack:
-        for module in (hub, datasets.config):  # not a byte is fetched, whatever the environment says
+        for module in (hub, datasets.config):  # nothing is downloaded, whatever the environment says
             stack.enter_context(mock.patch.object(module, "HF_HUB_OFFLINE", True, create=True))
         try:
             if saved:
                 found = datasets.load_from_disk(str(folder))
             else:
                 found = datasets.load_dataset(str(folder) if folder.exists() else choice.place, choice.config)
-        except Exception as e:  # the library's, of many classes
+        except Exception as e:  # the library raises errors of many classes
             why = f"{type(e).__name__}: {e}".strip().splitlines()[0]
             raise DataError(
                 f"Data set {name!r} cannot be read ({why}). Give the folder of a data set that save_to_disk wrote, or "
@@ -140,7 +140,10 @@ def _label(name: str, choice: Choice, columns: Any) -> str:
     named = [key for key in LABELS if key in columns]
     if len(classes) == 1 or named:
         return (classes if len(classes) == 1 else named)[0]
-    raise DataError(f"Data set {name!r}: which column is the label? Say hf:{choice.place}?y=COLUMN: {_told(columns)}.")
+    raise DataError(
+        f"Data set {name!r}: no column is clearly the label. Write hf:{choice.place}?y=COLUMN, with one of "
+        f"{_told(columns)}."
+    )
 
 
 def _records(name: str, choice: Choice, columns: Any, y: str) -> list[str]:
@@ -156,7 +159,10 @@ def _records(name: str, choice: Choice, columns: Any, y: str) -> list[str]:
     numbers = [key for key in rest if _kind(columns[key]) == "number"]
     if numbers and len(numbers) == len(rest):
         return numbers
-    raise DataError(f"Data set {name!r}: what are its records? Say hf:{choice.place}?x=COLUMN: {_told(columns)}.")
+    raise DataError(
+        f"Data set {name!r}: no column clearly holds the records. Write hf:{choice.place}?x=COLUMN, with one of "
+        f"{_told(columns)}."
+    )
 
 
 def _kind(column: Any) -> str:
@@ -190,7 +196,7 @@ def _column(name: str, choice: Choice, x: list[str], rows: Any, size: int | None
     if kind == "number":
         return np.stack([np.asarray(rows[key][:], dtype=np.float32) for key in x], axis=1)
     if len(x) > 1:
-        raise DataError(f"Data set {name!r}: of columns of {kind}s one alone is taken, not {', '.join(x)}.")
+        raise DataError(f"Data set {name!r}: {', '.join(x)} are columns of {kind}s. Choose only one of them.")
     values = rows[x[0]][:]
     if kind == "text":
         return np.stack([hashed(text, choice.length, choice.vocabulary) for text in values])
@@ -203,7 +209,7 @@ def _column(name: str, choice: Choice, x: list[str], rows: Any, size: int | None
 
 
 def hashed(text: str, length: int, vocabulary: int) -> np.ndarray:
-    """The first words of a text as ids from 1 up, the same on every machine; two words may share one."""
+    """Return the first words of a text as ids from 1 up, the same on every machine. Two words may share an id."""
     words = re.findall(r"\w+", text.lower())[:length]
     ids = [1 + xxhash.xxh3_64_intdigest(word.encode()) % (vocabulary - 1) for word in words]
     return np.array(ids + [0] * (length - len(ids)), dtype=np.int64)

@@ -1,8 +1,9 @@
-"""Somebody's own data: `package.module:function`, which gives arrays.
+"""Users' own data, named by `package.module:function`. The function returns arrays.
 
-The function is called without arguments, or with `data_dir` where it names one. It gives `Arrays`, a dict with their
-names, or a tuple: (x, y), where one record in five becomes the test set, or (x, y, test_x, test_y). It is called in
-every process of a run, each time inside the same seeded fork of the global generators, and has to give the same.
+It is called without arguments, or with `data_dir` if it has a parameter of that name. It returns `Arrays`, a dict with
+their names, or a tuple: (x, y), of which one record in five becomes the test set, or (x, y, test_x, test_y). It is
+called in every process of a run, each time with the global generators seeded the same way, and must always return the
+same data.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from fedaudit.errors import DataError, FedauditError, did_you_mean
 from fedaudit.rng import seeded
 
 FORMS = (
-    "It has to give (x, y), (x, y, test_x, test_y), a dict with these names, or fedaudit.data.Arrays; arrays are "
+    "It has to return (x, y), (x, y, test_x, test_y), a dict with these names, or fedaudit.data.Arrays; arrays are "
     "NumPy's, torch's or lists"
 )
 
 
 @functools.cache
 def function(path: str) -> Callable[..., Any]:
-    """Imported by the rules of trust."""
+    """Return the function behind a path. It is imported by the rules of trust."""
     found = registry.outside(path, "data set")
     if not callable(found):
-        raise DataError(f"Data set {path!r} is a {type(found).__name__}. Name a function that gives arrays.")
+        raise DataError(f"Data set {path!r} is a {type(found).__name__}. Name a function that returns arrays.")
     return found
 
 
@@ -41,14 +42,14 @@ def dataset(path: str, root: Path) -> Dataset:
     call = function(path)
     try:
         wants = "data_dir" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # built in, without a signature
+    except (TypeError, ValueError):  # a built-in function without a signature
         wants = False
     try:
         with seeded("own data", path):
             given = call(**({"data_dir": root} if wants else {}))
     except FedauditError:
         raise
-    except Exception as e:  # somebody's code
+    except Exception as e:  # a user's code may raise anything
         raise DataError(f"Data set {path!r} fails while it is read: {registry.failure(e)}.") from e
     if isinstance(given, Dataset):
         return dataclasses.replace(given, name=path)
@@ -61,18 +62,20 @@ def _arrays(path: str, given: Any) -> Arrays:
     known = [field.name for field in dataclasses.fields(Arrays)]
     if isinstance(given, Mapping):
         if strange := [key for key in given if key not in known]:
-            raise DataError(f"Data set {path!r} gave an array {strange[0]!r}.{did_you_mean(str(strange[0]), known)}")
+            raise DataError(
+                f"Data set {path!r} returned an unknown array {strange[0]!r}.{did_you_mean(str(strange[0]), known)}"
+            )
         if missing := [key for key in ("x", "y") if given.get(key) is None]:
-            raise DataError(f"Data set {path!r} gave no {' and no '.join(missing)}. {FORMS}.")
+            raise DataError(f"Data set {path!r} returned no {' and no '.join(missing)}. {FORMS}.")
         return Arrays(**given)
     if isinstance(given, tuple | list) and len(given) in (2, 4) and not any(value is None for value in given):
         return Arrays(*given)
     what = f"{len(given)} values" if isinstance(given, tuple | list) else f"a {type(given).__name__}"
-    raise DataError(f"Data set {path!r} gave {'nothing' if given is None else what}, no arrays. {FORMS}.")
+    raise DataError(f"Data set {path!r} returned {'nothing' if given is None else what}, not arrays. {FORMS}.")
 
 
 def digest(data: Dataset) -> str:
-    """Of all arrays: whether a function, or a file that it reads, gives other data than before."""
+    """Return a digest of all arrays. It changes if a function, or a file that it reads, gives other data."""
     found = xxhash.xxh3_128()
     for part in (data.x, data.y, data.test_x, data.test_y, data.domain, data.test_domain):
         if part is not None:

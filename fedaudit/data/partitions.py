@@ -1,7 +1,7 @@
-"""How records are spread over clients.
+"""Partitions: the schemes that spread records over clients.
 
-Every scheme but `domain` and `iid` fixes a table of counts (client x class) first; the records of a class are then
-dealt at random to fill it. Work on the table costs nothing, work on records is done once, in arrays.
+Every scheme but `domain` and `iid` first makes a table of counts (client x class). The records of a class are then
+dealt at random to fill it. Work on the table is cheap; work on the records is done once, in arrays.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 
 from fedaudit.errors import DataError, SettingError, unknown
 
-_REDRAWS = 20  # a Dirichlet draw is cheap, but at small alpha and many clients no number of draws would do
+_REDRAWS = 20  # a Dirichlet draw is cheap, but with small alpha and many clients no number of draws would be enough
 
 
 def names() -> dict[str, str]:
-    """Each scheme as it is written, with a line on what it does."""
+    """Return each scheme as users write it, with a line on what it does."""
     return {scheme.form: scheme.line for scheme in _SCHEMES.values()}
 
 
@@ -31,10 +31,10 @@ def partition(
     minimum: int = 10,
     domain: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """For each client the sorted indices of its records: disjoint, `minimum` or more each.
+    """Return for each client the sorted indices of its records. They are disjoint, `minimum` or more for each.
 
-    `iid`, `dirichlet` and `domain` give away every record. `classes:K` leaves out the classes that nobody holds
-    (clients * K < classes), and `ratio` what does not fit the ratio once its scarcest class is used up.
+    `iid`, `dirichlet` and `domain` share out every record. `classes:K` leaves out the classes that no client holds
+    (clients * K < classes). `ratio` leaves out the records that are left when its scarcest class is used up.
     """
     kind, _, argument = spec.partition(":")
     if kind not in _SCHEMES:
@@ -48,7 +48,7 @@ def partition(
             f"Partition {spec!r} of {len(y)} records leaves client {int(sizes.argmin())} with {short}, fewer than the "
             f"minimum of {minimum}. Take fewer clients than {clients}, a lower minimum or more data."
         )
-    order = np.argsort(owner, kind="stable")[len(y) - int(sizes.sum()) :]  # stable: indices stay sorted; -1 is nobody's
+    order = np.argsort(owner, kind="stable")[len(y) - int(sizes.sum()) :]  # stable: keeps indices sorted; -1: no owner
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
@@ -76,7 +76,7 @@ class _Task:
         return SettingError(f"Partition {self.spec!r}: {why}. Write {_SCHEMES[kind].form}: {_SCHEMES[kind].line}.")
 
     def deal(self, counts: np.ndarray) -> np.ndarray:
-        """The owner of each record, given how many of each class each client gets; -1 for what is left over."""
+        """Return the owner of each record, given the counts (client x class); -1 for records that are left over."""
         shuffled = self.rng.permutation(len(self.y))
         by_class = shuffled[np.argsort(self.y[shuffled], kind="stable")]
         padded = np.vstack([counts, self.size - counts.sum(0)])
@@ -86,12 +86,12 @@ class _Task:
         return owner
 
     def turns(self, per_client: int) -> np.ndarray:
-        """`per_client` different classes for each client, at random, each class held equally often (give or take 1)."""
+        """Return `per_client` random classes for each client. Each class is held equally often (give or take 1)."""
         row: list[int] = []
         table: list[list[int]] = []
         while len(table) < self.clients:
             deck = self.rng.permutation(self.present).tolist()
-            if row:  # this client began on the last deck: it goes on with classes that it does not hold yet
+            if row:  # this client took classes from the last deck: it continues with classes that it does not hold
                 new = [c for c in deck if c not in row][: per_client - len(row)]
                 deck = new + [c for c in deck if c not in new]
             for c in deck:
@@ -105,7 +105,7 @@ class _Task:
 def _check(y: np.ndarray, clients: int, classes: int, minimum: int) -> None:
     for what, value in (("clients", clients), ("minimum", minimum), ("classes", classes)):
         if value < 1:
-            raise SettingError(f"Partition: {what} is {value}; it has to be 1 or more.")
+            raise SettingError(f"Partition: {what} is {value}; give 1 or more.")
     if y.ndim != 1 or y.dtype.kind not in "iu" or (len(y) and (y.min() < 0 or y.max() >= classes)):
         raise DataError(f"Partition: labels have to be whole numbers from 0 to {classes - 1}, in one axis.")
     if len(y) < clients * minimum:
@@ -129,7 +129,7 @@ def _iid(task: _Task) -> np.ndarray:
 
 
 def _dirichlet(task: _Task) -> np.ndarray:
-    """Label skew: class c is shared out in proportions ~ Dir(alpha, ..., alpha) over the clients."""
+    """Return owners with label skew: class c is shared out in proportions ~ Dir(alpha, ..., alpha) over the clients."""
     alpha = _alpha(task)
 
     def draw() -> np.ndarray:
@@ -142,16 +142,16 @@ def _dirichlet(task: _Task) -> np.ndarray:
 
 
 def _dirichlet_capped(task: _Task) -> np.ndarray:
-    """As `dirichlet`, class by class, but a client that has its fair share of all records gets no more of them.
+    """Return owners as `dirichlet` does, class by class, but a client with its fair share of all records gets no more.
 
-    Much published code deals so, and few papers say it. Clients come out of more equal size and with fewer classes.
+    Much published code does this, and few papers say so. Clients get more equal sizes and fewer classes.
     """
     alpha, fair = _alpha(task), len(task.y) / task.clients
 
     def draw() -> np.ndarray:
         counts = np.zeros((task.clients, len(task.size)), dtype=np.int64)
         for c in task.present:
-            below = counts.sum(1) < fair  # somebody is, as long as records are left
+            below = counts.sum(1) < fair  # as long as records are left, some client is below its share
             p = task.rng.dirichlet(np.full(task.clients, alpha)) * below
             p = p if p.sum() > 0 else below * 1.0  # tiny proportions underflow
             cuts = np.rint(np.cumsum(p / p.sum()) * task.size[c]).astype(np.int64)
@@ -166,17 +166,17 @@ def _alpha(task: _Task) -> float:
     try:
         alpha = float(task.argument)
     except ValueError:
-        raise task.bad(f"ALPHA is {task.argument!r}, no number") from None
+        raise task.bad(f"ALPHA is {task.argument!r}, which is not a number") from None
     if not (alpha > 0 and math.isfinite(alpha)):
         raise task.bad(f"ALPHA is {alpha:g}; it has to be positive and finite")
     return alpha
 
 
 def _at_least(task: _Task, draw: Callable[[], np.ndarray]) -> np.ndarray:
-    """A table of counts in which every client has the minimum.
+    """Return a table of counts in which every client has the minimum.
 
-    A draw that leaves a client below it is drawn again, _REDRAWS times at most; of those the one that lacks the fewest
-    records is then mended by moving records from the largest class of the largest client.
+    If a draw leaves a client below it, draw again, at most _REDRAWS times. If none is good enough, take the one that
+    lacks the fewest records and move records from the largest class of the largest client.
     """
     best, least = None, math.inf
     for _ in range(_REDRAWS):
@@ -188,10 +188,10 @@ def _at_least(task: _Task, draw: Callable[[], np.ndarray]) -> np.ndarray:
             break
     assert best is not None
     total = best.sum(1)
-    while total[poor := int(total.argmin())] < task.minimum:  # there is enough for all: `_check`
+    while total[poor := int(total.argmin())] < task.minimum:  # `_check` has made sure that there is enough for all
         rich = int(total.argmax())
         c = int(best[rich].argmax())
-        spare = -(-(total[rich] - task.minimum) // 2)  # half of it at a time: the next richest may then be another
+        spare = -(-(total[rich] - task.minimum) // 2)  # half at a time: afterwards another client may be the richest
         moved = min(task.minimum - total[poor], spare, best[rich, c])
         best[[rich, poor], c] += (-moved, moved)
         total[[rich, poor]] += (-moved, moved)
@@ -199,7 +199,7 @@ def _at_least(task: _Task, draw: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _classes(task: _Task) -> np.ndarray:
-    """K classes for each client; the records of a class are shared equally among those who hold it."""
+    """Return owners with K classes for each client. A class is shared equally among the clients that hold it."""
     if not task.argument.isdecimal() or not 1 <= int(task.argument) <= len(task.present):
         raise task.bad(
             f"K is {task.argument!r}; it has to be a whole number from 1 to the {len(task.present)} classes there are"
@@ -218,14 +218,15 @@ def _classes(task: _Task) -> np.ndarray:
 
 
 def _ratio(task: _Task) -> np.ndarray:
-    """Each client: one dominant class and some minor ones, in the given ratio; all clients of the same size.
+    """Return owners with one dominant class and some minor ones for each client, in the given ratio.
 
-    FedFree, Section 4.3, names "a partitioning ratio of 8:1:1 (non-IID1) and 6:2:2 (non-IID2)" and no more; its
-    Section 4.1 has non-IID1 as 1 of 10 (CIFAR-10) or 10 of 100 (CIFAR-100) classes a client, which is `classes:1` and
-    `classes:10` here. The reading of the ratio as shares of classes within a client is ours.
+    All clients have the same size. FedFree, Section 4.3, names "a partitioning ratio of 8:1:1 (non-IID1) and 6:2:2
+    (non-IID2)" and does not explain it. Its Section 4.1 has non-IID1 as 1 of 10 (CIFAR-10) or 10 of 100 (CIFAR-100)
+    classes for each client, which is `classes:1` and `classes:10` here. We read the ratio as shares of classes within
+    a client; that reading is our choice.
 
-    Among each |classes| clients in a row every class is dominant once, and minor once in each place, so that no
-    class is in greater demand than another and all records are used when |classes| divides the clients.
+    Among each |classes| clients in a row, every class is dominant once, and minor once in each position. So no class is
+    in greater demand than another, and all records are used if |classes| divides the number of clients.
     """
     parts = task.argument.split(":")
     try:
@@ -244,7 +245,7 @@ def _ratio(task: _Task) -> np.ndarray:
     table = np.concatenate(blocks)[: task.clients]  # clients x places
 
     def counts(n: int) -> np.ndarray:
-        """The table for clients of n records: rounded cumulative shares add up to n."""
+        """Return the table for clients of n records. Its cumulative shares are rounded so that they add up to n."""
         cut = np.rint(np.cumsum(share) * n).astype(np.int64)
         cut[-1] = n
         out = np.zeros((task.clients, len(task.size)), dtype=np.int64)
@@ -299,7 +300,7 @@ _SCHEMES = {
     ),
     "dirichlet-capped": _Scheme(
         "dirichlet-capped:ALPHA",
-        "the same, but a client with its fair share of all records is given no more, as much published code deals",
+        "like dirichlet, but a client with its fair share of all records gets no more, as in much published code",
         _dirichlet_capped,
     ),
     "classes": _Scheme("classes:K", "each client holds K classes, each class is held equally often", _classes),

@@ -1,4 +1,4 @@
-"""Who holds how much of what, in one picture."""
+"""A picture of the partition: how many records of each class each client holds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ _INK, _FAINT, _PAPER, _FILL = "#333333", "#e4e7eb", "#fbfcfd", "#2f6f9f"
 def bubbles(
     counts: np.ndarray, path: Path | str | None, *, title: str, class_names: Sequence[str] | None = None
 ) -> Figure:
-    """Records per client (x) and class (y), as bubbles whose area is the count; written to `path` (.png or .svg)."""
+    """Draw the records per client (x) and class (y) as bubbles whose area is the count, and return the figure.
+
+    It is also written to `path` (.png or .svg), if that is given.
+    """
     import matplotlib
 
-    with matplotlib.rc_context({"text.parse_math": False}):  # a class's name is no formula
+    with matplotlib.rc_context({"text.parse_math": False}):  # a $ in a class's name does not start a formula
         return _bubbles(counts, path, title, class_names)
 
 
@@ -36,18 +39,18 @@ def _bubbles(counts: np.ndarray, path: Path | str | None, title: str, class_name
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or (counts < 0).any():
         raise SettingError(
-            f"Bubble plot: counts of shape {counts.shape}; they have to be clients x classes, none negative."
+            f"Bubble plot: the counts have shape {counts.shape}; give a table clients x classes, none negative."
         )
     clients, classes = counts.shape
     if class_names is not None and len(class_names) != classes:
         raise SettingError(
-            f"Bubble plot: {len(class_names)} class names for {classes} classes; there has to be one each."
+            f"Bubble plot: there are {len(class_names)} class names for {classes} classes; give one for each class."
         )
     target = None if path is None else Path(path)
     if target is not None and target.suffix.lower() not in (".png", ".svg"):
         raise SettingError(f"Bubble plot: cannot write {target}; the name has to end in .png or .svg.")
 
-    # All lengths in inches. A cell is as large as the page allows, and the labels are thinned to what then fits.
+    # All lengths are in inches. A cell is as large as the page allows; only as many labels are written as then fit.
     cell_w, cell_h = min(0.62, 10.0 / clients), min(0.36, 11.0 / classes)
     wide, high = max(clients * cell_w, 2.4), max(classes * cell_h, 2.0)
     cell_w, cell_h = wide / clients, high / classes
@@ -61,10 +64,10 @@ def _bubbles(counts: np.ndarray, path: Path | str | None, title: str, class_name
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     axes = figure.add_axes((left / width, bottom / height, wide / width, high / height), facecolor=_PAPER)
     largest = max(float(counts.max()), 1.0)
-    # In points, of the largest count. Where cells are tiny the few large bubbles may lap over into the next one.
+    # The diameter for the largest count, in points. If cells are tiny, a few large bubbles may overlap the next cell.
     diameter = min(0.92 * 72 * max(min(cell_w, cell_h), min(0.1, math.sqrt(cell_w * cell_h))), 26.0)
     client, kind = np.nonzero(counts)
-    # Nothing that is there shall vanish: a bubble is never thinner than 1.3 points.
+    # No count above 0 may be invisible: a bubble is never thinner than 1.3 points.
     areas = np.maximum(diameter**2 * counts[client, kind] / largest, 1.3**2)
     axes.scatter(
         client,
@@ -126,13 +129,13 @@ def _short(name: str) -> str:
 
 
 def _step(items: int, room: float) -> int:
-    """Label every item, or every 2nd, 5th, 10th, ... so that at most `room` labels are written."""
+    """Return 1, 2, 5, 10, ...: labelling every item at this distance writes at most `room` labels."""
     steps = (base * 10**power for power in range(9) for base in (1, 2, 5))
     return next(step for step in steps if math.ceil(items / step) <= max(room, 1))
 
 
 def _legend_sizes(largest: int) -> list[int]:
-    """The largest count and two or three round ones below it."""
+    """Return the largest count and two or three round numbers below it."""
 
     def round_down(value: float) -> int:
         power = 10 ** int(math.log10(value))

@@ -1,4 +1,4 @@
-"""A data set in memory: images, rows of numbers, or texts as token ids; and what a model is given of them."""
+"""Data sets in memory (images, rows of numbers, or texts as token ids), and their conversion to a model's input."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Dataset:
     class_names: tuple[str, ...]
     domain: Tensor | None = None  # int64 (N,): index into domain_names
     domain_names: tuple[str, ...] = ()
-    test_domain: Tensor | None = None  # int64: of the test records; None where it is not known
-    vocabulary: int = 0  # of texts: how many token ids there are
+    test_domain: Tensor | None = None  # int64: domains of the test records; None if they are not known
+    vocabulary: int = 0  # for texts: the number of token ids
 
     def __post_init__(self) -> None:
         if self.test_x.dtype != self.x.dtype:
@@ -34,7 +34,7 @@ class Dataset:
             if y.dtype != torch.int64 or y.shape != x.shape[:1]:
                 self._off(
                     f"{prefix}y",
-                    f"is {y.dtype} of shape {tuple(y.shape)}, and has to be int64 ({len(x)},) as {prefix}x",
+                    f"is {y.dtype} of shape {tuple(y.shape)}, but has to be int64 of shape ({len(x)},) like {prefix}x",
                 )
             if not len(y):
                 self._off(f"{prefix}x", "holds no records; add some, or check that the files are complete")
@@ -57,7 +57,7 @@ class Dataset:
         if not (is_text or is_row) and (x.dtype != torch.uint8 or x.ndim != 4):
             self._off(
                 array,
-                f"is {x.dtype} of shape {tuple(x.shape)}, and has to be uint8 (N, C, H, W), float32 (N, F) or int64 "
+                f"is {x.dtype} of shape {tuple(x.shape)}, but has to be uint8 (N, C, H, W), float32 (N, F) or int64 "
                 "(N, L)",
             )
         if is_row and not bool(torch.isfinite(x).all()):
@@ -67,7 +67,7 @@ class Dataset:
             )
         if is_text and x.numel() and not 0 <= int(x.min()) <= int(x.max()) < self.vocabulary:
             low, high = int(x.min()), int(x.max())
-            self._off(array, f"has token ids from {low} to {high}, and the vocabulary has {self.vocabulary}")
+            self._off(array, f"has token ids from {low} to {high}, but the vocabulary has {self.vocabulary}")
 
     def _off(self, array: str, what: str) -> None:
         raise DataError(f"Data set {self.name!r}: {array} {what}.")
@@ -86,7 +86,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a data set without reading it; None where only the user's files can tell."""
+    """The facts about a data set that are known without reading it; None if only the user's files can tell."""
 
     name: str
     classes: int | None
@@ -97,17 +97,20 @@ class Facts:
 
 
 def to_float(x: Tensor) -> Tensor:
-    """uint8 to floats in [-1, 1]. The map is fixed: a mean and deviation taken from the data would be a release."""
+    """Return uint8 numbers as floats in [-1, 1].
+
+    The map is fixed, because a mean and a deviation computed from the data would be a release.
+    """
     return x.to(torch.get_default_dtype()) / 127.5 - 1.0
 
 
 def to_uint8(x: Tensor) -> Tensor:
-    """The inverse of `to_float`; values outside [-1, 1] are clipped."""
+    """Return floats as uint8, the inverse of `to_float`. Values outside [-1, 1] are clipped."""
     return ((x + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def to_input(x: Tensor) -> Tensor:
-    """What a model is given of stored records: images as floats in [-1, 1], rows and token ids as they are."""
+    """Return stored records as a model's input: images as floats in [-1, 1], rows and token ids unchanged."""
     if x.dtype == torch.uint8:
         return to_float(x)
     return x.to(torch.get_default_dtype()) if x.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""A public transfer set from another data set: its records in the shape of the task's, its labels dropped."""
+"""Public transfer sets taken from another data set: records in the shape of the task's, without labels."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from fedaudit.data.records import Dataset
 from fedaudit.errors import SettingError
 from fedaudit.shape import Shape
 
-GREY = (0.299, 0.587, 0.114)  # of red, green and blue, as ITU-R BT.601 weighs them
+GREY = (0.299, 0.587, 0.114)  # the weights of red, green and blue in ITU-R BT.601
 
 
 def transfer_records(name: str, root: str, shape: Shape, share: float, rng: torch.Generator) -> Tensor:
-    """A random share of the records of `name` (0: all of them), of the given shape: images are made so."""
+    """Return a random share of the records of `name` (0: all of them), with images resized to the given shape."""
     return fitted(load(name, root), shape, share, rng)
 
 
 def fitted(data: Dataset, shape: Shape, share: float, rng: torch.Generator) -> Tensor:
-    """Channels first, so that fewer numbers are resized where they become fewer; then bilinear, antialiased."""
+    """Return a random share of the records in the given shape.
+
+    Images change their channels first, so that resizing has less to do if they become fewer. Resizing is bilinear and
+    antialiased.
+    """
     n = len(data.x)
     wanted = max(int(share * n + 0.5), 1) if share else n
     chosen = torch.randperm(n, generator=rng)[:wanted].sort().values
     if data.shape != shape and not data.shape.kind == shape.kind == "images":
         raise SettingError(
-            f"public_dataset = {data.name!r} holds {data.shape}, and the task has {shape}: only images can be made to "
+            f"public_dataset = {data.name!r} holds {data.shape}, but the task has {shape}: only images can be made to "
             "fit. Choose a data set of the same shape."
         )
     if shape.kind != "images":
@@ -48,6 +52,6 @@ def _channels(x: Tensor, wanted: int, name: str) -> Tensor:
     if wanted == 1 and have == 3:
         return (x * torch.tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
     raise SettingError(
-        f"public_dataset = {name!r} has {have} channels and the task's images have {wanted}: only grey images can "
-        "become any, and colour images grey."
+        f"public_dataset = {name!r} has {have} channels, but the task's images have {wanted}. Grey images fit any "
+        "number of channels, and colour images can become grey. Choose such a data set."
     )

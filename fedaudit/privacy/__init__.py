@@ -1,1 +1,1 @@
-"""What is promised, and what it costs: policies, mechanisms, accounting, the ledger."""
+"""Privacy: policies, the mechanisms that carry them out, the accounting of their cost, and the ledger."""

@@ -1,7 +1,7 @@
-"""What a sequence of (sub-sampled) Gaussian mechanisms costs together.
+"""Accounting: the joint cost of a sequence of (sub-sampled) Gaussian mechanisms.
 
-An `Event` is a Gaussian mechanism with noise of `noise_multiplier` times the L2 sensitivity, applied `count` times. Two
-regimes:
+An `Event` is a Gaussian mechanism with noise of `noise_multiplier` times the L2 sensitivity, applied `count` times.
+There are two regimes:
 
 - `sample_rate` 1: every release reads all records. The composition is one Gaussian and its epsilon a closed form. It
   holds under the neighbouring relation in which the sensitivity was measured (replace-one: 2C under clipping to C;
@@ -10,7 +10,7 @@ regimes:
   accountants hold under **add-or-remove-one** and for Poisson sampling only: sensitivity C, and neither shuffled
   batches of a fixed size nor replace-one are covered.
 
-Epsilons of different relations do not compose. The ledger keeps them apart; the functions here are told no relation.
+Epsilons of different relations do not compose. The ledger keeps them apart; the functions here do not know a relation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRV = "prv"
 RDP = "rdp"
 
 EPS_ERROR = 0.01  # the PRV accountant's default: its answer lies at most about twice this above the truth
-MAX_BINS = 2**21  # of the PRV's grid: beyond it the error is widened, so that memory does not grow with the steps
+MAX_BINS = 2**21  # bins of the PRV's grid: if more are needed, the error is widened, so that memory stays bounded
 MAX_LOSS = 600.0  # e^t in the PRV's grid must stay a finite double
 
 History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sample rate, steps), as opacus keeps it
@@ -44,7 +44,7 @@ History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sample rate
 
 @dataclass(frozen=True)
 class Event:
-    """`count` Gaussian mechanisms of one noise multiplier: infinite noise costs nothing, none costs everything."""
+    """`count` Gaussian mechanisms with one noise multiplier. Infinite noise costs nothing, no noise costs infinity."""
 
     noise_multiplier: float
     sample_rate: float = 1.0
@@ -62,7 +62,7 @@ class Event:
         if not number(self.sample_rate) or not 0 <= self.sample_rate <= 1:
             raise PrivacyError(
                 f"sample_rate = {self.sample_rate!r} of a privacy event: give the probability with which a record is "
-                "in a Poisson sample, from 0 to 1 (1 where every release reads all records)."
+                "in a Poisson sample, from 0 to 1 (1 if every release reads all records)."
             )
         if isinstance(self.count, bool) or not isinstance(self.count, numbers.Integral) or self.count < 0:
             raise PrivacyError(
@@ -72,9 +72,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Composed:
-    """The cost of a sequence of events: what is guaranteed, by which accountant, and what the others say.
+    """The cost of a sequence of events: the guaranteed epsilon, its accountant, and the other accountants' epsilons.
 
-    `reason` says why another accountant than the usual one gave the epsilon of record, or why one is missing.
+    `reason` says why an accountant other than the usual one gave the epsilon of record, or why one is missing.
     """
 
     epsilon_of_record: float
@@ -89,10 +89,10 @@ class _Numerical(Exception):
 
 
 def compose(events: Sequence[Event], delta: float, *, compare: bool = True) -> Composed:
-    """(epsilon, delta) of all `events` together; the epsilon of record is never below the truth.
+    """Return (epsilon, delta) of all `events` together. The epsilon of record is never below the truth.
 
-    It is the closed form where no event is sub-sampled, else the upper end of opacus' PRV accountant (Gopi, Lee and
-    Wutschitz 2021), else, where that has no trustworthy answer, RDP (Mironov, Talwar and Zhang 2019). `compare=False`
+    It is the closed form if no event is sub-sampled. Otherwise it is the upper end of opacus' PRV accountant (Gopi, Lee
+    and Wutschitz 2021), or RDP (Mironov, Talwar and Zhang 2019) if that has no trustworthy answer. `compare=False`
     leaves out the accountants that the epsilon of record does not need.
     """
     delta = check_delta(delta)
@@ -135,7 +135,7 @@ def compose(events: Sequence[Event], delta: float, *, compare: bool = True) -> C
 
 
 def _history(events: Sequence[Event]) -> History:
-    """Equal events merged, in a fixed order; those that are not sub-sampled become the one Gaussian they compose to."""
+    """Return the events in a fixed order, equal ones merged. Those without sub-sampling compose to one Gaussian."""
     steps: dict[tuple[float, float], int] = {}
     for e in events:
         if e.sample_rate < 1:
@@ -157,11 +157,11 @@ def _have_opacus() -> bool:
 def _accountants() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # opacus warns on import about things that are not the user's
+            warnings.simplefilter("ignore")  # opacus warns on import about things that do not concern the user
             import opacus.accountants as accountants
     except ImportError as e:
         raise PrivacyError(
-            "The cost of sub-sampled releases is computed by opacus' accountants, and opacus is not installed: "
+            "opacus' accountants compute the cost of sub-sampled releases, but opacus is not installed: "
             "pip install fedaudit[dp]."
         ) from e
     return accountants
@@ -173,7 +173,7 @@ def _rdp_analysis() -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _renyi(sigma: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
-    """The Renyi divergence of one step at each order; by opacus where there is no closed series for all of them."""
+    """Return the Renyi divergence of one step at each order; opacus computes it if a series does not work for all."""
     if 0 < q < 1:
         with contextlib.suppress(ArithmeticError):
             return renyi_divergence(sigma, q, orders)
@@ -182,9 +182,10 @@ def _renyi(sigma: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)  # clients of one size share a history
 def _rdp(history: History, delta: float, beyond: bool = True) -> float:
-    """RDP with the conversion of Balle et al. 2020, Theorem 21. Any order is valid; the least epsilon is taken.
+    """Return epsilon by RDP with the conversion of Balle et al. 2020, Theorem 21.
 
-    opacus' orders, and some `beyond`: below 1.1 for little noise, above 63 for much.
+    Any order is valid; the least epsilon is taken. The orders are opacus' own and, if `beyond`, some more: below 1.1
+    for little noise, above 63 for much.
     """
     defaults = _accountants().RDPAccountant.DEFAULT_ALPHAS
     orders = (1.01, 1.02, 1.05, *defaults, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -203,7 +204,7 @@ def _rdp(history: History, delta: float, beyond: bool = True) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _prv_accountant() -> Any:
-    """opacus' PRV accountant with its own grid, but from divergences that are there already: they take the time."""
+    """Return opacus' PRV accountant with its own grid, but with our cached divergences, because these take the time."""
     plain: Any = _accountants().PRVAccountant
     from opacus.accountants.analysis.prv import Domain
 
@@ -222,10 +223,10 @@ def _prv_accountant() -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _prv(history: History, delta: float) -> float:
-    """The upper end of the PRV accountant's interval, and only where double precision carries it.
+    """Return the upper end of the PRV accountant's interval. Raise `_Numerical` if double precision is not enough.
 
-    opacus checks its rounding error against the long double's precision, but the Fourier transform runs in double, and
-    the error grows with the number of steps: at delta = 1e-14 and 2000 steps it answers 6.79 where the truth is 6.98.
+    opacus checks its rounding error against the precision of long double, but the Fourier transform runs in double, and
+    the error grows with the number of steps: at delta = 1e-14 and 2000 steps it answers 6.79, and the truth is 6.98.
     We require the error to stay within the delta_error of delta / 1000 that the upper end already allows for.
     """
     steps = sum(n for _, _, n in history)

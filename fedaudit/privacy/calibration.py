@@ -1,6 +1,6 @@
-"""How much Gaussian noise a promise of (epsilon, delta) needs, and what a given amount of noise promises.
+"""Calibration: the Gaussian noise that (epsilon, delta) needs, and the (epsilon, delta) that a given noise meets.
 
-All of it is closed form, for one Gaussian mechanism or several composed, without sub-sampling (`accounting` has that).
+All of it is closed form, for one Gaussian mechanism or several composed, without sub-sampling (see `accounting`).
 A mechanism with noise `sigma` on a query of L2 sensitivity `Delta` is mu-GDP with mu = Delta / sigma (Dong, Roth and
 Su 2019, Theorem 2.7): delta and epsilon below depend on mu alone. The neighbouring relation is the one in which
 `sensitivity` was measured.
@@ -30,7 +30,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 def _real(name: str, value: object, remedy: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
-        raise PrivacyError(f"{name} = {value!r} is no number: {remedy}.")
+        raise PrivacyError(f"{name} = {value!r} is not a number: {remedy}.")
     return float(value)
 
 
@@ -46,7 +46,7 @@ def check_delta(delta: object) -> float:
     remedy = "give a number strictly between 0 and 1, at most 1/n for n records"
     value = _real("delta", delta, remedy)
     if not 0 < value < 1:
-        raise PrivacyError(f"delta = {value:g} is no failure probability of a Gaussian mechanism: {remedy}.")
+        raise PrivacyError(f"delta = {value:g} is not a failure probability of a Gaussian mechanism: {remedy}.")
     return value
 
 
@@ -54,13 +54,13 @@ def check_sensitivity(sensitivity: object) -> float:
     remedy = "give a finite number above 0, for example by clipping each record to a norm above 0"
     value = _real("sensitivity", sensitivity, remedy)
     if not 0 < value < math.inf:
-        raise PrivacyError(f"sensitivity = {value:g} gives noise no scale: {remedy}.")
+        raise PrivacyError(f"sensitivity = {value:g} cannot scale the noise: {remedy}.")
     return value
 
 
 def check_releases(releases: object) -> int:
     if isinstance(releases, bool) or not isinstance(releases, numbers.Integral) or releases < 1:
-        raise PrivacyError(f"releases = {releases!r} is no number of releases: give a whole number from 1 up.")
+        raise PrivacyError(f"releases = {releases!r} is not a number of releases: give a whole number from 1 up.")
     return int(releases)
 
 
@@ -68,7 +68,7 @@ def _check_mu(mu: object) -> float:
     remedy = "give sensitivity / sigma, a number from 0 up"
     value = _real("mu", mu, remedy)
     if value < 0:
-        raise PrivacyError(f"mu = {value:g} is no ratio of a sensitivity to a noise: {remedy}.")
+        raise PrivacyError(f"mu = {value:g} is not a ratio of a sensitivity to a noise: {remedy}.")
     return value
 
 
@@ -76,14 +76,14 @@ def _check_mu(mu: object) -> float:
 
 
 def _mills(x: float) -> float:
-    """(1 - Phi(x)) / phi(x), without underflow."""
+    """Return the Mills ratio (1 - Phi(x)) / phi(x), without underflow."""
     return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
 
 
 def _slope(x: np.ndarray) -> np.ndarray:
-    """Minus the derivative of the Mills ratio, 1 - x M(x).
+    """Return minus the derivative of the Mills ratio, 1 - x M(x).
 
-    Beyond 40 its leading term 1 / (x^2 + 3): there phi is below the smallest double, and only the sign of a
+    Beyond 40 it is the leading term 1 / (x^2 + 3): there phi is below the smallest double, and only the sign of a
     bracket depends on it.
     """
     x = np.minimum(x, 1e150)  # keeps the square finite
@@ -91,7 +91,7 @@ def _slope(x: np.ndarray) -> np.ndarray:
 
 
 def _log_delta(s: float, mu: float) -> float:
-    """log delta(epsilon = s mu) of a mu-GDP Gaussian, to about 1e-13 relative in delta.
+    """Return log delta(epsilon = s mu) of a mu-GDP Gaussian. The relative error of delta is about 1e-13.
 
     Balle and Wang 2018, Theorem 8: delta = Phi(mu/2 - s) - e^epsilon Phi(-mu/2 - s). Taken literally, the two terms
     cancel for small mu. With u, v = s -+ mu/2 we have e^epsilon phi(v) = phi(u), hence
@@ -106,7 +106,7 @@ def _log_delta(s: float, mu: float) -> float:
 
 
 def _root(f: Callable[[float], float], guess: float) -> float:
-    """The positive root of a monotone f, to machine precision, from any positive guess."""
+    """Return the positive root of a monotone f, to machine precision, from any positive guess."""
     from scipy.optimize import brentq  # the slow part of importing scipy
 
     lo = hi = guess
@@ -119,7 +119,7 @@ def _root(f: Callable[[float], float], guess: float) -> float:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """The exact delta at `epsilon` of a Gaussian with mu = sensitivity / sigma (Balle and Wang 2018, Theorem 8)."""
+    """Return the exact delta at `epsilon` of a Gaussian, mu = sensitivity / sigma (Balle and Wang 2018, Theorem 8)."""
     mu = _check_mu(mu)
     epsilon = _real("epsilon", epsilon, "give a number from 0 up")
     if epsilon < 0:
@@ -130,7 +130,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The exact epsilon at `delta` of a Gaussian with mu = sensitivity / sigma; 0 where delta alone covers it."""
+    """Return the exact epsilon at `delta` of a Gaussian with mu = sensitivity / sigma; 0 if delta alone covers it."""
     mu, delta = _check_mu(mu), check_delta(delta)
     if mu == 0 or mu == math.inf:
         return mu
@@ -143,7 +143,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def compose_mu(mus: Iterable[float]) -> float:
-    """Gaussians compose to a Gaussian with mu = sqrt(sum mu_i^2) (Dong, Roth and Su 2019, Corollary 3.3)."""
+    """Return mu of composed Gaussians: sqrt(sum mu_i^2) (Dong, Roth and Su 2019, Corollary 3.3)."""
     return math.hypot(*(_check_mu(mu) for mu in mus))
 
 
@@ -151,26 +151,29 @@ def compose_mu(mus: Iterable[float]) -> float:
 
 
 def classical(epsilon: float, delta: float, sensitivity: float) -> float:
-    """sigma = sqrt(2 ln(1.25 / delta)) Delta / epsilon (Dwork and Roth 2014, Theorem A.1; DFFKE Eq. 15)."""
+    """Return sigma = sqrt(2 ln(1.25 / delta)) Delta / epsilon (Dwork and Roth 2014, Theorem A.1; DFFKE Eq. 15)."""
     epsilon, delta, sensitivity = check_epsilon(epsilon), check_delta(delta), check_sensitivity(sensitivity)
     if epsilon > 1:
         raise PrivacyError(
             f"classical calibration at epsilon = {epsilon:g}: its proof needs epsilon <= 1, and for large epsilon the "
-            "formula gives too little noise (it falls as 1/epsilon where 1/sqrt(2 epsilon) is needed): use the "
+            "formula gives too little noise (it falls as 1/epsilon, but 1/sqrt(2 epsilon) is needed). Use the "
             "analytic calibration, which is exact for every epsilon."
         )
     return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon
 
 
 def analytic(epsilon: float, delta: float, sensitivity: float) -> float:
-    """The least sigma that meets (epsilon, delta) in one release (Balle and Wang 2018, Theorem 8 and Algorithm 1)."""
+    """Return the least sigma for (epsilon, delta) in one release (Balle and Wang 2018, Theorem 8 and Algorithm 1)."""
     epsilon, delta, sensitivity = check_epsilon(epsilon), check_delta(delta), check_sensitivity(sensitivity)
     return sensitivity / _largest_mu(epsilon, delta)
 
 
 @lru_cache(maxsize=1024)
 def _largest_mu(epsilon: float, delta: float) -> float:
-    """The Gaussian of the least noise that meets (epsilon, delta). Every release of a run asks for the same."""
+    """Return mu of the Gaussian with the least noise that meets (epsilon, delta).
+
+    It is cached, because every release of a run asks for the same.
+    """
     target = math.log(delta)
     # Start from the larger of two lower bounds on mu: delta <= Phi(mu/2 - epsilon/mu) and delta <= 2 Phi(mu/2) - 1.
     z = float(ndtri(delta))
@@ -180,7 +183,7 @@ def _largest_mu(epsilon: float, delta: float) -> float:
 
 
 def total(epsilon: float, delta: float, sensitivity: float, releases: int) -> float:
-    """The sigma of each release for which `releases` releases together meet (epsilon, delta), exactly.
+    """Return the sigma of each release for which `releases` releases together meet (epsilon, delta), exactly.
 
     mu_total = sqrt(releases) Delta / sigma (`compose_mu`), so the joint release is one Gaussian of that mu.
     """
@@ -188,10 +191,10 @@ def total(epsilon: float, delta: float, sensitivity: float, releases: int) -> fl
 
 
 def calibrate(kind: Kind, epsilon: float, delta: float, sensitivity: float, releases: int = 1) -> float:
-    """The sigma of each release by the named calibration.
+    """Return the sigma of each release by the named calibration.
 
-    `classical` and `analytic` meet (epsilon, delta) in each release by itself, whatever `releases` is; what the
-    releases cost together is then more, and the ledger says how much. `total` meets it over all of them.
+    `classical` and `analytic` meet (epsilon, delta) in each release by itself, whatever `releases` is. All releases
+    together then cost more, and the ledger says how much. `total` meets (epsilon, delta) over all of them.
     """
     releases = check_releases(releases)
     if kind == "classical":

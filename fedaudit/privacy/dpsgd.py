@@ -1,7 +1,7 @@
 """DP-SGD inside `fit`: Poisson samples, per-row gradients by torch.func, opacus' optimizer for clipping and noise.
 
-opacus' own hooks see only the layers' backward passes, and are silently wrong on losses with a proximal term or with
-extra rows; its optimizer takes per-sample gradients from anywhere.
+opacus' own hooks see only the layers' backward passes. They are silently wrong for losses with a proximal term or with
+extra rows. opacus' optimizer takes per-sample gradients from any source.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
 
-CHUNK = 64  # rows whose gradients are held at a time, at least
-ROOM = 32 << 20  # bytes of gradients up to which more rows are held: one call for a whole sample of a small model
+CHUNK = 64  # the least number of rows whose gradients are in memory at a time
+ROOM = 32 << 20  # bytes of gradients up to which it may be more rows: one call for a whole sample of a small model
 
 
 def fit_private(
@@ -42,7 +42,7 @@ def fit_private(
     policy: Policy,
     fits: int,
 ) -> tuple[Fitted, Entry]:
-    """Train on private rows; returns what was done and the entry for the ledger.
+    """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
     trainings like this one together meet the policy's epsilon.
@@ -72,7 +72,7 @@ def fit_private(
         for p in parameters.values():
             p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
             p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
-        for part in index.split(together):  # clipped and summed chunk by chunk: memory is that of so many copies
+        for part in index.split(together):  # clip and sum chunk by chunk: memory holds one model copy per row
             gradients = row_gradients(model, loss, [row[part] for row in rows], given)
             for name, total in clip_and_sum(gradients, C)[0].items():
                 parameters[name].summed_grad += total  # type: ignore[attr-defined]
@@ -81,8 +81,8 @@ def fit_private(
         optimizer.original_optimizer.step()
     if traces(loss, given or {}) != before:
         raise ContractError(
-            "The loss writes into something outside of it while it trains: what it saw of the records would leave the "
-            "training unprotected. A loss computes one value per row, and nothing else."
+            "The loss changes an object outside of it while it trains. That object could carry records out of the "
+            "training unprotected. Let the loss compute one value per row, and nothing else."
         )
     optimizer.zero_grad()
     for p in parameters.values():
@@ -95,10 +95,10 @@ def fit_private(
 
 @dataclass(frozen=True)
 class Planned:
-    """A training under DP-SGD, before it is carried out."""
+    """The plan of a training under DP-SGD."""
 
     n: int
-    q: float  # with which every record is drawn in a step
+    q: float  # the probability with which a step draws each record
     steps: int
     C: float
     multiplier: float
@@ -107,11 +107,11 @@ class Planned:
 
     @property
     def expected(self) -> int:
-        """Records in a step, by which the noisy sum is divided."""
+        """Return the expected number of records in a step. The noisy sum is divided by it."""
         return max(1, round(self.q * self.n))
 
     def entry(self) -> Entry:
-        """For the ledger."""
+        """Return the entry for the ledger."""
         return Entry(
             field="training",
             kind="training",
@@ -130,9 +130,9 @@ class Planned:
 
 
 def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: Policy, fits: int) -> Planned:
-    """What a training on n records takes: `fits` like it together meet the policy's epsilon."""
+    """Return the plan of a training on n records. `fits` such trainings together meet the policy's epsilon."""
     if (epochs is None) == (steps is None):
-        raise ContractError("fit: say either epochs or steps.")
+        raise ContractError("fit: give either epochs or steps, not both or neither.")
     q = min(1.0, batch / n)
     count = steps if steps is not None else (epochs or 0) * math.ceil(n / batch)
     delta, C = policy.delta_for(n), policy.clip or 1.0
@@ -141,8 +141,11 @@ def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: P
 
 
 def multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:
-    """A noise multiplier that meets epsilon. Rates and steps are rounded up and delta down, to two digits:
-    clients of nearly the same size then share one search, and none of them gets too little noise."""
+    """Return a noise multiplier that meets epsilon.
+
+    Rates and steps are rounded up and delta down, to two digits. So clients of nearly the same size share one search,
+    and none of them gets too little noise.
+    """
     return calibrated(epsilon, _down(delta, 2), min(1.0, _up(q, 2)), math.ceil(_up(steps, 2)))
 
 
@@ -158,10 +161,10 @@ def _down(value: float, digits: int) -> float:
 
 @lru_cache(maxsize=4096)
 def calibrated(epsilon: float, delta: float, q: float, steps: int) -> float:
-    """The noise multiplier for which `steps` sub-sampled steps together meet epsilon, by the accountant of record.
+    """Return the noise multiplier for which `steps` sub-sampled steps together meet epsilon.
 
-    One look at that accountant takes a second, so the search starts where the central limit theorem puts the root:
-    mu = q sqrt(steps (e^(1/m^2) - 1)) (Bu et al. 2020).
+    The accountant of record decides. One call of it takes a second, so the search starts where the central limit
+    theorem puts the root: mu = q sqrt(steps (e^(1/m^2) - 1)) (Bu et al. 2020).
     """
     from scipy.optimize import brentq
 
@@ -174,7 +177,10 @@ def calibrated(epsilon: float, delta: float, q: float, steps: int) -> float:
 
     low, high = math.log(0.05), math.log(1e7)
     if limit(high) > 0:
-        raise PrivacyError(f"No noise makes {steps} steps at sample rate {q:g} meet epsilon = {epsilon:g}.")
+        raise PrivacyError(
+            f"No noise makes {steps} steps at sample rate {q:g} meet epsilon = {epsilon:g}. Raise epsilon, or take "
+            "fewer steps."
+        )
     guess = brentq(limit, low, high, xtol=1e-6) if limit(low) > 0 else low
     low, high = guess - 0.05, guess + 0.1
     while excess(high) > 0:

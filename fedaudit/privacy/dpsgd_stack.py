@@ -1,9 +1,9 @@
 """DP-SGD of many clients at once: the loop of `fit_private`, stacked.
 
 Every client draws its own Poisson samples from its own generator, its rows' gradients are clipped to its own norm, and
-its noise comes from its own generator, number for number what it would draw alone. Samples are of unequal size and are
-filled up with rows that count nothing. What comes out is what each client would get alone, to rounding; the entries
-for the ledger are the very same.
+its noise comes from its own generator, with exactly the numbers that it would draw alone. Samples have unequal sizes
+and are filled up with rows that do not count. Each client gets the same result as alone, up to rounding. The entries
+for the ledger are identical.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedaudit.training.recorded import halves
 from fedaudit.training.stack import Caller, Functional, Job, Stack, build, places, stacks
 from fedaudit.training.steppers import Stepper, Tensors, stepper
 
-ROWS = 512  # of all clients together, whose gradients are held at a time
-Trained = tuple[Fitted, Entry]  # what was done, and the entry for the ledger
+ROWS = 512  # rows, over all clients, whose gradients are in memory at a time
+Trained = tuple[Fitted, Entry]  # the summary of a training, and the entry for the ledger
 
 
 @dataclass(frozen=True, eq=False)
 class PrivateJob:
-    """One call of `fit_private`, not yet carried out."""
+    """One call of `fit_private` that is yet to be carried out."""
 
     job: Job
     noise: torch.Generator
@@ -66,7 +66,7 @@ class PrivateJob:
 
 
 def private_stacks(jobs: Sequence[PrivateJob]) -> tuple[list[list[int]], dict[int, str]]:
-    """Which trainings become one stack, and why each of the others is carried out alone."""
+    """Return the groups of trainings that become one stack each, and why each of the others is carried out alone."""
     groups, alone = stacks([private.job for private in jobs])
     if halves() is not None:
         return [], dict.fromkeys(range(len(jobs)), "gradients of single rows are taken in full precision")
@@ -81,17 +81,17 @@ def private_stacks(jobs: Sequence[PrivateJob]) -> tuple[list[list[int]], dict[in
 
 
 def fit_private_together(jobs: Sequence[PrivateJob]) -> list[Trained]:
-    """Carry out all as one stack. Nothing is written into the models before all are through."""
+    """Carry out all trainings as one stack and return their results. Models are written when all are finished."""
     for private in jobs:
         check_bare(private.job.model)
         validate(private.job.model)
     before = [traces(private.job.loss, private.job.option("given") or {}) for private in jobs]
     plans = [private.planned() for private in jobs]
-    order = sorted(range(len(jobs)), key=lambda i: -plans[i].steps)  # who is through first stands last
+    order = sorted(range(len(jobs)), key=lambda i: -plans[i].steps)  # the client that finishes first is last
     training = _Training([jobs[i] for i in order], [plans[i] for i in order])
     training.go()
     if before != [traces(private.job.loss, private.job.option("given") or {}) for private in jobs]:
-        raise ContractError("A loss writes into something outside of it while it trains.")  # alone it says more
+        raise ContractError("A loss changes an object outside of it while it trains.")  # run alone, it says more
     for slot, i in enumerate(order):
         training.stack.write(slot, jobs[i].job.model)
     epochs = [private.job.option("epochs") or 0 for private in jobs]
@@ -123,7 +123,7 @@ class _Training:
             self.model.train(was_training)
 
     def _step(self, active: int) -> None:
-        """One step of the first so many."""
+        """Take one step for the first `active` clients."""
         part = self.stack.take(range(active))
         drawn = [
             (torch.rand(plan.n, generator=private.job.rng, device=private.job.rng.device) < plan.q).nonzero()[:, 0]
@@ -138,7 +138,7 @@ class _Training:
         self.how.step(part.params, grads, part.state)
 
     def _clipped(self, part: Stack, drawn: Sequence[Tensor]) -> Tensors:
-        """For each client the sum of its rows' gradients, each clipped to its norm C."""
+        """Return for each client the sum of its rows' gradients, each clipped to the client's norm C."""
         sums = {name: torch.zeros_like(p) for name, p in part.params.items()}
         counts = torch.tensor([len(index) for index in drawn], device=self.offsets.device)
         most = max(len(index) for index in drawn)
@@ -156,12 +156,12 @@ class _Training:
             factor = (self.C[: len(drawn), None].to(norms.dtype) / (norms + 1e-6)).clamp(max=1.0)
             factor = torch.where(counted, factor, 0.0)
             for name, g in grads.items():
-                seen = torch.where(_along(counted, g), g, 0.0)  # what is not finite would stay so times 0
+                seen = torch.where(_along(counted, g), g, 0.0)  # a number that is not finite stays so when times 0
                 sums[name] += torch.einsum("mi,mi...->m...", factor.to(g.dtype), seen)
         return sums
 
     def _noise(self, k: int, sums: Mapping[str, Tensor]) -> Tensors:
-        """In the order of the parameters, as opacus draws it."""
+        """Return client k's noise, drawn in the order of the parameters as opacus does."""
         std = self.plans[k].multiplier * self.plans[k].C
         return {
             name: torch.normal(
@@ -172,7 +172,10 @@ class _Training:
 
 
 def _row_gradients(job: Job, given_dims: Any) -> Any:
-    """The gradient of each row's loss in each client's parameters: (clients, rows, *shape of the parameter)."""
+    """Return a function that gives the gradient of each row's loss in each client's parameters.
+
+    A gradient has the shape (clients, rows, *shape of the parameter).
+    """
     caller = Caller(job.model)
     where = places(caller)
 
@@ -187,7 +190,7 @@ def _row_gradients(job: Job, given_dims: Any) -> Any:
 
 
 def _filled(index: Tensor, most: int) -> Tensor:
-    """With the first one drawn again, or, where none was, with row 0."""
+    """Return the index filled up to `most` entries: with its first entry, or with row 0 if it is empty."""
     first = index[:1] if len(index) else index.new_zeros(1)
     return torch.cat([index, first.expand(most - len(index))])
 

@@ -1,7 +1,7 @@
-"""The ledger: what each client has spent, release by release, and what is really guaranteed.
+"""The ledger: what each client has spent, release by release, and the epsilon that is really guaranteed.
 
-A release that nobody protected has epsilon infinity, and so has its client's total: "epsilon = 1 on the embeddings"
-beside unprotected weights is reported as exactly that. Entries of different neighbouring relations are never composed.
+An unprotected release has epsilon infinity, and so has its client's total. "epsilon = 1 on the embeddings" beside
+unprotected weights is reported as exactly that. Entries of different neighbouring relations are never composed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedaudit.wire.release import Protection
 
 
 class Entry(Kept):
-    """Releases of one field under one protection. `rounds` lists each of them."""
+    """All releases of one field under one protection. `rounds` has the round of each of them."""
 
     field: str
     kind: str
@@ -31,24 +31,24 @@ class Entry(Kept):
     clip: float | None = None
     condition: str | None = None
     delta: float | None = None
-    claim: float | None = None  # epsilon that the paper's way of counting would state: one release, no composition
+    claim: float | None = None  # the epsilon by the paper's way of counting: one release, no composition
     rounds: list[int] = Field(default_factory=list)
-    cosine: float | None = None  # mean over releases; for the auditor
+    cosine: float | None = None  # mean over releases; for the auditor only
 
     @classmethod
     def unprotected(cls, field: str, kind: str, condition: str | None = None) -> Entry:
-        """Of a release with epsilon infinity."""
+        """Return the entry of a release with epsilon infinity."""
         return cls(field=field, kind=kind, mechanism="none", noise_multiplier=0.0, relation="any", condition=condition)
 
     @classmethod
     def free(cls, field: str, kind: str, condition: str, mechanism: str = "none") -> Entry:
-        """Of a release that costs nothing, and why."""
+        """Return the entry of a release that costs nothing. `condition` says why."""
         return cls(
             field=field, kind=kind, mechanism=mechanism, noise_multiplier=math.inf, relation="any", condition=condition
         )
 
     def public(self) -> Protection:
-        """What everybody may know of the mechanism."""
+        """Return the parameters of the mechanism that are public."""
         known = {name: getattr(self, name) for name in Protection.model_fields}
         return Protection(**{name: value for name, value in known.items() if value is not None})
 
@@ -61,7 +61,7 @@ class Entry(Kept):
 
 
 class Total(Kept):
-    """Entries of one relation, composed."""
+    """The composed cost of all entries of one relation."""
 
     epsilon: float
     accountant: str
@@ -76,7 +76,7 @@ class ClientLedger(Kept):
     entries: list[Entry] = Field(default_factory=list)
     by_kind: dict[str, float] = Field(default_factory=dict)
     by_relation: dict[str, Total] = Field(default_factory=dict)
-    epsilon: float | None = None  # of record; None where entries of different relations cannot be composed
+    epsilon: float | None = None  # of record; None if entries of different relations cannot be composed
     claim: float | None = None  # the largest claim for a single release, as papers state it
     observers: dict[str, list[str]] = Field(default_factory=dict)  # kind: who saw it
 
@@ -90,11 +90,11 @@ class ClientLedger(Kept):
         self.entries.append(entry.model_copy(update={"rounds": [t]}))
 
     def reopen(self) -> None:
-        """More rounds are to come: totals of the rounds so far are no longer the run's."""
+        """Clear the totals, because more rounds follow and the totals so far are no longer those of the run."""
         self.by_kind, self.by_relation, self.epsilon = {}, {}, None
 
     def close(self) -> None:
-        """Compose what was entered, by kind and in total."""
+        """Compose all entries, by kind and in total."""
         self.by_kind = {
             kind: max(
                 (
@@ -129,7 +129,7 @@ def _by_relation(entries: Iterable[Entry], delta: float, compare: bool = False) 
 
 
 class Ledger:
-    """All clients' entries in one run."""
+    """The entries of all clients in one run."""
 
     def __init__(self, clients: Iterable[ClientLedger] = ()):
         self.clients = {ledger.client: ledger for ledger in clients}
@@ -141,7 +141,7 @@ class Ledger:
             _see(ledger, entry.kind, "server")
 
     def relayed(self, kind: str, to: int) -> None:
-        """Somebody else's release of this kind was passed on to client `to`: it costs nothing, but is seen."""
+        """Note that client `to` has seen other clients' releases of this kind, passed on to it. It costs nothing."""
         for k, ledger in self.clients.items():
             if k != to and any(e.kind == kind for e in ledger.entries):
                 _see(ledger, kind, f"client {to}")

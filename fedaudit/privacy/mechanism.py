@@ -1,17 +1,18 @@
-"""What a release goes through on the client before it becomes bytes: clipping and Gaussian noise, by policy.
+"""The mechanism: it protects a release on the client, by clipping and Gaussian noise as the policy says.
 
-The order is mechanism, quantisation (in the codec), bytes. Each private field leaves an entry for the ledger, also
-where nothing protected it: then its noise multiplier is 0 and its epsilon infinite.
+The order is mechanism, quantisation (in the codec), bytes. Each private field makes an entry for the ledger, also if
+nothing protected it: then its noise multiplier is 0 and its epsilon infinite.
 
-How much one record can change a release (privacy rule 5, C the clipping norm), under replace-one and zero-out:
+The table says how much one record can change a release (privacy rule 5), under replace-one and zero-out. C is the
+clipping norm:
 
-    record     one row per record                  2 C and C    (sqrt(m) times it where a record has m rows)
+    record     one row per record                  2 C and C    (sqrt(m) times it if a record has m rows)
     all        R rows that depend on all records   sqrt(R) 2 C  (both: a record that is zeroed can move such a row
                anywhere in its ball)
     class      class means of clipped rows         sqrt(2) 2 C / (N_c - 1), for class c, and half of it: a record that
-               changes its label leaves one class (of N_c) and joins another, and both means move. Which classes there
-               are, and N_c, which scales the noise, are a release of their own that no noise on the means protects.
-               sqrt(m) times it for m tables of means, in all of which the record is
+               changes its label leaves one class (of N_c) and joins another, and both means move. The set of classes,
+               and N_c, which scales the noise, are a release of their own that no noise on the means protects.
+               sqrt(m) times it for m tables of means that all contain the record
     histogram  label counts                        sqrt(2) and 1: each record counts once
                other counts                        sqrt(counts) (both): a record may be in all of them, or in none
     range      pixels in [-1, 1]                   sqrt(pixels) 2 (both)
@@ -43,12 +44,12 @@ from fedaudit.wire.release import Protection
 
 
 def _no_model(x: Tensor) -> Tensor:
-    raise NotApplicable("There is no model here whose logits could be looked at.")
+    raise NotApplicable("There is no model here whose logits could be computed. Use clip=C.")
 
 
 @dataclass
 class Context:
-    """What the mechanism knows of the client whose release it protects."""
+    """The mechanism's knowledge of the client whose release it protects."""
 
     key: tuple[object, ...]  # (seed, client, round, ask, attempt): the noise follows from it and the field
     n: int
@@ -57,8 +58,8 @@ class Context:
     images: Callable[[], Tensor]
     encode: Callable[[Tensor], Tensor]
     predict: Callable[[Tensor], Tensor] = _no_model
-    plain_fits: int = 0  # trainings on private records that were not DP, ever
-    dirty: bool = False  # whether memory holds what a task that looked at the records wrote, unprotected
+    plain_fits: int = 0  # all trainings on private records so far that were not DP
+    dirty: bool = False  # whether memory holds unprotected values that a task wrote after it read the records
     provenance: Provenance | None = None
     means: dict[str, tuple[float, int]] = field(default_factory=dict)  # digest of a class mean: clipping norm, N_c
     tables: dict[str, int] = field(default_factory=dict)  # digest of a class mean: number of the call that made it
@@ -68,14 +69,16 @@ class Context:
 
 
 def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any:
-    """One field's value as it will leave the client, ahead of the reply: to compute on what others will see."""
+    """Protect one field ahead of the reply and return it, so that a task can compute on the value others will see."""
     declared = cls.declared().get(name)
     if declared is None or declared.role != "private":
-        raise PrivacyError(f"{cls.__name__}.{name} is no private field; there is nothing to protect.")
+        raise PrivacyError(f"{cls.__name__}.{name} is not a private field. Give the name of one that is.")
     policy = context.policies.get(declared.kind or "")
     where = f"{cls.__name__}.{name}"
     if where in context.done:
-        raise PrivacyError(f"{where} was protected before in this task: the same noise on two values hides neither.")
+        raise PrivacyError(
+            f"{where} was protected before in this task: the same noise on two values hides neither. Protect it once."
+        )
     released, entries = (
         (value, [_unprotected(value, where, declared, context)])
         if policy is None
@@ -88,13 +91,13 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
 
 
 def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], list[Entry]]:
-    """The reply as it may leave the client, the public parameters of its protection, and the ledger's entries."""
+    """Return the reply as it may leave the client, the public parameters of its protection, and the ledger entries."""
     changes: dict[str, Any] = {}
     protection: dict[str, Protection] = {}
     entries: list[Entry] = []
     sent = {f"{type(reply).__name__}.{name}" for name in reply.declared()}
     for where, (_, of_field) in context.done.items():
-        if where not in sent:  # what was computed from it may be in the reply all the same
+        if where not in sent:  # the reply may still hold values that were computed from it
             entries += of_field
     for name, declared in reply.declared().items():
         where = f"{type(reply).__name__}.{name}"
@@ -104,15 +107,15 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
                 entries.append(Entry.unprotected(where, "public", UNTRACED))
             continue
         if value is None and where in context.absent():
-            continue  # known before the run: nothing is released. A None that is not known so is billed like a value
+            continue  # known before the run, so nothing is released. Any other None is billed like a value
         policy = context.policies.get(declared.kind or "")
         early = context.done.get(where)
         if early is not None and early[0] == digest_of(value):
             of_field = early[1]
         elif early is not None:
             raise PrivacyError(
-                f"{where} was protected by client.protect, and another value is in the reply: put the protected one "
-                "into it, and leave it as it is."
+                f"{where} was protected by client.protect, but another value is in the reply. Put the protected value "
+                "into the reply, unchanged."
             )
         elif policy is not None:
             changes[name], of_field = _release(value, where, declared, policy, context)
@@ -125,10 +128,13 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
 
 
 def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> Entry:
-    """A release without a policy: free only where it follows from what was protected, or is the same for neighbours."""
+    """Return the entry of a release without a policy.
+
+    It is free only if it follows from protected values, or is the same for all neighbours.
+    """
     kind = _kind(declared)
     if kind == "count" and type(value) is int and value == context.n:
-        # The same for all neighbours under replace-one and zero-out; under add-or-remove it is taken as known.
+        # n is the same for all neighbours under replace-one and zero-out. Under add-or-remove it counts as known.
         return Entry.free(where, kind, "n is public")
     if declared.via == "released" and _follows(value, context):
         return Entry.free(where, kind, "derived from what was released", "post-processing")
@@ -148,7 +154,10 @@ UNTRACED = "computed in a task that read the records, or holds more of them than
 
 
 def _unpaid(context: Context) -> bool:
-    """Whether the client's model or memory hold more of the records than was paid for, also where nobody looks."""
+    """Return whether the client's model or memory hold more of the records than was paid for.
+
+    That counts even if this task does not read the records.
+    """
     return context.dirty or context.plain_fits > 0
 
 
@@ -157,12 +166,12 @@ def _traced(value: Any, where: str, context: Context) -> bool:
 
 
 def _paid(value: Any, where: str, context: Context) -> bool:
-    """Whether a value follows from a model that private fits, and nothing else, made of the records."""
+    """Return whether a value follows from a model that only private fits have trained on the records."""
     return context.spent.get(TRAINING, 0) > 0 and not context.plain_fits and _traced(value, where, context)
 
 
 def _follows(value: Any, context: Context) -> bool:
-    """Whether a value follows from what was released: as the harness saw, or because the task knew nothing else."""
+    """Return whether a value follows from released values: the harness saw it, or the task knew nothing else."""
     seen = context.provenance
     return seen is None or seen.is_derived(value) or not (seen.looked or _unpaid(context))
 
@@ -199,17 +208,17 @@ def _release(value: Any, where: str, declared: Declared, policy: Policy, context
 
 @dataclass(frozen=True)
 class Bounding:
-    """How the values of a release were bounded, for the ledger."""
+    """The way in which the values of a release were bounded, for the ledger."""
 
     relation: str
     clip: float | None = None
     condition: str | None = None
-    guaranteed: bool = True  # False: for no neighbouring data set
+    guaranteed: bool = True  # False: the bound holds for no neighbouring data set
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A release before its noise: what the noise is added to, and how much of it."""
+    """A release before its noise: the values that noise is added to, and the amount of noise."""
 
     leaves: list[Tensor]  # bounded
     sensitivities: list[float]  # of each leaf
@@ -223,38 +232,43 @@ class Prepared:
 
 
 def prepare(value: Any, where: str, declared: Declared, policy: Policy, context: Context) -> Prepared:
-    """All that a release goes through before the noise: the release itself and its audit both begin here."""
+    """Check and bound a release and return it ready for the noise. The release and its audit both begin here."""
     leaves = leaves_of(value, where)
     for leaf in leaves:
         if not leaf.is_floating_point():
-            raise NotApplicable(f"{where}: Gaussian noise needs floating-point numbers, not {leaf.dtype}.")
+            raise NotApplicable(
+                f"{where} is {leaf.dtype}: Gaussian noise needs floating-point numbers. Send floats or drop the policy."
+            )
         if not bool(torch.isfinite(leaf).all()):
-            raise PrivacyError(f"{where} holds NaN or infinity before any noise. Training has probably diverged.")
+            raise PrivacyError(
+                f"{where} holds NaN or infinity before any noise. Training has probably diverged: lower the learning "
+                "rate."
+            )
     delta = policy.delta_for(context.n)
-    if policy.mechanism == "pure-noise":  # the value does not enter: noise of deviation 1 takes its place
+    if policy.mechanism == "pure-noise":  # the value is not used: noise of deviation 1 takes its place
         return Prepared(leaves, [1.0] * len(leaves), 1.0, delta, Bounding("any"))
     if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
-        raise PrivacyError(f"{where} has more rows than the client has records ({context.n}): no row per record.")
+        raise PrivacyError(f"{where} has more rows than the client has records ({context.n}). Send one row per record.")
     bounded, sensitivities, how = _bounded(leaves, where, declared, policy, context)
     return Prepared(bounded, sensitivities, _multiplier(policy, delta, declared, where, context), delta, how)
 
 
 def with_noise(ready: Prepared, where: str, declared: Declared, policy: Policy, context: Context) -> list[Tensor]:
-    """The leaves of a release as they leave the mechanism: the same noise whenever this release is made."""
+    """Return the leaves of a release with noise. The same release always gets the same noise."""
     if policy.mechanism == "pure-noise":
         return [_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(ready.leaves)]
     noisy = [
-        # In place on the clipped copy: one pass of noise, one addition.
+        # In place: one pass to draw the noise, one addition.
         _noise(leaf, sigma, policy, (*context.key, where, i)).add_(leaf)
         for i, (leaf, sigma) in enumerate(zip(ready.leaves, ready.sigmas, strict=True))
     ]
     if declared.dtype == "uint8":
-        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range that travels; post-processing
+        noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range of uint8 on the wire; this is post-processing
     return noisy
 
 
 def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[Entry]:
-    """What noise on the numbers does not hide: the keys under which a client's data put them, and their counts."""
+    """Return entries for what noise on the numbers does not hide: the keys that the client's data chose, and counts."""
     if dependence(declared) == "record" and context.provenance is not None:
         lengths = {len(leaf) for leaf in leaves_of(value, where)} - {context.n}
         if not all(context.provenance.is_known(length) for length in lengths):
@@ -268,7 +282,7 @@ def _structure(value: Any, where: str, declared: Declared, context: Context) -> 
 
 
 def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:
-    """sigma / sensitivity."""
+    """Return sigma / sensitivity, and count the release if the calibration is `total`."""
     if policy.noise_multiplier is not None:
         return policy.noise_multiplier
     assert policy.epsilon is not None  # the policy was checked when it was read
@@ -278,7 +292,7 @@ def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, co
         if planned is None:
             raise PrivacyError(
                 f"{where}: calibration = 'total' needs the number of releases, and this method does not declare its "
-                f"traffic. Say it: privacy.{declared.kind}.releases."
+                f"traffic. Set privacy.{declared.kind}.releases."
             )
         releases = planned
         kind = declared.kind or ""
@@ -286,7 +300,7 @@ def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, co
         if context.spent[kind] > releases:
             raise PrivacyError(
                 f"{where}: calibration = 'total' planned {releases} releases of {kind}, and this is number "
-                f"{context.spent[kind]}. Say how many there will be: privacy.{kind}.releases."
+                f"{context.spent[kind]}. Set privacy.{kind}.releases to the number that there will be."
             )
     return calibrate(policy.calibration, policy.epsilon, delta, 1.0, releases)
 
@@ -294,7 +308,7 @@ def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, co
 def _bounded(
     leaves: list[Tensor], where: str, declared: Declared, policy: Policy, context: Context
 ) -> tuple[list[Tensor], list[float], Bounding]:
-    """The leaves with their norms bounded, each one's sensitivity, and how it was bounded."""
+    """Return the leaves with their norms bounded, the sensitivity of each, and the way in which it was bounded."""
     depends = dependence(declared)
     plain = Bounding(policy.relation)
     swing = 2.0 if policy.relation == "replace-one" else 1.0
@@ -303,8 +317,8 @@ def _bounded(
         if not assumed and (declared.kind != "embeddings" or depends != "record"):
             hint = ", or say assume=logits-of-records and have no guarantee" if declared.kind == "logits" else ""
             raise NotApplicable(
-                f"{where}: the random-pixel sensitivity is not applicable to {declared.kind}: they are no function of "
-                f"one private image whose pixel could be edited. Use clip=C{hint}."
+                f"{where}: the random-pixel sensitivity is not applicable to {declared.kind}: they are not a function "
+                f"of one private image whose pixel could be edited. Use clip=C{hint}."
             )
         output = context.predict if assumed else context.encode
         s = random_pixel_sensitivity(context.images(), output, policy.samples, context.key)
@@ -332,7 +346,7 @@ def _bounded(
 
 
 def dependence(declared: Declared) -> str:
-    """How a release depends on the records: as declared, else by its kind, else by its unit."""
+    """Return how a release depends on the records: as declared, else by its kind, else by its unit."""
     if declared.depends is not None:
         return declared.depends
     by_kind = {"label_counts": "histogram", "synthetic_images": "range", "prototypes": "class"}
@@ -347,12 +361,15 @@ def _class_sensitivity(leaf: Tensor, where: str, C: float, swing: float, context
             "client.class_means(rows, kind), which clips as the policy says."
         )
     if made[0] != C:
-        raise PrivacyError(f"{where}: its rows were clipped to {made[0]}, the policy says {C}.")
+        raise PrivacyError(f"{where}: its rows were clipped to {made[0]}, but the policy says {C}. Clip them to that.")
     return math.sqrt(2) * swing * C / max(made[1] - 1, 1)
 
 
 def _tables(leaves: list[Tensor], context: Context) -> int:
-    """Of how many tables of class means these are, at most: a record moves two means in each of them."""
+    """Return the largest number of tables that these class means may come from.
+
+    A record moves two means in each table.
+    """
     digests = [digest_of(leaf) for leaf in leaves]
     made = {context.tables.get(digest, 0) for digest in digests}
     return len(made) * max(map(digests.count, digests), default=1)
@@ -361,21 +378,21 @@ def _tables(leaves: list[Tensor], context: Context) -> int:
 def _histogram_sensitivity(leaves: list[Tensor], where: str, declared: Declared, relation: str, n: int) -> float:
     if any(bool((leaf < 0).any()) or bool((leaf != leaf.round()).any()) for leaf in leaves):
         raise PrivacyError(
-            f"{where} depends as a histogram does, and holds what are no counts: its noise is scaled for records that "
-            "count 1 each. Send whole numbers from 0 up, and scale them where they arrive."
+            f"{where} is declared as a histogram, but holds numbers that are not counts: its noise is scaled for "
+            "records that count 1 each. Send whole numbers from 0 up, and scale them at the receiver."
         )
     if declared.kind != "label_counts":
         return math.sqrt(max(1, sum(leaf.numel() for leaf in leaves)))
     if (total := sum(float(leaf.sum()) for leaf in leaves)) > n:
         raise PrivacyError(
-            f"{where} counts {total:g} labels, and the client has {n} records: noise is scaled for records that count "
-            "once. Send one histogram of them."
+            f"{where} counts {total:g} labels, but the client has {n} records: the noise is scaled for records that "
+            "count once. Send one histogram of the records."
         )
     return math.sqrt(2) if relation == "replace-one" else 1.0
 
 
 def clip_rows(t: Tensor, C: float) -> Tensor:
-    """Each row (dimension 0) scaled down to L2 norm C where it is longer; a vector is one row. A copy."""
+    """Return a copy with each row (dimension 0) scaled down to L2 norm C if it is longer. A vector is one row."""
     flat = t.reshape(row_count(t), -1) if t.numel() else t
     if not t.numel():
         return t.clone()
@@ -390,13 +407,16 @@ def row_count(t: Tensor) -> int:
 def random_pixel_sensitivity(
     images: Tensor, encode: Callable[[Tensor], Tensor], samples: int, key: tuple[object, ...]
 ) -> float:
-    """DFFKE, Appendix G: the largest change of the output over sampled edits of one random pixel to a value from
-    U(0, 255), here U(-1, 1). It bounds the effect of such edits that were tried, and of nothing else."""
+    """Return the largest change of the output over sampled edits of one random pixel (DFFKE, Appendix G).
+
+    An edit sets the pixel to a value from U(0, 255), here U(-1, 1). The result bounds the effect of the edits that were
+    tried, and of nothing else.
+    """
     rng = generator(*key, "random-pixel", device=images.device)
     if images.dim() != 4:
         raise PrivacyError(
-            "random-pixel edits a pixel, and these records are no images: they have none. Use clip=C, which bounds "
-            "what any record can do."
+            "random-pixel edits a pixel, but these records are not images and have none. Use clip=C, which bounds "
+            "the effect of any record."
         )
     n, channels, height, width = images.shape
     largest = 0.0
@@ -427,7 +447,7 @@ def _noise(like: Tensor, sigma: float, policy: Policy, key: tuple[object, ...]) 
 
 
 def system_normal(n: int, chunk: int = 1 << 20) -> np.ndarray:
-    """n standard normal numbers from the operating system's entropy, by inversion of 53-bit uniforms."""
+    """Return n standard normal numbers from the operating system's entropy, by inversion of 53-bit uniforms."""
     from scipy.special import ndtri
 
     out = np.empty(n)
@@ -439,7 +459,10 @@ def system_normal(n: int, chunk: int = 1 << 20) -> np.ndarray:
 
 
 def _cosine(raw: list[Tensor], noisy: list[Tensor]) -> float | None:
-    """Mean cosine similarity of rows before and after: C_E and C_Y of DFFKE's Table 4. For the auditor alone."""
+    """Return the mean cosine similarity of rows before and after the noise, for the auditor only.
+
+    These are C_E and C_Y of DFFKE's Table 4.
+    """
     both = zip(raw, noisy, strict=True)
     pairs = [(a.reshape(row_count(a), -1), b.reshape(row_count(b), -1)) for a, b in both if a.numel()]
     if not pairs:
@@ -454,17 +477,20 @@ def _cosine(raw: list[Tensor], noisy: list[Tensor]) -> float | None:
 def leaves_of(value: Any, where: str) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, State):  # one vector: what one record can do to it has no smaller unit
+    if isinstance(value, State):  # one vector: a record's effect on a state has no smaller unit
         return [torch.cat([t.reshape(-1) for t in value.values()])] if value else []
     if isinstance(value, Mapping):
         return [leaf for key in value for leaf in leaves_of(value[key], f"{where}[{key!r}]")]
     if isinstance(value, list | tuple):
         return [leaf for i, item in enumerate(value) for leaf in leaves_of(item, f"{where}[{i}]")]
-    raise NotApplicable(f"{where} is a {type(value).__name__}: Gaussian noise needs a floating-point tensor.")
+    raise NotApplicable(
+        f"{where} is a {type(value).__name__}: Gaussian noise needs a floating-point tensor. Send one, or remove the "
+        "policy."
+    )
 
 
 def rebuilt(value: Any, leaves: Iterator[Tensor]) -> Any:
-    """The same tree with other tensors, taken in order."""
+    """Return the same tree with other tensors, taken from `leaves` in order."""
     if isinstance(value, Tensor):
         return next(leaves)
     if isinstance(value, State):

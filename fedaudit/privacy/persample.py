@@ -1,8 +1,8 @@
 """Gradients of single rows, for DP-SGD (Abadi et al. 2016, Algorithm 1), by torch.func.
 
 The loss is run on one row at a time and vectorised, so whatever it does with `f.params`, with more rows or with `given`
-is differentiated as written. opacus' hooks see the layers only: they miss a proximal term and everything else that
-reaches the parameters by another road, without a word.
+is differentiated as written. opacus' hooks see the layers only. They silently miss a proximal term and everything else
+that uses the parameters outside of the layers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedaudit.errors import ContractError, PrivacyError
 Loss = Callable[..., Tensor]
 
 _REMEDY = (
-    "Replace them by layers that look at one record alone: --norm group puts GroupNorm in their place (by opacus' "
-    "ModuleValidator.fix). The run without privacy that you compare with should use the same --norm group."
+    "Replace them by layers that use one record at a time: --norm group puts GroupNorm in their place (by opacus' "
+    "ModuleValidator.fix). If you compare with a run without privacy, use --norm group there, too."
 )
 
 
 class _Caller(nn.Module):
-    """Makes every method of a model reachable for `functional_call`, which knows `forward` only."""
+    """Lets `functional_call`, which only calls `forward`, call every method of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class _Caller(nn.Module):
 
 
 class Functional:
-    """The `f` of a loss with the model's parameters replaced by `params`; frozen ones and buffers stay the model's."""
+    """The `f` of a loss: the model with `params` in place of its parameters. It keeps frozen ones and buffers."""
 
     def __init__(self, model: nn.Module, params: Mapping[str, Tensor]) -> None:
         self._caller = _Caller(model)
         self.params: dict[str, Tensor] = {n: params.get(n, p) for n, p in model.named_parameters()}
         # A shared parameter has one name here and several places in the model. functional_call can tie them itself, but
-        # with a layer that is used under two names it leaves the replaced tensor behind in the model.
+        # if a layer is used under two names, it leaves the replaced tensor behind in the model.
         name_of = {p: name for name, p in model.named_parameters() if name in params}
         self._replaced = {
             place: params[name_of[p]]
@@ -77,10 +77,10 @@ def row_gradients(
     *,
     chunk_size: int | None = None,
 ) -> dict[str, Tensor]:
-    """The gradient of each row's loss in each trainable parameter: name -> (rows, *shape of the parameter).
+    """Return the gradient of each row's loss in each trainable parameter: name -> (rows, *shape of the parameter).
 
     `loss(f, *rows, **given)` gives one value per row. Dropout draws anew for each row, from the global generator.
-    `chunk_size` rows are done at a time (all by default): the memory is that of so many copies of the model.
+    `chunk_size` rows are computed at a time (all by default). Each takes the memory of one copy of the model.
     """
     _refuse(_keeps_statistics(model))
     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -104,14 +104,16 @@ def row_gradients(
 
 
 def clip_and_sum(row_grads: Mapping[str, Tensor], C: float) -> tuple[dict[str, Tensor], Tensor]:
-    """Each row's gradient, over all parameters together, clipped to L2 norm C; their sum, and the norms before.
+    """Clip each row's gradient, over all parameters together, to L2 norm C; return the sum, and the norms before.
 
     Abadi et al. 2016, Algorithm 1, with opacus' factor min(1, C / (norm + 1e-6)), which never exceeds the norm C.
     """
     if isinstance(C, bool) or not isinstance(C, numbers.Real) or not 0 < C < math.inf:
         raise PrivacyError(f"The clipping norm C = {C!r} bounds nothing: give a finite number above 0.")
     if not row_grads:
-        raise PrivacyError("There are no gradients to clip: the model has no trainable parameter (requires_grad).")
+        raise PrivacyError(
+            "There are no gradients to clip: the model has no trainable parameter. Set requires_grad on one."
+        )
     flat = [g.reshape(len(g), math.prod(g.shape[1:])) for g in row_grads.values()]
     norms = torch.stack([g.norm(2, dim=1) for g in flat], dim=1).norm(2, dim=1)
     if not bool(torch.isfinite(norms).all()):
@@ -129,9 +131,9 @@ def clip_and_sum(row_grads: Mapping[str, Tensor], C: float) -> tuple[dict[str, T
 
 
 def _keeps_statistics(model: nn.Module) -> dict[str, str]:
-    """Layers that mix the rows of a batch or keep statistics of them: name -> why.
+    """Return the layers that mix the rows of a batch or keep statistics of them: name -> why.
 
-    opacus passes over those without trainable parameters (affine=False, or frozen), which mix the rows just the same.
+    opacus skips those without trainable parameters (affine=False, or frozen), although they mix the rows, too.
     """
     return {
         name: f"{type(layer).__name__} makes a row's output depend on the other rows, now or by its running statistics"
@@ -149,12 +151,12 @@ def _refuse(layers: Mapping[str, str]) -> None:
         )
 
 
-# opacus' hooks cannot see into it; torch.func differentiates it as it is written.
+# opacus' hooks cannot see into this layer; torch.func differentiates it as it is written.
 _DIFFERENTIABLE = (nn.MultiheadAttention,)
 
 
 def validate(model: nn.Module) -> None:
-    """Refuse a model with layers that DP-SGD cannot train, naming them all; by opacus' validator too where it is."""
+    """Raise, naming all of them, if a model has layers that DP-SGD cannot train. Ask opacus, too, if installed."""
     layers = _keeps_statistics(model)
     try:
         validator = _validator()
@@ -174,10 +176,10 @@ def validate(model: nn.Module) -> None:
 
 
 def repair(model: nn.Module) -> nn.Module:
-    """A copy that DP-SGD can train, by opacus: batch norm becomes GroupNorm of gcd(32, channels) groups."""
+    """Return a copy that DP-SGD can train, made by opacus: batch norm becomes GroupNorm of gcd(32, channels) groups."""
     fixed: nn.Module = _validator().fix(model)
     for name, layer in list(fixed.named_modules()):
-        if isinstance(layer, _BatchNorm):  # opacus passes over those without trainable parameters
+        if isinstance(layer, _BatchNorm):  # opacus skips those without trainable parameters
             group = nn.GroupNorm(math.gcd(32, layer.num_features), layer.num_features, affine=layer.affine)
             device = layer.weight.device if layer.affine else None
             fixed.set_submodule(name, group.to(device).requires_grad_(False))
@@ -195,7 +197,7 @@ def _validator() -> Any:
             from opacus.validators import ModuleValidator
     except ImportError as e:
         raise PrivacyError(
-            "Layers that DP-SGD cannot train are found and replaced by opacus' validator, and opacus is not installed: "
+            "opacus' validator finds and replaces layers that DP-SGD cannot train, but opacus is not installed: "
             "pip install fedaudit[dp]."
         ) from e
     return ModuleValidator

@@ -1,4 +1,4 @@
-"""What a setting says about privacy: one policy per kind of release, and one for local training.
+"""Privacy policies of a setting: one for each kind of release, and one for local training.
 
     [privacy.embeddings]
     mechanism = "gaussian"
@@ -31,23 +31,23 @@ REFUSED = {
     "weights": "noise on finished weights destroys them long before it protects a record. Use DP-SGD: training:eps=...",
     "layers": "noise on finished layers destroys them long before it protects a record. Use DP-SGD: training:eps=...",
     "labels": "labels are class numbers, which take no Gaussian noise. Their release stays unprotected in the ledger.",
-    "count": "a number of records takes no Gaussian noise; under replace-one it is the same for all neighbours.",
+    "count": "a number of records takes no Gaussian noise; under replace-one all neighbours have the same. Remove it.",
 }
 
 
 class Policy(Frozen):
-    """How one kind of release is protected."""
+    """The protection of one kind of release."""
 
     mechanism: Mechanism = "gaussian"
     epsilon: float | None = None
     delta: float | str = "1/n"  # n: the client's number of records
     calibration: Calibration = "analytic"
     sensitivity: str = "clip:1.0"  # clip:C, random-pixel or random-pixel:SAMPLES
-    assume: Assume = "nothing"  # what a published way of counting takes for granted; it guarantees nothing
+    assume: Assume = "nothing"  # an assumption of a published way of counting; it gives no guarantee
     relation: Relation = "replace-one"
     noise_multiplier: float | None = None  # instead of epsilon
-    releases: int | None = None  # over the run: for calibration = "total", and trainings for DP-SGD, where the harness
-    # cannot count them beforehand
+    releases: int | None = None  # over the run, for calibration = "total"; for DP-SGD the trainings. Needed if the
+    # harness cannot count them beforehand
     secure: bool = False  # draw the noise from the operating system's entropy; a replay then draws anew
 
     @property
@@ -57,7 +57,7 @@ class Policy(Frozen):
 
     @property
     def samples(self) -> int:
-        """One-pixel edits that the random-pixel heuristic tries."""
+        """Return the number of one-pixel edits that the random-pixel heuristic tries."""
         return int(self.sensitivity.partition(":")[2] or 256)
 
     def delta_for(self, n: int) -> float:
@@ -65,7 +65,7 @@ class Policy(Frozen):
 
 
 def read_policies(privacy: Mapping[str, Any], kinds: frozenset[str]) -> dict[str, Policy]:
-    """Policies by kind, checked before anything runs."""
+    """Return the policies by kind. Raise, before anything runs, if one is wrong."""
     policies = {}
     for name, values in privacy.items():
         if name not in kinds and name != TRAINING:
@@ -87,7 +87,7 @@ def read_policies(privacy: Mapping[str, Any], kinds: frozenset[str]) -> dict[str
 def _check(name: str, policy: Policy) -> None:
     where = f"privacy.{name}"
     if (name == TRAINING) != (policy.mechanism == "dp-sgd"):
-        raise PrivacyError(f"{where}: DP-SGD protects training, and training is protected by DP-SGD: privacy.training.")
+        raise PrivacyError(f"{where}: mechanism 'dp-sgd' is for privacy.training only, which takes nothing else.")
     if name in REFUSED:
         raise PrivacyError(f"{where}: {REFUSED[name]}")
     if policy.delta != "1/n":
@@ -100,7 +100,7 @@ def _check(name: str, policy: Policy) -> None:
     if policy.mechanism == "pure-noise":
         return
     if (policy.epsilon is None) == (policy.noise_multiplier is None):
-        raise PrivacyError(f"{where}: say either epsilon or noise_multiplier.")
+        raise PrivacyError(f"{where}: give either epsilon or noise_multiplier.")
     if policy.epsilon is not None:
         check_epsilon(policy.epsilon)
         if policy.calibration == "classical" and policy.epsilon > 1:
@@ -109,7 +109,7 @@ def _check(name: str, policy: Policy) -> None:
                 f"{policy.epsilon:g}. Use calibration = 'analytic'."
             )
     elif not 0 < (policy.noise_multiplier or 0) < math.inf:
-        raise PrivacyError(f"{where}: noise_multiplier = {policy.noise_multiplier}; it is a finite number above 0.")
+        raise PrivacyError(f"{where}: noise_multiplier = {policy.noise_multiplier}; give a finite number above 0.")
     kind, _, number = policy.sensitivity.partition(":")
     if kind not in ("clip", "random-pixel"):
         raise PrivacyError(unknown(f"sensitivity of {where}", kind, ["clip", "random-pixel"]))
@@ -118,15 +118,15 @@ def _check(name: str, policy: Policy) -> None:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; the number behind the colon is above 0.")
+        raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; give a number above 0 behind the colon.")
     if policy.releases is not None and policy.releases < 1:
-        raise PrivacyError(f"{where}: releases = {policy.releases}; at least one.")
+        raise PrivacyError(f"{where}: releases = {policy.releases}; give at least 1.")
     if kind == "random-pixel" and not value.is_integer():
-        raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; the number of edits is a whole number.")
+        raise PrivacyError(f"{where}: sensitivity = {policy.sensitivity!r}; give a whole number of edits.")
     if policy.assume == "logits-of-records" and (name != "logits" or kind != "random-pixel"):
         raise PrivacyError(
-            f"{where}: assume = 'logits-of-records' is for the random-pixel sensitivity of logits: it is then that of "
-            "the model on the client's records. Remove it here."
+            f"{where}: assume = 'logits-of-records' is only for the random-pixel sensitivity of logits, which it takes "
+            "from the model's logits on the client's records. Remove it here."
         )
     if policy.mechanism == "dp-sgd":
         if kind == "random-pixel":
@@ -134,7 +134,7 @@ def _check(name: str, policy: Policy) -> None:
         if policy.relation != "replace-one" or policy.calibration != "analytic":
             raise PrivacyError(
                 f"{where}: DP-SGD is accounted under add-or-remove, for all steps of the run together; it takes no "
-                "relation and no calibration."
+                "relation and no calibration. Remove them."
             )
 
 
@@ -148,7 +148,10 @@ _WORDS = {
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """`embeddings:eps=1,clip=1` as ("embeddings", {...}). Bare words name a calibration, relation or mechanism."""
+    """Return `embeddings:eps=1,clip=1` as ("embeddings", {...}).
+
+    A word without "=" names a calibration, a relation or a mechanism.
+    """
     kind, colon, rest = text.partition(":")
     if not colon or not rest:
         raise PrivacyError(f"--privacy {text!r}: write KIND:OPTIONS, for example embeddings:eps=1,clip=1.")

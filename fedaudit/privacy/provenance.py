@@ -1,23 +1,23 @@
-"""What a task may know of its records: so that nothing computed from them leaves unpaid.
+"""Provenance: it follows what a task may know of its records, so that nothing computed from them leaves uncounted.
 
-A task that only trains through `client.fit` knows of the records what the trained model knows. One that looks at them
-(`client.x`, `client.y`) may put what it saw anywhere. From the first look on, therefore:
+A task that only trains through `client.fit` knows no more of the records than the trained model does. A task that reads
+them (`client.x`, `client.y`) may store what it saw anywhere. So, from the first reading on, these rules hold:
 
-- the model may change in private fits alone. Any other change, an own training loop among them, taints it;
-- memory must stay as it was, whole numbers and strings included, but for what `client.protect` gave back under the
-  field's own name;
-- a field that is declared `public()`, `via="model"` or `via="released"` is believed if it can be traced: to the model
-  as a private fit left it, to the message that was received, to what was released, or to a derivation from that which
+- Only private fits may change the model. Any other change, such as the task's own training loop, taints it.
+- Memory must not change, whole numbers and strings included. The only exceptions are values that `client.protect`
+  returned, stored under the field's own name.
+- A field that is declared `public()`, `via="model"` or `via="released"` is believed if it can be traced: to the model
+  as a private fit left it, to the received message, to a released value, or to a derivation from a released value that
   the harness carried out itself (`client.derive`). Otherwise it is billed as a release of the records. A list is
-  traced as a whole: each of its entries may be known, and which of them stand there be read off the records.
+  traced as a whole: even if each entry is known, the records may have decided which entries are in it.
 
-Where several things are known, which of them a task sent, loaded, kept or trained with is a choice, and a choice may
-be made by the records. So each is written down (`picked`), as the ways in which it may have come about; clients whose
-code chose, and not their records, have a way in common (fedaudit.runtime.alike).
+If a task knows several values, it chooses which of them it sends, loads, keeps or trains with, and the records may
+decide that choice. So each choice is noted (`picked`), as the list of ways in which it may have come about. If the
+code decided, and not the records, all clients have a way in common (fedaudit.runtime.alike).
 
-What is tainted stays so: every later release of the model, or from memory, has epsilon infinity. A task whose model was
-trained without DP, or whose memory is tainted, holds more of the records than was paid for, whether or not it looks:
-what it sends is traced too, and its model counts for nothing then.
+A taint stays: every later release of the model, or from memory, has epsilon infinity. A task whose model was trained
+without DP, or whose memory is tainted, holds more of the records than was paid for, even if it does not read them. Then
+its messages are traced, too, and tracing to its model does not count.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Provenance:
     """Follows one task of one client."""
 
     def __init__(self, message: Any, plain: Iterable[Any], kept: Mapping[str, str]):
-        self._known: dict[str, set[str]] = defaultdict(set)  # what was no secret anyway, by its key: where it stands
+        self._known: dict[str, set[str]] = defaultdict(set)  # key of a value that is no secret: its places
         self._know("message", message)
         for i, value in enumerate(plain):
             self._know(f"setting {i}", value)
-        self._released = dict(kept)  # digest of what was released, by the field's name: also of earlier tasks
+        self._released = dict(kept)  # field: digest of its released value, also of earlier tasks
         self._derived: set[str] = set()
-        self._clean: dict[int, dict[str, str]] = {}  # digests by tensor of each model, as it was last paid for
+        self._clean: dict[int, dict[str, str]] = {}  # each model's digests by tensor, when it was last paid for
         self._clean_memory: dict[str, str] = {}
-        self.picked: list[list[str]] = []  # of each choice: the ways in which it may have come about
+        self.picked: list[list[str]] = []  # for each choice: the ways in which it may have come about
         self.looked = False
-        self.tainted = False  # model or memory hold more of the records than was paid for
-        self.dirty = False  # memory does
+        self.tainted = False  # whether model or memory hold more of the records than was paid for
+        self.dirty = False  # whether memory does
 
     def _know(self, where: str, value: Any) -> None:
         for at, key in _nodes(value, where):
@@ -56,14 +56,14 @@ class Provenance:
                 self._known[key].add(at)
 
     def look(self, model: nn.Module, memory: Mapping[str, Any]) -> None:
-        """The task reads its records."""
+        """Note that the task reads its records, and how model and memory are at the first reading."""
         if not self.looked:
             self.looked = True
             self._clean[id(model)] = _tensors(model)
             self._clean_memory = {key: digest_of(value) for key, value in memory.items()}
 
     def before_fit(self, model: nn.Module) -> None:
-        """A private fit begins: what it starts from must be paid for."""
+        """Note that a private fit begins. It taints the task if the model it starts from was not paid for."""
         if self.looked and not self._holds_clean(model):
             self.tainted = True
 
@@ -79,15 +79,15 @@ class Provenance:
         return digest_of(value) in self._released.values()
 
     def is_known(self, value: Any) -> bool:
-        """Whether each part came with the message, was released, or is a hyper-parameter."""
+        """Return whether each part came with the message, was released, or is a hyper-parameter."""
         return all(_digest(leaf) in self._known for leaf in _leaves(value))
 
     def ways(self, value: Any) -> list[str]:
-        """Where a value may have come from; its digest, if that is not known."""
+        """Return the places that a value may have come from; its digest, if none is known."""
         return sorted(self._known.get(_key(value), ())) or [f"{NEW} {_key(value)}"]
 
     def derived(self, value: Any, how: str) -> None:
-        """The harness made this from what was released."""
+        """Note that the harness derived this value from released values."""
         self._derived.add(digest_of(value))
         if self.looked:
             self.picked.append([f"derived by {how}"])
@@ -96,7 +96,7 @@ class Provenance:
         return digest_of(value) in self._derived | set(self._released.values())
 
     def settle(self, model: nn.Module, memory: Mapping[str, Any]) -> dict[str, str]:
-        """The task is through: see what it changed. Returns what memory holds of released values, for later tasks."""
+        """Check, at the end of the task, what it changed. Return memory's released values, for later tasks."""
         if self.looked and not self._holds_clean(model):
             self.tainted = True
         kept = {}
@@ -107,15 +107,16 @@ class Provenance:
             elif self.looked and self._clean_memory.get(key) != digest:
                 self.tainted = self.dirty = True
         if self.looked and list(self._clean_memory) != [key for key in memory if key in self._clean_memory]:
-            self.tainted = self.dirty = True  # what was forgotten tells something too, and so does the order
+            self.tainted = self.dirty = True  # missing values reveal something, too, and so does the order
         if self.looked:
             self.picked.append([f"kept {[key for key in memory if key in kept]}"])
         return kept
 
     def traced(self, value: Any, where: str, unpaid: bool = False) -> bool:
-        """Whether a value is known to hold nothing of the records but what was paid for.
+        """Return whether a value is known to hold no more of the records than was paid for.
 
-        `unpaid`: model or memory hold more than that, so that nothing that follows from them is believed."""
+        `unpaid` says that model or memory hold more than that, so that nothing that follows from them is believed.
+        """
         if not (self.looked or unpaid):
             return True
         if self.is_derived(value):
@@ -127,8 +128,10 @@ class Provenance:
         return bool(ways)
 
     def _of_a_model(self, value: Any) -> Iterator[str]:
-        """Which models that were paid for hold this: as one of their tensors, or as a state of some of their top-level
-        parts. Names tell too, and so does their order."""
+        """Yield the places in paid-for models that hold this value: a tensor, or a state of some top-level parts.
+
+        Names and their order must match, too, because they can carry information.
+        """
         for i, model in enumerate(self._clean.values()):
             if not isinstance(value, State):
                 yield from (f"model {i}, {name}" for name, digest in model.items() if digest == _digest(value))
@@ -139,11 +142,11 @@ class Provenance:
                 yield f"model {i}, " + (WHOLE if len(value) == len(model) else ", ".join(sorted(tops)))
 
     def _holds_clean(self, model: nn.Module) -> bool:
-        """Whether each tensor is as a private fit, or the beginning, left it, or came with the message."""
+        """Return whether each tensor is as a private fit or the task's start left it, or came with the message."""
         clean, now = self._clean.get(id(model), {}), _tensors(model)
         if not all(clean.get(name) == digest or digest in self._known for name, digest in now.items()):
             return False
-        # Which are which is a choice. What is both as it was and as it came may count as either.
+        # It is a choice which tensors changed and which came. One that is unchanged and also came counts as either.
         came = {
             name for name, digest in now.items() if any(at.endswith(f".{name}") for at in self._known.get(digest, ()))
         }
@@ -153,13 +156,13 @@ class Provenance:
         return True
 
 
-NEW = "="  # begins a way that says nothing but which value it is
-SENT = "sent"  # begins the ways of what stands in the reply
+NEW = "="  # begins a way that only says which value it is
+SENT = "sent"  # begins the ways of a value in the reply
 WHOLE = "whole"
 
 
 def _parts(names: set[str], model: Mapping[str, str]) -> str:
-    """Some tensors of a model, in words that fit all architectures where they can."""
+    """Return the names of some tensors of a model: "nothing" or "all" if possible, which fit all architectures."""
     return {0: "nothing", len(model): "all"}.get(len(names)) or ", ".join(sorted(names))
 
 
@@ -168,7 +171,7 @@ def _tensors(model: nn.Module) -> dict[str, str]:
 
 
 def _digest(leaf: Any) -> str:
-    """Empty for what cannot travel, and so cannot be traced."""
+    """Return the digest of a leaf; empty if it cannot travel, and so cannot be traced."""
     try:
         return digest_of(leaf)
     except WireError:
@@ -176,7 +179,7 @@ def _digest(leaf: Any) -> str:
 
 
 def _inside(value: Any) -> dict[Any, Any] | None:
-    """What a container holds, by name, key or place; None of a leaf."""
+    """Return the content of a container by name, key or position; None for a leaf."""
     if isinstance(value, Record):
         return {name: getattr(value, name) for name in value.declared()}
     if isinstance(value, Mapping):
@@ -193,7 +196,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _nodes(value: Any, at: str) -> Iterator[tuple[str, str]]:
-    """Where each part of a value stands, and its key: a digest, or those of its parts under their names."""
+    """Yield the place and the key of each part of a value. A key is a digest, or the keys of the parts by name."""
     inside = _inside(value)
     if inside is None:
         yield at, _digest(value)

@@ -1,5 +1,8 @@
-"""The Renyi divergence of one sub-sampled Gaussian step (Mironov, Talwar and Zhang 2019, Section 3.3), at all orders at
-once: opacus' series, term for term, whose Python loops took most of the time of every calibration."""
+"""The Renyi divergence of one sub-sampled Gaussian step (Mironov, Talwar and Zhang 2019, Section 3.3).
+
+It is opacus' series, term for term, but at all orders at once: opacus' Python loops took most of the time of every
+calibration.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from scipy.special import binom, log_ndtr, logsumexp
 
 from fedaudit.stats import Floats
 
-SMALL = -30.0  # the logarithm of a term from which on a series is cut, as opacus cuts it
-FIRST = 64  # terms that are computed at a time, to begin with
-MOST = 1 << 22  # terms of one order, beyond which the series is given up
+SMALL = -30.0  # a series ends at the first term whose logarithm is below this, as in opacus
+FIRST = 64  # terms that are computed at once in the first pass
+MOST = 1 << 22  # the most terms of one order before the series is given up
 
 
 def renyi_divergence(sigma: float, q: float, orders: Sequence[float]) -> Floats:
-    """Of noise `sigma` times the sensitivity on a Poisson sample of rate q, 0 < q < 1, at each order above 1."""
+    """Return the divergence at each order above 1, for noise `sigma` times the sensitivity on a Poisson sample.
+
+    The rate q of the sample is in 0 < q < 1.
+    """
     alphas = np.asarray(orders, dtype=np.float64)
     whole = alphas == np.floor(alphas)
     log_A = np.empty_like(alphas)
@@ -27,14 +33,14 @@ def renyi_divergence(sigma: float, q: float, orders: Sequence[float]) -> Floats:
 
 
 def _whole(sigma: float, q: float, alpha: int) -> float:
-    """log A_alpha, A = sum_i binom(alpha, i) (1 - q)^(alpha - i) q^i exp((i^2 - i) / (2 sigma^2))."""
+    """Return log A_alpha, A = sum_i binom(alpha, i) (1 - q)^(alpha - i) q^i exp((i^2 - i) / (2 sigma^2))."""
     i = np.arange(alpha + 1, dtype=np.float64)
     terms = np.log(binom(alpha, i)) + i * math.log(q) + (alpha - i) * math.log1p(-q) + (i * i - i) / (2 * sigma**2)
     return float(logsumexp(terms))
 
 
 def _fractional(sigma: float, q: float, alphas: Floats) -> Floats:
-    """log A_alpha of orders between the whole ones: two alternating series, for the integral below z0 and above it."""
+    """Return log A_alpha of fractional orders: two alternating series, for the integral below z0 and above it."""
     z0 = sigma**2 * math.log(1 / q - 1) + 0.5
     log_A, sign = np.full(len(alphas), -np.inf), np.ones(len(alphas))
     active, begin, count = np.arange(len(alphas)), 0, FIRST

@@ -1,1 +1,1 @@
-"""The wire: the one road between the parties. What may travel, how it becomes bytes, and what was sent."""
+"""The wire, the only way between the parties: the messages, the codec that makes bytes of them, and the transcript."""

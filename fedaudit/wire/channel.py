@@ -1,4 +1,4 @@
-"""The wire: the one road between the parties. It encodes, records, and gives the other side a fresh copy."""
+"""The channel between the parties. It encodes each message, records it, and gives the receiver a fresh copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedaudit.wire.transcript import SERVER, TranscriptWriter, party
 
 
 class RoundTraffic:
-    """What crossed the wire in one round: sizes by field, who was asked and who replied, and what was chosen."""
+    """The traffic of one round: sizes by field, who was asked, who replied, and what the messages chose."""
 
     def __init__(self) -> None:
         self.sizes: dict[Key, Size] = {}
@@ -32,7 +32,7 @@ class RoundTraffic:
         self.digests: list[str] = []
 
     def total(self, direction: str) -> tuple[int, int]:
-        """Payload (parameters without buffers) and wire bytes in one direction."""
+        """Return payload bytes (parameters without buffers) and wire bytes in one direction."""
         payload = sum(size.payload for (d, _), size in self.sizes.items() if d == direction)
         return payload, sum(n for (d, _), n in self.wire.items() if d == direction)
 
@@ -52,7 +52,7 @@ class RoundTraffic:
 
 
 class Answer(Protocol):
-    """What came back from a client: the encoded reply with the parameters of its protection, or why there is none."""
+    """A client's answer: the encoded reply with the parameters of its protection, or the reason why there is none."""
 
     @property
     def k(self) -> int: ...
@@ -65,7 +65,7 @@ class Answer(Protocol):
 
 
 def _sent(sizes: Mapping[str, int], declared: Declared | None, protection: Protection | None) -> Mapping[str, Any]:
-    """A field of a message, as the transcript has it."""
+    """Return the transcript's entry for one field of a message."""
     if protection is None:
         return _unprotected(tuple(sizes.items()), declared)
     return Sent.of(sizes, declared, protection).model_dump()
@@ -73,7 +73,7 @@ def _sent(sizes: Mapping[str, int], declared: Declared | None, protection: Prote
 
 @functools.lru_cache(maxsize=1024)
 def _unprotected(sizes: tuple[tuple[str, int], ...], declared: Declared | None) -> Mapping[str, Any]:
-    """Messages of all clients and rounds have mostly the same sizes."""
+    """Return the entry of an unprotected field, from a cache: most clients and rounds send the same sizes."""
     return Sent.of(dict(sizes), declared, None).model_dump()
 
 
@@ -87,24 +87,27 @@ class Wire:
         answers: dict[str, type[Up]] | None = None,
         here: torch.device | None = None,
     ):
-        """`here`: the device of clients that run in this process, where a message need not become bytes to arrive."""
+        """Start a round. `here` is the device of clients in this process; messages to them need not become bytes."""
         self.transcript, self.t, self.here = transcript, t, here
         self.traffic = RoundTraffic()
         self._answers = {} if answers is None else answers  # the one message class of each function, over the run
-        self._sent: dict[int, tuple[Blob, Header, float]] = {}  # on its way: bounded by what an engine has in hand
-        self._last: tuple[Blob, Any, Down] | None = None  # what was decoded last of what went down, and where to
+        self._sent: dict[int, tuple[Blob, Header, float]] = {}  # under way; an engine's clients in hand bound its size
+        self._last: tuple[Blob, Any, Down] | None = None  # the Down message that was decoded last, and its device
 
     def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, Blob]]:
-        """Bytes for each client, by ascending client. One message object sent to many is encoded once; one that comes
-        encoded, from a server in another process, is only looked at."""
+        """Yield each client and its encoded message, by ascending client.
+
+        One message object that goes to many clients is encoded once. A message that comes encoded, from a server in
+        another process, is only checked.
+        """
         self.traffic.asks.append((sorted(messages), []))
         encoded: dict[int, tuple[Blob, Header]] = {}
         for k in sorted(messages):
             message = messages[k]
             if not isinstance(message, Down | bytes):
-                raise ContractError(f"cohort.ask was given a {type(message).__name__}; only a Down message is sent.")
+                raise ContractError(f"cohort.ask was given a {type(message).__name__}. Give it a Down message.")
             if id(message) not in encoded:
-                encoded.clear()  # a broadcast is one object; of many objects only one needs to be held
+                encoded.clear()  # a broadcast is one object; if there are many objects, one at a time is enough
                 if isinstance(message, bytes):
                     decode(message, Down)
                     blob: Blob = message
@@ -116,7 +119,9 @@ class Wire:
             yield k, blob
 
     def back(self, done: Answer, fn: str, device: Any) -> Up | None:
-        """Client k is through: record what it was sent and what it answered, and decode the server's own copy.
+        """Record a finished client's message and its reply, and return the server's own copy of the reply.
+
+        Return None if the client did not reply.
 
         Both rows are written here, so that their order does not depend on which clients ran at the same time.
         """
@@ -130,8 +135,9 @@ class Wire:
         first = self._answers.setdefault(fn, type(reply))
         if first is not type(reply):
             raise ContractError(
-                f"{fn}: client {k} answered with a {type(reply).__name__}, another one, or in another round, with a "
-                f"{first.__name__}. Which message comes says something of the records: return one class."
+                f"{fn}: client {k} answered with a {type(reply).__name__}; another client, or it in another round, "
+                f"with a {first.__name__}. The choice of the class would reveal something about the records: always "
+                "return one class."
             )
         answer = read_header(done.reply)
         self._record(done.reply, answer, "up", k, ask, fn, done.protection, at=self.transcript.clock(), base=head)
@@ -139,13 +145,16 @@ class Wire:
         return reply
 
     def _message(self, blob: Blob, device: Any) -> Down:
-        """What a client was sent, as it has it: what it answers may be a change of that."""
+        """Return the message as the client received it, because its reply may be a change of that."""
         if self._last is None or self._last[0] is not blob or self._last[1] != device:
             self._last = blob, device, decode(blob, Down, device=device)
         return self._last[2]
 
     def sizes(self, direction: str, k: int, head: Header, blob_size: int) -> dict[str, dict[str, int]]:
-        """Bytes by field, and around them: "(frame)". Another wire's messages are counted in the bytes it sends."""
+        """Return the bytes of each field, and under "(frame)" the bytes around them.
+
+        A subclass for another transport counts the bytes that this transport really sends.
+        """
         return measure(head, blob_size)
 
     def _record(
@@ -165,7 +174,7 @@ class Wire:
         sizes = self.sizes(direction, k, head, len(blob))
         fields: dict[str, Mapping[str, Any]] = {}
         cls = class_named(class_id)
-        assert cls is not None  # it was encoded, or decoded, here
+        assert cls is not None  # this process has encoded or decoded it
         declarations = cls.declared()
         for name, declared in declarations.items():
             fields[name] = _sent(sizes[name], declared, protection.get(name))

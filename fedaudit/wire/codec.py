@@ -1,16 +1,16 @@
-"""The codec: records to bytes and back. The grammar of the encoded tree stands here, and is read nowhere else.
+"""The codec turns records into bytes and back. No other module knows the grammar of the encoded tree.
 
-The same codec serves the wire, the checkpoints and the clients' memory, so whatever a method keeps can also be sent,
+One codec serves the wire, the checkpoints and the clients' memory, so whatever a method keeps can also be sent,
 counted and resumed. The format is safetensors. Tensors are named by their number; the tree around them is JSON under
 the one metadata key `fedaudit` (safetensors writes several keys in no fixed order), together with an XXH3 digest over
-the tree and all tensor bytes. Nothing in it can execute: decoding makes plain values and classes that the running
-program has itself defined. Nodes of the tree:
+the tree and all tensor bytes. Nothing in it can execute: decoding makes only plain values and instances of classes that
+the running program has itself defined. Nodes of the tree:
 
-    null, true, 1, 0.5, "text"                  themselves        {"f": "nan"}   a number that JSON has not
+    null, true, 1, 0.5, "text"                  themselves        {"f": "nan"}   a number that JSON lacks
     {"t": i}                                    tensor i          {"q": i, "as": dtype}   tensor i, sent as dtype
     {"m": [first, names, buffers]}              a model's state, tensors first, first + 1, ...
     {"z": [first, how, shape]}                  a tensor in parts: compressed (fedaudit.wire.compression)
-    {"m": ..., "z": [how, shapes, base]}        a state some of whose tensors are, as changes of what was sent in `base`
+    {"m": ..., "z": [how, shapes, base]}        a state with compressed tensors: changes of the state sent in `base`
     {"d": [[key, node], ...]}                   a dict            {"l": [...]}, {"u": [...]}   a list, a tuple
     {"r": [class, {field: node}]}               a record
 """
@@ -52,7 +52,7 @@ from fedaudit.wire.packing import (
 )
 from fedaudit.wire.svd import recombined
 
-STRING_LIMIT = 4096  # characters: a longer text is data, and data travels as a tensor
+STRING_LIMIT = 4096  # characters: a longer text counts as data, and data travels as a tensor
 BLOB_LIMIT = 1 << 36  # bytes
 _STORED = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -76,7 +76,7 @@ class _Encoder:
     def __init__(self, compress: Stage | None = None, answered: Record | None = None) -> None:
         self.compress, self.answered = compress, answered
         self.tensors: list[Tensor] = []
-        self._finite: list[tuple[int, str]] = []  # numbers of those whose entries must be finite, and where they stand
+        self._finite: list[tuple[int, str]] = []  # number and place of each tensor whose entries must be finite
 
     def tensor(self, t: Tensor, where: str, finite: bool) -> int:
         if type(t) not in (Tensor, nn.Parameter):
@@ -91,11 +91,14 @@ class _Encoder:
         return len(self.tensors) - 1
 
     def settle(self) -> list[Tensor]:
-        """All tensors in main memory, after a look at their numbers: from a GPU in one transfer."""
+        """Check the numbers of all tensors and return the tensors in main memory; those on a GPU in one transfer."""
         return brought(self.tensors, self._checked())
 
     def hold(self, text: str) -> Held:
-        """The same, left where they are, in memory of their own; what is held already as it is, not again."""
+        """Check the numbers of all tensors and return a `Held` message with copies on their own devices.
+
+        A tensor that is held already with this content is neither checked nor copied again.
+        """
         known = contents_of(self.tensors)
         there = self._checked({i for i, content in known.items() if content.finite})
         for i, _ in self._finite:
@@ -104,11 +107,11 @@ class _Encoder:
         return Held(text, self.tensors, there, known)
 
     def _checked(self, but: Collection[int] = ()) -> list[Gathered]:
-        """What lies on GPUs, gathered, after a look at all numbers."""
+        """Raise if a number that must be finite is not; return the tensors on GPUs, gathered. Skip those in `but`."""
         there, checked = gathered(self.tensors), {i: where for i, where in self._finite if i not in but}
-        # A sum is finite unless an entry is not, or it overflows: only then look at every entry.
+        # A sum is finite unless an entry is not, or the sum overflows. Only then look at every entry.
         sums: list[tuple[Tensor, list[int]]] = []
-        for group, whole in there:  # one sum for what was gathered, where all of it must be finite
+        for group, whole in there:  # one sum for a gathered group, if all of it must be finite
             if whole.is_floating_point() and checked.keys() >= {i for i in group if self.tensors[i].numel()}:
                 sums.append((whole.sum().double(), [i for i in group if i in checked]))
         summed = {i for _, group in sums for i in group}
@@ -130,7 +133,7 @@ class _Encoder:
             if not bool(torch.isfinite(self.tensors[i]).all()):
                 raise WireError(
                     f"{checked[i]} holds NaN or infinity. Training has probably diverged: lower the learning rate. If "
-                    "such values are meant, declare the field with finite=False."
+                    "such values are intended, declare the field with finite=False."
                 )
         return there
 
@@ -144,17 +147,20 @@ class _Encoder:
                 raise _changeling(value, where, "int" if isinstance(value, int) else "str")
             case int():
                 if not -(1 << 63) <= value < 1 << 63:
-                    raise WireError(f"{where} = {value} does not fit 64 bits.")
+                    raise WireError(f"{where} = {value} does not fit into 64 bits. Send it as a float or a string.")
                 return value
             case float():
                 if math.isfinite(value):
                     return value
                 if finite:
-                    raise WireError(f"{where} is {value}. If that is meant, declare the field with finite=False.")
+                    raise WireError(f"{where} is {value}. If that is intended, declare the field with finite=False.")
                 return {"f": str(value)}
             case str():
                 if len(value) > STRING_LIMIT:
-                    raise WireError(f"{where} is a text of {len(value)} characters; {STRING_LIMIT} may travel.")
+                    raise WireError(
+                        f"{where} is a text of {len(value)} characters; at most {STRING_LIMIT} may travel. Send it as "
+                        "a tensor."
+                    )
                 return value
             case nn.Parameter():
                 raise WireError(f"{where} is a live parameter. Send a copy: state_of(model), or tensor.detach().")
@@ -192,7 +198,7 @@ class _Encoder:
                 items = []
                 for key, item in value.items():
                     if type(key) not in (int, str):
-                        raise WireError(f"{where} has the key {key!r}: keys are whole numbers or strings.")
+                        raise WireError(f"{where} has the key {key!r}. Use whole numbers or strings as keys.")
                     items.append([key, self.node(item, f"{where}[{key!r}]", dtype, finite, stage)])
                 return {"d": items}
             case list() | tuple():
@@ -217,7 +223,7 @@ class _Encoder:
         return nodes
 
     def field(self, value: Any, place: str, declared: Declared | None) -> Any:
-        """The node of a field as it was declared, compressed where that is asked for."""
+        """Return the node of a field by its declaration, compressed if the setting asks for it."""
         stage = self.compress if applies(declared) else None
         if stage is not None and type(value) is State:
             return self._squeezed(value, place, stage, reference(declared, value, self.answered))
@@ -235,7 +241,7 @@ class _Encoder:
         return stage.parts(t) if t.layout == torch.strided else None
 
     def _row(self, parts: tuple[Tensor, ...], where: str) -> int:
-        """The number of the first of them; the others follow it."""
+        """Add the parts and return the number of the first; the others follow it."""
         first = len(self.tensors)
         for part in parts:
             self.tensor(part, where, finite=True)
@@ -247,7 +253,7 @@ _MAPS = (dict, OrderedDict, defaultdict, Counter, types.MappingProxyType)
 
 def _changeling(value: Any, where: str, plain: str) -> WireError:
     return WireError(
-        f"{where} is a {type(value).__qualname__}: a subclass may say of itself what it likes. Send a plain {plain}."
+        f"{where} is a {type(value).__qualname__}. A subclass may misreport its content. Send a plain {plain}."
     )
 
 
@@ -267,7 +273,7 @@ def _dequantise(t: Tensor, dtype: str) -> Tensor:
 
 
 def _digest_there(blob: bytes, head: Header) -> str:
-    """The same, of tensors as they lie in a message."""
+    """Return the digest of a message from its bytes: of the tree, and of the tensors as they lie in the message."""
     h, view = xxhash.xxh3_128(head.text.encode()), memoryview(blob)
     for i in range(len(head.tensors)):
         dtype, shape, begin, end = head.tensors[i]
@@ -277,14 +283,14 @@ def _digest_there(blob: bytes, head: Header) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """A digest of any tree that may travel: the same for equal content, whatever memory it lies in."""
+    """Return a digest of any tree that may travel. It depends on the content only, not on where it is in memory."""
     encoder = _Encoder()
     tree = json.dumps(encoder.node(value, "value", None, False), separators=(",", ":"), allow_nan=False)
     return digest(tree, encoder.settle())
 
 
 def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:
-    """Any tree that may travel, as bytes; `dtype` and `finite` as in the declaration of a field."""
+    """Return any tree that may travel as bytes. `dtype` and `finite` mean the same as in a field's declaration."""
     encoder = _Encoder()
     return _finished(encoder, encoder.node(value, where, dtype, finite))
 
@@ -296,20 +302,21 @@ def _finished(encoder: _Encoder, node: Any) -> bytes:
 
 
 def encode(record: Record, compress: Stage | None = None, answered: Record | None = None) -> bytes:
-    """The record as bytes. `WireError` names the message and the field that cannot travel.
+    """Return the record as bytes. A `WireError` names the message and the field that cannot travel.
 
-    With `compress`, releases go through that stage; `answered` is the message that this one is the reply to.
+    With `compress`, releases go through that stage. `answered` is the message to which this one is the reply.
     """
     encoder = _Encoder(compress, answered)
     return _finished(encoder, encoder.node(record, type(record).__name__))
 
 
 def hold(record: Record, device: torch.device | None) -> Blob:
-    """As `encode`, for who decodes it in this process, on a device: its bytes are put together when somebody asks for
-    them. None: for another process.
+    """Encode a record like `encode`, but serialise it only when somebody needs the bytes.
 
-    A large tensor that is held already in this process, in another message or state, is neither checked nor copied
-    again: a client's memory that stays as it was, or its model where it has just sent that.
+    The reader is in this process, on `device`; None means that it is in another process, and gives bytes at once.
+
+    A large tensor that another message or state in this process holds already is neither checked nor copied again.
+    Examples are a client's memory that did not change, and its model if the client has just sent it.
     """
     encoder = _Encoder()
     node = encoder.node(record, type(record).__name__)
@@ -319,8 +326,10 @@ def hold(record: Record, device: torch.device | None) -> Blob:
 
 
 def held_again(blob: bytes) -> Held:
-    """A client's state, whose numbers were looked at when it was encoded, held from now on: what stays as it is of its
-    large tensors is then known."""
+    """Return a client's encoded state as a `Held` message, so that unchanged large tensors are recognised later.
+
+    Its numbers are not checked again: they were checked when it was encoded.
+    """
     head = read_header(blob)
     with _reading(blob):
         tensors = _tensors(blob, head, torch.device("cpu"))
@@ -333,7 +342,7 @@ def held_again(blob: bytes) -> Held:
 def encode_field(
     value: Any, where: str, declared: Declared | None, compress: Stage | None, answered: Record | None
 ) -> bytes:
-    """One field of a message alone, as it would travel in it."""
+    """Return one field of a message as bytes, encoded as in the whole message."""
     encoder = _Encoder(compress, answered)
     return _finished(encoder, encoder.field(value, where, declared))
 
@@ -343,7 +352,7 @@ def encode_field(
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What stands around the tensors of a blob: enough to meter and store it without decoding it."""
+    """Everything in an encoded message but its tensors: enough to measure and store it without decoding it."""
 
     tree: Any
     text: str
@@ -357,33 +366,33 @@ def read_header(blob: Blob | memoryview) -> Header:
     try:
         length = int.from_bytes(bytes(blob[:8]), "little")
         if length > len(blob) - 8:
-            raise ValueError(f"the header claims {length} bytes, {len(blob)} arrived")
+            raise ValueError(f"the header claims {length} bytes, but {len(blob)} arrived")
         head = json.loads(bytes(blob[8 : 8 + length]))
         version, digest, text = head.pop("__metadata__")["fedaudit"].split(":", 2)
         if version != str(FORMAT):
-            raise ValueError(f"format {version}, this is a reader of format {FORMAT}")
+            raise ValueError(f"it has format {version}, and this program reads format {FORMAT}")
         start = 8 + length
         tensors = {int(name): _placed(t, start, len(blob)) for name, t in head.items()}
         return Header(json.loads(text), text, digest, tensors)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as e:
-        raise WireError(f"A message of {len(blob)} bytes is damaged or no message at all: {e}.") from e
+        raise WireError(f"A message of {len(blob)} bytes is damaged or not a message at all: {e}.") from e
 
 
 def tree_of(blob: Blob) -> tuple[Any, Spans]:
-    """The tree of a message, and where its tensors lie."""
+    """Return the tree of a message, and the positions of its tensors."""
     if isinstance(blob, Held):
-        return blob.tree, blob.spans  # the digest is left to who needs it
+        return blob.tree, blob.spans  # does not compute the digest
     head = read_header(blob)
     return head.tree, head.tensors
 
 
 def known_content(blob: Blob, i: int) -> str | None:
-    """The digest of the bytes of a tensor of a message, where somebody has computed it."""
+    """Return the digest of the bytes of tensor i of a message, or None if it has not been computed."""
     return blob.content(i) if isinstance(blob, Held) else None
 
 
 def content_of(blob: Blob, head: Header) -> Callable[[int], Any]:
-    """The bytes of a tensor of a message, by its number."""
+    """Return a function that gives the bytes of a message's tensor by its number."""
     if isinstance(blob, Held):
         tensors = blob.tensors
         return lambda i: memoryview(raw(tensors[i]))
@@ -392,29 +401,31 @@ def content_of(blob: Blob, head: Header) -> Callable[[int], Any]:
 
 
 def _placed(t: Any, start: int, length: int) -> tuple[str, tuple[int, ...], int, int]:
-    """One row of the table of tensors, its shape held against its bytes before memory is asked for."""
+    """Return one row of the table of tensors. Raise, before any memory is allocated, if shape and bytes disagree."""
     shape, (begin, end) = t["shape"], t["data_offsets"]
     if not all(type(n) is int for n in (*shape, begin, end)) or not 0 <= begin <= end <= length - start:
-        raise ValueError(f"a tensor of shape {str(shape)[:80]} from byte {str(begin)[:20]} to {str(end)[:20]}")
+        raise ValueError(
+            f"it cannot hold a tensor of shape {str(shape)[:80]} from byte {str(begin)[:20]} to {str(end)[:20]}"
+        )
     check_size(str(t["dtype"]), shape, end - begin)
     return str(t["dtype"]), tuple(shape), start + begin, start + end
 
 
 def check_size(dtype: str, shape: list[int], size: int) -> None:
-    """Whether so many bytes are a tensor of that shape: numbers in a file are no reason to ask for memory."""
+    """Raise unless `size` bytes are a tensor of that shape: memory must not be allocated on a file's word alone."""
     if dtype not in _STORED:
-        raise ValueError(f"no such type of tensor: {dtype[:40]!r}")
+        raise ValueError(f"there is no tensor type {dtype[:40]!r}")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
-        raise ValueError(f"no shape of a tensor: {str(shape)[:80]}")
+        raise ValueError(f"{str(shape)[:80]} is not a tensor's shape")
     if math.prod(shape) * _STORED[dtype].itemsize != size:
-        raise ValueError(f"{size} bytes are no {dtype} tensor of shape {str(shape)[:80]}")
+        raise ValueError(f"{size} bytes are not a {dtype} tensor of shape {str(shape)[:80]}")
 
 
-Base = Callable[[str], Any]  # the value of a field of the message that was answered
+Base = Callable[[str], Any]  # gives the value of a field of the answered message
 
 
 def _no_base(field: str) -> Any:
-    raise ValueError(f"it is a change of what was sent in {field!r}, and that message is not here")
+    raise ValueError(f"it is a change of the state that was sent in {field!r}, and that message is not here")
 
 
 class _Decoder:
@@ -456,12 +467,12 @@ class _Decoder:
             case {"r": [str(name), dict(fields)], **rest} if not rest:
                 values = {field: self.value(item) for field, item in fields.items()}
                 return values if self.plain else self._record(name, values)
-        raise ValueError(f"no such node: {str(node)[:80]}")
+        raise ValueError(f"there is no such node: {str(node)[:80]}")
 
     @staticmethod
     def _key(key: Any) -> int | str:
         if type(key) not in (int, str):
-            raise ValueError(f"no such key: {key!r}")
+            raise ValueError(f"{key!r} is not a key: keys are whole numbers or strings")
         return key
 
     @staticmethod
@@ -485,11 +496,14 @@ def decode_tree(
     base: Base = _no_base,
     look: bool = False,
 ) -> Any:
-    """The value that was encoded, in fresh memory. `plain` gives dicts for records, for readers without the classes.
-    `base` gives the fields of the message that was answered, which compressed states are changes of. `look`: for who
-    changes nothing, so that what is held need not be copied."""
+    """Return the encoded value in fresh memory.
+
+    `plain` gives dicts for records, for readers without the classes. `base` gives the fields of the answered message;
+    compressed states are changes of those. `look` promises that the caller changes nothing, so that held tensors need
+    not be copied.
+    """
     if len(blob) > BLOB_LIMIT:
-        raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}.")
+        raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}. Send it in parts.")
     if isinstance(blob, Held):
         there = torch.device(device)
         decoder = _Decoder((blob.seen(there) if look else None) or blob.copies(there), base)
@@ -503,7 +517,7 @@ def decode_tree(
 
 
 def _tensors(blob: bytes, head: Header, device: torch.device) -> list[Tensor]:
-    """The tensors of a message in fresh memory, which are what was encoded."""
+    """Return the tensors of a message in fresh memory. Raise if the checksum does not match."""
     if _digest_there(blob, head) != head.digest:
         raise ValueError("the checksum does not match")
     return unpacked(blob, head.tensors, device)
@@ -511,7 +525,7 @@ def _tensors(blob: bytes, head: Header, device: torch.device) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _reading(blob: bytes) -> Iterator[None]:
-    """What goes wrong with a message that came from elsewhere is the message's fault."""
+    """Turn every error while a message is read into a `WireError`, because the message is at fault."""
     try:
         yield
     except WireError as e:
@@ -520,7 +534,7 @@ def _reading(blob: bytes) -> Iterator[None]:
         ValueError, KeyError, IndexError, TypeError, AssertionError, AttributeError, OverflowError, RuntimeError,
         SafetensorError, RecursionError,
     ) as e:  # fmt: skip
-        raise WireError(f"A message of {len(blob)} bytes is damaged or no message at all: {e}.") from e
+        raise WireError(f"A message of {len(blob)} bytes is damaged or not a message at all: {e}.") from e
 
 
 R = TypeVar("R", bound=Record)
@@ -534,8 +548,10 @@ def decode(
     answered: Callable[[], Record] | None = None,
     look: bool = False,
 ) -> R:
-    """A message or another record; `answered` gives the message that a compressed one is the reply to. `look`: as in
-    `decode_tree`."""
+    """Return a message or another record of class `cls`.
+
+    `answered` gives the message to which a compressed one is the reply. `look` means the same as in `decode_tree`.
+    """
     base = _no_base if answered is None else lambda field: getattr(answered(), field)
     value = decode_tree(blob, device=device, base=base, look=look)
     if not isinstance(value, cls):
@@ -587,11 +603,11 @@ def _fits(value: Any, hint: Any) -> bool:
 def _check_type(value: Any, hint: Any, where: str) -> None:
     if not _fits(value, hint):
         name = getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)
-        raise WireError(f"{where} is a {type(value).__name__}, declared as {name}.")
+        raise WireError(f"{where} is a {type(value).__name__}, but it is declared as {name}.")
 
 
 def _walk(node: Any) -> Iterator[tuple[str, Any]]:
-    """All nodes of an encoded tree, as (what, node)."""
+    """Yield all nodes of an encoded tree as (what, node)."""
     match node:
         case {"t": int()} | {"q": int()}:
             yield "tensor", node
@@ -626,10 +642,10 @@ def _plain_size(value: Any) -> int:
 
 
 def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
-    """Bytes per field: payload (the papers' convention), buffers, and what really travelled for it.
+    """Return the bytes of each field: payload (the papers' convention), buffers, and what really travelled for it.
 
-    What belongs to no field (the frame of the message, the table of tensors) stands under "(frame)". Of a field that
-    was compressed, "whole" is the payload that it would have had otherwise.
+    Bytes of no field (the frame of the message, the table of tensors) are under "(frame)". A compressed field also has
+    "whole", its payload without compression.
     """
     length = {i: end - begin for i, (_, _, begin, end) in head.tensors.items()}
     sizes: dict[str, dict[str, int]] = {}
@@ -653,7 +669,7 @@ def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
                     saved += 4 * math.prod(shape) - sum(length[first + i] for i in parts)
             else:
                 payload += _plain_size(item)
-                wire -= _plain_size(item)  # it travels in the tree, which is counted below
+                wire -= _plain_size(item)  # it travels in the tree, which `text` counts below
         text = len(json.dumps(node, separators=(",", ":")).encode())
         sizes[name] = {"payload": payload, "buffers": buffers, "wire": wire + payload + buffers + text}
         if saved:
@@ -663,9 +679,11 @@ def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
 
 
 def choices(tree: Any) -> Any:
-    """The parts of an encoded value that are no tensors: which layers, which classes. Tensors become their shape-less
-    place-holder None, states the list of their names, states of low rank the ranks and shapes of their factors. What
-    was compressed looks as if it had not been."""
+    """Return an encoded value without its tensors: which layers, which classes.
+
+    A tensor becomes None, a state the list of its names, a state of low rank the ranks and shapes of its factors. A
+    compressed value looks as if it had not been compressed.
+    """
     match tree:
         case {"t": _} | {"q": _} | {"z": [int(), str(), list()]}:
             return None
@@ -686,22 +704,22 @@ def choices(tree: Any) -> Any:
 
 
 def class_of(tree: Any) -> str:
-    """The class id of an encoded record."""
+    """Return the class id of an encoded record."""
     return str(tree["r"][0])
 
 
 def node_of(tree: Any, field: str) -> Any:
-    """The encoded value of one field of an encoded record; None where it has no such field."""
+    """Return the encoded value of one field of an encoded record, or None if it has no such field."""
     return tree["r"][1].get(field)
 
 
 def names_of(tree: Any) -> list[str]:
-    """The fields of an encoded record."""
+    """Return the names of the fields of an encoded record, sorted."""
     return sorted(tree["r"][1])
 
 
 def tensors_in(node: Any) -> set[int]:
-    """The numbers of all tensors of an encoded value."""
+    """Return the numbers of all tensors of an encoded value."""
     found: set[int] = set()
     for what, item in _walk(node):
         match what, item:
@@ -715,14 +733,16 @@ def tensors_in(node: Any) -> set[int]:
 
 
 def state_tensors(node: Any) -> set[int]:
-    """The numbers of the tensors that belong to model states."""
+    """Return the numbers of the tensors that belong to model states."""
     states = [item["m"] for what, item in _walk(node) if what == "state"]
     return {first + i for first, names, _ in states for i in range(len(names))}
 
 
 def state_shapes(node: Any, shape: Callable[[int], Sequence[int]]) -> dict[str, tuple[int, ...]] | None:
-    """Where the value is one model state: the shape of each named tensor. None where it is anything else, or where
-    a method has sent other tensors in place of the state's own."""
+    """Return the shape of each named tensor if the value is one model state.
+
+    Return None for any other value, and if a method has sent other tensors in place of the state's own.
+    """
     match node:
         case {"svd": _}:
             return None
@@ -735,19 +755,19 @@ def state_shapes(node: Any, shape: Callable[[int], Sequence[int]]) -> dict[str, 
 
 
 def bases_of(tree: Any) -> list[str]:
-    """The fields of the message that was answered which parts of an encoded reply are changes of."""
+    """Return the fields of the answered message of which parts of an encoded reply are changes."""
     states = [item for what, item in _walk(tree) if what == "state"]
     return sorted({str(item["z"][2]) for item in states if "z" in item and item["z"][2] is not None})
 
 
 def moved(node: Any, by: int) -> Any:
-    """An encoded state whose tensors have other numbers."""
+    """Return an encoded state with its tensor numbers raised by `by`."""
     first, names, buffers = node["m"]
     return {**node, "m": [first + by, names, buffers]}
 
 
 def value_of(node: Any, tensor: Callable[[int], Tensor], *, plain: bool = False, base: Base = _no_base) -> Any:
-    """The value of an encoded tree whose tensors are read when they are asked for: one field does not load the others.
+    """Return the value of an encoded tree. Tensors are read one by one: one field does not load the others.
 
     `plain` gives dicts for records, for readers without the classes.
     """
@@ -757,7 +777,7 @@ def value_of(node: Any, tensor: Callable[[int], Tensor], *, plain: bool = False,
 
 
 def stored_tensor(dtype: str, shape: list[int], data: bytearray) -> Tensor:
-    """A tensor from its bytes, by the names that safetensors uses."""
+    """Return a tensor made from its bytes. `dtype` is safetensors' name of the type."""
     check_size(dtype, shape, len(data))
     if not data:
         return torch.empty(shape, dtype=_STORED[dtype])
@@ -765,7 +785,7 @@ def stored_tensor(dtype: str, shape: list[int], data: bytearray) -> Tensor:
 
 
 class _Lazy:
-    """Reads a tensor when it is asked for: a field of one message does not load the others."""
+    """Reads a tensor only when it is asked for, so that one field of a message does not load the others."""
 
     def __init__(self, read: Any):
         self.read = read

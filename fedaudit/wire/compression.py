@@ -1,18 +1,19 @@
-"""Compression of what clients send: a stage of the wire, after the noise and before the bytes, for any method.
+"""Compression of clients' messages: a stage of the wire after the noise and before the bytes, for any method.
 
     topk:p     the ceil(p n) numbers of largest magnitude, and where they stand        8 bytes each
     int8       n whole numbers q in [-127, 127] and a scale s = max |t| / 127: t = s q  n + 4 bytes
     svd:e      U, s and V with a share e of the energy (fedaudit.wire.svd)              4 K (rows + columns + 1) bytes
 
-It is for float32 tensors of `SMALL` numbers or more in releases of the kinds in `COMPRESSED`. All else travels as it
-is: whole numbers, labels, counts, statistics and buffers (a variance must stay positive), fields that are declared with
-a type of their own (uint8 images), states that a method itself sends as `LowRank`, and tensors that would not shrink.
+It is for float32 tensors of `SMALL` numbers or more in releases of the kinds in `COMPRESSED`. All else travels
+unchanged: whole numbers, labels, counts, statistics and buffers (a variance must stay positive), fields that are
+declared with a type of their own (uint8 images), states that a method itself sends as `LowRank`, and tensors that would
+not shrink.
 
-Of a model's weights or layers, their difference from the state that the client was sent in the message that it answers
-is compressed, where that holds tensors of the same names and shapes: both sides know it. Who receives it gets that
-state plus what is left of the difference. Other releases (gradients, embeddings, logits) are compressed as they are.
+A model's weights or layers are compressed as a change: their difference from the state in the message that the client
+answers, if that state has tensors of the same names and shapes. Both sides know that state. The receiver gets it plus
+the compressed difference. Other releases (gradients, embeddings, logits) are compressed as they are.
 
-Noise comes first: what is done to a protected value afterwards costs no privacy. The ledger does not know of it.
+Noise comes first. Changing a protected value afterwards costs no privacy, so the ledger does not count compression.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from fedaudit.wire import svd
 from fedaudit.wire.message import TENSOR_HEADER, Declared, Record, Size, State
 
 COMPRESSED = frozenset({"weights", "gradients", "layers", "embeddings", "logits", "soft_labels", "prototypes"})
-MODELS = frozenset({"weights", "layers"})  # kinds of which the difference from what was sent down is compressed
-SMALL = 64  # numbers: a smaller tensor travels as it is
-NUMBER_BYTES = 4  # of a float32, and of a position
+MODELS = frozenset({"weights", "layers"})  # kinds that are compressed as a difference from the state sent down
+SMALL = 64  # numbers in a tensor: one with fewer travels unchanged
+NUMBER_BYTES = 4  # bytes of a float32, and of a position
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Stage:
     number: float | None
 
     def parts(self, t: Tensor) -> tuple[Tensor, ...] | None:
-        """What travels instead of a tensor; None: the tensor itself."""
+        """Return the parts that travel instead of a tensor, or None if the tensor itself travels."""
         if t.dtype != torch.float32 or t.numel() < SMALL:
             return None
         if self.name == "svd":
@@ -52,11 +53,11 @@ class Stage:
         return _largest(t, self._kept(t.numel())) if self.name == "topk" else _levels(t)
 
     def _kept(self, n: int) -> int:
-        """k = ceil(p n); 0.07 * 100 is 7, whatever the machine makes of it in the sixteenth digit."""
+        """Return k = ceil(p n). Rounding first makes 0.07 * 100 give 7, despite errors in the sixteenth digit."""
         return math.ceil(round((self.number or 1.0) * n, 9))
 
     def bytes(self, shape: Sequence[int]) -> int | None:
-        """What a float32 tensor of this shape takes; None where its numbers decide."""
+        """Return the bytes of a float32 tensor of this shape, or None if they depend on its numbers."""
         n = math.prod(shape)
         if n < SMALL or (self.name == "svd" and len(shape) < 2):
             return NUMBER_BYTES * n
@@ -66,8 +67,10 @@ class Stage:
         return min(sent, NUMBER_BYTES * n)
 
     def size(self, whole: Size) -> tuple[Size, bool]:
-        """The size of a field that is declared as `whole`, and whether that is known before the run: what is not counts
-        as if nothing could be left out."""
+        """Return the compressed size of a field that is declared as `whole`, and whether it is known before the run.
+
+        A tensor whose size is not known counts as uncompressed.
+        """
         saved = extra = 0
         known = True
         for shape, count in whole.tensors.items():
@@ -80,17 +83,20 @@ class Stage:
 
 
 def stage_of(text: str | None) -> Stage | None:
-    """The stage that a setting names."""
+    """Return the stage that a setting names, or None without one."""
     return None if text is None else Stage(*parse_compression(text))
 
 
 def applies(declared: Declared | None) -> bool:
-    """Whether a field is of those that are compressed."""
+    """Return whether a field is one that gets compressed."""
     return declared is not None and declared.kind in COMPRESSED and declared.dtype is None and declared.finite
 
 
 def reference(declared: Declared | None, value: object, message: Record | None) -> tuple[str, State] | None:
-    """The state in the message that was answered which a model's state is the change of: its field, and itself."""
+    """Return the field and the state, in the answered message, of which a model's state is sent as a change.
+
+    Return None if there is no such state.
+    """
     if message is None or declared is None or declared.kind not in MODELS or not isinstance(value, State):
         return None
     wanted = value.parameters
@@ -106,14 +112,14 @@ def reference(declared: Declared | None, value: object, message: Record | None) 
 
 def _largest(t: Tensor, k: int) -> tuple[Tensor, Tensor]:
     flat = t.detach().reshape(-1)
-    # Sorted by place: which of equal magnitudes come first is then the same on every device, and so are the bytes.
+    # Sort by position: the order of equal magnitudes is then the same on every device, and so are the bytes.
     order = torch.sort(flat.abs(), descending=True, stable=True).indices[:k].sort().values
     return flat[order], order.to(torch.int32)
 
 
 def _levels(t: Tensor) -> tuple[Tensor, Tensor]:
     scale = (t.detach().abs().max() / 127).reshape(1)
-    levels = t.detach() / scale if float(scale) > 0 else torch.zeros_like(t)  # of NaN the codec says what is wrong
+    levels = t.detach() / scale if float(scale) > 0 else torch.zeros_like(t)  # the codec reports a NaN
     return levels.round().clamp(-127, 127).to(torch.int8), scale
 
 
@@ -121,10 +127,10 @@ def _from_largest(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     values, at = parts
     n = math.prod(shape)
     if values.dim() != 1 or values.shape != at.shape or n > len(values) / LEAST_SHARE:
-        raise ValueError(f"{len(values)} numbers and their places do not make a tensor of shape {list(shape)}")
+        raise ValueError(f"{len(values)} numbers and their positions do not make a tensor of shape {list(shape)}")
     where = at.long()
     if len(where) and not 0 <= int(where.min()) <= int(where.max()) < n:
-        raise ValueError(f"a place outside of a tensor of shape {list(shape)}")
+        raise ValueError(f"a position lies outside of a tensor of shape {list(shape)}")
     return torch.zeros(n, dtype=values.dtype, device=values.device).index_copy_(0, where, values).reshape(shape)
 
 
@@ -147,9 +153,9 @@ _BACK: dict[str, Callable[[Sequence[Tensor], Sequence[int]], Tensor]] = {
 
 
 def from_parts(name: str, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """The tensor as the receiver has it."""
+    """Return the tensor that the receiver gets from the parts."""
     if name not in _BACK or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"no compression {str(name)[:40]!r} of a tensor of shape {str(shape)[:80]}")
+        raise ValueError(f"there is no compression {str(name)[:40]!r} of a tensor of shape {str(shape)[:80]}")
     return _BACK[name](parts, shape)
 
 
@@ -157,7 +163,7 @@ def from_parts(name: str, parts: Sequence[Tensor], shape: Sequence[int]) -> Tens
 
 
 def squeezed(state: State, stage: Stage, base: State | None) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """What travels of a state, by name, and the shapes of those tensors that travel in parts."""
+    """Return the tensors that travel for a state, by name, and the shapes of those that travel in parts."""
     sent: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
     for name, t in state.items():
@@ -175,7 +181,7 @@ def squeezed(state: State, stage: Stage, base: State | None) -> tuple[dict[str, 
 def restored(
     name: str, sent: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], base: State | None
 ) -> dict[str, Tensor]:
-    """The state as the receiver has it, in the order of what was sent."""
+    """Return the tensors of the state that the receiver gets, in the order in which they were sent."""
     ends = PARTS[name]
     tensors: dict[str, Tensor] = {}
     for key, t in sent.items():
@@ -189,7 +195,7 @@ def restored(
 
 
 def own_names(name: str, sent: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> list[str]:
-    """The names of a state's own tensors, by those that travel."""
+    """Return the names of a state's own tensors, given the names of the tensors that travel."""
     ends = PARTS[name]
     owners = [key[: -len(ends[0])] if key.endswith(ends) else key for key in sent]
     return list(dict.fromkeys(o if o in shapes else key for o, key in zip(owners, sent, strict=True)))

@@ -1,7 +1,7 @@
 """Records and messages: frozen, typed trees of tensors, model states, numbers and short strings.
 
 A message is a record that crosses the wire, `Down` (server to client) or `Up` (client to server). The author of an `Up`
-message says of each field whether it was computed from private data, and how: see `private` and `public`.
+message declares for each field whether it was computed from private data, and how: see `private` and `public`.
 """
 
 from __future__ import annotations
@@ -53,40 +53,40 @@ class State(dict[str, Tensor]):
         return {name: t for name, t in self.items() if name not in self.buffers}
 
     def like(self, tensors: Mapping[str, Tensor]) -> State:
-        """Other tensors under the same names, to travel in the same way."""
+        """Return a state with other tensors under the same names, which travels in the same way."""
         return State(tensors, self.buffers)
 
 
 class LowRank(State):
-    """A state that travels as its largest singular values (see fedaudit.wire.svd); who receives it gets a State.
+    """A state that travels as its largest singular values (see fedaudit.wire.svd). The receiver gets a State.
 
-    Put it where a field is declared as a State: LowRank(state, energy=0.95). What noise is added to is the state.
+    Put it into a field that is declared as a State: LowRank(state, energy=0.95). Noise is added to the state itself.
     """
 
     def __init__(self, state: State, energy: float):
         super().__init__(state, state.buffers)
         if not 0 < energy <= 1:
-            raise ContractError(f"LowRank: the energy {energy} is no number in (0, 1].")
+            raise ContractError(f"LowRank: the energy {energy} is not in (0, 1]. Give a number above 0 and at most 1.")
         self.energy = energy
 
     def like(self, tensors: Mapping[str, Tensor]) -> LowRank:
         return LowRank(State(tensors, self.buffers), self.energy)
 
     def factors(self) -> tuple[State, Shapes]:
-        """What travels, and which of its tensors are factors."""
+        """Return the tensors that travel, and the shapes of those that travel as factors."""
         sent, shapes = factorised(self, self.energy, self.buffers)
         return State(sent, self.buffers), shapes
 
     def recovered(self) -> State:
-        """What is left of the state at the receiver's."""
+        """Return the state that the receiver gets."""
         return State(recombined(*self.factors()), self.buffers)
 
 
-Part = Callable[[nn.Module], Collection[str]]  # the names of those tensors of a model that travel
+Part = Callable[[nn.Module], Collection[str]]  # gives the names of a model's tensors that travel
 
 
 def state_of(model: nn.Module, part: Part | None = None) -> State:
-    """A copy of the model's state, or of a part of it: later training does not reach it."""
+    """Return a copy of the model's state, or of a part of it. Later training does not change it."""
     state = live_state(model)
     names = None if part is None else part(model)
     tensors = {n: t.clone() for n, t in state.items() if names is None or n in names}
@@ -94,7 +94,7 @@ def state_of(model: nn.Module, part: Part | None = None) -> State:
 
 
 def live_state(model: nn.Module) -> State:
-    """The model's state, whose tensors are the model's own: to look at, or to be encoded."""
+    """Return the model's state without copying: the tensors are the model's own. Only read or encode them."""
     tensors, seen, buffers = {}, set(), []
     for name, t in model.state_dict(keep_vars=True).items():
         if not isinstance(t, nn.Parameter) or id(t) in seen:  # weights under two names count once
@@ -105,7 +105,7 @@ def live_state(model: nn.Module) -> State:
 
 
 def fresh(value: Any) -> Any:
-    """A copy of what was decoded, in memory of its own: tensors, states, records, dicts, lists and tuples of these."""
+    """Return a copy of a decoded value in its own memory: tensors, states, records, dicts, lists or tuples of them."""
     match value:
         case Tensor():
             return value.detach().clone()
@@ -124,10 +124,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
-    """Put `state` into `model`, or into a part of it (copied, never aliased), and return the model."""
+    """Copy `state` into `model`, or into a part of it, and return the model. The two never share memory."""
     try:
         if part is not None and (wrong := set(part(model)) ^ state.keys()):
-            raise RuntimeError(f"{', '.join(sorted(wrong))} on one side only")
+            raise RuntimeError(f"{', '.join(sorted(wrong))}: in the state or in the part, but not in both")
         model.load_state_dict({**model.state_dict(), **state} if part is not None else state, strict=True)
     except RuntimeError as e:
         raise ContractError(
@@ -139,7 +139,7 @@ def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What the author of a message says about one of its fields."""
+    """The declaration of one field of a message, made by the message's author."""
 
     role: Literal["private", "public", "relay"]
     kind: str | None = None
@@ -166,12 +166,13 @@ def private(
     dtype: Dtype | None = None,
     finite: bool = True,
 ) -> Any:
-    """A release: computed from the client's private data, directly (`via="data"`) or through its model only, or from
-    what `client.protect` gave back (`via="released"`: post-processing).
+    """Declare a field as a release: a value that is computed from the client's private data.
 
-    `unit="record"` promises one row per record on dimension 0. `depends` says how rows depend on records where the
-    kind and unit do not tell (see fedaudit.privacy.mechanism). `dtype` is what travels, applied after the noise;
-    `uint8` takes values in [-1, 1], the range of images.
+    `via` says how: from the data directly (`"data"`), only through the client's model (`"model"`), or from a value
+    that `client.protect` returned (`"released"`: post-processing). `unit="record"` promises one row per record on
+    dimension 0. `depends` says how rows depend on records, if kind and unit do not tell (see
+    fedaudit.privacy.mechanism). `dtype` is the type that travels; the conversion comes after the noise. `uint8` takes
+    values in [-1, 1], the range of images.
     """
     if via not in get_args(Via) or unit not in get_args(Unit):
         raise ContractError(f"private({kind!r}): via is one of {get_args(Via)}, unit one of {get_args(Unit)}.")
@@ -183,14 +184,15 @@ def private(
 
 
 def public(*, finite: bool = True) -> Any:
-    """Not computed from private data: a bit-for-bit test holds every method to it."""
+    """Declare a field as not computed from private data. A bit-for-bit test checks this for every method."""
     return dataclasses.field(metadata={"declared": Declared("public", finite=finite)})
 
 
 def relay(kind: str, *, dtype: Dtype | None = None, finite: bool = True, by: By | None = None) -> Any:
-    """In a `Down` message: another client's release, passed on. It costs no more, but more parties see it.
+    """Declare a field of a `Down` message as another client's release that is passed on.
 
-    `by="client"`: a table whose keys are the clients that the values came from. Otherwise whose it is does not show.
+    It costs no more privacy, but more parties see it. With `by="client"`, the field is a table whose keys are the
+    clients that the values came from. Without it, the message does not show whose value it is.
     """
     if by is not None and by not in get_args(By):
         raise ContractError(unknown(f"by of relay({kind!r})", by, get_args(By)))
@@ -203,12 +205,12 @@ _classes: dict[str, type[Record]] = {}
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(private, public, relay))
 class Record:
-    """Base of everything that is sent or kept. A subclass is a frozen dataclass; it needs no decorator."""
+    """The base class of everything that is sent or stored. A subclass is a frozen dataclass; it needs no decorator."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if sly := vars(cls).keys() & {"__getattribute__", "__getattr__"}:
-            raise ContractError(f"{cls.__name__}.{min(sly)}: a record holds what it was given, and says nothing else.")
+            raise ContractError(f"{cls.__name__}.{min(sly)}: a record must return its fields unchanged. Remove it.")
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         cls._check_declarations()
         _classes[cls.class_id()] = cls
@@ -217,7 +219,9 @@ class Record:
     def _check_declarations(cls) -> None:
         for name, declared in cls.declared().items():
             if declared is not None and not issubclass(cls, Up | Down):
-                raise ContractError(f"{cls.__name__}.{name}: only fields of Up and Down messages are declared.")
+                raise ContractError(
+                    f"{cls.__name__}.{name}: only fields of Up and Down messages are declared. Remove the declaration."
+                )
 
     @classmethod
     def declared(cls) -> dict[str, Declared | None]:
@@ -225,7 +229,10 @@ class Record:
 
     @classmethod
     def optional(cls) -> frozenset[str]:
-        """The fields that may be None, by the text of their annotations: its names are known in its module only."""
+        """Return the fields that may be None, by the text of their annotations.
+
+        It reads the text because the names in an annotation are known only in the module of the class.
+        """
         named = {f.name: str(f.type) for f in dataclasses.fields(cast(Any, cls))}
         return frozenset(name for name, words in named.items() if "None" in words or "Optional" in words)
 
@@ -235,23 +242,23 @@ class Record:
 
 
 def class_named(class_id: str) -> type[Record] | None:
-    """The class that calls itself so in an encoded record; None where the running program has none."""
+    """Return the record class with this id, or None if the running program has not defined it."""
     return _classes.get(class_id)
 
 
 def class_ids() -> frozenset[str]:
-    """All record classes that are defined by now."""
+    """Return the ids of all record classes that are defined so far."""
     return frozenset(_classes)
 
 
 def message_classes(module: str) -> list[type[Record]]:
-    """The record classes that a module defined or imported messages from, nearest first."""
+    """Return all record classes, those that this module defines first."""
     own = [cls for cls in _classes.values() if cls.__module__ == module]
     return own + [cls for cls in _classes.values() if cls.__module__ != module]
 
 
 class Up(Record):
-    """A message from a client to the server. Each field says whether it was computed from private data."""
+    """A message from a client to the server. Each field declares whether it was computed from private data."""
 
     @classmethod
     def _check_declarations(cls) -> None:
@@ -264,7 +271,7 @@ class Up(Record):
 
 
 class Down(Record):
-    """A message from the server to a client. A field that passes on what another client sent is a `relay`."""
+    """A message from the server to a client. A field that passes on another client's release is a `relay`."""
 
     @classmethod
     def _check_declarations(cls) -> None:
@@ -277,10 +284,10 @@ class Down(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Bytes of a field. `payload`: elements x element size without buffers, as papers count; `buffers` beside it.
+    """The bytes of a field. `payload` is elements x element size without buffers, as papers count; `buffers` is extra.
 
-    `header` is what names and shapes cost on the wire: an estimate for planning, never compared. `tensors` are the
-    float32 tensors in the payload, by shape, and how many there are: what compression makes of them follows from it.
+    `header` is the cost of names and shapes on the wire: an estimate for planning, never compared. `tensors` counts
+    the float32 tensors in the payload by shape. Their compressed size follows from it.
     """
 
     payload: int = 0
@@ -306,14 +313,14 @@ class Size:
         return dataclasses.replace(self, buffers=0)
 
 
-FRAME = 160  # bytes of a message around its fields, about
+FRAME = 160  # about how many bytes a message has around its fields
 
 
-TENSOR_HEADER = 70  # bytes that describe one tensor, about
+TENSOR_HEADER = 70  # about how many bytes describe one tensor
 
 
 def model_size(model: nn.Module, part: Part | None = None) -> Size:
-    """A whole model, or a part of it, as `state_of` sends it. Works on the meta device."""
+    """Return the size of a model, or of a part of it, as `state_of` sends it. This works on the meta device."""
     names = None if part is None else part(model)
     tensors = {name: t for name, t in model.state_dict().items() if names is None or name in names}
     bytes_of = {name: t.numel() * t.element_size() for name, t in tensors.items()}
@@ -329,7 +336,10 @@ def as_size(size: Size | int) -> Size:
 
 
 def size_of(value: Any) -> Size:
-    """Tensors: elements x element size. Numbers: 8 bytes, truth values 1, strings their UTF-8 length."""
+    """Return the size of a value.
+
+    A tensor has elements x element size, a number 8 bytes, a boolean 1 byte, a string its length in UTF-8.
+    """
     match value:
         case None:
             return Size()
@@ -353,4 +363,4 @@ def size_of(value: Any) -> Size:
             return sum((size_of(v) for v in value), Size())
         case Record():
             return sum((size_of(getattr(value, name)) for name in value.declared()), Size())
-    raise WireError(f"{type(value).__name__} has no size on the wire.")
+    raise WireError(f"A {type(value).__name__} has no size on the wire. Send tensors, states, numbers or strings.")

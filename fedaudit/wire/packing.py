@@ -1,10 +1,10 @@
-"""Tensors and the bytes of a message, with as few copies as there can be: in safetensors' format, byte for byte as its
-own writer has it.
+"""Packing of tensors into the bytes of a message and back, with as few copies as possible.
 
-That writer copies each tensor twice, and a model on a GPU would come over tensor by tensor. Here all tensors of one
-device and type come in one transfer, and are copied once, into the message; back there is one transfer too.
+The format is safetensors', byte for byte as its own writer makes it. That writer copies each tensor twice, and it would
+fetch a model from a GPU tensor by tensor. Here all tensors of one device and type come in one transfer, and are copied
+once, into the message. The way back is one transfer, too.
 
-`Held` is a message that stays in the process that made it: nobody puts its bytes together before somebody reads them.
+`Held` is a message that stays in the process that made it. Its bytes are made only when somebody reads them.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from torch import Tensor
 
 from fedaudit.cuda_streams import TRANSFER, kept_stream
 
-# By the names of the format, in the order in which its writer puts them: what needs the widest alignment first.
+# The format's names of the types, in the order in which its writer stores them: the widest alignment first.
 NAMES = {
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.uint32: "U32",
     torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-PINNED = 1 << 28  # bytes of a message that pinned memory is kept for
+PINNED = 1 << 28  # bytes: a larger transfer does not go through pinned memory
 HELD_ON = {"cuda", "cpu"}  # the devices on which messages within a process are held
 FORMAT = 1
 _PLACE = {dtype: i for i, dtype in enumerate(NAMES)}
 Gathered = tuple[list[int], Tensor]
-Spans = dict[int, tuple[str, tuple[int, ...], int, int]]  # by number of the tensor: type, shape, begin, end
+Spans = dict[int, tuple[str, tuple[int, ...], int, int]]  # for each tensor's number: type, shape, begin, end
 
 
 def raw(t: Tensor) -> Any:
-    """The bytes of a dense tensor in main memory, not copied."""
+    """Return the bytes of a dense tensor in main memory, without a copy."""
     return t.reshape(-1).view(torch.uint8).numpy() if t.numel() else b""
 
 
 def at_home(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors in main memory, dense; those of one GPU and type in one transfer, then parts of one memory."""
+    """Return the tensors in main memory, dense. Those of one GPU and type come in one transfer and share memory."""
     return brought(tensors, gathered(tensors))
 
 
 def gathered(tensors: Sequence[Tensor]) -> list[Gathered]:
-    """What lies on GPUs: of each GPU and type the numbers of the tensors, and all of them as one."""
+    """Return, for each GPU and type, the numbers of its tensors, and those tensors joined into one."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, t in enumerate(tensors):
         if not _is_home(t):
@@ -59,7 +59,7 @@ def gathered(tensors: Sequence[Tensor]) -> list[Gathered]:
 
 
 def brought(tensors: Sequence[Tensor], there: Sequence[Gathered], ready: Any = None) -> list[Tensor]:
-    """The tensors in main memory; those that were gathered in one transfer of each group, once they are `ready`."""
+    """Return the tensors in main memory. Each group in `there` comes in one transfer, after the event `ready`."""
     elsewhere = {i for group, _ in there for i in group}
     found = [t if i in elsewhere else t.detach().contiguous() for i, t in enumerate(tensors)]
     for group, whole in there:
@@ -74,9 +74,10 @@ def _is_home(t: Tensor) -> bool:
 
 
 def _brought(flat: Tensor, ready: Any = None) -> Tensor:
-    """In main memory. Pinned memory takes it at the full rate, and is used again for the next message.
+    """Return a tensor in main memory. Pinned memory takes it at the full rate, and is reused for the next message.
 
-    With `ready`, an event after which it is there, nothing else that the device has to do is waited for."""
+    With `ready`, an event after which the tensor is complete, the transfer does not wait for the device's other work.
+    """
     if flat.device.type != "cuda":
         return flat.cpu()
     stream = torch.cuda.current_stream(flat.device) if ready is None else kept_stream(TRANSFER, flat.device)
@@ -91,7 +92,7 @@ def _brought(flat: Tensor, ready: Any = None) -> Tensor:
 
 
 def packed(tensors: Sequence[Tensor], head: str) -> bytes:
-    """The message: tensors in main memory, named by their number, and `head` under the metadata key `fedaudit`."""
+    """Return a message: tensors in main memory, named by their number, and `head` under the metadata key `fedaudit`."""
     if any(t.dtype not in NAMES for t in tensors):
         return safetensors.torch.save({str(i): t.clone() for i, t in enumerate(tensors)}, metadata={"fedaudit": head})
     text, order, _ = _laid_out(tensors, {"fedaudit": head})
@@ -99,7 +100,7 @@ def packed(tensors: Sequence[Tensor], head: str) -> bytes:
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Any]:
-    """Tensors in main memory as a file of safetensors, piece by piece."""
+    """Return tensors in main memory as the pieces of a safetensors file."""
     if any(t.dtype not in NAMES for t in tensors.values()):
         return [safetensors.torch.save(dict(tensors), metadata=dict(metadata))]
     dense = [t.detach().contiguous() for t in tensors.values()]
@@ -110,7 +111,10 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[
 def _laid_out(
     tensors: Sequence[Tensor], metadata: Mapping[str, str], names: Sequence[str] = ()
 ) -> tuple[bytes, list[int], Spans]:
-    """What stands before the tensors, the order in which they lie, and where. Without names they have numbers."""
+    """Return the bytes before the tensors, the order of the tensors, and their positions.
+
+    Without `names`, tensors are named by their numbers.
+    """
     table, order, spans = _table(tuple((t.dtype, tuple(t.shape)) for t in tensors), tuple(names))
     text = f'{{"__metadata__":{_json(dict(metadata))}{table}}}'.encode()
     text += b" " * (-len(text) % 8)
@@ -127,8 +131,10 @@ def _json(value: Any) -> str:
 def _table(
     kinds: tuple[tuple[torch.dtype, tuple[int, ...]], ...], names: tuple[str, ...]
 ) -> tuple[str, list[int], Spans]:
-    """How tensors of these types and shapes are described, the order in which they lie, and where, from the first on.
-    The same for all messages of a class, mostly."""
+    """Return the description of tensors of these types and shapes, their order, and their positions after the header.
+
+    It is cached, because most messages of a class have the same types and shapes.
+    """
     names = names or tuple(str(i) for i in range(len(kinds)))
     order, at = sorted(range(len(kinds)), key=lambda i: (_PLACE[kinds[i][0]], names[i])), 0
     rows, spans = "", {}
@@ -141,11 +147,11 @@ def _table(
     return rows, order, spans
 
 
-_DIGEST_AT = 8 + len(f'{{"__metadata__":{{"fedaudit":"{FORMAT}:')  # where it stands in a message
+_DIGEST_AT = 8 + len(f'{{"__metadata__":{{"fedaudit":"{FORMAT}:')  # the digest's position in a message
 
 
 def digest(tree: str, tensors: Sequence[Tensor]) -> str:
-    """Of the tree and of all bytes of tensors in main memory."""
+    """Return the digest of the tree and of all bytes of tensors in main memory."""
     h = xxhash.xxh3_128(tree.encode())
     for t in tensors:
         h.update(f"{t.dtype}{list(t.shape)}".encode())
@@ -158,30 +164,30 @@ def _copy(t: Tensor) -> Tensor:
 
 
 class Content:
-    """What a large tensor in main memory holds: of equal ones, one copy is held in this process.
+    """The content of a large tensor in main memory. This process holds one copy of equal tensors.
 
-    Only a look at all of it tells whether it is as it was. An object that is the same, or the number of changes that
-    torch counts, would not: who writes through numpy, or through `.data`, is not counted.
+    Only reading all of a tensor tells whether it changed. The object's identity does not, nor does torch's count of
+    changes: writes through numpy or `.data` are not counted.
     """
 
     def __init__(self, digest: str):
         self.digest = digest
-        self.tensor: Tensor | None = None  # the one that is held
-        self.finite = False  # whether somebody looked, and all of its numbers are
+        self.tensor: Tensor | None = None  # the copy that is held
+        self.finite = False  # whether all of its numbers were checked and are finite
 
     def held(self, t: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
-        """The tensor that is held, or from now on a copy of this one, which has this content."""
+        """Return the tensor that is held. If there is none yet, hold a copy of `t`, which has this content."""
         if self.tensor is None:
             self.tensor = copy(t)
         return self.tensor
 
 
-LARGE = 1 << 16  # bytes from which a tensor is known by its content
-_contents: weakref.WeakValueDictionary[Any, Content] = weakref.WeakValueDictionary()  # a cache, and nothing more
+LARGE = 1 << 16  # bytes from which a tensor is recognised by its content
+_contents: weakref.WeakValueDictionary[Any, Content] = weakref.WeakValueDictionary()  # a cache only
 
 
 def contents_of(tensors: Sequence[Tensor]) -> dict[int, Content]:
-    """By number: of the large tensors among these, which lie in main memory."""
+    """Return, by number, the contents of the large tensors in main memory among these."""
     found = {}
     for i, t in enumerate(tensors):
         if t.numel() * t.element_size() >= LARGE and _is_home(t):
@@ -192,9 +198,9 @@ def contents_of(tensors: Sequence[Tensor]) -> dict[int, Content]:
 
 
 class Held:
-    """A message that was encoded here: the tree as text, and the tensors as they were, where they are.
+    """A message that was encoded in this process: the tree as text, and the tensors on their own devices.
 
-    It is what its bytes are, and nobody may change it: whoever decodes it gets copies of the tensors.
+    It stands for its bytes, and nobody may change it. Decoding gives copies of the tensors.
     """
 
     def __init__(
@@ -205,8 +211,8 @@ class Held:
         known: Mapping[int, Content] | None = None,
         mine: bool = False,
     ):
-        """`known`: of some tensors, by number, their content, which may be held already. `mine`: nobody else has the
-        tensors, so that they need not be copied."""
+        """Hold a message. `known` gives, by number, the contents of some tensors, which may be held already. `mine`
+        says that nobody else has the tensors, so that they need not be copied."""
         elsewhere = {i for group, _ in there for i in group}
         self.text, self._there = text, list(there)
         self._known = known = known or {}
@@ -215,7 +221,7 @@ class Held:
             known[i].held(t, copy) if i in known else torch.empty_like(t, device="meta") if i in elsewhere else copy(t)
             for i, t in enumerate(tensors)
         ]
-        unknown = "0" * 32  # as long as a digest: where things lie does not depend on it
+        unknown = "0" * 32  # as long as a digest, so that all positions are right before the digest is known
         head = {"fedaudit": f"{FORMAT}:{unknown}:{text}"}
         self._start, self._order, self.spans = _laid_out(self._own, head)
         self._length = len(self._start) + sum(end - begin for *_, begin, end in self.spans.values())
@@ -226,11 +232,11 @@ class Held:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """All of them in main memory; to be kept there."""
+        """Return all tensors in main memory, and keep them there."""
         return brought(self._own, self._there, self._ready)
 
     def at_home(self) -> list[Tensor]:
-        """The same for the moment, if nobody keeps them."""
+        """Return all tensors in main memory, without keeping them there."""
         return vars(self).get("tensors") or brought(self._own, self._there, self._ready)
 
     @cached_property
@@ -239,15 +245,15 @@ class Held:
 
     @cached_property
     def tree(self) -> Any:
-        """What the text says, for who leaves it as it is."""
+        """Return the parsed text. Callers must not change it."""
         return json.loads(self.text)
 
     def content(self, i: int) -> str | None:
-        """The digest of a tensor's bytes, where it is known."""
+        """Return the digest of a tensor's bytes, or None if it is not known."""
         return self._known[i].digest if i in self._known else None
 
     def pieces(self, home: Sequence[Tensor]) -> list[tuple[int, Any]]:
-        """What stands before the tensors (-1), and the bytes of each by its number, as they follow one another."""
+        """Return (-1, the bytes before the tensors), then (number, bytes) for each tensor, in their order."""
         found = vars(self).get("digest") or digest(self.text, home)
         start = self._start[:_DIGEST_AT] + found.encode() + self._start[_DIGEST_AT + len(found) :]
         return [(-1, start), *((i, raw(home[i])) for i in self._order)]
@@ -256,14 +262,14 @@ class Held:
         return b"".join([piece for _, piece in self.pieces(self.at_home())])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return bytes, (bytes(self),)  # in another process it is bytes
+        return bytes, (bytes(self),)  # another process gets it as bytes
 
     def seen(self, device: torch.device) -> list[Tensor] | None:
-        """The tensors themselves, to look at, where they are on that device one by one."""
+        """Return the tensors themselves, to be read only, or None if they do not lie one by one on that device."""
         return None if self._there or device.type != "cpu" else self._own
 
     def copies(self, device: torch.device) -> list[Tensor]:
-        """The tensors on a device, in memory of their own."""
+        """Return copies of the tensors on a device."""
         here = device.type == "cpu"
         found = [t if t.is_meta else t.clone() if here else t.to(device) for t in self._own]
         for group, whole in self._there:
@@ -275,7 +281,7 @@ class Held:
 
 
 def _done_by_now(there: Sequence[Gathered]) -> Any:
-    """An event at which what was asked of the GPU so far is done; None without one."""
+    """Return an event that marks the end of the GPU's work so far, or None without a GPU."""
     if not any(whole.is_cuda for _, whole in there):
         return None
     event = torch.cuda.Event()
@@ -287,21 +293,21 @@ Blob = bytes | Held
 
 
 def unpacked(blob: bytes, spans: Spans, device: torch.device) -> list[Tensor]:
-    """The tensors of a message on a GPU, each in memory of its own. `spans` were held against the blob's length."""
+    """Return the tensors of a message on a device, each in its own memory. `spans` must fit the blob's length."""
     start = at = 8 + int.from_bytes(blob[:8], "little")
     for begin, end in sorted((begin, end) for _, _, begin, end in spans.values()):
         if begin != at:
-            raise ValueError("its tensors leave gaps, or lie on one another")
+            raise ValueError("its tensors leave gaps or overlap")
         at = end
     if at != len(blob):
         raise ValueError("it is longer than its tensors")
     if start == len(blob):
         return [_empty(spans[i], device) for i in range(len(spans))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that bytes are not writable: nothing writes
+        warnings.simplefilter("ignore")  # torch warns that bytes are not writable, but nothing writes
         whole = torch.frombuffer(memoryview(blob)[start:], dtype=torch.uint8).to(device)
     found = [_empty(spans[i], device) for i in range(len(spans))]
-    by_type: dict[str, list[int]] = {}  # they lie type by type
+    by_type: dict[str, list[int]] = {}  # the tensors of one type lie together
     for i in sorted((i for i in spans if spans[i][3] > spans[i][2]), key=lambda i: spans[i][2]):
         by_type.setdefault(spans[i][0], []).append(i)
     for name, group in by_type.items():
@@ -309,7 +315,7 @@ def unpacked(blob: bytes, spans: Spans, device: torch.device) -> list[Tensor]:
         sizes = [(spans[i][3] - spans[i][2]) // dtype.itemsize for i in group]
         if sum(sizes) * dtype.itemsize != end - begin or begin % dtype.itemsize:
             raise ValueError("its tensors do not lie type by type")
-        # Copies: aligned, and no part of the others' memory.
+        # Copies, so that each tensor is aligned and shares no memory with the others.
         parts = cast(Any, torch.split_with_sizes_copy)(whole[begin:end].view(dtype), sizes)
         for i, part in zip(group, parts, strict=True):
             found[i] = part.view(spans[i][1])

@@ -1,8 +1,8 @@
-"""A release, as the wire, the transcript and the run record know it: what was declared of it, and how it was protected.
+"""Releases as the wire, the transcript and the run record store them, with their declaration and their protection.
 
-The chain: a message's author says `Declared`; on the client the mechanism makes an `Entry` of the ledger for each
-release, and from it the `Protection` that everybody may know; the wire writes both into the transcript (`Sent`) and
-makes a `Release` of them, which the record keeps.
+The author of a message writes a `Declared` for each field. On the client, the mechanism makes an `Entry` of the ledger
+for each release, and from it the `Protection`, which is public. The wire writes both into the transcript (`Sent`) and
+makes a `Release` of them, which the run record keeps.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from fedaudit.wire.message import Declared
 
 
 class Protection(AsGiven):
-    """The public parameters of a mechanism; what does not apply to it is not given."""
+    """The public parameters of a mechanism. Fields that do not apply to it are not given."""
 
     mechanism: str
     sigma: float | None = None
     sensitivity: float | None = None
     clip: float | None = None
-    relation: str | None = None  # of neighbours
+    relation: str | None = None  # which data sets count as neighbours
     delta: float | None = None
-    claim: float | None = None  # epsilon as asked for, for one release
+    claim: float | None = None  # the epsilon that the policy asks for, for one release
 
 
 UNPROTECTED = Protection(mechanism="none")
 
 
 class Sent(AsGiven):
-    """One field of one message, as the transcript has it: its bytes, what was declared of it, how it was protected."""
+    """One field of one message in the transcript: its bytes, its declaration and its protection."""
 
     payload: int = 0  # the papers' convention: parameters without buffers
     buffers: int = 0
-    wire: int = 0  # what really travelled
+    wire: int = 0  # the bytes that really travelled
     whole: int | None = None  # the payload before it was compressed
     role: str | None = None
     kind: str | None = None
     via: str | None = None
     unit: str | None = None
     dtype: str | None = None
-    by: str | None = None  # of a relay: what its table's keys are
+    by: str | None = None  # for a relay: what the keys of its table are
     protection: Protection | None = None
 
     @classmethod
@@ -55,7 +55,7 @@ DECLARED = ("role", "kind", "via", "unit", "dtype", "by")
 
 
 class Release(Kept):
-    """A field that left clients, as its message declared it, with the protection it had."""
+    """A field that left clients: its declaration and its protection."""
 
     field: str
     role: str

@@ -1,7 +1,7 @@
-"""Matrices as their largest singular values: the stage of the codec behind `LowRank` states and `compress = "svd:E"`.
+"""Matrices reduced to their largest singular values, for `LowRank` states and `compress = "svd:E"`.
 
 A tensor of two or more dimensions is a matrix with a row for each entry of the first. U (m x K), s (K) and V (K x n)
-travel instead of it where they have fewer numbers, K the least with sum_{i <= K} s_i^2 >= energy sum_i s_i^2.
+travel instead of it if they have fewer numbers. K is the least with sum_{i <= K} s_i^2 >= energy sum_i s_i^2.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-PARTS = ("|U", "|s", "|V")  # what is put behind a tensor's name for its factors
-Shapes = dict[str, list[int]]  # of the tensors that travel as factors: K, then their own shape
+PARTS = ("|U", "|s", "|V")  # appended to a tensor's name for its factors
+Shapes = dict[str, list[int]]  # for each tensor that travels as factors: K, then its own shape
 
 
 def factorised(
     tensors: Mapping[str, Tensor], energy: float, whole: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], Shapes]:
-    """What travels instead of `tensors`, by name, and which of them do so as factors; those in `whole` do not."""
+    """Return the tensors that travel instead of `tensors`, by name, and the shapes of those that travel as factors.
+
+    The tensors in `whole` always travel unchanged.
+    """
     sent: dict[str, Tensor] = {}
     shapes: Shapes = {}
     for name, t in tensors.items():
@@ -34,10 +37,10 @@ def factorised(
 
 
 def factors(t: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """U, s and V of a tensor of two or more dimensions; None where they are not smaller than it."""
+    """Return U, s and V of a tensor of two or more dimensions, or None if they are not smaller than it."""
     matrix = t.detach().flatten(1)
     if not bool(torch.isfinite(matrix).all()):
-        return None  # it travels as it is, and the codec says what is wrong with it
+        return None  # it travels unchanged, and the codec reports the problem
     U, s, V = torch.linalg.svd(matrix, full_matrices=False)
     held = s.double().square().cumsum(0)
     K = int((held < energy * held[-1]).sum()) + 1 if len(s) and float(held[-1]) > 0 else 0
@@ -47,7 +50,7 @@ def factors(t: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def recombined(sent: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The tensors as the receiver has them: U diag(s) V in their own shapes, in the order of what was sent."""
+    """Return the tensors that the receiver gets: U diag(s) V in their own shapes, in the order of sending."""
     tensors: dict[str, Tensor] = {}
     for name, t in sent.items():
         whole = name[: -len(PARTS[0])] if name.endswith(PARTS) else name
@@ -62,7 +65,7 @@ def recombined(sent: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) 
 
 
 def product(U: Tensor, s: Tensor, V: Tensor, shape: Sequence[int]) -> Tensor:
-    """U diag(s) V, in the shape of the tensor that they are factors of."""
+    """Return U diag(s) V in the given shape, which is that of the original tensor."""
     rank = len(s)
     if not (U.shape == (shape[0], rank) and s.shape == (rank,) and V.shape == (rank, math.prod(shape[1:]))):
         raise ValueError(f"the factors do not make a matrix of rank {rank} and shape {list(shape)}")

@@ -1,4 +1,4 @@
-"""Declared traffic: what a method's paper says that a round costs, held against what was measured."""
+"""Declared traffic: the bytes that a round costs by a method's paper, compared with the measured bytes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NUMBER = 8  # bytes of an int or float field
 
 @dataclass(frozen=True)
 class Plan:
-    """One round as `Method.traffic` sees it: who took part in which ask, and what was chosen; never byte counts.
+    """One round as `Method.traffic` sees it: who took part in which ask, and what was chosen, but no byte counts.
 
-    When planning, everybody answers and choices are expectations; when checking, they are the run's own.
+    When planning, everybody answers and choices are expectations. When checking, they are those of the run.
     """
 
     t: int
@@ -27,25 +27,25 @@ class Plan:
     n: Mapping[int, int]  # records of each participant
     archs: Mapping[int, str]
     server_arch: str
-    shape: Shape  # of a record
+    shape: Shape  # the shape of a record
     classes: int
-    model_size: Callable[..., Size]  # of a named architecture, or of a part of it
+    model_size: Callable[..., Size]  # gives the size of a named architecture, or of a part of it
     clients: int = 0
     public: int = 0  # rows of the public set
-    labelled: bool = True  # whether its labels are of the task
+    labelled: bool = True  # whether its labels are labels of the task
     asks: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None  # per ask: who was asked, who replied
     choices: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     counts: Mapping[int, Sequence[int]] | None = None  # records of each class, where a partition was planned
-    records: Mapping[int, int] = field(default_factory=dict)  # of every client, also of those that sit this round out
+    records: Mapping[int, int] = field(default_factory=dict)  # of every client, also those not in this round
 
     def held(self, k: int, least: int = 1) -> list[int]:
-        """The classes of which client k is expected to hold `least` records; all, where no partition was planned."""
+        """Return the classes of which client k should hold `least` records; all classes if no partition was planned."""
         if self.counts is None:
             return list(range(self.classes))
         return [c for c, n in enumerate(self.counts[k]) if n >= least]
 
     def asked(self, ask: int) -> Sequence[int]:
-        """The clients that the round's ask number `ask` (from 0) was sent to."""
+        """Return the clients that were sent the round's ask number `ask` (from 0)."""
         if self.asks is None:
             return self.participants
         return self.asks[ask][0] if ask < len(self.asks) else ()
@@ -56,16 +56,16 @@ class Plan:
         return self.asks[ask][1] if ask < len(self.asks) else ()
 
     def state(self, arch: int | str | None = None, part: Part | None = None) -> Size:
-        """A whole model, or a part of it: of client k, of a named architecture, or the server's."""
+        """Return the size of a whole model or a part of it: of client k, of a named architecture, or the server's."""
         if isinstance(arch, int):
             arch = self.archs[arch]
         arch = arch or self.server_arch
         return self.model_size(arch) if part is None else self.model_size(arch, part)
 
     def low_rank(self, field_name: str, k: int, arch: str | None = None) -> Size:
-        """A `LowRank` state of the named architecture, or the server's, by the ranks in client k's message.
+        """Return the size of a `LowRank` state of the named architecture, or the server's, in client k's message.
 
-        When planning, nothing is left out: an upper bound.
+        It follows from the ranks in the message. When planning, it is the whole state, an upper bound.
         """
         saved = 0
         ranks = self.choice(field_name, k)  # a list of names where everything travelled whole
@@ -76,20 +76,20 @@ class Plan:
         return Size(whole.payload - saved, whole.buffers, whole.header)
 
     def tensor(self, *shape: int, size: int = 4) -> Size:
-        """One tensor whose numbers have so many bytes; those of four are float32."""
+        """Return the size of one tensor whose numbers have `size` bytes each; 4 stands for float32."""
         return Size(math.prod(shape) * size, header=TENSOR_HEADER, tensors={shape: 1} if size == 4 else {})
 
     def rows(self, n: int) -> Size:
-        """So many records as they are."""
+        """Return the size of n records that are sent unchanged."""
         return self.tensor(n, *self.shape, size=self.shape.item)
 
     def choice(self, field_name: str, k: int, default: Any = None) -> Any:
-        """What client k's "Message.field" held besides tensors; `default` when planning."""
+        """Return the content of client k's "Message.field" without its tensors; `default` when planning."""
         return self.choices.get(field_name, {}).get(k, default)
 
 
 def compare(declared: Mapping[Key, Size | int] | None, measured: Mapping[Key, Size], *, method: str, t: int) -> None:
-    """Raise with a table of both where they differ. Fields of size zero need no declaration."""
+    """Raise, with a table of both, if declared and measured sizes differ. Fields of size zero need no declaration."""
     if declared is None:
         return
     said = {key: as_size(size) for key, size in declared.items()}
@@ -101,7 +101,7 @@ def compare(declared: Mapping[Key, Size | int] | None, measured: Mapping[Key, Si
     if rows:
         raise RunError(
             f"{method}, round {t}: the declared traffic is not what crossed the wire.\n" + "\n".join(rows) +
-            f"\nMend {method}.traffic, or the message that grew."
+            f"\nCorrect {method}.traffic, or the message that grew."
         )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """The transcript: every message of a run, in order, and what each threat may read of it.
 
-On disk: `index.jsonl`, one row per message or event, each behind its own checksum, append-only, flushed per row
-and synced per round; and two packs of tensors per round, model states apart from the rest so that old ones can be
-dropped. A pack is written before the row that refers to it, so a kill at any instant loses at most the messages
-being written. Within a round a tensor is stored once however often it is sent. Large messages are written behind, in
-their order, while the run goes on; so is the end of a round, which no row of the next one overtakes.
+On disk it is `index.jsonl` and two packs of tensors per round. The index has one row per message or event, each behind
+its own checksum. It is append-only, flushed per row and synced per round. Model states have a pack apart from all
+other tensors, so that old states can be dropped. A pack is written before the row that refers to it, so a kill at any
+instant loses at most the messages being written. Within a round a tensor is stored once, however often it is sent.
+Large messages are written in a background thread, in their order, while the run goes on. So is the end of a round; no
+row of the next round is written before it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from fedaudit.wire.release import Sent
 
 SERVER = "server"
 ACTIVE = "active-server"
-LARGE = 1 << 18  # bytes from which a message is written behind: below, handing it over takes as long as writing it
-BEHIND = 16  # messages that may be on their way to the disk at a time
-ROOM = 1 << 28  # bytes that they may have together, if it is more than one
+LARGE = 1 << 18  # bytes from which a message is written in the background: below, the hand-over costs as much
+BEHIND = 16  # the most messages that may wait to be written
+ROOM = 1 << 28  # the most bytes that they may have together, if there is more than one
 PACK = re.compile(r"([0-9]{6,})\.(?:weights|content)\.pack")  # the names of packs: no other file is touched
 
 
@@ -61,18 +62,21 @@ def party(k: int) -> str:
 
 
 class TranscriptWriter:
-    """Appends messages and events. One writer per run."""
+    """Appends messages and events to a transcript. A run has one writer."""
 
     def __init__(
         self, folder: Path, *, keep_weights: int, offset: int = 0, last_round: int = 0, seq: int = 0, clock: float = 0.0
     ):
-        """Open, going on after `offset` bytes of index and `last_round`; what lies beyond is an unfinished round."""
+        """Open a transcript and continue after `offset` bytes of index and round `last_round`.
+
+        Anything beyond belongs to an unfinished round and is deleted.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.keep_weights = folder, keep_weights
         self.started = time.time() - clock
         index = folder / "index.jsonl"
         if index.is_symlink():
-            raise TranscriptError(f"{index} is a symbolic link, and is not written through. Choose another folder.")
+            raise TranscriptError(f"{index} is a symbolic link, which is not written to. Choose another folder.")
         if offset > (index.stat().st_size if index.exists() else 0):
             raise TranscriptError(
                 f"{index} is missing or cut off: the run cannot go on. Start it anew in another folder."
@@ -90,20 +94,20 @@ class TranscriptWriter:
         self._broadcast: tuple[Blob, list[Any]] | None = None  # the message that went down last, and its tensors
         self._behind = ThreadPoolExecutor(1, "transcript")
         self._pending: deque[tuple[Future[Any], int]] = deque()  # and how many bytes it is
-        self._failed: BaseException | None = None  # the first write that failed: no round ends any more after it
+        self._failed: BaseException | None = None  # the first write that failed: after it, no round can end
 
     def clock(self) -> float:
-        """Seconds since the run began, resumptions joined: what an outsider can time."""
+        """Return the seconds since the run began, without breaks before resumptions. An outsider can measure them."""
         return round(time.time() - self.started, 4)
 
     def begin_round(self, t: int) -> None:
         self._in_order(functools.partial(setattr, self, "_t", t), 0)
 
     def message(self, blob: Blob, head: Header, base: Header | None = None, **facts: Any) -> None:
-        """Record one message. `facts`: round, ask, fn, from, to, direction, fields, ...
+        """Record one message. `facts` are round, ask, fn, from, to, direction, fields, ...
 
-        `base`: of the message that was recorded just before, and that this one answers: a compressed state is a change
-        of one that it holds.
+        `base` is the header of the message that this one answers, which was recorded just before. A compressed state
+        is a change of a state in that message.
         """
         self._in_order(functools.partial(self._message, blob, head, base, {**self._next(), **facts}), len(blob))
 
@@ -115,7 +119,7 @@ class TranscriptWriter:
         return {"seq": self.seq - 1, "at": self.clock()}
 
     def _in_order(self, write: Callable[[], None], size: int) -> None:
-        """Write now, or after what is being written; a write that failed says so at the next one."""
+        """Write now, or after the writes that are waiting. The error of a failed write is raised at the next one."""
         self._make_room(size)
         if size < LARGE and not self._pending:
             write()
@@ -144,7 +148,7 @@ class TranscriptWriter:
             raise
 
     def settle(self) -> None:
-        """Wait until everything is written that was recorded."""
+        """Wait until everything that was recorded is written."""
         while self._pending:
             self._pending.popleft()[0].result()
 
@@ -152,7 +156,7 @@ class TranscriptWriter:
         weights = state_tensors(head.tree)
         before = self._broadcast
         if self._broadcast is not None and self._broadcast[0] is blob:
-            tensors = self._broadcast[1]  # the very bytes that went to another client of this ask
+            tensors = self._broadcast[1]  # the same message went to another client of this ask
         else:
             tensors, content = [], content_of(blob, head)
             for i in range(len(head.tensors)):
@@ -169,13 +173,13 @@ class TranscriptWriter:
         self._append(row)
 
     def end_round(self, t: int) -> int:
-        """Sync, drop what is not kept, and return the index's length: the point to resume from."""
+        """Sync, drop states that are not kept, and return the index's length: the point to resume from."""
         end = self.end_round_behind(t)
         self.settle()
         return end.result()
 
     def end_round_behind(self, t: int) -> Future[int]:
-        """The same, while the run goes on."""
+        """End a round like `end_round`, but in the background. Return a future of the index's length."""
         self.event(event="round", round=t)
         return self._later(functools.partial(self._end, t), 0)
 
@@ -193,7 +197,7 @@ class TranscriptWriter:
         return self._index.tell()
 
     def close(self) -> None:
-        self._behind.shutdown()  # waits for what is being written
+        self._behind.shutdown()  # waits for all writes
         for file in (*self._packs.values(), self._index):
             file.close()
         self._packs.clear()
@@ -225,7 +229,7 @@ class TranscriptWriter:
 
 @dataclass(frozen=True)
 class Entry:
-    """One message as it crossed the wire. `entry["field"]` decodes that field, in fresh memory."""
+    """One message of the transcript. `entry["field"]` decodes that field, in fresh memory."""
 
     row: dict[str, Any]
     folder: Path
@@ -237,7 +241,7 @@ class Entry:
 
     @property
     def at(self) -> float:
-        """Seconds since the run's start."""
+        """Return the seconds since the run's start."""
         return self.row["at"]
 
     @property
@@ -274,17 +278,17 @@ class Entry:
 
     @property
     def fn(self) -> str:
-        """The method's function that the message was sent to, or came from."""
+        """Return the name of the method's function that the message was sent to, or came from."""
         return self._visible("fn")
 
     @property
     def digest(self) -> str:
-        """Of the whole content."""
+        """Return the digest of the whole content."""
         return self._visible("digest")
 
     @cached_property
     def fields(self) -> dict[str, Sent]:
-        """Per field: payload, buffers and wire bytes, role, kind, via, unit, and the protection it had."""
+        """Return for each field its payload, buffers and wire bytes, role, kind, via, unit and protection."""
         try:
             return {name: Sent(**facts) for name, facts in self._visible("fields").items()}
         except (ValidationError, TypeError) as e:
@@ -292,7 +296,7 @@ class Entry:
 
     @property
     def class_id(self) -> str:
-        """The class of the message, as the codec names it."""
+        """Return the class of the message, as the codec names it."""
         return class_of(self._visible("tree"))
 
     def kinds(self) -> set[str]:
@@ -305,15 +309,15 @@ class Entry:
         return self._value(node_of(tree, field), plain=True)
 
     def record(self) -> Any:
-        """The whole message, as an instance of its class."""
+        """Return the whole message, as an instance of its class."""
         return self._value(self._visible("tree"), plain=False)
 
     def state_shapes(self, field: str) -> dict[str, tuple[int, ...]] | None:
-        """Names and shapes where the field is one model state; None where it is anything else. Reads no content."""
+        """Return names and shapes if the field is one model state, else None. This reads no tensors."""
         return state_shapes(node_of(self._visible("tree"), field), lambda i: self.row["tensors"][i][1])
 
     def kept(self, field: str) -> bool:
-        """Whether the content is still there: of model states, only the last rounds' are kept."""
+        """Return whether the content is still there. Model states are kept for the last rounds only."""
         stored = state_tensors(node_of(self._visible("tree"), field))
         return not stored or (self.folder / f"{self.round:06d}.weights.pack").exists()
 
@@ -324,7 +328,7 @@ class Entry:
             raise TranscriptError(f"{self._where()} does not hold a message: {str(e)[:200]}.") from e
 
     def _base(self, field: str) -> Any:
-        """What the client was sent in a field of the message that this one answers."""
+        """Return the value that the client received in a field of the message that this one answers."""
         return value_of(self.row["base"][field], self._tensor)
 
     def _where(self) -> str:
@@ -332,7 +336,7 @@ class Entry:
 
     def _visible(self, key: str) -> Any:
         if not self.readable:
-            raise ThreatError(f"An outsider sees when a message went by and its size, not its {key}.")
+            raise ThreatError(f"An outsider sees a message's time and size, not its {key}. Use another threat.")
         return self.row[key]
 
     def _tensor(self, i: int) -> Tensor:
@@ -363,7 +367,7 @@ _MESSAGE = {"message": str, "ask": int, "fn": str, "digest": str, "fields": dict
 
 
 def _row(text: bytes, where: str) -> dict[str, Any]:
-    """A row of the index, with everything that its readers rely on."""
+    """Return a row of the index. Raise if anything is missing that its readers rely on."""
     try:
         row = json.loads(text)
         wanted = {"type": str} | (_PLACE | _MESSAGE if row.get("type") == "message" else {})
@@ -374,22 +378,24 @@ def _row(text: bytes, where: str) -> dict[str, Any]:
         if row["type"] == "message":
             names = names_of(row["tree"])
             if not all(isinstance(row["fields"].get(name, {}), dict) for name in (*names, *row["fields"])):
-                raise ValueError("its fields are no tables")
+                raise ValueError("its fields are not tables")
             if any(not isinstance(f.get("kind"), str | None) for f in row["fields"].values()):
-                raise ValueError("a kind is no text")
+                raise ValueError("a kind is not a text")
             state_tensors(row["tree"])
         return row
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as e:
-        raise TranscriptError(f"{where} is no row of a transcript: {type(e).__name__} {str(e)[:200]}.") from e
+        raise TranscriptError(f"{where} is not a row of a transcript: {type(e).__name__} {str(e)[:200]}.") from e
 
 
 class Transcript:
-    """Reads a transcript, also one that is being written or was cut off."""
+    """Reads a transcript. It may still be in writing, or be cut off."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         if not (self.folder / "index.jsonl").exists():
-            raise TranscriptError(f"{self.folder} holds no transcript (index.jsonl is missing).")
+            raise TranscriptError(
+                f"{self.folder} holds no transcript (index.jsonl is missing). Give the folder of a run's transcript."
+            )
 
     def rows(self) -> Iterator[dict[str, Any]]:
         with open(self.folder / "index.jsonl", "rb") as file:
@@ -403,7 +409,7 @@ class Transcript:
                     raise TranscriptError(f"{file.name}, line {number} is damaged: the checksum does not match.")
 
     def digest(self, rounds: int) -> str:
-        """Over all messages of the first rounds in order, from their digests: what a run's record has of them."""
+        """Return a digest over all messages of the first `rounds` rounds, in order. A run's record holds the same."""
         whole, sent = "", []
         for row in self.rows():
             if row["type"] == "message":
@@ -426,7 +432,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Threat:
-    """Who the attacker is: `server` (honest but curious), `active-server`, which may send clients messages of its own,
+    """The kind of attacker: `server` (honest but curious), `active-server`, which may send clients messages of its own,
     `peer:k`, or `outsider`."""
 
     name: str
@@ -440,7 +446,7 @@ class Threat:
         if kind == "peer" and k.isascii() and k.isdigit() and len(k) < 10:
             return cls("peer", int(k))
         raise ThreatError(
-            f"Unknown threat {text!r}. There is: server, {ACTIVE}, peer:k (k a client's number), outsider."
+            f"Unknown threat {text!r}. Choose from server, {ACTIVE}, peer:k (k is a client's number), outsider."
         )
 
     def __str__(self) -> str:
@@ -448,14 +454,17 @@ class Threat:
 
 
 class TranscriptView:
-    """What one threat may read. The server sees all; a peer its own messages; an outsider sizes and timing only."""
+    """The part of a transcript that one threat may read.
+
+    The server sees everything, a peer its own messages, an outsider only sizes and times.
+    """
 
     def __init__(self, transcript: Transcript, threat: Threat):
         self._transcript, self.threat = transcript, threat
 
     @cached_property
     def _entries(self) -> list[Entry]:
-        """Read once: an attack on each of many clients looks through them again and again."""
+        """Return the visible entries. They are read once: attacks on many clients search them again and again."""
         entries = (e for e in self._transcript.entries() if self.threat.peer in (None, e.client))
         if self.threat.name != "outsider":
             return list(entries)
@@ -483,7 +492,7 @@ class TranscriptView:
 
     @cached_property
     def kinds(self) -> set[str]:
-        """The kinds of release that this threat can read at all."""
+        """Return the kinds of release that this threat can read at all."""
         if self.threat.name == "outsider":
             return set()
         return {kind for entry in self.entries() for kind in entry.kinds()}

@@ -197,7 +197,7 @@ def test_cifar10_binary(tmp_path):
     assert d.class_names[6] == "frog"
     (folder / "data_batch_3.bin").write_bytes(b"short")
     datasets._load.cache_clear()
-    with pytest.raises(DataError, match=r"data_batch_3\.bin has 5 bytes, no multiple of the 3073"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin has 5 bytes, not a multiple of the 3073"):
         load("cifar10", tmp_path)
 
 
@@ -292,7 +292,7 @@ def test_svhn(tmp_path):
         with pytest.raises(DataError, match=r"test_32x32\.mat"):
             load("svhn", tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": x[..., 0], "y": y[4:]})
-    with pytest.raises(DataError, match=r"X is uint8 \(H, W, 3, N\)"):
+    with pytest.raises(DataError, match=r"X must be uint8 \(H, W, 3, N\)"):
         load("svhn", tmp_path)
 
 
@@ -472,7 +472,7 @@ X, Y = np.zeros((10, 4, 4), np.uint8), np.array([0, 1] * 5)
         ({"x": X[:0], "y": Y[:0]}, "array x is uint8 of shape"),
         ({"x": X.astype(np.int64), "y": Y}, "array x is int64"),
         ({"x": np.zeros((10, 5, 4, 7), np.uint8), "y": Y}, r"array x .*C = 1 or 3"),
-        ({"x": np.zeros((10, 3, 4, 3), np.uint8), "y": Y}, "array x .*both"),
+        ({"x": np.zeros((10, 3, 4, 3), np.uint8), "y": Y}, "array x .*axis of channels"),
         ({"x": X + 1.5, "y": Y}, "array x has floats from 1.5"),
         ({"x": X * np.nan, "y": Y}, "array x has floats"),
         ({"x": X, "y": Y[:9]}, r"array y is int64 of shape \(9,\)"),
@@ -574,8 +574,8 @@ def test_unknown_names_are_answered_with_what_there_is():
         ("cifar-10", "Did you mean 'cifar10'"),
         ("mnist:3", "Unknown data set"),
         ("", "There is: cifar10"),
-        ("folder:", "names no path"),
-        ("npz", "names no path"),
+        ("folder:", "has no path"),
+        ("npz", "has no path"),
     ):
         for ask in (load, describe, available):
             with pytest.raises(SettingError, match=says):

@@ -105,23 +105,23 @@ def broken():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (None, r"gave nothing, no arrays\. It has to give \(x, y\)"),
-        (X, "gave a ndarray, no arrays"),
-        ((X, Y, X), "gave 3 values, no arrays"),
-        ((X, None), "gave 2 values, no arrays"),
-        ({"x": X}, "gave no y"),
-        ({"x": X, "y": Y, "tets_x": X}, "gave an array 'tets_x'. Did you mean 'test_x'"),
+        (None, r"returned nothing, not arrays\. It has to return \(x, y\)"),
+        (X, "returned a ndarray, not arrays"),
+        ((X, Y, X), "returned 3 values, not arrays"),
+        ((X, None), "returned 2 values, not arrays"),
+        ({"x": X}, "returned no y"),
+        ({"x": X, "y": Y, "tets_x": X}, "returned an unknown array 'tets_x'. Did you mean 'test_x'"),
         ((X, Y + 1), r"the labels in y run from 1 to 2 .*0, 1, \.\.\. without a gap"),
         ((X, Y[:9]), r"array y is int64 of shape \(9,\)"),
         ((X, Y / 2), "array y is float64"),
         ((X, ["a"] * 10), "array y is <U1"),
         ((X * np.nan, Y), "x holds NaN or infinity in columns 0, 1, 2, 3; fill or drop what is missing"),
         ((X[:, 0], Y), r"array x is float32 of shape \(10,\)"),
-        ((np.array([[1, 2], [3]], dtype=object), Y), "array x holds Python objects .* padding with 0"),
-        (([[1, 2], [3]], [0, 1]), "x is no array .*equally long"),
+        ((np.array([[1, 2], [3]], dtype=object), Y), "array x holds Python objects .* pad texts with 0"),
+        (([[1, 2], [3]], [0, 1]), "x is not an array .*equally long"),
         ((IDS - 1, Y), "x has token ids from -1 to 5"),
-        (Arrays(IDS, Y, vocabulary=5), "x has token ids from 0 to 6, and the vocabulary has 5"),
-        (Arrays(X, Y, vocabulary=5), "a vocabulary of 5 was given, and x holds no token ids"),
+        (Arrays(IDS, Y, vocabulary=5), "x has token ids from 0 to 6, but the vocabulary has 5"),
+        (Arrays(X, Y, vocabulary=5), "a vocabulary of 5 was given, but x holds"),
         ((X, Y, X[:, :3], Y), "test_x has rows of 3 numbers, x rows of 4 numbers"),
         ((X, Y, IDS, Y), "test_x is torch.int64, x torch.float32; give records of one kind"),
         (Arrays(X, Y, test_x=X), "there is no array test_y"),
@@ -139,7 +139,7 @@ def test_what_is_off_is_said(given, value, says):
     ("name", "says"),
     [
         ("mine:nothing", "cannot be imported: .*Write package.module:function"),
-        ("mine:WORDS", "is a int. Name a function that gives arrays"),
+        ("mine:WORDS", "is a int. Name a function that returns arrays"),
     ],
 )
 def test_what_is_no_function_is_said(name, says):
@@ -160,7 +160,7 @@ def test_npz_files_hold_rows_and_texts_too(tmp_path):
 def test_a_transfer_set_of_rows_has_their_shape():
     data, rng = dataset_of("mine", Arrays(X, Y)), torch.Generator()
     assert fitted(data, Shape((4,)), 0.5, rng).shape == (4, 4)
-    with pytest.raises(SettingError, match="holds rows of 4 numbers, and the task has rows of 5 numbers"):
+    with pytest.raises(SettingError, match="holds rows of 4 numbers, but the task has rows of 5 numbers"):
         fitted(data, Shape((5,)), 0.5, rng)
     with pytest.raises(SettingError, match="the task has images of 1 x 2 x 2"):
         fitted(data, Shape((1, 2, 2)), 0.5, rng)

@@ -48,7 +48,7 @@ def test_grey_becomes_colour(colours):
     x = fitted(load("digits"), Shape((3, 16, 16)), 0.0, rng())
     assert x.shape[1:] == (3, 16, 16)
     assert torch.equal(x[:, 0], x[:, 2])
-    with pytest.raises(SettingError, match="has 3 channels and the task's images have 2"):
+    with pytest.raises(SettingError, match="has 3 channels, but the task's images have 2"):
         fitted(load(colours), Shape((2, 8, 8)), 0.0, rng())
 
 

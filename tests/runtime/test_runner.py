@@ -191,7 +191,7 @@ def test_a_damaged_client_state_fails_that_client(tiny, tmp_path):
         ({"participation": 0}, "participation"),
         ({"method": "fedavgg"}, r"Unknown method 'fedavgg'. Did you mean 'fedavg'"),
         ({"method": "nowhere:Method"}, "cannot be imported"),
-        ({"method": "outside:ce"}, "is no Method"),
+        ({"method": "outside:ce"}, "is not a Method"),
         ({"set": {"EE": 3}}, r"Unknown hyper-parameter of fedavg 'EE'. Did you mean 'E'"),
         ({"set": {"E": "many"}}, "hyper-parameter of fedavg E = 'many'"),
         ({"dataset": "digit"}, "Did you mean 'digits'"),

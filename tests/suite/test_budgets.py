@@ -90,7 +90,7 @@ def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
         ('[[budget]]\nmaximum = "1 B"', "Unknown key of a budget"),
         ("[[budget]]\n", "needs one of max, min and baseline"),
         ('[[budget]]\nmax = "1 B"\nmin = 2.0', "needs one of max, min and baseline"),
-        ('[[budget]]\nmax = "12 elephants"', "is no size in bytes"),
+        ('[[budget]]\nmax = "12 elephants"', "is not a size in bytes"),
         ('[[budget]]\nbaseline = "b.json"', "give baseline and max_growth together"),
         ('[[budget]]\nbaseline = "b.json"\nmax_growth = "much"', "write a share"),
         ('[[budget]]\nbaseline = "b.json"\nmax_growth = "1 %"', "The baseline .*b.json is missing"),

@@ -338,7 +338,7 @@ def test_a_privacy_error_that_the_user_can_mend_is_a_failure(tmp_path):
     cell = Cell(tmp_path / "a", Setting.make(**{**SMALL, "rounds": 2}, privacy=privacy), [], ["server"])
     carry_out(cell)
     assert cell.status == "failed"
-    assert "Say how many there will be" in cell.reason
+    assert "to the number that there will be" in cell.reason
 
 
 # --- the command line ------------------------------------------------------------------------------------------

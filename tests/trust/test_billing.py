@@ -145,13 +145,13 @@ def test_what_the_harness_derives_from_a_release_is_free(ledger):
         ("Overwrites", EMBEDDINGS, PrivacyError, r"Rows\.e was protected .* another value"),
         ("Copies", LOGITS, PrivacyError, "a record that counts more than once"),
         ("MeanOverwritten", LOGITS, PrivacyError, "a mean is bounded by clipping the records"),
-        ("WhichClass", DP, ContractError, "Which message comes says something"),
+        ("WhichClass", DP, ContractError, "The choice of the class would reveal something"),
         ("NamedByData", DP, ContractError, "while it ran"),
         ("Annotated", DP, ContractError, "annotated to return Weights"),
         ("CountsAsItLikes", DP, RunError, "WireError"),
         ("AllBuffers", DP, ContractError, "a buffer, which the model does not"),
-        ("Watching", DP, ContractError, "writes into something outside"),
-        ("Into", DP, ContractError, "writes into something outside"),
+        ("Watching", DP, ContractError, "changes an object outside"),
+        ("Into", DP, ContractError, "changes an object outside"),
         ("Beside", DP, ContractError, "keeps something of the rows"),
         ("Hooked", DP, ContractError, "has a hook"),
         ("GradientHook", DP, ContractError, "has a hook"),
@@ -217,9 +217,9 @@ def test_what_could_show_another_content_does_not_travel(value):
     """A digest is taken, then the bytes: what answers for itself could give something else the second time."""
     if isinstance(value, State):
         value = type("Moody", (State,), {})({"w": torch.ones(1)})
-    with pytest.raises(WireError, match="may say of itself what it likes"):
+    with pytest.raises(WireError, match="A subclass may misreport its content"):
         encode_tree(value)
-    with pytest.raises(ContractError, match="says nothing else"):
+    with pytest.raises(ContractError, match="must return its fields unchanged"):
         type("Sly", (Up,), {"__getattribute__": object.__getattribute__, "__module__": __name__})
 
 

@@ -240,7 +240,7 @@ def test_tied_sliced_and_strided_tensors_travel():
         ({"w": State({"a": torch.tensor([torch.nan])})}, r"Everything\.w\['a'\] holds NaN"),
         ({"r": float("nan")}, r"Everything\.r is nan"),
         ({"n": 2**63}, r"Everything\.n = 9223372036854775808 does not fit"),
-        ({"n": "three"}, r"Everything\.n is a str, declared as int"),
+        ({"n": "three"}, r"Everything\.n is a str, but it is declared as int"),
         ({"n": True}, r"Everything\.n is a bool"),
         ({"s": "a" * 5000}, r"Everything\.s is a text of 5000"),
         ({"several": {(1, 2): torch.ones(1)}}, r"Everything\.several has the key"),

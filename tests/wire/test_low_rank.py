@@ -96,7 +96,7 @@ def test_what_is_not_finite_is_named():
 
 @pytest.mark.parametrize("energy", [0.0, -1.0, 1.5])
 def test_an_energy_is_a_share(energy):
-    with pytest.raises(ContractError, match="is no number in"):
+    with pytest.raises(ContractError, match="is not in"):
         LowRank(State({}), energy)
 
 
