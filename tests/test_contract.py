@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 
 import pytest
@@ -129,6 +130,7 @@ def test_another_seed_is_another_run(method, whole, small, tmp_path):
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=[] if m in ON_RAY else pytest.mark.slow) for m in sorted(CORE)], indirect=True
 )
+@pytest.mark.skipif(bool(os.environ.get("FEDAUDIT_TEST_KERNELS")), reason="Ray's workers have the usual kernels")
 def test_serial_equals_ray(method, whole, small, tmp_path, ray_engine):
     assert same(whole, run(small(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")
 

@@ -78,7 +78,7 @@ class Stepped:
 
 @dataclass
 class Repeated:
-    """What the repetition of one client's tasks showed, and how far it is from what the run did."""
+    """The repetition of one client's tasks: what it showed, and how far it is from the run."""
 
     client: int
     seen: list[Seen] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Witness(Client):
         return decode_tree(blob, device=self.device, base=lambda field: getattr(self.answered, field))
 
     def compare(self, reply: Up) -> None:
-        """What was sent unprotected against what comes out now; and what is protected, seen before its noise."""
+        """Compare what was sent unprotected with what comes out now, and return what is protected, before its noise."""
         for name, declared in reply.declared().items():
             where, value = f"{type(reply).__name__}.{name}", getattr(reply, name)
             private = declared is not None and declared.role == "private"
@@ -318,7 +318,7 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
 
 
 def _tasks(run: RunFolder, k: int) -> Iterator[tuple[Entry, Entry]]:
-    """What client k was sent and answered, in order; a task without an answer changed nothing."""
+    """Return what client k was sent and answered, in order; a task without an answer changed nothing."""
     sent: dict[tuple[int, int], Entry] = {}
     for entry in run.transcript.entries():
         if entry.client != k:

@@ -46,7 +46,7 @@ STEEP = 1e3  # K over the clipping norm
 
 @dataclass
 class Scores:
-    """Of one client's canaries over its trainings: what each adds, in deviations of the promised noise; the truth."""
+    """The scores of one client's canaries over its trainings: what each adds, in deviations of the promised noise; the truth."""
 
     inside: Tensor
     total: Tensor
@@ -99,7 +99,7 @@ class Canaries:
     reason: str = "no client took part"  # why there are none
 
     def of(self, run: RunFolder, k: int) -> Probe:
-        """What to do with each private training of client k."""
+        """Return what to do with each private training of client k."""
         scores = self.scores[k] = Scores(*_coins(run, k, self.each))
         return functools.partial(self._try, k, scores)
 
@@ -120,7 +120,7 @@ class Canaries:
 
 
 def keep_canaries(folder: Path | str, found: Canaries) -> list[EpsilonAudit]:
-    """What canaries showed that were tried beside something else; kept in the run folder."""
+    """Keep in the run folder what canaries showed that were tried beside something else."""
     run = RunFolder(folder)
     audits = found.audit(run)
     save_audits(run.folder, run.record.transcript_digest, audits, 0.0)  # the time is that of the other

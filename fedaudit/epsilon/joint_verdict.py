@@ -1,4 +1,4 @@
-"""What all audits of a run say together: each verdict again, at the level that is left after correction.
+"""The joint verdict of all audits of a run: each verdict again, at the level that is left after correction.
 
 An audit judges its claim as if it were alone. Of several, the p-values are corrected (Holm), and a test's power counts
 at its share of the level: one that alone could have told may not be able to among many.

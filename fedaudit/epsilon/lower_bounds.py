@@ -38,7 +38,7 @@ GAUSSIAN = "the trade-off function is a Gaussian's, as the claim's is taken to b
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the evidence says about one claim of (epsilon, delta)."""
+    """The evidence's verdict on one claim of (epsilon, delta)."""
 
     claim: float
     delta: float
@@ -68,10 +68,10 @@ class Bound:
     _p: Callable[[float], float] = field(repr=False, compare=False)
 
     def p_value(self, claim: float) -> float:
-        """How probable evidence as strong as this is, at most, if the claimed epsilon holds."""
+        """Return how probable evidence as strong as this is, at most, if the claimed epsilon holds."""
         if not 0 <= claim < math.inf:
             raise SettingError(
-                f"claim = {claim} is no epsilon that evidence could refute: give a finite number from 0 up, and report "
+                f"claim = {claim} is not an epsilon that evidence could refute: give a finite number from 0 up, and report "
                 "the bound alone where a release was not protected."
             )
         return min(1.0, max(SMALLEST_P, self._p(float(claim))))
@@ -99,13 +99,13 @@ class Bound:
 
 def _check_delta(delta: float, least: str = "from 0 up") -> float:
     if not (0 <= delta < 1 if least == "from 0 up" else 0 < delta < 1):
-        raise SettingError(f"delta = {delta} is no failure probability here: give a number {least} and below 1.")
+        raise SettingError(f"delta = {delta} is not a failure probability here: give a number {least} and below 1.")
     return float(delta)
 
 
 def _check_count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise ContractError(f"{name} = {value!r} is no count: give a whole number from 0 up.")
+        raise ContractError(f"{name} = {value!r} is not a count: give a whole number from 0 up.")
     return int(value)
 
 
@@ -258,7 +258,7 @@ def from_scores(
 
 
 def _epsilon_of(mu: float, delta: float) -> float:
-    """As `gaussian_epsilon`, without importing scipy.optimize."""
+    """Return what `gaussian_epsilon` does, without importing scipy.optimize."""
     return _edge(lambda e: gaussian_delta(e, mu) > delta)
 
 
@@ -355,7 +355,7 @@ def _check_one_run(canaries: int, guesses: int, correct: int) -> tuple[int, int,
 
 
 def _group(epsilon: float, delta: float, steps: int) -> tuple[float, float]:
-    """What (epsilon, delta) promises so many neighbours apart: P <= e^epsilon Q + delta, put into itself."""
+    """Return what (epsilon, delta) promises so many neighbours apart: P <= e^epsilon Q + delta, put into itself."""
     try:
         return steps * epsilon, delta * math.fsum(math.exp(i * epsilon) for i in range(steps))
     except OverflowError:
@@ -395,7 +395,7 @@ def one_run_steinke(
 
 
 def _fdp_refutes(mu: float, tau: float, m: int, r: int, v: int) -> bool:
-    """Whether v of r guesses on m canaries refute mu-GDP at level tau (Mahloujifar, Melis and Chaudhuri 2024).
+    """Return if v of r guesses on m canaries refute mu-GDP at level tau (Mahloujifar, Melis and Chaudhuri 2024).
 
     Let p_j = P[j guesses are correct], and for a canary drawn at random
     R_i = P[its guess is correct, at least i are] = sum over j >= i of p_j j / m and

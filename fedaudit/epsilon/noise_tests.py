@@ -1,4 +1,4 @@
-"""Whether noise is what the ledger says: tests on residuals, (what was sent - the release without noise) / sigma.
+"""Tests if noise is what the ledger says, on residuals, (what was sent - the release without noise) / sigma.
 
 If the mechanism added independent Gaussian noise of deviation sigma, residuals are independent standard normal numbers,
 whatever the records, the model and the method. Every test below is exact under that hypothesis, except two whose tails
@@ -66,7 +66,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Finding:
-    """What residuals say of the noise."""
+    """The result of a test of residuals: what they say of the noise."""
 
     numbers: int
     scale: float  # the noise found over the noise promised
@@ -162,7 +162,7 @@ def _two_sided(t: float) -> float:
 
 
 def _limits(n: int, squares: float, level: float, each: float) -> tuple[float, float]:
-    """Of the scale: two-sided below, and above what the scale test's share of the failure probability allows."""
+    """Return the limits of the scale: two-sided below, and above what the scale test's share of the failure probability allows."""
     return math.sqrt(squares / float(chdtri(n, level / 2))), math.sqrt(squares / float(chdtri(n, 1 - each)))
 
 
@@ -250,7 +250,7 @@ def _f_upper(between: float, df1: int, within: float, df2: int) -> float:
 
 
 def _means(blocks: Iterable[tuple[Floats, int]], name: str) -> Test | None:
-    """Whether numbers that share a place have a common part. A block is (places, draws), its second entry the axis of
+    """Return if numbers that share a place have a common part. A block is (places, draws), its second entry the axis of
     the draws; sums of squares are pooled over blocks."""
     between = within = 0.0
     df1 = df2 = 0
@@ -280,7 +280,7 @@ def _shared(residuals: Sequence[Residual]) -> Test | None:
 
 
 def _reused(residuals: Sequence[Residual]) -> Test | None:
-    """Of all pairs, on the numbers that both have: |a - b|^2 / |a + b|^2 is F(m, m) if they are independent and of one
+    """Test all pairs, on the numbers that both have: |a - b|^2 / |a + b|^2 is F(m, m) if they are independent and of one
     scale, small if one was drawn like the other, large if it is its negative."""
     step = -(-len(residuals) // MOST)
     chosen = residuals[::step]

@@ -159,7 +159,7 @@ def _gaps(
 
 
 def _claims(ledger: list[ClientLedger], covered: bool) -> list[Claim]:
-    """What is promised for the run: the largest epsilon that a policy asks for, read as the run's (as papers state it),
+    """Return what is promised for the run: the largest epsilon that a policy asks for, read as the run's (as papers state it),
     and what the ledger composes, unless more was published than the ledger covers."""
     claims: list[Claim] = []
     stated = max((row.claim for row in ledger if row.claim is not None), default=None)
@@ -174,7 +174,7 @@ def _claims(ledger: list[ClientLedger], covered: bool) -> list[Claim]:
 
 
 def _weakest(relations: set[str]) -> str:
-    """Of several relations one that is two steps from a replacement, if there is one: then less is refuted."""
+    """Return, of several relations, one that is two steps from a replacement, if there is one: then less is refuted."""
     return next((r for r in sorted(relations) if r not in ("replace-one", "any")), "replace-one")
 
 

@@ -106,7 +106,7 @@ class Rehearsal(Client):
 
     @property
     def means(self) -> dict[str, tuple[float, int]]:
-        """Of each class mean that was made, by its digest: clipping norm and number of records."""
+        """Return, for each class mean that was made, by its digest: clipping norm and number of records."""
         return self._context.means
 
     def context(self, *key: object) -> Context:
@@ -335,7 +335,8 @@ def _opposite_ends(world: World, release: Tried, state: bytes, depends: str) -> 
 
 
 def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> Pair | None:
-    """What the clipping norm C allows one record to do: the ends of what the noise was scaled for. None without C."""
+    """Return the ends of what the clipping norm C allows one record to do, for which the noise was scaled; None without
+    C."""
     policy = release.policy
     if depends not in ("record", "class") or policy.mechanism != "gaussian" or policy.sensitivity.startswith("random"):
         return None

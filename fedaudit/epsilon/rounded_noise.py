@@ -66,7 +66,7 @@ class RoundedScale:
         self._chances = self._at(1.0)
 
     def _at(self, scale: float) -> list[Floats]:
-        """Of each number, the probability of each cell with noise of so many sigma."""
+        """Return, for each number, the probability of each cell with noise of so many sigma."""
         return [_mass((e[:, :-1] - x) / scale, (e[:, 1:] - x) / scale) for x, e in self._parts]
 
     # --- the sum's distribution under the promise ---
@@ -87,7 +87,7 @@ class RoundedScale:
 
     @cached_property
     def _step(self) -> float:
-        """How coarse the sum is: of two draws of a number, E (s - s')^2 / E |s - s'|. A step, of two values."""
+        """Return how coarse the sum is: of two draws of a number, E (s - s')^2 / E |s - s'|. A step, of two values."""
         squares = apart = 0.0
         for s, p in zip(self._scores, self._chances, strict=True):
             order = np.argsort(s, axis=1)
@@ -142,7 +142,7 @@ class RoundedScale:
         return t, k, k2
 
     def p_values(self) -> tuple[float, float]:
-        """Of the scale being smaller, and being larger."""
+        """Return the p-values of the scale being smaller, and being larger."""
         return self.below(self.value), 1 - self.below(self.value - self._step)
 
     # --- what would be found ---

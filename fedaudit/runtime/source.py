@@ -1,4 +1,4 @@
-"""Which code makes a result: the modules behind a method or an attack, by digest, and the values that it runs with.
+"""The code that makes a result: the modules behind a method or an attack, by digest, and the values that it runs with.
 
 Somebody's own model or data function counts as code of the result, and so do the arrays that such a function gives.
 
@@ -175,7 +175,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _counts(name: str, own: bool) -> bool:
-    """Whether a module of a class or of its bases is code of the result, and not of the harness or a library."""
+    """Return if a module of a class or of its bases is code of the result, and not of the harness or a library."""
     if name.startswith("fedaudit."):
         return name.startswith(OURS)
     path = _file(name)
@@ -187,7 +187,7 @@ def _is_library(path: Path) -> bool:
 
 
 def _beside(other: str, name: str) -> bool:
-    """Whether what a module imports belongs to the same project."""
+    """Return if what a module imports belongs to the same project."""
     if other.startswith("fedaudit.") or name.startswith("fedaudit."):
         return other.startswith(OURS)
     if other.partition(".")[0] == name.partition(".")[0]:

@@ -178,7 +178,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left to do for one cell. None means not known; `note` says why."""
+    """The forecast of one cell: what is left to do. None means not known; `note` says why."""
 
     cell: Cell
     state: str
