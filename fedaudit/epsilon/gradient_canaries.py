@@ -46,7 +46,8 @@ STEEP = 1e3  # K over the clipping norm
 
 @dataclass
 class Scores:
-    """The scores of one client's canaries over its trainings: what each adds, in deviations of the promised noise; the truth."""
+    """The scores of one client's canaries over its trainings, and the truth: what each adds, in deviations of the
+    promised noise."""
 
     inside: Tensor
     total: Tensor

@@ -71,8 +71,8 @@ class Bound:
         """Return how probable evidence as strong as this is, at most, if the claimed epsilon holds."""
         if not 0 <= claim < math.inf:
             raise SettingError(
-                f"claim = {claim} is not an epsilon that evidence could refute: give a finite number from 0 up, and report "
-                "the bound alone where a release was not protected."
+                f"claim = {claim} is not an epsilon that evidence could refute: give a finite number from 0 up, and "
+                "report the bound alone where a release was not protected."
             )
         return min(1.0, max(SMALLEST_P, self._p(float(claim))))
 

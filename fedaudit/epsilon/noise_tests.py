@@ -162,7 +162,8 @@ def _two_sided(t: float) -> float:
 
 
 def _limits(n: int, squares: float, level: float, each: float) -> tuple[float, float]:
-    """Return the limits of the scale: two-sided below, and above what the scale test's share of the failure probability allows."""
+    """Return the limits of the scale: two-sided below, and above what the scale test's share of the failure probability
+    allows."""
     return math.sqrt(squares / float(chdtri(n, level / 2))), math.sqrt(squares / float(chdtri(n, 1 - each)))
 
 
@@ -280,8 +281,8 @@ def _shared(residuals: Sequence[Residual]) -> Test | None:
 
 
 def _reused(residuals: Sequence[Residual]) -> Test | None:
-    """Test all pairs, on the numbers that both have: |a - b|^2 / |a + b|^2 is F(m, m) if they are independent and of one
-    scale, small if one was drawn like the other, large if it is its negative."""
+    """Test all pairs, on the numbers that both have: |a - b|^2 / |a + b|^2 is F(m, m) if they are independent and of
+    one scale, small if one was drawn like the other, large if it is its negative."""
     step = -(-len(residuals) // MOST)
     chosen = residuals[::step]
     if len(chosen) < 2:

@@ -159,8 +159,8 @@ def _gaps(
 
 
 def _claims(ledger: list[ClientLedger], covered: bool) -> list[Claim]:
-    """Return what is promised for the run: the largest epsilon that a policy asks for, read as the run's (as papers state it),
-    and what the ledger composes, unless more was published than the ledger covers."""
+    """Return what is promised for the run: the largest epsilon that a policy asks for, read as the run's (as papers
+    state it), and what the ledger composes, unless more was published than the ledger covers."""
     claims: list[Claim] = []
     stated = max((row.claim for row in ledger if row.claim is not None), default=None)
     if stated is not None:
