@@ -174,7 +174,7 @@ def test_groups():
         ([0.1, 0.2], [0, math.nan], "0 or 1"),
         ([0.1, 0.2, 0.3], [0, 1], "3 scores but 2 member flags"),
         ([[0.1], [0.2]], [0, 1], "one value per candidate"),
-        ([[0.1], [0.2, 0.3]], [0, 1], "no array"),
+        ([[0.1], [0.2, 0.3]], [0, 1], "not an array"),
         (["a", "b"], [0, 1], "give numbers"),
     ],
 )

@@ -240,7 +240,7 @@ def test_the_record_has_the_model_before_and_after_and_what_was_measured(tiny, t
     assert "global model, before distillation" in shown
     fedaudit("report", tmp_path, "--format", "html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("What the method measured of its own rounds") == 1, "FedAvg alone has nothing to draw"
+    assert page.count("Numbers that the method measured in its own rounds") == 1, "FedAvg alone has nothing to draw"
     assert all(word in page for word in ("before distillation", "fidelity mean", "kept host")), "drawn, by name"
 
 

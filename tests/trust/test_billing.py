@@ -156,8 +156,8 @@ def test_what_the_harness_derives_from_a_release_is_free(ledger):
         ("Hooked", DP, ContractError, "has a hook"),
         ("GradientHook", DP, ContractError, "has a hook"),
         ("Changeling", DP, RunError, "WireError"),
-        ("DerivesAnything", EMBEDDINGS, PrivacyError, "by is no hyper-parameter"),
-        ("DerivesFromRaw", EMBEDDINGS, PrivacyError, "as it was"),
+        ("DerivesAnything", EMBEDDINGS, PrivacyError, "by is not a hyper-parameter"),
+        ("DerivesFromRaw", EMBEDDINGS, PrivacyError, "that client.protect did not give back"),
     ],
 )
 def test_what_is_refused(name, privacy, error, words, ledger):

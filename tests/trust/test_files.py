@@ -221,7 +221,7 @@ def test_a_message_that_was_swapped_is_noticed(a_run):
 )
 def test_a_row_that_is_none_is_one_error(a_run, change):
     rewritten(a_run / "transcript" / "index.jsonl", lambda row: change(row) if row["type"] == "message" else row)
-    with pytest.raises(TranscriptError, match="no row of a transcript"):
+    with pytest.raises(TranscriptError, match="not a row of a transcript"):
         list(Transcript(a_run / "transcript").rows())
 
 
