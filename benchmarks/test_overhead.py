@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 import fedaudit
 from fedaudit.rng import generator, seeded
+from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import Setting
 from fedaudit.training import models
@@ -79,7 +80,8 @@ def by_hand(setting: Setting, data, shape, classes) -> dict[str, torch.Tensor]:
 
 def compare(paired, benchmark, monkeypatch, folder, *, records: int, rounds: int, pairs: int) -> float:
     # No setting does this: a run evaluates after its last round at least.
-    monkeypatch.setattr("fedaudit.runtime.runner.evaluate", lambda *_, **__: {"global": None, "clients": None})
+    nothing = Utility.model_validate({"global": None, "clients": None})
+    monkeypatch.setattr("fedaudit.runtime.runner.evaluate", lambda *_, **__: nothing)
     setting = make_setting(folder, records=records, rounds=rounds)
     world = world_of(setting.model_dump_json())  # cached: neither side is billed for reading the images
     data = [world.members(k) for k in range(CLIENTS)]

@@ -44,10 +44,10 @@ Scores = dict[str, dict[str, float]]  # by point of the round and by test set
 class Known:
     """A cache of earlier evaluations, so that nothing is evaluated twice."""
 
-    clients: dict[int, tuple[object, Scores]] = field(
-        default_factory=dict
-    )  # by client: its state's version, its scores
-    starts: dict[str, float] = field(default_factory=dict)  # by architecture: the common start on the common test set
+    # By client: the version of its state, and its scores.
+    clients: dict[int, tuple[object, Scores]] = field(default_factory=dict)
+    # By architecture: the accuracy of the common start on the common test set.
+    starts: dict[str, float] = field(default_factory=dict)
 
 
 def looked_at(seed: int, clients: int) -> list[int]:
