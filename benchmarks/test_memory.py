@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +78,8 @@ def growth(benchmark, images, *, few: tuple[int, float], many: tuple[int, float]
             found.append((one.result(), two.result()))
 
     benchmark.pedantic(pair, rounds=pairs)
-    ratio = statistics.median(b["peak"] / a["peak"] for a, b in found)
+    # The least of each: an allocator's chance only ever adds to a peak (up to 3 % here), and growth moves the least too.
+    ratio = min(b["peak"] for _, b in found) / min(a["peak"] for a, _ in found)
     benchmark.extra_info |= {"ratio": round(ratio, 4), "state_mb": round(found[0][0]["parameters"] * 4 / 1e6, 2)}
     for (clients, share), runs in zip((few, many), zip(*found, strict=True), strict=True):
         peaks = ", ".join(f"{run['peak'] / 1e6:.1f}" for run in runs)
@@ -99,5 +99,5 @@ def test_200_and_400_clients_with_cohorts_of_10_have_the_same_peak(benchmark, im
 
 
 def test_quick_200_and_400_clients_at_5_percent(benchmark, images):
-    ratio = growth(benchmark, images, few=(200, 0.05), many=(400, 0.05), pairs=3, rounds=6, eval_clients=False)
+    ratio = growth(benchmark, images, few=(200, 0.05), many=(400, 0.05), pairs=4, rounds=6, eval_clients=False)
     assert ratio <= 1.04
