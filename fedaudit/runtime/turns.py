@@ -150,6 +150,7 @@ class Turn:
     def _run(self) -> None:
         self._go.acquire()
         _here.turn = self
+        torch.set_num_threads(torch.get_num_threads())  # a new thread's products would be shared out over all cores
         try:
             if not self._left:
                 self.result = self.work()
