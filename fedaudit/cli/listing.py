@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
@@ -260,9 +261,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]
-        text = f"    {field} ({first.kind}): {first.mechanism}"
-        if first.sigma is not None:
-            text += f", sigma {first.sigma:.4g}, sensitivity {first.sensitivity:.4g}, {first.relation}"
+        text = f"    {field} ({first.kind}): {mechanism_of(first).shown(first)}"
         if first.condition:
             text += f", {first.condition}"
         if first.claim is not None:

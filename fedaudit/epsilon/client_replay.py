@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
-from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare, rebuilt, with_noise
+from fedaudit.privacy.mechanism import prepare, with_noise
+from fedaudit.privacy.mechanisms.base import Prepared
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter

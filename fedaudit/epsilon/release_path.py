@@ -14,7 +14,7 @@ Each pair is held against its claim twice: without taking any distribution for g
 rounded away) as the Gaussians that the claim says they are, which finds more. Both rows say what they could have found,
 and "cannot tell" where not even half of the promised noise would have been.
 
-What one record can do, by how a release depends on records (fedaudit.privacy.mechanism):
+What one record can do, by how a release depends on records (fedaudit.privacy.sensitivity):
 
     record, class, histogram   a record is swapped, as above. A class mean's claim is "given the classes and their
                                counts", so its records keep their label; a histogram's change it. Of clipped records
@@ -46,18 +46,11 @@ from fedaudit.epsilon.audit_result import Place, held_path
 from fedaudit.epsilon.finished_run import closed_run
 from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import SettingError
-from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.mechanism import (
-    Context,
-    Prepared,
-    dependence,
-    leaves_of,
-    prepare,
-    protect_field,
-    rebuilt,
-    row_count,
-)
+from fedaudit.privacy.mechanism import prepare, protect_field
+from fedaudit.privacy.mechanisms.base import Mechanism, Prepared, mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.sensitivity import Context, dependence, row_count
+from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
@@ -137,6 +130,10 @@ class Tried:
     def where(self) -> str:
         return f"{self.message.__name__}.{self.name}"
 
+    @property
+    def how(self) -> Mechanism:
+        return mechanism_of(self.policy)
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -155,13 +152,8 @@ class Pair:
 
     def claim(self) -> tuple[float, float]:
         """The epsilon that the policy promises for one release, and its delta."""
-        policy, side = self.release.policy, self.sides[0].client
-        delta = policy.delta_for(len(side))
-        if policy.mechanism == "pure-noise":
-            return 0.0, delta
-        if policy.epsilon is not None and policy.calibration != "total":
-            return policy.epsilon, delta
-        return gaussian_epsilon(1 / _prepared(self.release, self.sides[0]).multiplier, delta), delta
+        ready = _prepared(self.release, self.sides[0])
+        return self.release.how.claim(self.release.policy, ready), ready.delta
 
     def outcome(self, side: int, trial: int) -> float:
         """The real path, once: mechanism, quantisation, bytes; and the statistic of what arrives. Compression is left
@@ -239,7 +231,7 @@ def _audit_field(
         f"{worst.distance:.3g} standard deviations of the noise apart"
     )
     tests: dict[str, Callable[..., Bound]] = {TEST: from_scores}
-    if worst.release.policy.mechanism == "gaussian" and worst.release.declared.dtype != "uint8":
+    if worst.release.how.normal and worst.release.declared.dtype != "uint8":
         tests[GAUSSIAN] = gdp_mean_shift
     ledger = next(c for c in run.record.ledger if c.client == worst.client)
     place = Place(
@@ -338,10 +330,10 @@ def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> P
     """Return the ends of what the clipping norm C allows one record to do, for which the noise was scaled; None without
     C."""
     policy = release.policy
-    if depends not in ("record", "class") or policy.mechanism != "gaussian" or policy.sensitivity.startswith("random"):
+    C = release.how.clip(policy)
+    if depends not in ("record", "class") or C is None:
         return None
     side = _rehearse(world, release, state, world.members(release.sent.client))
-    C = policy.clip or 1.0
     leaves = leaves_of(side.value, release.where)
     ends: list[tuple[Tensor, Tensor]] = []
     if depends == "record":
@@ -423,8 +415,7 @@ def _norm(difference: Tensor) -> float:
 def _noise_free(release: Tried, side: Side) -> tuple[list[Tensor], list[float], list[float]]:
     """The release as it would be without noise, the noise's standard deviation, and the sensitivity, by tensor."""
     ready = _prepared(release, side)
-    sensitivities = [] if release.policy.mechanism == "pure-noise" else ready.sensitivities
-    return [leaf.detach() for leaf in ready.leaves], ready.sigmas, sensitivities
+    return [leaf.detach() for leaf in ready.leaves], ready.sigmas, ready.sensitivities
 
 
 def _prepared(release: Tried, side: Side) -> Prepared:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedaudit.kept import Kept
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.wire.release import Protection
 
 
@@ -53,7 +54,8 @@ class Entry(Kept):
         return Protection(**{name: value for name, value in known.items() if value is not None})
 
     def events(self) -> Event:
-        return Event(self.noise_multiplier, self.sample_rate, self.steps * len(self.rounds))
+        """Return the cost of all releases, as the mechanism counts it."""
+        return mechanism_of(self).event(self)
 
     def same_as(self, other: Entry) -> bool:
         apart = {"rounds", "cosine"}

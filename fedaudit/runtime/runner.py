@@ -19,6 +19,7 @@ from torch import nn
 
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Entry, Ledger
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.alike import Alike
 from fedaudit.runtime.applies import inapplicable, released_kinds
@@ -666,10 +667,7 @@ class _Run:
     def _planned_for_rounds(self) -> bool:
         """Return whether some noise was calibrated so that all rounds together meet an epsilon: their number is then
         fixed."""
-        return any(
-            policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
-            for policy in self.world.policies.values()
-        )
+        return any(mechanism_of(policy).plans_ahead(policy) for policy in self.world.policies.values())
 
     def _new_record(self) -> RunRecord:
         world, federation = self.world, self.world.federation
