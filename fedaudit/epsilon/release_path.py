@@ -49,7 +49,7 @@ from fedaudit.errors import SettingError
 from fedaudit.privacy.mechanism import prepare, protect_field
 from fedaudit.privacy.mechanisms.base import Mechanism, Prepared, mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy
-from fedaudit.privacy.sensitivity import Context, dependence, row_count
+from fedaudit.privacy.sensitivity import Context, dependence
 from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -202,6 +202,8 @@ def _audit_kind(
     by_field: dict[str, list[Tried]] = {}
     for release in _releases(run, kind, clients):
         by_field.setdefault(release.where, []).append(release)
+    if by_field and (reason_why := mechanism_of(run.world.policies[kind]).path) is not None:
+        return [_not_tried(run, kind, where, reason_why, confidence) for where in by_field]
     if not by_field:
         return [_not_tried(run, kind, kind, f"{run.record.setting.method} released no {kind}", confidence)]
     return [row for found in by_field.values() for row in _audit_field(run, kind, found, trials, confidence, watch)]
@@ -242,7 +244,18 @@ def _audit_field(
         ledger=ledger.by_kind.get(kind, math.inf),
     )
     return [
-        held_path(place, test, bound, scores.ravel(), member, worst.distance, delta, confidence, how)
+        held_path(
+            place,
+            test,
+            bound,
+            scores.ravel(),
+            member,
+            worst.distance,
+            delta,
+            confidence,
+            how,
+            worst.release.how.quantiles,
+        )
         for test, bound in tests.items()
     ]
 
@@ -316,10 +329,12 @@ def _opposite_ends(world: World, release: Tried, state: bytes, depends: str) -> 
     )
     template = release.sent[release.name]
     C = release.policy.clip or 1.0
+    leaves = [leaf for leaf in leaves_of(template, release.where) if leaf.numel()]
     ends = [
-        torch.ones_like(leaf) * (C / math.sqrt(leaf.numel() / row_count(leaf)) if depends == "all" else 1.0)
-        for leaf in leaves_of(template, release.where)
-        if leaf.numel()
+        C * release.how.direction(leaf[0] if leaf.dim() > 1 else leaf).expand_as(leaf)
+        if depends == "all"
+        else torch.ones_like(leaf)
+        for leaf in leaves
     ]
     sides = [Side(client, rebuilt(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
     words = "values at opposite ends of the clipping ball" if depends == "all" else "all pixels at 1, and all at -1"
@@ -339,7 +354,7 @@ def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> P
     if depends == "record":
         for leaf in leaves:
             a, b = leaf.clone(), leaf.clone()
-            u = torch.ones_like(leaf[0]) / math.sqrt(max(leaf[0].numel(), 1))
+            u = release.how.direction(leaf[0])
             a[0], b[0] = C * u, 0 * u if policy.relation == "zero-out" else -C * u
             ends.append((a, b))
         words = (
@@ -350,7 +365,7 @@ def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> P
         counts = [means[digest_of(leaf)][1] for leaf in leaves]
         moved = sorted(range(len(leaves)), key=lambda i: -counts[i])[:2]
         for i, (leaf, n) in enumerate(zip(leaves, counts, strict=True)):
-            step = C / max(n - 1, 1) / math.sqrt(leaf.numel()) if i in moved else 0.0
+            step = release.how.direction(leaf) * (C / max(n - 1, 1) if i in moved else 0.0)
             ends.append((leaf + step, leaf - step))
             for end in ends[-1]:
                 means[digest_of(end)] = (C, n)

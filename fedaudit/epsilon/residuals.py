@@ -23,7 +23,7 @@ from torch import Tensor
 from fedaudit.epsilon.client_replay import Probe, Repeated, Seen, Stepped, noise_of, repeat
 from fedaudit.epsilon.finished_run import closed_run
 from fedaudit.epsilon.noise_tests import SEEKS, Finding, Residual, examine, residual
-from fedaudit.errors import FedauditError
+from fedaudit.errors import ContractError, FedauditError
 from fedaudit.levels import Said, level_of, said
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.mechanisms.base import Mechanism, mechanism_of
@@ -104,7 +104,7 @@ def _audit_field(run: RunFolder, seen: list[Seen], repeated: list[Repeated], con
     finding = examine([r for s in seen for r in _of_field(s, how)], confidence, exact=exact)
     delta = max(s.ready.delta for s in seen)
     claim = how.claim(policy, replace(first.ready, delta=delta))
-    bound = how.epsilon(first.ready.multiplier * finding.high, delta)
+    bound = how.epsilon_at(first.ready, finding.high, delta)
     said = [s for s in seen if s.sigma is not None and not math.isclose(s.sigma, max(s.ready.sigmas), rel_tol=1e-4)]
     wrong = (
         f"the transcript says sigma = {said[0].sigma:.4g} of round {said[0].round}, the policy gives "
@@ -122,11 +122,19 @@ def _of_field(seen: Seen, how: Mechanism) -> list[Residual]:
     found = []
     for i, (arrived, clean, sigma) in enumerate(zip(seen.sent, seen.ready.leaves, seen.ready.sigmas, strict=True)):
         sent, free = _array(arrived), _array(clean)
-        made = residual(
-            sent, how.centre(free), sigma, client=seen.client, round=seen.round, part=f"{seen.where} {i}",
-            levels=_levels(seen, sent), seed=seed_of(TEST, seen.client, seen.round, i) % 2**32,
-        )  # fmt: skip
-        found.append(Residual(made.client, made.round, made.part, made.z, free.reshape(made.z.shape), made.rounded))
+        at = (seen.client, seen.round, f"{seen.where} {i}")
+        seed = seed_of(TEST, seen.client, seen.round, i) % 2**32
+        if sent.shape != free.shape:
+            raise ContractError(f"{at[2]}: {sent.shape} was sent, and {free.shape} comes out again.")
+        if (levels := _levels(seen, sent)) is None:
+            noise = how.noise(sent, seen.ready, i, seed)
+            whole = free.reshape(noise.z.shape) if noise.z.size == free.size else np.zeros(noise.z.shape)
+            found.append(Residual(*at, noise.z, whole, noise.sizes))
+        else:  # rounded numbers are looked at for normal noise alone
+            made = residual(
+                sent, how.centre(free), sigma, client=at[0], round=at[1], part=at[2], levels=levels, seed=seed
+            )
+            found.append(Residual(*at, made.z, free.reshape(made.z.shape), made.sizes))
     return found
 
 

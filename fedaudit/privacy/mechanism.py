@@ -178,7 +178,11 @@ def _cosine(raw: list[Tensor], noisy: list[Tensor]) -> float | None:
     These are C_E and C_Y of DFFKE's Table 4.
     """
     both = zip(raw, noisy, strict=True)
-    pairs = [(a.reshape(row_count(a), -1), b.reshape(row_count(b), -1)) for a, b in both if a.numel()]
+    pairs = [
+        (a.reshape(row_count(a), -1), b.reshape(row_count(b), -1))
+        for a, b in both
+        if a.numel() and a.is_floating_point()
+    ]
     if not pairs:
         return None
     values = torch.cat([cosine_similarity(a, b, dim=1) for a, b in pairs])

@@ -51,6 +51,7 @@ class Context:
     images: Callable[[], Tensor]
     encode: Callable[[Tensor], Tensor]
     predict: Callable[[Tensor], Tensor] = _no_model
+    classes: int | None = None  # of the labels; None if nobody knows
     plain_fits: int = 0  # all trainings on private records so far that were not DP
     dirty: bool = False  # whether memory holds unprotected values that a task wrote after it read the records
     provenance: Provenance | None = None

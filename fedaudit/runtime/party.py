@@ -241,6 +241,7 @@ class Client(Party):
             images=lambda: self._rows()[0],
             encode=lambda x: self.model.eval().encode(x),
             predict=lambda x: self.model.eval()(x),
+            classes=self.classes,
             plain_fits=self.plain_fits,
             dirty=self.dirty,
             provenance=self._provenance,

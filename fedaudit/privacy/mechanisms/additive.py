@@ -6,15 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError, unknown
 from fedaudit.privacy.ledger import Entry
-from fedaudit.privacy.mechanisms.base import Mechanism, Prepared, Words, span, times
+from fedaudit.privacy.mechanisms.base import Mechanism, Noise, Prepared, Words, span, times
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.sensitivity import Context, Norm, bounded, clip_rows, dependence, joint
 from fedaudit.privacy.trees import leaves_of
+from fedaudit.stats import Floats
 from fedaudit.wire.message import Declared
 from fedaudit.wire.release import Protection
 
@@ -22,16 +24,17 @@ from fedaudit.wire.release import Protection
 REFUSED = {
     "weights": "noise on finished weights destroys them long before it protects a record. Use DP-SGD: training:eps=...",
     "layers": "noise on finished layers destroys them long before it protects a record. Use DP-SGD: training:eps=...",
-    "labels": "labels are class numbers, which take no Gaussian noise. Their release stays unprotected in the ledger.",
+    "labels": "labels are class numbers, which take no Gaussian noise. Use mechanism = 'randomised-response'.",
     "count": "a number of records takes no Gaussian noise; under replace-one all neighbours have the same. Remove it.",
 }
 LEAST = 1e-6  # noise of fewer sensitivities is none
+TINY = float(np.finfo(np.float64).tiny)
 
 
 class AddsNoise(Mechanism):
     """Clip a release, and add noise of `multiplier` times its sensitivity to each number."""
 
-    noise: ClassVar[str]  # the noise in words
+    noun: ClassVar[str]  # the noise in words
     norm: ClassVar[Norm] = 2
     deviation: ClassVar[float] = 1.0  # standard deviation of noise of scale 1
 
@@ -44,8 +47,11 @@ class AddsNoise(Mechanism):
         super().check(where, kind, policy)
         check_sensitivity(where, kind, policy)
 
-    def multiplier(self, policy: Policy, delta: float, releases: int) -> float:
-        """Return scale / sensitivity of one of so many releases, for a policy that names an epsilon."""
+    def multiplier(self, policy: Policy, delta: float, releases: int, moves: int | None) -> float:
+        """Return scale / sensitivity of one of so many releases, for a policy that names an epsilon.
+
+        `moves`: counts that one record may change by 1 each; None if it is no release of counts.
+        """
         raise NotImplementedError
 
     # --- a release ---
@@ -57,24 +63,22 @@ class AddsNoise(Mechanism):
         return clip_rows(rows, C, self.norm)
 
     def prepare(self, value: Any, where: str, declared: Declared, policy: Policy, context: Context) -> Prepared:
-        leaves = check_finite_floats(value, where)
+        leaves = check_finite_floats(value, where, self.noun)
         delta = self.delta(policy, context)
         if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
             raise PrivacyError(
                 f"{where} has more rows than the client has records ({context.n}). Send one row per record."
             )
         made, sensitivities, how = bounded(leaves, where, declared, policy, context, self.norm)
-        multiplier = self._multiplier(policy, delta, declared, where, context)
+        if policy.noise_multiplier is None:
+            releases = counted(policy, declared, where, context)
+            multiplier = self.multiplier(policy, delta, releases, moves_of(declared, sensitivities, self.norm))
+        else:
+            multiplier = policy.noise_multiplier
         return Prepared(made, sensitivities, multiplier, delta, how, self.deviation)
 
     def delta(self, policy: Policy, context: Context) -> float:
         return policy.delta_for(context.n)
-
-    def _multiplier(self, policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:
-        """Return scale / sensitivity, and count the release if the calibration is `total`."""
-        if policy.noise_multiplier is not None:
-            return policy.noise_multiplier
-        return self.multiplier(policy, delta, counted(policy, declared, where, context))
 
     def draw(self, like: Tensor, scale: float, policy: Policy, key: tuple[object, ...]) -> Tensor:
         """Return noise of a scale, as many numbers as `like` has. The same key always gives the same noise."""
@@ -121,6 +125,11 @@ class AddsNoise(Mechanism):
         swing = 2.0 if protection.relation == "replace-one" else 1.0
         return joint(2, self.norm) * swing * protection.clip / protection.sensitivity
 
+    # --- the test of its noise ---
+
+    def noise(self, sent: Floats, ready: Prepared, leaf: int, seed: int) -> Noise:
+        return Noise(as_matrix((sent - as_array(ready.leaves[leaf])) / max(ready.sigmas[leaf], TINY)))
+
     # --- words ---
 
     def words(self, entries: Sequence[Entry]) -> Words:
@@ -133,7 +142,16 @@ class AddsNoise(Mechanism):
             return f"noise (sigma {sigma}) by a heuristic that guarantees nothing{asked}{kept}", "open"
         clip = f", clipped to {worst.clip:g}" if worst.clip is not None else ""
         condition = f" ({worst.condition})" if worst.condition else ""
-        return f"{self.noise}, sigma {sigma}{clip}{condition}, {times(entries)}{asked}{kept}", "noise"
+        return f"{self.noun}, sigma {sigma}{clip}{condition}, {times(entries)}{asked}{kept}", "noise"
+
+
+def as_array(t: Tensor) -> Floats:
+    return t.detach().double().cpu().numpy()
+
+
+def as_matrix(values: Floats) -> Floats:
+    """Return rows and columns: rows are on dimension 0, and a vector is one row."""
+    return values.reshape(len(values), -1) if values.ndim > 1 else values.reshape(1, -1)
 
 
 def check_sensitivity(where: str, kind: str, policy: Policy) -> None:
@@ -156,13 +174,13 @@ def check_sensitivity(where: str, kind: str, policy: Policy) -> None:
         )
 
 
-def check_finite_floats(value: Any, where: str) -> list[Tensor]:
+def check_finite_floats(value: Any, where: str, noun: str = "Gaussian noise") -> list[Tensor]:
     """Return the leaves of a value, all of them floating-point and finite. Raise if one is not."""
     leaves = leaves_of(value, where)
     for leaf in leaves:
         if not leaf.is_floating_point():
             raise NotApplicable(
-                f"{where} is {leaf.dtype}: Gaussian noise needs floating-point numbers. Send floats or drop the policy."
+                f"{where} is {leaf.dtype}: {noun} needs floating-point numbers. Send floats or drop the policy."
             )
         if not bool(torch.isfinite(leaf).all()):
             raise PrivacyError(
@@ -170,6 +188,11 @@ def check_finite_floats(value: Any, where: str) -> list[Tensor]:
                 "rate."
             )
     return leaves
+
+
+def moves_of(declared: Declared, sensitivities: Sequence[float], norm: Norm) -> int | None:
+    """Return how many counts one record may change by 1 each; None if it is no release of counts."""
+    return round(max(sensitivities, default=1.0) ** norm) if dependence(declared) == "histogram" else None
 
 
 def counted(policy: Policy, declared: Declared, where: str, context: Context) -> int:

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import torch
+from scipy.special import ndtri
 from torch import Generator, Tensor
 
 from fedaudit.errors import PrivacyError, unknown
 from fedaudit.privacy.accounting import Event
 from fedaudit.privacy.calibration import check_epsilon
+from fedaudit.privacy.score_sums import ScaleTest
+from fedaudit.stats import Floats
 
 if TYPE_CHECKING:
     from fedaudit.privacy.ledger import Entry
@@ -42,6 +46,9 @@ class Prepared:
     delta: float
     bounded: Bounding
     deviation: float = 1.0  # standard deviation of noise of scale 1
+    classes: int | None = None  # of labels
+    grid: float | None = None  # the step between values that noise and release may have
+    moves: int | None = None  # counts that one record may change, by 1 each
 
     @property
     def scales(self) -> list[float]:
@@ -53,6 +60,21 @@ class Prepared:
         return [scale * self.deviation for scale in self.scales]
 
 
+class Sizes(Protocol):
+    """The part of one tensor's noise that tells its scale."""
+
+    def test(self, parts: Sequence[Any]) -> ScaleTest:
+        """Return the test of the scale of several tensors' noise."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of one tensor, as the tests of residuals take it."""
+
+    z: Floats  # (rows, columns): independent standard normal numbers, if the noise is as promised
+    sizes: Sizes | None = None  # None: the squares of z tell the scale
+
+
 class Mechanism:
     """One way to protect a release. The methods that a mechanism has no use for raise `PrivacyError`."""
 
@@ -61,6 +83,7 @@ class Mechanism:
     chosen: ClassVar[bool] = True  # a policy may name it
     trains: ClassVar[bool] = False  # it protects local training, and no field
     normal: ClassVar[bool] = False  # its noise is Gaussian, of which sharper tests are known
+    rounds: ClassVar[bool] = False  # its noise can be looked at in numbers that travelled rounded
     relations: ClassVar[tuple[str, ...]] = ()  # the neighbours under which an entry of it holds beside its own
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -122,6 +145,10 @@ class Mechanism:
         """Return what would have been released of these rows, by the mechanism's public parameters."""
         raise self._unfit("protects no rows")
 
+    def label_counts(self, counts: Tensor, protection: Protection) -> Tensor:
+        """Return an estimate of label counts from the counts of released labels, by the public parameters."""
+        return counts
+
     def smallest_class(self, protection: Protection) -> float | None:
         """Return N_c - 1 of the smallest class, which the noise of class means tells; None if it does not."""
         return None
@@ -140,13 +167,31 @@ class Mechanism:
         """Return the epsilon that a policy promises for one release."""
         if policy.epsilon is not None and policy.calibration != "total":
             return policy.epsilon
-        return self.epsilon(ready.multiplier, ready.delta)
+        return self.epsilon_at(ready, 1.0, ready.delta)
 
     # --- the test of its noise ---
 
-    def centre(self, clean: Any) -> Any:
-        """Return what is left of a release (an array) if its noise is 0."""
+    path: ClassVar[str | None] = None  # why neighbours' releases are not tried one against the other
+
+    def noise(self, sent: Floats, ready: Prepared, leaf: int, seed: int) -> Noise:
+        """Return the noise of one tensor of a release. Random choices follow from the seed."""
+        raise self._unfit("adds no noise to fields")
+
+    def centre(self, clean: Floats) -> Floats:
+        """Return what is left of a release if its noise is 0."""
         return clean
+
+    def direction(self, like: Tensor) -> Tensor:
+        """Return a row of norm 1, in the norm of this mechanism, along which two rows are told apart best."""
+        return torch.ones_like(like) / math.sqrt(max(like.numel(), 1))
+
+    def quantiles(self, shares: Floats) -> Floats:
+        """Return quantiles of noise with standard deviation 1."""
+        return ndtri(shares)
+
+    def epsilon_at(self, ready: Prepared, scale: float, delta: float) -> float:
+        """Return the epsilon of one release with noise of so many times the promised."""
+        return self.epsilon(ready.multiplier * scale, delta)
 
     # --- words ---
 

@@ -18,7 +18,8 @@ from fedaudit.rng import generator
 class Gaussian(AddsNoise):
     name = "gaussian"
     summary = "rows clipped in L2, normal noise: (epsilon, delta)"
-    noise = "Gaussian noise"
+    rounds = True
+    noun = "Gaussian noise"
     normal = True
 
     def check(self, where: str, kind: str, policy: Policy) -> None:
@@ -29,7 +30,7 @@ class Gaussian(AddsNoise):
                 f"{policy.epsilon:g}. Use calibration = 'analytic'."
             )
 
-    def multiplier(self, policy: Policy, delta: float, releases: int) -> float:
+    def multiplier(self, policy: Policy, delta: float, releases: int, moves: int | None) -> float:
         assert policy.epsilon is not None  # the policy was checked when it was read
         return calibrate(policy.calibration, policy.epsilon, delta, 1.0, releases)
 

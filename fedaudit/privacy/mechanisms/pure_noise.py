@@ -13,11 +13,12 @@ import torch
 from torch import Generator, Tensor
 
 from fedaudit.privacy.ledger import Entry
-from fedaudit.privacy.mechanisms.additive import AddsNoise, check_finite_floats
-from fedaudit.privacy.mechanisms.base import Prepared, Words, reason
+from fedaudit.privacy.mechanisms.additive import AddsNoise, as_matrix, check_finite_floats
+from fedaudit.privacy.mechanisms.base import Noise, Prepared, Words, reason
 from fedaudit.privacy.mechanisms.gaussian import normal_noise
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.sensitivity import Bounding, Context
+from fedaudit.stats import Floats
 from fedaudit.wire.message import Declared
 from fedaudit.wire.release import Protection
 
@@ -25,6 +26,7 @@ from fedaudit.wire.release import Protection
 class PureNoise(AddsNoise):
     name = "pure-noise"
     summary = "standard normal numbers instead of the release; only its size is left"
+    rounds = True
 
     def check(self, where: str, kind: str, policy: Policy) -> None:
         """Accept all options: none of them changes the noise."""
@@ -57,7 +59,10 @@ class PureNoise(AddsNoise):
     def claim(self, policy: Policy, ready: Prepared) -> float:
         return 0.0
 
-    def centre(self, clean: Any) -> Any:
+    def noise(self, sent: Floats, ready: Prepared, leaf: int, seed: int) -> Noise:
+        return Noise(as_matrix(sent))
+
+    def centre(self, clean: Floats) -> Floats:
         return 0 * clean
 
     def words(self, entries: Sequence[Entry]) -> Words:
