@@ -162,7 +162,7 @@ class ScoreSum:
 class ScoredScale(ScoreSum):
     """The scale of noise whose score falls with it: the estimate is where the expected score is the one found."""
 
-    SCALES = np.geomspace(0.02, 3.0, 160)
+    SCALES = np.geomspace(0.05, 3.0, 48)
 
     @cached_property
     def _profile(self) -> tuple[Floats, Floats]:
@@ -179,9 +179,9 @@ class ScoredScale(ScoreSum):
         return self._where(-float(ndtri(level / 2))), self._where(float(ndtri(each)), math.inf)
 
     def _where(self, deviations: float, beyond: float | None = None) -> float:
-        """Return the least scale at which mean + deviations reaches the score; `beyond` if none does."""
+        """Return the scale at which mean + deviations is the score, between the scales; `beyond` if none reaches it."""
         mean, deviation = self._profile
-        reached = np.flatnonzero(mean + deviations * deviation >= self.value)
-        if not len(reached):
-            return float(self.SCALES[-1]) if beyond is None else beyond
-        return float(self.SCALES[reached[0]])
+        curve = np.maximum.accumulate(mean + deviations * deviation)
+        if beyond is not None and curve[-1] < self.value:
+            return beyond
+        return float(np.exp(np.interp(self.value, curve, np.log(self.SCALES))))

@@ -32,7 +32,7 @@ class DiscreteGaussian(WholeNoise):
         return np.asarray(orders, dtype=np.float64) / (2 * sigma**2)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _chances(sigma: float) -> Floats:
     k = np.arange(-reach(sigma), reach(sigma) + 1)
     weight = np.exp(-0.5 * (k / sigma) ** 2)

@@ -41,6 +41,8 @@ from fedaudit.wire.message import Declared
 from fedaudit.wire.release import Protection
 
 KINDS = ("labels", "label_counts")
+WHOLE = 0.01  # how far from a whole number a count may be that comes out of single precision; of 1,000 records
+FAR_OUT = 37.0  # the normal score of what cannot be
 
 
 def keeps(epsilon: float, k: int) -> float:
@@ -282,10 +284,14 @@ class FlipScale:
 def _noise_of_counts(sent: Floats, clean: Floats, k: int, p: float, rng: np.random.Generator) -> Noise:
     """Return one normal score of a release: by the count of its largest class, of which the distribution is known.
 
-    That count is Bin(N, p) + Bin(n - N, r) if N of n labels are of the class.
+    That count is Bin(N, p) + Bin(n - N, r) if N of n labels are of the class. If no whole counts give the estimate that
+    was sent, it was made with other probabilities than promised, and the score is as far out as a number can be.
     """
     n, r = round(clean.sum()), (1 - p) / (k - 1)
-    made = np.round(sent * (p - r) + n * r)
+    found = sent * (p - r) + n * r
+    made = np.round(found)
+    if np.abs(found - made).max() > WHOLE * max(n, 1000) / 1000:
+        return Noise(np.array([[FAR_OUT]]), CountSizes(clean, np.clip(made, 0, n), p))
     top = int(clean.argmax())
     N = round(clean[top])
     chances = np.convolve(binom.pmf(np.arange(N + 1), N, p), binom.pmf(np.arange(n - N + 1), n - N, r))
@@ -313,9 +319,15 @@ class CountScale(ScoredScale):
 
     def __init__(self, parts: Sequence[CountSizes]):
         self._p = parts[0].p
-        self._scores = [np.broadcast_to(-p.clean / max(p.clean.sum(), 1), (len(p.clean),) * 2) for p in parts]
-        self._times = [part.clean for part in parts]
-        self.value = sum(float(s[0] @ part.made) for s, part in zip(self._scores, parts, strict=True))
+        groups: dict[tuple[float, ...], list[Floats]] = {}  # releases of one histogram, as one client makes them
+        for part in parts:
+            groups.setdefault(tuple(part.clean), []).append(part.made)
+        clean = [np.array(counts) for counts in groups]
+        self._scores = [np.broadcast_to(-c / max(c.sum(), 1), (len(c), len(c))) for c in clean]
+        self._times = [len(made) * c for c, made in zip(clean, groups.values(), strict=True)]
+        self.value = math.fsum(
+            float(s[0] @ of) for s, made in zip(self._scores, groups.values(), strict=True) for of in made
+        )
         self._chances = self._at(1.0)
 
     def _at(self, scale: float) -> list[Floats]:

@@ -36,7 +36,7 @@ class Skellam(WholeNoise):
         return a / (2 * v) + np.minimum((2 * a + 5) / (4 * v**2), 3 / (2 * v))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _chances(sigma: float) -> Floats:
     """Return e^-v I_k(v), v = sigma^2: the difference of two Poisson numbers of mean v / 2 each."""
     k = np.arange(reach(sigma) + 1)
