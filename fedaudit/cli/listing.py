@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
-from fedaudit.privacy.mechanisms.base import mechanism_of
+from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
@@ -43,6 +43,11 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
             for name, of in ((name, models.takes(name)) for name in models.names())
         ]
         return rows + [{"name": group, "clients get in turn": ", ".join(of)} for group, of in models.GROUPS.items()]
+    if what == "mechanisms":
+        return [
+            {"name": name, "what it does": mechanism_named(name).summary, "in full": mechanism_named(name).about()}
+            for name in choices()
+        ]
     from fedaudit.data import partitions
 
     return [{"name": name, "what it does": text} for name, text in partitions.names().items()]

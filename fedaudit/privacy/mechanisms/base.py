@@ -9,6 +9,7 @@ looked up, and each class with a `name` is one mechanism.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import pkgutil
 from collections.abc import Sequence
@@ -194,6 +195,10 @@ class Mechanism:
         return self.epsilon(ready.multiplier * scale, delta)
 
     # --- words ---
+
+    def about(self) -> str:
+        """Return the text at the head of its file, as one paragraph."""
+        return " ".join((inspect.getdoc(inspect.getmodule(type(self))) or "").split())
 
     def words(self, entries: Sequence[Entry]) -> Words:
         """Return how a field was protected, for a report. The entries are all of one field."""
