@@ -15,7 +15,7 @@ from fedaudit.epsilon.noise_tests import Residual, examine
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.mechanism import protect
-from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
+from fedaudit.privacy.mechanisms.laplace import LaplaceLoss, LaplaceScale
 from fedaudit.privacy.policy import read_policies
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import KINDS
@@ -126,6 +126,17 @@ def test_noise_x_09_is_found_and_honest_noise_is_not(factor, least, most):
     assert least <= share <= most
     assert finding.scale == pytest.approx(factor, rel=0.05)
     assert finding.low <= factor <= finding.high
+
+
+def test_scores_and_scale_by_hand():
+    """Scale 3. Noise of 3 ln 2 lies at the share 1 - 1/4 of the distribution: its score is 0.67449; noise of 0 has the
+    score 0. One magnitude of ln 2 scales is smaller with probability 1/2; the scale estimate is ln 2."""
+    how, ready, _ = released(Rows, torch.zeros(1, 3), TWO)
+    noise = how.noise(np.array([[3 * math.log(2), 0.0, -3 * math.log(2)]]), ready, 0, 0)
+    assert noise.z[0] == pytest.approx([0.6744898, 0.0, -0.6744898], abs=1e-6)
+    scale = LaplaceScale(1, math.log(2))
+    assert scale.p_values() == pytest.approx((0.5, 0.5))
+    assert scale.scale == pytest.approx(math.log(2))
 
 
 def test_normal_noise_of_the_same_deviation_is_found():
