@@ -10,9 +10,11 @@ from pydantic import ValidationError
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Ledger
 from fedaudit.rng import seeded
-from fedaudit.runtime.applies import inapplicable, released_kinds
+from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.code_digest import NOT_COMPARED, code_of, differences, harness, is_same, not_compared
+from fedaudit.runtime.declarations.tested import declarations_of
 from fedaudit.runtime.folder import rounding
 from fedaudit.runtime.meter import Timings
 from fedaudit.runtime.plan import as_sent
@@ -25,9 +27,7 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.run_state import RunState
-from fedaudit.runtime.source import NOT_COMPARED, code_of, differences, harness, is_same, not_compared
-from fedaudit.runtime.start import take_over
-from fedaudit.runtime.tested import declarations_of
+from fedaudit.runtime.starting_clients import take_over
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.units import bytes_text
 from fedaudit.wire.codec import decode
