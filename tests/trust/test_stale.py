@@ -13,8 +13,8 @@ import pytest
 
 from fedaudit import read_record, run
 from fedaudit.errors import SettingError
-from fedaudit.runtime.code_digest import _text as source_text
 from fedaudit.runtime.code_digest import SCHEME, differences, source_of, sources
+from fedaudit.runtime.code_digest import _text as source_text
 from fedaudit.suite.cell import Cell, missing, stale_attacks, why_stale
 from fedaudit.suite.scheduler import audit
 
