@@ -35,9 +35,9 @@ from scipy.special import betainc, chdtr, chdtrc, chdtri, gammainc, gammaincc, n
 
 from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.errors import ContractError
-from fedaudit.levels import level_of
 from fedaudit.privacy.mechanisms.base import Sizes
 from fedaudit.privacy.score_sums import ScaleTest
+from fedaudit.significance import level_of
 from fedaudit.stats import Floats, check_confidence
 
 LEAST = 20  # numbers from which on a shape is tested

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
@@ -57,7 +57,7 @@ class Context:
     provenance: Provenance | None = None
     means: dict[str, tuple[float, int]] = field(default_factory=dict)  # digest of a class mean: clipping norm, N_c
     tables: dict[str, int] = field(default_factory=dict)  # digest of a class mean: number of the call that made it
-    done: dict[str, tuple[str, list[Entry]]] = field(default_factory=dict)  # field: digest as released, entries
+    done: dict[str, tuple[str, list[LedgerEntry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 

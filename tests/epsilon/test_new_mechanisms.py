@@ -16,7 +16,7 @@ from fedaudit.privacy.mechanisms import randomised_response
 from fedaudit.privacy.mechanisms.discrete import WholeNoise
 from fedaudit.privacy.mechanisms.laplace import Laplace
 from fedaudit.privacy.policy import parse_policy
-from fedaudit.reports.words import protection_text
+from fedaudit.reports.vocabulary import protection_text
 from fedaudit.runtime.run_record import read_record
 
 

@@ -14,7 +14,7 @@ from fedaudit import sgd
 from fedaudit.privacy import accounting
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.dpsgd import fit_private
-from fedaudit.privacy.ledger import ClientLedger, Entry
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
 from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
 from fedaudit.privacy.mechanisms.randomised_response import keeps
 from fedaudit.privacy.policy import Policy
@@ -24,11 +24,13 @@ COARSE = {"value_discretization_interval": 1e-3}  # pessimistic, by far less tha
 
 
 def release(mechanism="gaussian", relation="zero-out", m=2.0, **more):
-    return Entry(field="M.e", kind="embeddings", mechanism=mechanism, noise_multiplier=m, relation=relation, **more)
+    return LedgerEntry(
+        field="M.e", kind="embeddings", mechanism=mechanism, noise_multiplier=m, relation=relation, **more
+    )
 
 
 def trained(q=0.02, m=1.0, steps=100):
-    return Entry(
+    return LedgerEntry(
         field="training", kind="training", mechanism="dp-sgd", noise_multiplier=m, sample_rate=q, steps=steps,
         relation="add-or-remove",
     )  # fmt: skip

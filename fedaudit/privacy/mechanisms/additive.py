@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError, unknown
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanisms.base import Mechanism, Noise, Prepared, Words, span, times
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.sensitivity import Context, Norm, bounded, clip_rows, dependence, joint
@@ -94,9 +94,9 @@ class AddsNoise(Mechanism):
             noisy = [leaf.clamp_(-1, 1) for leaf in noisy]  # the range of uint8 on the wire; this is post-processing
         return noisy
 
-    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> Entry:
+    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:
         how, largest = ready.bounded, max(ready.sensitivities, default=0.0)
-        return Entry(
+        return LedgerEntry(
             field=where,
             kind=kind,
             mechanism=self.name if how.guaranteed else f"{self.name}, heuristic sensitivity",
@@ -132,7 +132,7 @@ class AddsNoise(Mechanism):
 
     # --- words ---
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         worst = min(entries, key=lambda e: e.noise_multiplier)
         sigma = span([e.sigma for e in entries if e.sigma is not None])
         asked = f"; asked for: ε = {worst.claim:g} per release" if worst.claim is not None else ""

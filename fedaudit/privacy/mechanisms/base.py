@@ -28,7 +28,7 @@ from fedaudit.privacy.score_sums import ScaleTest
 from fedaudit.stats import Floats
 
 if TYPE_CHECKING:
-    from fedaudit.privacy.ledger import Entry
+    from fedaudit.privacy.ledger import LedgerEntry
     from fedaudit.privacy.policy import Policy
     from fedaudit.privacy.sensitivity import Bounding, Context
     from fedaudit.wire.message import Declared
@@ -138,7 +138,7 @@ class Mechanism:
         """Return the leaves of a release with noise. The same release always gets the same noise."""
         raise self._unfit("protects no field")
 
-    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> Entry:
+    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:
         """Return the entry of one release for the ledger."""
         raise self._unfit("protects no field")
 
@@ -156,7 +156,7 @@ class Mechanism:
 
     # --- its cost ---
 
-    def event(self, entry: Entry) -> Event:
+    def event(self, entry: LedgerEntry) -> Event:
         """Return the cost of all releases of an entry, for the accountants."""
         return Event(entry.noise_multiplier, entry.sample_rate, entry.steps * len(entry.rounds))
 
@@ -200,11 +200,11 @@ class Mechanism:
         """Return the text at the head of its file, as one paragraph."""
         return " ".join((inspect.getdoc(inspect.getmodule(type(self))) or "").split())
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         """Return how a field was protected, for a report. The entries are all of one field."""
         raise self._unfit("has no words")
 
-    def shown(self, entry: Entry) -> str:
+    def shown(self, entry: LedgerEntry) -> str:
         """Return how a field was protected, for `fedaudit show`."""
         text = entry.mechanism
         if entry.sigma is not None:
@@ -264,12 +264,12 @@ def span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def times(entries: Sequence[Entry]) -> str:
+def times(entries: Sequence[LedgerEntry]) -> str:
     """Return how often a field was released, in words."""
     rounds = sum(len(e.rounds) for e in entries)
     return f"{rounds} release" + ("s" if rounds != 1 else "")
 
 
-def reason(entry: Entry) -> str:
+def reason(entry: LedgerEntry) -> str:
     """Return the condition of an entry as the end of a sentence."""
     return f": {entry.condition}" if entry.condition else ""

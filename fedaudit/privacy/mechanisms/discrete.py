@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.accounting import Event
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.losses import Atoms, Loss
 from fedaudit.privacy.mechanisms.additive import AddsNoise, as_array, as_matrix, moves_of
 from fedaudit.privacy.mechanisms.base import Noise, Prepared
@@ -120,12 +120,12 @@ class WholeNoise(AddsNoise):
         u = torch.rand(like.shape, generator=rng, device=like.device, dtype=torch.float64)
         return (self.whole(u, float(FINE)) / FINE).to(like.dtype)
 
-    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> Entry:
+    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:
         return super().entry(where, kind, policy, ready).model_copy(update={"grid": ready.grid, "moves": ready.moves})
 
     # --- its cost ---
 
-    def event(self, entry: Entry) -> Event:
+    def event(self, entry: LedgerEntry) -> Event:
         m, count = entry.noise_multiplier, entry.steps * len(entry.rounds)
         if not 0 < m < math.inf or not entry.sigma or not entry.grid:
             return Event(m, 1.0, count)
@@ -159,7 +159,7 @@ class WholeNoise(AddsNoise):
 
     # --- words ---
 
-    def shown(self, entry: Entry) -> str:
+    def shown(self, entry: LedgerEntry) -> str:
         return super().shown(entry) + ("" if entry.grid is None else f", in steps of {entry.grid:g}")
 
 

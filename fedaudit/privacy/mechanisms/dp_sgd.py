@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedaudit.errors import PrivacyError
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanisms.additive import check_sensitivity
 from fedaudit.privacy.mechanisms.base import Mechanism, Words, span
 from fedaudit.privacy.mechanisms.free import Nothing
@@ -33,7 +33,7 @@ class DpSgd(Mechanism):
     def plans_ahead(self, policy: Policy) -> bool:
         return policy.epsilon is not None
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         worst = min(entries, key=lambda e: e.noise_multiplier)
         steps = span([float(e.steps * len(e.rounds)) for e in entries])
         return f"DP-SGD: noise {worst.noise_multiplier:.3g} times the clipping norm, {steps} steps a client", "noise"
@@ -44,5 +44,5 @@ class AfterDpSgd(Nothing):
 
     name = "post-processing of DP-SGD"
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         return "covered by the noise in training", "free"

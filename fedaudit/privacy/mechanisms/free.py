@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Generator, Tensor
 
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanisms.base import Mechanism, Words, reason, times
 from fedaudit.wire.release import Protection
 
@@ -21,7 +21,7 @@ class Nothing(Mechanism):
     def imitated(self, rows: Tensor, protection: Protection, rng: Generator) -> Tensor:
         return rows
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         worst = min(entries, key=lambda e: e.noise_multiplier)
         if math.isinf(worst.noise_multiplier):
             return f"costs nothing{reason(worst)}", "free"
@@ -33,5 +33,5 @@ class PostProcessing(Nothing):
 
     name = "post-processing"
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         return f"costs nothing more{reason(entries[0])}", "free"

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.accounting import Event
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.losses import Loss
 from fedaudit.privacy.mechanisms.additive import LEAST, TINY, AddsNoise, as_array, as_matrix
 from fedaudit.privacy.mechanisms.base import Noise, Prepared
@@ -74,7 +74,7 @@ class Laplace(AddsNoise):
 
     # --- its cost ---
 
-    def event(self, entry: Entry) -> Event:
+    def event(self, entry: LedgerEntry) -> Event:
         m = entry.noise_multiplier
         loss = LaplaceLoss(1 / m) if 0 < m < math.inf else None
         return Event(m, 1.0, entry.steps * len(entry.rounds), loss)
@@ -102,7 +102,7 @@ class Laplace(AddsNoise):
 
     # --- words ---
 
-    def shown(self, entry: Entry) -> str:
+    def shown(self, entry: LedgerEntry) -> str:
         scale = "" if entry.sigma is None else f", scale {entry.sigma / math.sqrt(2):.4g} (L1)"
         return super().shown(entry) + scale
 

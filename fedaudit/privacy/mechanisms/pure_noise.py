@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanisms.additive import AddsNoise, as_matrix, check_finite_floats
 from fedaudit.privacy.mechanisms.base import Noise, Prepared, Words, reason
 from fedaudit.privacy.mechanisms.gaussian import normal_noise
@@ -44,8 +44,8 @@ class PureNoise(AddsNoise):
     def noised(self, ready: Prepared, where: str, declared: Declared, policy: Policy, context: Context) -> list[Tensor]:
         return [normal_noise(leaf, 1.0, policy, (*context.key, where, i)) for i, leaf in enumerate(ready.leaves)]
 
-    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> Entry:
-        return Entry.free(where, kind, "the size only", self.name)
+    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:
+        return LedgerEntry.free(where, kind, "the size only", self.name)
 
     def imitated(self, rows: Tensor, protection: Protection, rng: Generator) -> Tensor:
         return torch.randn(rows.shape, generator=rng, device=rows.device, dtype=rows.dtype)
@@ -65,5 +65,5 @@ class PureNoise(AddsNoise):
     def centre(self, clean: Floats) -> Floats:
         return 0 * clean
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         return f"replaced by noise{reason(entries[0])}", "free"

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.accounting import Event
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.losses import Atoms
 from fedaudit.privacy.mechanisms.additive import REFUSED, as_array, counted
 from fedaudit.privacy.mechanisms.base import Mechanism, Noise, Prepared, Words, times
@@ -131,9 +131,9 @@ class RandomisedResponse(Mechanism):
         rng = generator(*key, "noise", device=like.device)
         return torch.rand(like.shape, generator=rng, device=like.device, dtype=torch.float64)
 
-    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> Entry:
+    def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:
         counts = ready.moves is not None
-        return Entry(
+        return LedgerEntry(
             field=where,
             kind=kind,
             mechanism=self.name,
@@ -158,7 +158,7 @@ class RandomisedResponse(Mechanism):
 
     # --- its cost ---
 
-    def event(self, entry: Entry) -> Event:
+    def event(self, entry: LedgerEntry) -> Event:
         m, count = entry.noise_multiplier, entry.steps * len(entry.rounds)
         if not 0 < m < math.inf or entry.keep is None:
             return Event(m, 1.0, count)
@@ -182,12 +182,12 @@ class RandomisedResponse(Mechanism):
 
     # --- words ---
 
-    def words(self, entries: Sequence[Entry]) -> Words:
+    def words(self, entries: Sequence[LedgerEntry]) -> Words:
         worst = min(entries, key=lambda e: e.noise_multiplier)
         asked = f"; asked for: ε = {worst.claim:g} per release" if worst.claim is not None else ""
         return f"randomised response: a label stays in {worst.keep or 1:.1%}, {times(entries)}{asked}", "noise"
 
-    def shown(self, entry: Entry) -> str:
+    def shown(self, entry: LedgerEntry) -> str:
         return f"{entry.mechanism}, a label stays with probability {entry.keep or 1:.4g}, {entry.relation}"
 
 
