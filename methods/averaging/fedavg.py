@@ -48,6 +48,8 @@ class Averaged(Record):
 
 @register("fedavg", tables="FedAF FedFree FedZGE DFRD")
 class FedAvg(WithOptimiser):
+    """Average the models that clients train. A client sends its weights and how many records it has."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

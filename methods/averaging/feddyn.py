@@ -71,6 +71,8 @@ def regularised(
 
 @register("feddyn", tables="FedAF")
 class FedDyn(WithOptimiser):
+    """Average models that a moving penalty pulls together. A client sends its weights."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -34,6 +34,11 @@ def proximal(f: Any, x: Tensor, y: Tensor, w_t: Mapping[str, Tensor], mu: float)
 
 @register("fedprox", tables="FedAF FedFree")
 class FedProx(FedAvg):
+    """Average models that are held near the global one while they train.
+
+    A client sends its weights and its number of records.
+    """
+
     mu: float = 0.01  # weight of the proximal term
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

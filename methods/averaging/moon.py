@@ -44,6 +44,11 @@ def contrastive(f: Any, x: Tensor, y: Tensor, z_glob: Tensor, z_prev: Tensor, mu
 
 @register("moon", tables="FedAF")
 class MOON(FedAvg):
+    """Average models whose embeddings stay near the global model's.
+
+    A client sends its weights and its number of records.
+    """
+
     mu: float = 1.0  # weight of the contrastive loss
     tau: float = 0.5  # its temperature
 

@@ -27,6 +27,8 @@ from fedaudit.methods.shared._prototypes import common_width, head
 
 @register("fedgen_lg", tables="DFFKE")
 class FedGenLG(FedGen):
+    """Train a shared head with a generator of embeddings. A client sends its head and its label counts."""
+
     space: Literal["latent"] = "latent"
     weights: Literal["equal", "samples"] = "samples"
 

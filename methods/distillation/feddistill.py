@@ -57,6 +57,8 @@ def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: floa
 
 @register("feddistill", tables="DFFKE")
 class FedDistill(WithOptimiser):
+    """Learn from the mean logits of each class. A client sends one vector of logits for each class."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

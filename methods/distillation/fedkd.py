@@ -91,6 +91,8 @@ def mutual(f: Any, x: Tensor, y: Tensor, intensity: str) -> Tensor:
 
 @register("fedkd", tables="DFFKE FedFree")
 class FedKD(WithOptimiser):
+    """Share a small student in compressed form. A client sends the student's gradients and its number of records."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate, of both networks and W_h

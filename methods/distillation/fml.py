@@ -67,6 +67,8 @@ def mutual(f: Any, x: Tensor, y: Tensor, alpha: float, beta: float) -> Tensor:
 
 @register("fml", tables="DFFKE")
 class FML(WithOptimiser):
+    """Let each client's own model and a shared one teach each other. A client sends the shared model's weights."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate, of both networks

@@ -57,6 +57,8 @@ class Averaged(Record):
 
 @register("lgfedavg", tables="DFFKE")
 class LGFedAvg(WithOptimiser):
+    """Share the last layers and keep the first. A client sends its head and its number of records."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

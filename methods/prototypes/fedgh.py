@@ -77,6 +77,8 @@ class HeaderNet(nn.Module):
 
 @register("fedgh", tables="DFFKE FedFree")
 class FedGH(WithOptimiser):
+    """Train a shared head on class means. A client sends one mean embedding for each class."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -105,6 +105,11 @@ def alignment(F: Any, P: Tensor, c: Tensor, latents: Tensor, lam: float) -> Tens
 
 @register("fedktl", tables="DFFKE")
 class FedKTL(WithOptimiser):
+    """Transfer knowledge through a generator aligned with class means.
+
+    A client sends one mean embedding for each class.
+    """
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -74,6 +74,8 @@ def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: floa
 
 @register("fedproto", tables="DFFKE FedFree")
 class FedProto(WithOptimiser):
+    """Pull embeddings towards common class means. A client sends one mean embedding for each class."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -73,6 +73,8 @@ def adaptive_margin(Q: ByClass, tau: float, margin: str) -> Tensor:
 
 @register("fedtgp", tables="DFFKE FedFree")
 class FedTGP(FedProto):
+    """Train class centres with a margin on the server. A client sends one mean embedding for each class."""
+
     S: int = 100  # epochs of the prototypes in a round
     B_s: int = 10  # prototypes in a batch
     eta_s: float = 0.01  # their learning rate

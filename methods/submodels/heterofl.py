@@ -69,6 +69,8 @@ def folded(net: models.Net, R: float) -> models.Net:
 
 @register("heterofl", tables="DFRD")
 class HeteroFL(SubModels):
+    """Average sub-models cut to clients' size. A client sends the weights of its sub-model."""
+
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.02}  # the scaler makes steps longer
 
     scaled: bool = True  # the scaler
