@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, model_validator
 from torch import nn
 
 from fedaudit import (
@@ -76,14 +76,13 @@ class FedNova(WithOptimiser):
 
     quick: ClassVar[Mapping[str, Any]] = {"B": 16, "eta": 0.05}
 
-    @field_validator("mu")
-    @classmethod
-    def _alone(cls, mu: float, info: ValidationInfo) -> float:
-        if mu and (info.data.get("momentum") or info.data.get("opt") == "adam"):
-            raise ValueError("mu and momentum have no joint weights a_i in the paper. Set one of them to 0")
-        if info.data.get("opt") == "adam":
+    @model_validator(mode="after")
+    def _known(self) -> FedNova:
+        if self.opt == "adam":
             raise ValueError('the steps of Adam are no weighted sum of gradients. Choose opt = "sgd"')
-        return mu
+        if self.mu and self.momentum:
+            raise ValueError("mu and momentum together have no weights a_i in the paper. Set one of them to 0")
+        return self
 
     def init(self, server: Server) -> Normalised:
         return Normalised(state_of(server.model()))

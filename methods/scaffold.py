@@ -52,7 +52,7 @@ from fedaudit import (
 
 class Global(Down):
     x: State
-    c: State
+    c: list[Tensor]  # by the names of x's parameters in their order; no State, for it is no model
 
 
 class Local(Up):
@@ -88,7 +88,7 @@ class SCAFFOLD(Method):
         return Controlled(x, zeros(x))
 
     def round(self, s: Controlled, server: Server, cohort: Cohort) -> Controlled:
-        replies = cohort.ask(self.client_update, Global(s.x, s.c))  # i in S
+        replies = cohort.ask(self.client_update, Global(s.x, [s.c[n] for n in sorted(s.c)]))  # i in S
         y = weighted_mean({i: r.y for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
         x = State({**y, **{n: s.x[n] + self.eta_g * (y[n] - s.x[n]) for n in s.c}}, y.buffers)  # Eq. 5
         c = {n: s.c[n] + sum(r.delta_c[n] for r in replies.values()) / server.clients for n in s.c}  # Eq. 5
@@ -96,12 +96,13 @@ class SCAFFOLD(Method):
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client i
         load(client.model, msg.x)
+        c = dict(zip(sorted(msg.x.parameters), msg.c, strict=True))
         c_i = client.memory.get("c_i") or zeros(msg.x)
-        given = {"c": dict(msg.c), "c_i": dict(c_i)}
+        given = {"c": c, "c_i": dict(c_i)}
         opt = sgd(self.eta_l, weight_decay=self.weight_decay)
         K = client.fit(controlled, epochs=self.E, batch=self.B, opt=opt, given=given).steps  # Eq. 3
         y = state_of(client.model)
-        delta_c = State({n: (msg.x[n] - y[n]) / (K * self.eta_l) - msg.c[n] for n in msg.c})  # Eq. 4, option II
+        delta_c = State({n: (msg.x[n] - y[n]) / (K * self.eta_l) - c[n] for n in c})  # Eq. 4, option II
         client.memory["c_i"] = State({n: c_i[n] + delta_c[n] for n in delta_c})
         return Local(y, delta_c)
 

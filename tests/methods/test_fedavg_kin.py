@@ -1,4 +1,5 @@
-"""FedProx, FedDyn, MOON and FedBN: their losses by hand, what makes each of them FedAvg, and what they keep."""
+"""FedProx, FedDyn, MOON, FedBN, FedNTD and FedNova: their losses by hand, what makes each of them FedAvg, and what they
+keep."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import run
+from fedaudit import FedauditError, run
 from fedaudit.methods.fedbn import travels
 from fedaudit.methods.feddyn import regularised
+from fedaudit.methods.fednova import FedNova
 from fedaudit.methods.fedprox import proximal
 from fedaudit.methods.moon import contrastive, l_con
 from fedaudit.training.fit import Live
@@ -109,14 +111,24 @@ def same_as_fedavg(ran, method, **values):
     return a.keys() == b.keys() and all(equal(a[file], b[file]) for file in a)
 
 
-@pytest.mark.parametrize(("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0})])
+@pytest.mark.parametrize(
+    ("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0}), ("fedntd", {"beta": 0.0})]
+)
 def test_without_its_term_it_is_fedavg_to_the_bit(method, off, ran):
     assert same_as_fedavg(ran, method, set=off)
 
 
-@pytest.mark.parametrize(("method", "on"), [("fedprox", {"mu": 0.1}), ("moon", {"mu": 1.0})])
+@pytest.mark.parametrize(("method", "on"), [("fedprox", {"mu": 0.1}), ("moon", {"mu": 1.0}), ("fedntd", {"beta": 1.0})])
 def test_with_its_term_it_is_not(method, on, ran):
     assert not same_as_fedavg(ran, method, set=on)
+
+
+def test_fednova_takes_only_steps_whose_weights_are_known():
+    FedNova.make({"momentum": 0.9})
+    FedNova.make({"mu": 0.1})
+    for wrong in ({"opt": "adam"}, {"opt": "adam", "mu": 0.1}, {"momentum": 0.9, "mu": 0.1}):
+        with pytest.raises(FedauditError, match=r"mu and momentum|steps of adam"):
+            FedNova.make(wrong)
 
 
 def test_fedbn_without_batch_norm_is_fedavg_to_the_bit(ran):
