@@ -8,6 +8,9 @@ These points are left open, and we chose:
 
 - Everything is as in FedGen, but the classifiers' average is weighted by records, as in LG-FedAvg. The sums of the
   label counts are the numbers of records. (`weights = "equal"`: all weigh the same.)
+- HtFLlib (preset `htfllib`): noise of 32 numbers, uniform; 100 steps of the generator at 0.1; logits averaged by
+  records. Its server trains the generator and does not save it: clients learn from the first, untrained one in all
+  rounds. Here they get the trained one.
 - All embeddings have one width. There is no global model: a client deploys its own.
 - Images instead of latents (`space = "image"`) need a whole model on the server; there is none.
 """
@@ -20,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedaudit import Part, Server, register, state_of
+from fedaudit.methods._libraries import HTFLLIB
 from fedaudit.methods._prototypes import common_width, head
 from fedaudit.methods.fedgen import FedGen, Learned
 from fedaudit.methods.fedproto import DFFKE
@@ -30,7 +34,13 @@ class FedGenLG(FedGen):
     space: Literal["latent"] = "latent"
     weights: Literal["equal", "samples"] = "samples"
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "htfllib": {
+            **HTFLLIB, "B_hat": 10, "I_g": 100, "B_g": 10, "eta_g": 0.1, "d": 32, "hidden": 512, "noise": "uniform",
+            "teacher": "samples", "weights": "samples",
+        },
+    }  # fmt: skip
 
     def part(self) -> Part:
         return head

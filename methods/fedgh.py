@@ -9,8 +9,8 @@ records again: a release of its own (kind `prototypes`).
 
 We do not have the paper; this is written from its published description. That leaves these points open, and we chose:
 
-- Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`); libraries
-  train for many epochs.
+- Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`).
+  HtFLlib takes batches of 10: one epoch in `total.sh`, a hundred by default.
 - A header that is random in round 1 replaces the clients' own in it as in every round.
 - A client deploys its model after local training.
 - As a rival in FedFree: eta_theta = 0.01 (Table A2).
@@ -43,6 +43,7 @@ from fedaudit import (
     sgd,
     state_of,
 )
+from fedaudit.methods._libraries import HTFLLIB
 from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.methods._prototypes import ByClass, bill, common_width, head, width_of
 from fedaudit.methods.fedproto import DFFKE, FEDFREE
@@ -84,7 +85,11 @@ class FedGH(WithOptimiser):
     B_s: int = 1  # representations in a step of the header
     eta_s: float = 0.01  # eta_theta, learning rate of the header
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": FEDFREE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "fedfree": FEDFREE,
+        "htfllib": {**HTFLLIB, "S": 1, "B_s": 10, "eta_s": 0.01},
+    }
 
     def init(self, server: Server) -> Generalised:
         width = common_width(server, self.registered_name)

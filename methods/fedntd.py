@@ -11,6 +11,7 @@ We do not have the paper; this is written from its published description and its
 
 - L_NTD has no factor tau^2, which the authors' code has; with tau = 1, the paper's value, they are the same. Set
   beta to beta tau^2 for another tau.
+- PFLlib's defaults are tau = 1 and beta = 0, which is FedAvg: its preset leaves beta alone.
 - The model received runs in evaluation mode, on its batch-norm statistics; q^g is computed once for each record.
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Client, kl, load, register, state_of
+from fedaudit.methods._libraries import PFLIB
 from fedaudit.methods.fedavg import FedAvg, Global, Local
 
 
@@ -46,7 +48,7 @@ class FedNTD(FedAvg):
     beta: float = Field(default=1.0, ge=0)  # weight of the distillation
     tau: float = Field(default=1.0, gt=0)  # its temperature
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pflib": {**PFLIB, "tau": 1.0}}
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k
         w_g = load(copy.deepcopy(client.model), msg.w).eval()

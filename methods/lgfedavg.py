@@ -37,6 +37,7 @@ from fedaudit import (
     state_of,
     weighted_mean,
 )
+from fedaudit.methods._libraries import HTFLLIB
 from fedaudit.methods._optimiser import WithOptimiser
 from fedaudit.methods._prototypes import common_width, head
 from fedaudit.methods.fedproto import DFFKE
@@ -61,7 +62,7 @@ class LGFedAvg(WithOptimiser):
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "htfllib": HTFLLIB}
 
     def init(self, server: Server) -> Averaged:
         common_width(server, self.registered_name)

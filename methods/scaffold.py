@@ -81,7 +81,7 @@ class SCAFFOLD(Method):
 
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 5, "B": 16, "eta_l": 0.1}
     quick: ClassVar[Mapping[str, Any]] = {"B": 16, "eta_l": 0.05}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pflib": {"E": 1, "B": 10, "eta_l": 0.005, "eta_g": 1.0}}
 
     def init(self, server: Server) -> Controlled:
         x = state_of(server.model())
