@@ -120,7 +120,7 @@ def L_logits(teachers: Tensor, y: Tensor) -> Tensor:
 
 def L_samples(teachers: Tensor, p: Tensor, y: Tensor) -> Tensor:
     """Return the loss of the logits averaged by p, the clients' shares of the records, one value per row."""
-    return cross_entropy((p[:, None, None] * teachers).sum(0), y, reduction="none")
+    return cross_entropy((p.to(teachers)[:, None, None] * teachers).sum(0), y, reduction="none")
 
 
 def L_losses(teachers: Tensor, share: Tensor, y: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class FedGen(WithOptimiser):
     def learn_generator(self, server: Server, w: State, teachers: Any, c: Tensor) -> State:  # line 14
         G = load(self.generator(server, teachers[0].width), w).train()
         draw = Sampler(label_distribution(c), self.d, self.B_g, server.rng("epsilon and y"), self.noise)
-        share, p = dynamic_weights(c), c.sum(1) / c.sum().clamp_min(1)
+        share, p = dynamic_weights(c), c.double().sum(1) / c.double().sum().clamp_min(1)
 
         def loss() -> Tensor:
             epsilon, y = draw()
