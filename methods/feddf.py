@@ -98,7 +98,7 @@ class FedDF(Method):
         return {"before distillation": load(server.model(), s.before)}
 
     def diagnostics(self, s: Fused) -> dict[str, float]:
-        return {} if s.agreement < 0 else {"agreement": s.agreement}
+        return {**self.host.diagnostics(s.host), **({} if s.agreement < 0 else {"agreement": s.agreement})}
 
     def personal(self, client: Client) -> nn.Module:
         return self.host.personal(client)
