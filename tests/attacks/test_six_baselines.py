@@ -9,7 +9,7 @@ import torch
 import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks._view import inputs_of, received, uploaded
+from fedaudit.attacks.shared._view import inputs_of, received, uploaded
 from fedaudit.runtime.folder import RunFolder
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5, "holdout": 0.45, "validation": 0.05}

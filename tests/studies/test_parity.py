@@ -16,19 +16,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaudit import Opt, State, weighted_mean
-from fedaudit.methods._mutual import ClippedSGD, Pair, clipped
-from fedaudit.methods.feddistill import distilled
-from fedaudit.methods.feddyn import regularised
-from fedaudit.methods.fedgen import L_samples
-from fedaudit.methods.fedkd import by_batch
-from fedaudit.methods.fedntd import not_true_distillation
-from fedaudit.methods.fedproto import regularised as prototypical
-from fedaudit.methods.fedprox import proximal
-from fedaudit.methods.fedtgp import L_P, GlobalPrototypes, adaptive_margin
-from fedaudit.methods.fml import joint
-from fedaudit.methods.moon import contrastive
-from fedaudit.methods.perfedavg import FirstOrder
-from fedaudit.methods.scaffold import controlled
+from fedaudit.methods.averaging.feddyn import regularised
+from fedaudit.methods.averaging.fedntd import not_true_distillation
+from fedaudit.methods.averaging.fedprox import proximal
+from fedaudit.methods.averaging.moon import contrastive
+from fedaudit.methods.averaging.perfedavg import FirstOrder
+from fedaudit.methods.averaging.scaffold import controlled
+from fedaudit.methods.datafree.fedgen import L_samples
+from fedaudit.methods.distillation._mutual import ClippedSGD, Pair, clipped
+from fedaudit.methods.distillation.feddistill import distilled
+from fedaudit.methods.distillation.fedkd import by_batch
+from fedaudit.methods.distillation.fml import joint
+from fedaudit.methods.prototypes.fedproto import regularised as prototypical
+from fedaudit.methods.prototypes.fedtgp import L_P, GlobalPrototypes, adaptive_margin
 from fedaudit.training.fit import Live, sgd
 from fedaudit.training.models import Net
 from fedaudit.wire.svd import factors
