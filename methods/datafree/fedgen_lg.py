@@ -11,7 +11,8 @@ These points are left open, and we chose:
 - HtFLlib (preset `htfllib`): noise of 32 numbers, uniform; 100 steps of the generator at 0.1; logits averaged by
   records. Its server trains the generator and does not save it: clients learn from the first, untrained one in all
   rounds. Here they get the trained one.
-- All embeddings have one width. There is no global model: a client deploys its own.
+- All embeddings have one width. There is no global model: a client deploys its own, after local training. HtFLlib
+  scores it with the new classifier, before the next training: the point "new head" of every evaluated round.
 - Images instead of latents (`space = "image"`) need a whole model on the server; there is none.
 """
 
@@ -21,12 +22,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import nn
 
-from fedaudit import Part, Server, register, state_of
+from fedaudit import Client, Part, Server, register, state_of
 from fedaudit.methods.datafree.fedgen import FedGen, Learned
 from fedaudit.methods.prototypes.fedproto import DFFKE
 from fedaudit.methods.shared._libraries import HTFLLIB
-from fedaudit.methods.shared._prototypes import common_width, head
+from fedaudit.methods.shared._prototypes import common_width, head, with_head
 
 
 @register("fedgen_lg", tables="DFFKE")
@@ -50,6 +52,9 @@ class FedGenLG(FedGen):
         p = torch.full((server.classes,), 1 / server.classes, device=server.device)
         theta = state_of(server.model(server.arch(0)), head)
         return Learned(theta, state_of(self.generator(server, width)), p)
+
+    def next_points(self, s: Learned, client: Client) -> dict[str, nn.Module]:
+        return {"new head": with_head(client.model, s.theta)}
 
     def predictor(self, s: Learned, server: Server) -> None:
         return None

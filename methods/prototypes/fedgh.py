@@ -12,7 +12,8 @@ We do not have the paper; this is written from its published description. That l
 - Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`).
   HtFLlib takes batches of 10: one epoch in `total.sh`, a hundred by default.
 - A header that is random in round 1 replaces the clients' own in it as in every round.
-- A client deploys its model after local training.
+- A client deploys its model after local training. HtFLlib scores it with the new header, before the next training: the
+  point "new head" of every evaluated round.
 - As a rival in FedFree: eta_theta = 0.01 (Table A2).
 """
 
@@ -46,7 +47,7 @@ from fedaudit import (
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
 from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
-from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, head, width_of
+from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, head, width_of, with_head
 
 
 class Header(Down):
@@ -107,6 +108,9 @@ class FedGH(WithOptimiser):
         load(client.model, msg.theta, head)
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return Representations(client.class_means(in_chunks(client.model.eval().encode, client.x), "prototypes"))
+
+    def next_points(self, s: Generalised, client: Client) -> dict[str, nn.Module]:
+        return {"new head": with_head(client.model, s.theta)}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         width = width_of(plan.archs[plan.participants[0]], plan.shape, plan.classes)
