@@ -79,7 +79,7 @@ class FedNova(WithOptimiser):
     @model_validator(mode="after")
     def _known(self) -> FedNova:
         if self.opt == "adam":
-            raise ValueError('the steps of Adam are no weighted sum of gradients. Choose opt = "sgd"')
+            raise ValueError('a step of Adam is not a weighted sum of gradients. Choose opt = "sgd"')
         if self.mu and self.momentum:
             raise ValueError("mu and momentum together have no weights a_i in the paper. Set one of them to 0")
         return self

@@ -44,7 +44,7 @@ class ClippedSGD(torch.optim.SGD):
         super().__init__(params, **options)
         self.clip, self.sizes = clip, tuple(sizes)
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         left = [p for group in self.param_groups for p in group["params"]]
         for size in self.sizes:
             part, left = left[:size], left[size:]

@@ -109,6 +109,6 @@ class FedDF(Method):
 
 for _name, _host in {"heterofl": HeteroFL, "feddropout": FederatedDropout, "fedrolex": FedRolex}.items():
     _fields: dict[str, Any] = {"host": (_host, _host())}
-    _cls = create_model(f"{_host.__name__}AndFedDF", __base__=FedDF, __module__=FedDF.__module__, **_fields)
+    _cls: Any = create_model(f"{_host.__name__}AndFedDF", __base__=FedDF, __module__=FedDF.__module__, **_fields)
     _cls.on_digits = {**FedDF.on_digits, "host": dict(_host.on_digits)}
     register(f"{_name}+feddf")(_cls)

@@ -127,7 +127,7 @@ def test_fednova_takes_only_steps_whose_weights_are_known():
     FedNova.make({"momentum": 0.9})
     FedNova.make({"mu": 0.1})
     for wrong in ({"opt": "adam"}, {"opt": "adam", "mu": 0.1}, {"momentum": 0.9, "mu": 0.1}):
-        with pytest.raises(FedauditError, match=r"mu and momentum|steps of adam"):
+        with pytest.raises(FedauditError, match=r"mu and momentum|step of adam"):
             FedNova.make(wrong)
 
 
