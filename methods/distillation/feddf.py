@@ -107,8 +107,9 @@ class FedDF(Method):
         return self.host.traffic(plan) or {}
 
 
-for _name, _host in {"heterofl": HeteroFL, "feddropout": FederatedDropout, "fedrolex": FedRolex}.items():
+HOSTS: dict[str, type[Method]] = {"heterofl": HeteroFL, "feddropout": FederatedDropout, "fedrolex": FedRolex}
+for _name, _host in HOSTS.items():
     _fields: dict[str, Any] = {"host": (_host, _host())}
-    _cls: Any = create_model(f"{_host.__name__}AndFedDF", __base__=FedDF, __module__=FedDF.__module__, **_fields)
+    _cls = create_model(f"{_host.__name__}AndFedDF", __base__=FedDF, __module__=FedDF.__module__, **_fields)
     _cls.on_digits = {**FedDF.on_digits, "host": dict(_host.on_digits)}
     register(f"{_name}+feddf")(_cls)
