@@ -59,7 +59,7 @@ class Global(Down):
 
 class Local(Up):
     y: State = private("weights", via="model", unit="client")
-    tau: int = private("count", via="data", unit="client")  # local steps, which follow from n
+    tau: int = private("count", via="model", unit="client")  # local steps, which n determines
     n: int = private("count", via="data", unit="client")
 
 

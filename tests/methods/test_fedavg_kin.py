@@ -131,6 +131,15 @@ def test_fednova_takes_only_steps_whose_weights_are_known():
             FedNova.make(wrong)
 
 
+@pytest.mark.slow
+def test_the_number_of_steps_costs_nothing_under_dp_sgd(tiny, tmp_path):
+    """It follows from n, which stays the same when a record is replaced; so the client's total is finite."""
+    private = {"training": {"mechanism": "dp-sgd", "sensitivity": "clip:1.0", "noise_multiplier": 0.8}}
+    setting = tiny("fednova", rounds=1, clients=2, model="mlp", aux=0.8, set={"B": 16}, privacy=private)
+    record = run(setting, out=tmp_path / "a")
+    assert all(client.by_kind["count"] == 0 for client in record.ledger)
+
+
 def test_fedbn_without_batch_norm_is_fedavg_to_the_bit(ran):
     assert same_as_fedavg(ran, "fedbn", model="cnn@0.5")
 
