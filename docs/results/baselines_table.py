@@ -82,7 +82,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def of_group(rows: list[dict[str, Any]], names: list[str]) -> str:
-    cut = any("rho" in row for row in rows if row["method"] in names)
+    cut = any(name.split("+")[0] in HOSTS for name in names)
     more = ["rho", "never trained, %"] if cut else []
     heads = ["method", "seeds", *(f"{name}, %" for name in COLUMNS.values()), "up, kB", "down, kB", *more]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
