@@ -88,6 +88,11 @@ class Method(Frozen):
         one."""
         return {}
 
+    def next_points(self, s: Any, client: Client) -> dict[str, nn.Module]:
+        """Return this client's models as the next round's message would leave them, by name: they are evaluated beside
+        the deployed one. `s` is the state after the round. Nothing crosses the wire for it."""
+        return {}
+
     def global_points(self, s: Any, server: Server) -> dict[str, nn.Module]:
         """Return the server's models at other points of the round, by name: they are evaluated like the global one."""
         return {}
@@ -112,6 +117,10 @@ class Method(Frozen):
             tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **value} if tables else value
         return validated(cls, merged, f"hyper-parameter of {name}")
+
+
+def offers_next_points(method: Method) -> bool:
+    return type(method).next_points is not Method.next_points
 
 
 def function_path(method: Method, fn: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import default_folder, folder_name, locked
 from fedaudit.runtime.meter import Meter, Span, peak_rss
-from fedaudit.runtime.method import check_path
+from fedaudit.runtime.method import check_path, offers_next_points
 from fedaudit.runtime.party import Cohort
 from fedaudit.runtime.plan import unplanned
 from fedaudit.runtime.run_commit import commit, count, enter, finish
@@ -206,6 +207,7 @@ def _evaluate_round(run: RunState, t: int, state: Record) -> Utility | None:
             version=run.store.clients.get,
             known=run.scores,
             global_points=run.method.global_points(state, run.server(t)),
+            next_points=partial(run.method.next_points, state) if offers_next_points(run.method) else None,
         )
     run.timings.add(meter.close())
     run.note(sampling_note(utility))

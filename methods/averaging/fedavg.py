@@ -30,6 +30,7 @@ from fedaudit import (
     state_of,
     weighted_mean,
 )
+from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 
 
@@ -56,6 +57,7 @@ class FedAvg(WithOptimiser):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
+        "pflib": PFLIB,
     }
 
     def init(self, server: Server) -> Record:

@@ -104,7 +104,7 @@ class HeteroFL(SubModels):
     def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         if not (self.sbn and s.w.buffers):
             return s
-        return Whole(settled(s.w, cohort.ask(self.statistics, Query(State(s.w.parameters)))))
+        return Whole(settled(s.w, cohort.ask(self.statistics, Query(State(s.w.parameters)))), s.trained)
 
     def statistics(self, client: Client, msg: Query) -> Statistics:
         net = client.server_model()
