@@ -20,12 +20,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedaudit.errors import RunError, TranscriptError
+from fedaudit.errors import RunError
 from fedaudit.registry import read_from
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
+from fedaudit.wire.contents import Contents, check_contents
 from fedaudit.wire.message import state_of
 from fedaudit.wire.packing import file_of
 from fedaudit.wire.transcript import Transcript
@@ -151,16 +152,27 @@ def saving_state(path: Path, state: Mapping[str, Tensor], arch: str) -> Callable
     return lambda: write_atomic(path, file_of(tensors, {"arch": arch}))
 
 
-def check_transcript(folder: Path, record: RunRecord) -> None:
-    """Raise TranscriptError if the transcript of a finished run does not have the digest in its record."""
+def check_transcript(folder: Path, record: RunRecord) -> Contents | None:
+    """Return what the transcript of a finished run holds; raise TranscriptError if any part of it is not as it was.
+
+    Every row and every stored tensor is held against its digest, and all rows together against the record's digest.
+    """
     if record.status != "done" or not record.rounds:
-        return
-    found = Transcript(folder / "transcript").digest(record.rounds[-1].round)
-    if found != record.transcript_digest:
-        raise TranscriptError(
-            f"{folder / 'transcript'} is not what the run left: its digest is {found or 'that of nothing'}, the record "
-            f"has {record.transcript_digest[:40] or 'none'}. Run it again in another folder."
-        )
+        return None
+    return check_contents(folder / "transcript", record.rounds[-1].round, kept_rounds(record), record.transcript_digest)
+
+
+RAISED = re.compile(r"keep_weights was raised after round (\d{1,9})")  # a note in the record
+
+
+def kept_rounds(record: RunRecord) -> int:
+    """Return the number of last rounds whose model states the transcript must hold.
+
+    A run that goes on with a larger keep_weights cannot bring back what was dropped before. Its record has a note.
+    """
+    kept, last = record.setting.keep_weights, record.rounds[-1].round if record.rounds else 0
+    raised = [int(found[1]) for note in record.notes if (found := RAISED.match(note))]
+    return min([kept, *(last - t for t in raised)])
 
 
 class RunFolder:

@@ -24,6 +24,7 @@ from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result, Utility
 from fedaudit.setting import Setting
+from fedaudit.stats import check_interval
 from fedaudit.wire.release import Release
 
 if TYPE_CHECKING:
@@ -130,6 +131,15 @@ class EpsilonAudit(Kept):
     finds: float | None = None
     seeks: float | None = None  # the test should notice noise of this multiple of the promised one
     tells_at: float | None = None  # the strictest level at which it would notice that; None: not computed
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> EpsilonAudit:
+        """Refuse probabilities outside of 0 to 1, and a bound above the largest that so many trials could give."""
+        for name in ("p_value", "confidence"):
+            check_interval(name, getattr(self, name), 0.0, 1.0)
+        if self.trials and self.ceiling is not None:
+            check_interval("lower_bound", self.lower_bound, 0.0, self.ceiling)
+        return self
 
 
 class Declarations(Kept):

@@ -244,6 +244,10 @@ class _Run:
             self.record.notes.append(
                 f"resumed after round {self.started} with other steps, stacks or engine: rounding may differ from there"
             )
+        if before.keep_weights < self.setting.keep_weights:
+            self.record.notes.append(
+                f"keep_weights was raised after round {self.started}: model states from before were not all kept"
+            )
         # A replayed round may give other values. Equal noise on unequal values would give both away: draw fresh noise.
         self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
         self.store.amend(attempt=self.attempt)
