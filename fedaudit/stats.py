@@ -15,7 +15,6 @@ from scipy.special import betainccinv, betaincinv, ndtri, stdtrit  # scipy.stats
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.kept import AsGiven
 
-
 ROUNDING = 1e-9  # by how much a value may lie outside of its interval, relative to its size: limits are rounded, too
 
 

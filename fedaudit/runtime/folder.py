@@ -60,7 +60,10 @@ def rounding(setting: Setting) -> dict[str, Any]:
 
 STALE = ".stale"  # in the folder of an audit: runs of code that has changed since
 MARKER = ".fedaudit"  # says that a folder is ours
-_RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
+_RUN_NAMES = (
+    "record.json", "setting.json", "attacks.json", "audits.json", "seal.json", "verified.json", "checkpoint",
+    "transcript", "models",
+)  # fmt: skip
 _OF_ATTACKS = ("pictures", "scores", "shadows", "active")
 NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
 

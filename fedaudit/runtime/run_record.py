@@ -23,6 +23,7 @@ from fedaudit.runtime.attack_result import AnyResult, results
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result, Utility
+from fedaudit.runtime.seal import seal_again, unseal
 from fedaudit.setting import Setting
 from fedaudit.stats import check_interval
 from fedaudit.wire.release import Release
@@ -371,7 +372,9 @@ def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit],
     known = _read_beside(folder / "record.json", "audits", transcript_digest, audits)
     by_claim = {(audit.test, audit.claim): audit for audit in [*known, *found]}
     took = audit_seconds(folder, transcript_digest) | ({found[0].test: round(seconds, 3)} if found else {})
+    unseal(folder)
     _save_beside(folder, "audits", transcript_digest, plain([by_claim[key] for key in sorted(by_claim)]), seconds=took)
+    seal_again(folder)
 
 
 def audit_seconds(folder: Path, transcript_digest: str) -> dict[str, float]:
@@ -416,6 +419,7 @@ def _versions() -> dict[str, str]:
     from fedaudit import __version__  # known also in a checkout that is not installed
 
     found = {"python": platform.python_version(), "platform": f"{sys.platform}-{platform.machine()}"}
+    found["cpu"] = _cpu()
     found["fedaudit"] = __version__
     for name in ("torch", "torchvision", "numpy", "safetensors", "opacus", "ray"):
         try:
@@ -425,6 +429,16 @@ def _versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
+
+
+def _cpu() -> str:
+    """Return the processor and the instructions that torch uses on it: with others, the last bits may differ."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), model)
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def device_name(device: torch.device) -> str:

@@ -44,6 +44,8 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.scores import Utility
+from fedaudit.runtime.seal import NAME as SEAL
+from fedaudit.runtime.seal import seal_again
 from fedaudit.runtime.source import NOT_COMPARED, code_of, code_of_setting, differences, harness, is_same, not_compared
 from fedaudit.runtime.start import first_setting, take_over
 from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client
@@ -104,6 +106,13 @@ def _is_other_code(folder: Path, setting: Setting) -> bool:
 
 def _is_done(folder: Path) -> bool:
     return (folder / "record.json").exists() and read_record(folder).status == "done"
+
+
+def participants_of(setting: Setting, t: int) -> list[int]:
+    """Return the clients that a run asks in round t, ascending. They follow from the seed."""
+    wanted = max(1, round(setting.participation * setting.clients))
+    order = torch.randperm(setting.clients, generator=generator(setting.seed, "server", t, "participants"))
+    return sorted(order[:wanted].tolist())
 
 
 class _Run:
@@ -251,6 +260,7 @@ class _Run:
         # A replayed round may give other values. Equal noise on unequal values would give both away: draw fresh noise.
         self.attempt = head["attempt"] + (0 if self.setting.deterministic and same else 1)
         self.store.amend(attempt=self.attempt)
+        (self.folder / SEAL).unlink(missing_ok=True)
         self.record.status, self.record.finished, self.record.published = "running", None, []
         for client in self.record.ledger:
             client.reopen()
@@ -333,6 +343,7 @@ class _Run:
         text = self.record.text()
         write_atomic(self.folder / "record.json", text.encode())
         self.store.amend(record=Json(text))
+        seal_again(self.folder)
 
     def _check_records(self) -> None:
         """Refuse records that the method cannot take. In a suite that is a result, and is kept."""
@@ -448,10 +459,7 @@ class _Run:
         return ask
 
     def _participants(self, t: int) -> list[int]:
-        clients = self.setting.clients
-        wanted = max(1, round(self.setting.participation * clients))
-        order = torch.randperm(clients, generator=generator(self.setting.seed, "server", t, "participants"))
-        return sorted(order[:wanted].tolist())
+        return participants_of(self.setting, t)
 
     def _quorum(self, participants: list[int]) -> int:
         return max(1, -int(-self.setting.quorum * len(participants) // 1))

@@ -116,7 +116,7 @@ def _read_pack(path: Path, spans: set[Span], damage: list[Damage]) -> int:
         try:
             for offset, length, digest in sorted(spans):
                 covered = max(covered, offset + length)
-                if not (type(offset) is int and type(length) is int and 0 <= offset and offset + length <= size):
+                if not (type(offset) is int and type(length) is int and offset >= 0 and offset + length <= size):
                     damage.append(Damage(path.name, f"byte {offset}", f"{length} bytes", f"it ends at byte {size}"))
                 elif (now := xxhash.xxh3_128_hexdigest(view[offset : offset + length])) != digest:
                     damage.append(Damage(path.name, f"byte {offset}", f"digest {digest}", f"digest {now}"))
