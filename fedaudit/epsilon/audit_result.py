@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from fedaudit.epsilon.lower_bounds import Bound, ceiling
 from fedaudit.epsilon.noise_tests import POWER
 from fedaudit.levels import level_of, said
-from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.runtime.run_record import EpsilonAudit, Guesses
 from fedaudit.stats import Floats
 
 SCALES = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # of the promised noise, to say which would be found
@@ -37,7 +37,7 @@ class Place:
 
 def held(
     place: Place, test: str, bound: Bound, top: float, how: str, *, tells_at: float | None, seeks: float | None = None,
-    finds: float | None = None,
+    finds: float | None = None, guesses: Guesses | None = None,
 ) -> EpsilonAudit:  # fmt: skip
     """The audit of one claim by one bound. `top`: the largest bound that so many trials could have given."""
     p = bound.p_value(place.epsilon) if math.isfinite(place.epsilon) else 1.0
@@ -60,6 +60,7 @@ def held(
         finds=finds,
         seeks=seeks,
         tells_at=tells_at,
+        guesses=guesses,
     )
 
 

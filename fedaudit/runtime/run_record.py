@@ -109,6 +109,16 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
     return curve
 
 
+class Guesses(Kept):
+    """The guesses about pairs of records from which a bound on epsilon follows, and the name of the bound."""
+
+    bound: str
+    pairs: int
+    made: int
+    right: int
+    steps: int  # how many steps of the claim's neighbouring relation the records of a pair are apart
+
+
 class EpsilonAudit(Kept):
     """A claimed epsilon held against a lower bound that was found by experiment, or why it was not tried."""
 
@@ -132,6 +142,7 @@ class EpsilonAudit(Kept):
     finds: float | None = None
     seeks: float | None = None  # the test should notice noise of this multiple of the promised one
     tells_at: float | None = None  # the strictest level at which it would notice that; None: not computed
+    guesses: Guesses | None = None  # from which the bound follows; None for tests that do not guess, and older records
 
     @model_validator(mode="after")
     def _is_possible(self) -> EpsilonAudit:
@@ -183,6 +194,7 @@ class DataFacts(Kept):
     nonmembers: list[int]
     validation: list[int]
     counts: list[list[int]]  # records of each class
+    digest: str | None = None  # of all arrays of the data set; None: the record is older than this field
 
 
 class ModelFacts(Kept):

@@ -17,6 +17,7 @@ import xxhash
 from pydantic import ValidationError
 from torch import nn
 
+from fedaudit.data.own import digest as digest_of_data
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Entry, Ledger
 from fedaudit.rng import generator, seed_of, seeded
@@ -684,31 +685,42 @@ class _Run:
         )
 
     def _new_record(self) -> RunRecord:
-        world, federation = self.world, self.world.federation
-        counts = federation.counts()
+        world = self.world
         return RunRecord(
             setting=self.setting,
             versions=versions(),
             device=device_name(world.device),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            data=DataFacts(
-                shape=list(world.shape),
-                tokens=world.shape.tokens,
-                classes=world.classes,
-                class_names=list(federation.dataset.class_names),
-                test=len(federation.dataset.test_y),
-                aux=len(federation.aux),
-                public=world.public_size,
-                members=[world.count(k) for k in range(len(federation.shards))],
-                nonmembers=[len(s.nonmembers) for s in federation.shards],
-                validation=[len(s.validation) for s in federation.shards],
-                counts=counts.tolist(),
-            ),
+            data=data_facts(world),
             harness=harness(),
             declarations=declarations_of(self.method),
             code=code_of(self.method, self.setting),
-            models={
-                arch: ModelFacts(parameters=world.model_size(arch).payload // 4, clients=world.archs.count(arch))
-                for arch in dict.fromkeys(world.archs)
-            },
+            models=model_facts(world),
         )
+
+
+def data_facts(world: World) -> DataFacts:
+    """Return the sizes of the parts of a run's data, and the digest of the data set."""
+    federation = world.federation
+    return DataFacts(
+        shape=list(world.shape),
+        tokens=world.shape.tokens,
+        classes=world.classes,
+        class_names=list(federation.dataset.class_names),
+        test=len(federation.dataset.test_y),
+        aux=len(federation.aux),
+        public=world.public_size,
+        members=[world.count(k) for k in range(len(federation.shards))],
+        nonmembers=[len(s.nonmembers) for s in federation.shards],
+        validation=[len(s.validation) for s in federation.shards],
+        counts=federation.counts().tolist(),
+        digest=digest_of_data(federation.dataset),
+    )
+
+
+def model_facts(world: World) -> dict[str, ModelFacts]:
+    """Return the size of each architecture of a run, and how many clients have it."""
+    return {
+        arch: ModelFacts(parameters=world.model_size(arch).payload // 4, clients=world.archs.count(arch))
+        for arch in dict.fromkeys(world.archs)
+    }

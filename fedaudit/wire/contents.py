@@ -37,7 +37,7 @@ class Damage:
 
 @dataclass
 class Contents:
-    """What was found in a transcript. `dropped` are the rounds whose model states were not kept."""
+    """The parts of a transcript that were found. `dropped` are the rounds whose model states were not kept."""
 
     messages: int = 0
     rounds: int = 0
