@@ -58,6 +58,11 @@ def check_ledger(case: Case, *, cheap: bool = False) -> None:
         _noted(case, "ledger's entries", "every private field that was sent has its entry")
     else:
         case.found.word("ledger's entries", "the transcript is not whole")
+    used = {entry.kind for ledger in record.ledger for entry in ledger.entries}
+    case.found.compare(
+        "policies that applied to nothing", RECORD, "idle_policies", record.idle_policies,
+        sorted(record.setting.privacy.keys() - used),
+    )  # fmt: skip
     if cheap:
         return
     _check_trainings(case)

@@ -79,10 +79,14 @@ def check_declared(case: Case, read: _Index) -> None:
     if case.world is None:
         case.found.word(figure, case.why_no_world)
         return
-    if not case.record.traffic_declared:
-        case.found.word(figure, "the method declares none")
-        return
     method, world = case.world.method, case.world
+    if not case.record.traffic_declared:
+        declares = not case.foreign_transport and method.traffic(world.plan(1, participants_of(world.setting, 1)))
+        if declares and not case.other_code:
+            case.found.contradicted(figure, RECORD, "traffic_declared", False, True, "the method declares its traffic")
+        else:
+            case.found.word(figure, "the method declares none")
+        return
     for row in case.record.rounds:
         of = read.by_round[row.round]
         try:
