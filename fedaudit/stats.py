@@ -13,7 +13,7 @@ from pydantic import model_validator
 from scipy.special import betainccinv, betaincinv, ndtri, stdtrit  # scipy.stats takes a second to import
 
 from fedaudit.errors import ContractError, SettingError
-from fedaudit.kept import AsGiven
+from fedaudit.stored_model import AsGiven
 
 ROUNDING = 1e-9  # by how much a value may lie outside of its interval, relative to its size: limits are rounded, too
 

@@ -19,8 +19,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from fedaudit.errors import RunError
-from fedaudit.kept import Kept
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.stored_model import StoredModel
 
 NAME = "seal.json"
 FILES = ("record.json", "setting.json", "attacks.json", "audits.json")
@@ -28,7 +28,7 @@ FOLDERS = ("transcript", "models", "scores", "pictures", "checkpoint")
 CHUNK = 1 << 20
 
 
-class Signature(Kept):
+class Signature(StoredModel):
     """A signature over the seal's digest, and the public key that it was made with, both as hexadecimal numbers."""
 
     scheme: Literal["ed25519"] = "ed25519"
@@ -36,7 +36,7 @@ class Signature(Kept):
     signature: str
 
 
-class Seal(Kept):
+class Seal(StoredModel):
     """The digests of a run's files. `digest` is over all of them, in the order of their names."""
 
     seal_schema: Literal[1] = 1

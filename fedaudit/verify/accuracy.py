@@ -18,7 +18,7 @@ from fedaudit.errors import FedauditError
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.party import Client, Server
-from fedaudit.runtime.runner import data_facts, model_facts
+from fedaudit.runtime.run_opening import data_facts, model_facts
 from fedaudit.runtime.scores import Accuracy, Spread, Utility
 from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.utility import accuracy, evaluate, results

@@ -15,7 +15,7 @@ import numpy as np
 from fedaudit.attack.attack_run import candidates_of, rescored
 from fedaudit.attack.membership import auc
 from fedaudit.attack.score import presence
-from fedaudit.attack.scores_kept import KeptScores, kept
+from fedaudit.attack.stored_scores import KeptScores, kept
 from fedaudit.errors import FedauditError
 from fedaudit.registry import find, read_from
 from fedaudit.runtime.attack_result import (
@@ -27,7 +27,7 @@ from fedaudit.runtime.attack_result import (
     Rate,
     ReconstructionResult,
 )
-from fedaudit.runtime.source import is_same, source_of
+from fedaudit.runtime.code_digest import is_same, source_of
 from fedaudit.runtime.world import World
 from fedaudit.stats import clopper_pearson, student_t
 from fedaudit.verify.case import Case

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from fedaudit.errors import FedauditError
+from fedaudit.progress import Watch, unwatched
 from fedaudit.registry import find, read_from
 from fedaudit.runtime.checkpoint import Store
+from fedaudit.runtime.code_digest import code_of_setting, differences, harness, is_same
 from fedaudit.runtime.folder import RunFolder, kept_rounds
 from fedaudit.runtime.run_record import RunRecord, device_name, versions
-from fedaudit.runtime.source import code_of_setting, differences, harness, is_same
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.verify.finding import Findings
-from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.contents import Contents, look_through
 from fedaudit.wire.transcript import Transcript
 

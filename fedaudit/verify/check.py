@@ -13,10 +13,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedaudit.errors import FedauditError, RunError
-from fedaudit.kept import Kept
+from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.seal import Seal
+from fedaudit.stored_model import StoredModel
 from fedaudit.verify.accuracy import check_accuracy, check_data, check_sums
 from fedaudit.verify.attacks import check_attacks
 from fedaudit.verify.case import RECORD, Case
@@ -27,12 +28,11 @@ from fedaudit.verify.ledger import check_ledger
 from fedaudit.verify.rerun import check_rerun
 from fedaudit.verify.seal import check_seal
 from fedaudit.verify.traffic import check_traffic, check_transcript
-from fedaudit.watch import Watch, unwatched
 
 NOTE = "verified.json"
 
 
-class Note(Kept):
+class Note(StoredModel):
     """The note that a verification leaves in a run folder. It is about the files of one seal."""
 
     fedaudit: str  # the version that checked

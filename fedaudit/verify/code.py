@@ -10,9 +10,9 @@ from typing import Any
 
 from fedaudit.errors import FedauditError
 from fedaudit.registry import find, read_from
+from fedaudit.runtime.code_digest import NOT_COMPARED, comparable, not_compared
+from fedaudit.runtime.declarations.tested import declarations_of
 from fedaudit.runtime.run_record import BESIDE, versions
-from fedaudit.runtime.source import NOT_COMPARED, not_compared
-from fedaudit.runtime.tested import declarations_of
 from fedaudit.setting import EXECUTION, ROUNDING
 from fedaudit.verify.case import HEAD, RECORD, Case
 from fedaudit.verify.finding import differences
@@ -57,12 +57,12 @@ def check_copies(case: Case) -> None:
 def check_code(case: Case) -> None:
     """Check which code ran, and what is known of it here."""
     record, found = case.record, case.found
-    if not case.other_code:
-        found.recomputed("code", "the method's and fedaudit's code are the ones that are here, by their digests")
-        if record.code is not None and not_compared(record.code, record.harness):
-            found.word("code's digests", NOT_COMPARED)
-    else:
+    if case.other_code:
         found.word("code", case.other_code)
+    elif not_compared(record.code, record.harness):
+        found.word("code", NOT_COMPARED)
+    else:
+        found.recomputed("code", "the method's and fedaudit's code are the ones that are here, by their digests")
     _check_declarations(case)
     now = versions()
     apart = {name: (record.versions.get(name), now.get(name)) for name in record.versions.keys() | now.keys()}
@@ -85,7 +85,9 @@ def _check_declarations(case: Case) -> None:
     except FedauditError as e:
         case.found.word(figure, f"the method is not here: {e}")
         return
-    if not case.other_code and said.source != now.source:
+    if not comparable(said.source, now.source):
+        case.found.word(figure, f"the record says: {said.text()}")
+    elif not case.other_code and said.source != now.source:
         case.found.contradicted(figure, RECORD, "declarations.source", said.source, now.source)
     elif said.source == now.source and said.tested == "held" and now.tested != "held":
         case.found.contradicted(figure, RECORD, "declarations.tested", said.tested, now.tested, "for the same source")

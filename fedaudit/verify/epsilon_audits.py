@@ -10,9 +10,9 @@ import math
 
 from fedaudit.epsilon.one_run import BOUNDS
 from fedaudit.errors import FedauditError
-from fedaudit.levels import said
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.significance import said
 from fedaudit.verify.case import Case
 
 FILE = "audits.json"

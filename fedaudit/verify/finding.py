@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedaudit.kept import Kept, number_of, plain
+from fedaudit.stored_model import StoredModel, number_of, plain
 
 Verdict = Literal["recomputed", "contradicted", "the author's word"]
 Shown = str | float | int | bool | None
@@ -16,7 +16,7 @@ ABSENT = "nothing"  # stands for a value that one side does not have
 LONGEST = 160  # characters of a value that are shown
 
 
-class Finding(Kept):
+class Finding(StoredModel):
     """One figure: whether it was recomputed, is contradicted, or rests on the author's word, and why.
 
     A contradiction names the file, the field in it, the recorded value and the recomputed one.
@@ -45,7 +45,7 @@ def _word(value: Shown) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-class Checked(Kept):
+class Checked(StoredModel):
     """All that `verify` found out about one run folder."""
 
     folder: str

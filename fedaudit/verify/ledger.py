@@ -19,7 +19,7 @@ from fedaudit.errors import FedauditError
 from fedaudit.privacy.accounting import Event
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.dpsgd import multiplier_for
-from fedaudit.privacy.ledger import ClientLedger, Entry
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
 from fedaudit.privacy.policy import TRAINING, Policy, read_policies
 from fedaudit.runtime.task import ClientState
 from fedaudit.verify.case import RECORD, Case
@@ -148,7 +148,7 @@ def _read(case: Case) -> tuple[dict[int, _Client], set[tuple[str, int, int]]]:
 def _check_entries(case: Case, ledger: ClientLedger, client: _Client, taken_over: bool) -> None:
     place = f"ledger of client {ledger.client}"
     billed: Counter[tuple[str, int]] = Counter()
-    by_field: dict[str, list[Entry]] = defaultdict(list)
+    by_field: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in ledger.entries:
         by_field[entry.field].append(entry)
         for t in entry.rounds:
@@ -174,7 +174,7 @@ def _check_entries(case: Case, ledger: ClientLedger, client: _Client, taken_over
             _check_free(case, place, where, facts, entry)
 
 
-def _check_free(case: Case, place: str, where: str, facts: Sent, entry: Entry) -> None:
+def _check_free(case: Case, place: str, where: str, facts: Sent, entry: LedgerEntry) -> None:
     """Check that an entry without a cost, or with less than all of it, has a reason that the declaration allows."""
     policies, kind = case.record.setting.privacy, facts.kind or ""
     if entry.kind != kind:
@@ -277,7 +277,7 @@ def _policies(case: Case) -> dict[str, Policy]:
         return {}
 
 
-def _multiplier(case: Case, policy: Policy, entry: Entry, ledger: ClientLedger) -> float | None:
+def _multiplier(case: Case, policy: Policy, entry: LedgerEntry, ledger: ClientLedger) -> float | None:
     """Return the noise multiplier that a policy gives an entry; None if it cannot be computed here."""
     if policy.noise_multiplier is not None:
         return policy.noise_multiplier

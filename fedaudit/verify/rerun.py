@@ -22,12 +22,12 @@ from typing import Any
 
 from fedaudit.epsilon.client_replay import apart
 from fedaudit.errors import FedauditError
-from fedaudit.privacy.ledger import Entry as LedgerEntry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.rng import seeded
+from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
-from fedaudit.runtime.runner import participants_of
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.task import Done, Task, compute, run_task
 from fedaudit.runtime.utility import evaluate
@@ -35,11 +35,12 @@ from fedaudit.runtime.world import World
 from fedaudit.verify.accuracy import compare_utility
 from fedaudit.verify.case import RECORD, Case
 from fedaudit.wire.codec import decode, encode, read_header
+from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.message import Down, Record, Up
-from fedaudit.wire.packing import Blob
-from fedaudit.wire.transcript import Entry
+from fedaudit.wire.transcript import TranscriptEntry
 
 INDEX = "transcript/index.jsonl"
+Both = tuple[TranscriptEntry, TranscriptEntry | None]  # a message to a client, and its answer
 TOLERANCE = 0.01  # relative difference of a field's numbers up to which a reply is the same on another machine type
 
 
@@ -47,8 +48,8 @@ TOLERANCE = 0.01  # relative difference of a field's numbers up to which a reply
 class Asked:
     """One task as the transcript has it: what the client was sent, and what it answered."""
 
-    down: Entry
-    up: Entry
+    down: TranscriptEntry
+    up: TranscriptEntry
 
     @property
     def readable(self) -> bool:
@@ -101,7 +102,7 @@ def check_rerun(case: Case, share: float, seed: int) -> tuple[int, int]:
 def _tasks(case: Case) -> dict[int, list[Asked]]:
     """Return all answered tasks by client, in order."""
     found: dict[int, list[Asked]] = defaultdict(list)
-    sent: dict[tuple[int, int, int], Entry] = {}
+    sent: dict[tuple[int, int, int], TranscriptEntry] = {}
     for entry in case.transcript.entries():
         key = (entry.client, entry.round, entry.ask)
         if entry.direction == "down":
@@ -255,7 +256,7 @@ def _rerun_server(case: Case, world: World) -> None:
     if case.contents.dropped:
         case.found.word(figure, f"the messages of {len(case.contents.dropped)} rounds were not kept (keep_weights)")
         return
-    by_ask: dict[tuple[int, int], dict[int, tuple[Entry, Entry | None]]] = defaultdict(dict)
+    by_ask: dict[tuple[int, int], dict[int, Both]] = defaultdict(dict)
     for entry in case.transcript.entries():
         of = by_ask[entry.round, entry.ask]
         of[entry.client] = (entry, None) if entry.direction == "down" else (of[entry.client][0], entry)
@@ -298,7 +299,9 @@ def _compare_last(case: Case, state: Record) -> None:
     )  # fmt: skip
 
 
-def _asker(world: World, t: int, by_ask: Mapping[tuple[int, int], Mapping[int, tuple[Entry, Entry | None]]]) -> Any:
+def _asker(
+    world: World, t: int, by_ask: Mapping[tuple[int, int], Mapping[int, tuple[TranscriptEntry, TranscriptEntry | None]]]
+) -> Any:
     """Return a function that answers a server's asks with what the transcript has, and compares what it sends."""
     number = -1
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
+from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.run_record import FieldTraffic, RoundRecord
-from fedaudit.runtime.runner import participants_of
 from fedaudit.verify.case import RECORD, Case
 from fedaudit.wire.codec import choices, measure, stored_digest, stored_header
 from fedaudit.wire.message import Size

@@ -43,8 +43,8 @@ def small(method: str, seed: int = 0, **more: Any) -> dict[str, Any]:
     given = next(itertools.islice(fingerprint.settings(method), more.pop("way", 0), None)).model_dump()
     given |= {"server_model": None} if "model" in more else {}
     given["model"] = given["model"].replace("cnn_bn:3,mlp:2", "cnn_bn:2,mlp:1")
-    return given | {"rounds": 2, "clients": 3, "seed": 40 + seed, "eval_clients": True, "eval_every": 1, "keep_weights": 10,
-                    "minimum": 20, "engine": "serial"} | more  # fmt: skip
+    given |= {"rounds": 2, "clients": 3, "seed": 40 + seed, "eval_clients": True, "eval_every": 1, "minimum": 20}
+    return given | {"keep_weights": 10, "engine": "serial"} | more
 
 
 def run_of(method: str, out: Any, seed: int = 0, **more: Any) -> bool:
@@ -87,14 +87,14 @@ class Killed(Exception):
 
 def test_a_run_that_was_killed_and_resumed_is_not_accused(tmp_path, monkeypatch):
     given = small("fedavg", model="mlp", rounds=3, privacy={"training": POLICIES["training"]}, norm="group")
-    real = runner._Run._round
+    real = runner._one_round
 
-    def dies(self, t):
+    def dies(run, t):
         if t == 3:
             raise Killed
-        real(self, t)
+        real(run, t)
 
-    monkeypatch.setattr(runner._Run, "_round", dies)
+    monkeypatch.setattr(runner, "_one_round", dies)
     with pytest.raises(Killed):
         fedaudit.run(**given, out=tmp_path / "run")
     assert not verify(tmp_path / "run").contradictions, "an unfinished run claims nothing"
