@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -65,7 +66,10 @@ _RUN_NAMES = (
     "transcript", "models",
 )  # fmt: skip
 _OF_ATTACKS = ("pictures", "scores", "shadows", "active")
-NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
+NAMES = {
+    "run": (*_RUN_NAMES, *_OF_ATTACKS),
+    "audit": ("runs", "audit.json", "suite.json", STALE),
+}  # what is written, by purpose
 
 
 def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
@@ -94,6 +98,38 @@ def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
         )
     if not (folder / MARKER).exists():
         write_atomic(folder / MARKER, f"fedaudit {purpose} 1\n".encode())
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what an unfinished run of ours left in its folder, so that it can be used again. Call it with the lock.
+
+    A finished run is refused: nobody means to lose one. Files that are not ours stay.
+    """
+    if not (folder / "record.json").exists():
+        return
+    try:
+        done = read_record(folder).status == "done"
+    except RunError:
+        done = False  # a record that cannot be read is no result
+    if done:
+        raise RunError(
+            f"{folder} holds a finished run, and --overwrite is for unfinished ones. Choose another --out, or remove "
+            "the folder yourself."
+        )
+    for name in NAMES["run"]:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def ways_on(folder: Path) -> str:
+    """Return what can be done with the folder of a run that did not finish."""
+    return (
+        f"{folder} holds a run that did not finish. --resume goes on from its last whole round, with the same code; "
+        "--overwrite starts anew in the same folder."
+    )
 
 
 def claim_for_attacks(folder: Path) -> None:

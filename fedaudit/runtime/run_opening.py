@@ -173,7 +173,7 @@ def _check_same(run: RunState, before: Setting) -> None:
     if code is not None and (changed := differences(code, code_of(run.method, run.setting))):
         raise SettingError(
             f"{run.folder} was begun by other code: {'; '.join(changed)}. Its rounds would not belong together: "
-            "choose another --out, or take the change back."
+            "say --overwrite to start anew in this folder, choose another --out, or take the change back."
         )
     if run.setting.rounds < run.record.rounds[-1].round if run.record.rounds else False:
         raise SettingError(
