@@ -162,7 +162,7 @@ def _run_signature() -> inspect.Signature:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
     setting_file = typer.Argument(
-        metavar="[SETTING.toml|setting.json]", help="A file with settings.", show_default=False
+        metavar="[SETTING.toml]", help="A file with settings, or a run's setting.json.", show_default=False
     )
     set_option = typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter of the method; repeatable.")
     privacy_option = typer.Option(
