@@ -443,6 +443,18 @@ def _versions() -> dict[str, str]:
     return found
 
 
+BITS = ("platform", "cpu", "torch", "cuda")  # versions on which the last bits of a result depend
+
+
+def same_machine_type(a: RunRecord, b: RunRecord) -> bool:
+    """Return whether two runs were on one type of machine, where equal settings give equal bits.
+
+    A record from before the processor was recorded is on none.
+    """
+    known = "cpu" in a.versions and "cpu" in b.versions
+    return known and a.device == b.device and all(a.versions.get(name) == b.versions.get(name) for name in BITS)
+
+
 def _cpu() -> str:
     """Return the processor and the instructions that torch uses on it: with others, the last bits may differ."""
     import torch

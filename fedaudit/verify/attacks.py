@@ -14,7 +14,6 @@ import numpy as np
 
 from fedaudit.attack.attack_run import candidates_of, rescored
 from fedaudit.attack.membership import auc
-from fedaudit.attack.score import presence
 from fedaudit.attack.stored_scores import KeptScores, kept
 from fedaudit.errors import FedauditError
 from fedaudit.registry import find, read_from
@@ -34,7 +33,8 @@ from fedaudit.verify.case import Case
 
 FILE = "attacks.json"
 CLOSE = 1e-6
-ROUNDED = 1e-3  # claimed shares are kept to four digits
+ROUNDED = 1e-3  # claimed shares are kept to four digits, and errors are sums of them
+DIGITS = 1.01e-4  # by which two rounded shares may differ in truth
 JUDGED = ("against_blind", "leak", "split_broken", "verdict")
 
 
@@ -171,12 +171,22 @@ def _check_histogram(case: Case, figure: str, at: str, result: HistogramResult) 
         if not case.found.compare(f"{figure}, {name}", FILE, f"{at}.pooled.{name}", getattr(result.pooled, name), now_,
                                   close=ROUNDED, reason="from the claimed shares"):  # fmt: skip
             return
-    if result.pooled.presence is not None:
-        now_ = presence(np.concatenate(claimed), np.concatenate(held))
-        case.found.compare(f"{figure}, presence", FILE, f"{at}.pooled.presence", result.pooled.presence, now_,
-                           close=0.02, reason="from the claimed shares, which are rounded")  # fmt: skip
+    _check_presence(case, f"{figure}, presence", at, result, np.concatenate(claimed), np.concatenate(held))
     leak = result.pooled.gain.low is not None and result.pooled.gain.low > 0
     case.found.compare(f"{figure}, verdict", FILE, f"{at}.leak", result.leak, leak)
+
+
+def _check_presence(case: Case, figure: str, at: str, result: HistogramResult, claimed: Any, held: Any) -> None:
+    """Check the AUC for "holds this class". Shares are kept rounded, so pairs that are nearly equal leave it open."""
+    said = result.pooled.presence
+    if said is None or said.value is None or held.all() or not held.any():
+        return
+    gaps = claimed[held][:, None] - claimed[~held][None, :]
+    low, high = float((gaps > DIGITS).mean()), float((gaps > -DIGITS).mean())
+    if low - CLOSE <= said.value <= high + CLOSE:
+        case.found.recomputed(figure, f"from the claimed shares, which are rounded: {low:.3f} to {high:.3f}")
+    else:
+        case.found.contradicted(figure, FILE, f"{at}.pooled.presence.value", said.value, f"{low:.4f} to {high:.4f}")
 
 
 def _check_participation(case: Case, figure: str, at: str, result: ParticipationResult) -> None:

@@ -17,14 +17,13 @@ from fedaudit.registry import find, read_from
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.code_digest import code_of_setting, differences, harness, is_same
 from fedaudit.runtime.folder import RunFolder, kept_rounds
-from fedaudit.runtime.run_record import RunRecord, device_name, versions
+from fedaudit.runtime.run_record import BITS, RunRecord, device_name, versions
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.verify.finding import Findings
 from fedaudit.wire.contents import Contents, look_through
 from fedaudit.wire.transcript import Transcript
 
 RECORD, HEAD = "record.json", "checkpoint/HEAD.json"
-BITS = ("platform", "cpu", "torch", "cuda")  # versions on which the last bits depend
 
 
 @dataclass

@@ -16,7 +16,7 @@ from fedaudit.errors import FedauditError, RunError
 from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
-from fedaudit.runtime.seal import Seal
+from fedaudit.runtime.seal import Seal, read_seal
 from fedaudit.stored_model import StoredModel
 from fedaudit.verify.accuracy import check_accuracy, check_data, check_sums
 from fedaudit.verify.attacks import check_attacks
@@ -171,8 +171,16 @@ def read_note(folder: Path) -> Note | None:
         return None
 
 
-def checked_line(folder: Path) -> str:
-    """Return in a line when and by which version a run folder was checked, and its seal."""
-    now = Seal.of(folder).digest
-    note = read_note(folder)
-    return "not checked (`fedaudit verify` does it)" if note is None else note.text(now)
+def checked_lines(folder: Path) -> list[str]:
+    """Return a run folder's seal, and when and by which version it was checked, a line each."""
+    now, note = Seal.of(folder).digest, read_note(folder)
+    try:
+        seal = read_seal(folder)
+    except RunError as e:
+        return [str(e)]
+    if seal is None:
+        told = "not sealed"
+    else:
+        told = f"seal {seal.digest[:32]}{', signed' if seal.signature else ''}"
+        told += "" if seal.digest == now else "; BROKEN: files were changed after it (`fedaudit verify` names them)"
+    return [told, "not checked (`fedaudit verify` does it)" if note is None else note.text(now)]
