@@ -100,8 +100,8 @@ def unseal(folder: Path) -> None:
 
 
 def seal_again(folder: Path) -> None:
-    """Seal a folder after something was added to it, unless its seal is signed."""
-    if not _signed(folder):
+    """Seal a folder after something was added to it, unless its seal is signed. A record by itself is not sealed."""
+    if (folder / "transcript").is_dir() and not _signed(folder):
         write_seal(folder, Seal.of(folder))
 
 

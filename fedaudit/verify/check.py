@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.folder import MARKER
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.seal import Seal, read_seal
 from fedaudit.stored_model import StoredModel
@@ -111,18 +112,21 @@ def verify(
 
 
 def cheap_check(folder: Path | str) -> list[Finding]:
-    """Return the contradictions that need neither data nor models nor the method's code."""
+    """Return the contradictions that need neither data nor models nor the method's code.
+
+    A record that was taken out of its folder has nothing to be held against: it has none.
+    """
     folder = Path(folder)
+    if not any((folder / name).exists() for name in ("transcript", "checkpoint", "setting.json", MARKER)):
+        return []
     begun = _begun(folder)
     if isinstance(begun, Checked):
         return begun.contradictions
     case = Case(folder, begun)
-    if (folder / "transcript").is_dir() or (folder / "checkpoint").is_dir():  # else it is a record by itself
-        check_seal(case)
-        check_copies(case)
-        if begun.status == "done":
-            check_transcript(case)
+    check_seal(case)
+    check_copies(case)
     if begun.status == "done":
+        check_transcript(case)
         check_ledger(case, cheap=True)
         check_sums(case)
     return [finding for finding in case.found.list if finding.verdict == "contradicted"]

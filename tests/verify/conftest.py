@@ -18,7 +18,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "plain": {"method": "fedavg", "set": {"B": 32, "eta": 0.1}, "partition": "dirichlet:0.5"},
     "other": {"method": "fedavg", "set": {"B": 32, "eta": 0.1}, "partition": "dirichlet:0.5", "seed": 1},
     "noised": {
-        "method": "dffke", "set": DFFKE, "partition": "dirichlet:5",
+        "method": "dffke", "set": DFFKE, "partition": "dirichlet:5", "seed": 2,
         "privacy": {"embeddings": {"epsilon": 2.0, "sensitivity": "clip:1"}},
     },
     "trained": {

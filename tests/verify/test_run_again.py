@@ -10,6 +10,7 @@ import fedaudit as package
 from fedaudit.errors import RunError
 from fedaudit.runtime import runner
 from fedaudit.runtime.run_record import read_record
+from fedaudit.suite.suite_file import read_suite, save_suite, saved_suite
 
 TINY = {"rounds": 1, "clients": 2, "model": "mlp", "partition": "iid", "eval_clients": False, "set": {"B": 64}}
 WORDS = ["--rounds", 1, "--clients", 2, "--model", "mlp", "--partition", "iid", "--set", "B=64", "--no-eval-clients"]
@@ -54,12 +55,31 @@ def test_foreign_code_in_a_folder_needs_trust(fedaudit, tmp_path, words):
     assert "--trust" in err
 
 
+SUITE = (
+    'attacks = []\n[base]\nmethod = "fedavg"\nrounds = 1\nclients = 2\nmodel = "mlp"\npartition = "iid"\n'
+    'eval_clients = false\nset = { B = 64 }\n[[budgets]]\nmax = "1 GiB"\n'
+)
+
+
+def test_an_audits_folder_holds_its_suite(fedaudit, tmp_path):
+    """The same cells, by name, are planned from the file and from the folder."""
+    (tmp_path / "suite.toml").write_text(SUITE)
+    (tmp_path / "a").mkdir()
+    suite = read_suite(tmp_path / "suite.toml")
+    save_suite(suite, tmp_path / "a")
+    assert saved_suite(tmp_path / "a") == suite
+    plans = [
+        fedaudit("audit", *words, "--out", tmp_path / "b", "--dry-run")
+        for words in ((tmp_path / "suite.toml",), ("--from", tmp_path / "a"))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0][0] == 0
+
+
+@pytest.mark.slow
 def test_an_audit_is_run_again_from_its_folder(fedaudit, tmp_path):
     suite = tmp_path / "suite.toml"
-    suite.write_text(
-        'attacks = []\n[base]\nmethod = "fedavg"\nrounds = 1\nclients = 2\nmodel = "mlp"\npartition = "iid"\n'
-        "eval_clients = false\nset = { B = 64 }\n"
-    )
+    suite.write_text(SUITE)
     assert fedaudit("audit", suite, "--out", tmp_path / "a")[0] == 0
     assert fedaudit("audit", "--from", tmp_path / "a", "--out", tmp_path / "b")[0] == 0
     a, b = (read_record(next((tmp_path / name / "runs").iterdir())) for name in "ab")
