@@ -23,6 +23,7 @@ from fedaudit.cli.reproduce import reproduce
 from fedaudit.cli.run import run
 from fedaudit.cli.show import compare, export, report, show, transcript
 from fedaudit.cli.traffic import check, comm
+from fedaudit.cli.verify import seal, verify
 from fedaudit.errors import FedauditError, SettingError, unknown
 
 
@@ -154,7 +155,7 @@ def doctor(data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] =
 
 # --- all others, in the order in which --help lists them -------------------------------------------------------
 
-for command in (run, show, transcript, attack, audit, report, compare, comm, check):
+for command in (run, show, transcript, attack, audit, report, compare, verify, seal, comm, check):
     app.command()(command)
 app.command("check-method")(check_method)
 app.command()(reproduce)

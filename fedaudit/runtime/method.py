@@ -38,6 +38,8 @@ class Method(Frozen):
     images_only: ClassVar[str] = ""  # in words, what it does that needs images; empty if it takes any records
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name
+    # True: another framework carries the messages and decides the rounds, and its bytes are not those of our wire.
+    foreign_transport: ClassVar[bool] = False
 
     def archs(self, model: str, clients: int) -> list[str]:
         """Return which architecture each client runs, by the setting's `model`. Sub-model methods scale widths here."""
