@@ -121,12 +121,13 @@ class Server(Party):
         given: Mapping[str, Any] | None = None,
         until: Until | None = None,
         separable: bool = True,
+        turns: Turns | None = None,
         augment: Augmentation | None = None,
     ) -> Fitted:
         """Train a model on the server's data. The options are those of `Client.fit`."""
         return self._fit(
             model, loss, data, opt=opt, batch=batch, epochs=epochs, steps=steps, given=given, until=until,
-            separable=separable, augment=augment,
+            separable=separable, turns=turns, augment=augment,
         )  # fmt: skip
 
 

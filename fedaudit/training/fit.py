@@ -140,17 +140,20 @@ class Turns:
     """Rows that lie in parts one after the other and take turns: no batch mixes two parts.
 
     By step, an epoch takes a batch of each part in turn, and a longer part goes on alone at the end. By epoch, one part
-    follows the other.
+    follows the other. Even: the batches of each part are spread evenly over the epoch.
     """
 
     sizes: tuple[int, ...]
-    by: Literal["step", "epoch"] = "step"
+    by: Literal["step", "epoch", "even"] = "step"
 
     def batches(self, size: int, rng: torch.Generator) -> Iterator[Tensor]:
         begins = accumulate(self.sizes, initial=0)
         parts = [[begin + i for i in batches(n, size, rng)] for begin, n in zip(begins, self.sizes, strict=False) if n]
         if self.by == "epoch":
             yield from chain.from_iterable(parts)
+        elif self.by == "even":
+            at = [((j + 0.5) / len(part), i, j) for i, part in enumerate(parts) for j in range(len(part))]
+            yield from (parts[i][j] for _, i, j in sorted(at))
         else:
             yield from (index for turn in zip_longest(*parts) for index in turn if index is not None)
 
