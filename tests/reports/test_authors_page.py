@@ -76,6 +76,13 @@ def test_the_suite_has_both_readings_of_all_five():
         assert {(name, None), (name, "authors")} <= named
 
 
+def test_the_table_is_written_between_its_marks(made):
+    page = f"before {made.MARK} old {made.MARK} after"
+    assert made.written(page, "new") == f"before {made.MARK}\n\nnew\n\n{made.MARK} after"
+    with pytest.raises(DataError, match="lacks the two marks"):
+        made.written(f"once {made.MARK}", "new")
+
+
 def test_the_page_has_the_table(made):
     if not made.KEPT.exists():
         pytest.skip("the runs of benchmarks/studies/authors/digits.toml are not kept yet")

@@ -1,7 +1,8 @@
 """The table of docs/results/authors.md: printed readings against those of the authors' code, from kept records.
 
 python benchmarks/studies/authors/table.py --keep AUDIT --commit COMMIT   # the figures of an audit's runs: digits.json
-python benchmarks/studies/authors/table.py                                # the table, as it stands in authors.md
+python benchmarks/studies/authors/table.py                                # prints the table
+python benchmarks/studies/authors/table.py --write                        # puts it into docs/results/authors.md
 
 What made a figure (rounds, seeds, precision, commit) is read from the runs, and a row that mixes any of it is refused.
 """
@@ -22,6 +23,8 @@ from fedaudit.stats import student_t
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "digits.json"
+PAGE = HERE.parents[2] / "docs" / "results" / "authors.md"
+MARK = "<!-- the table of benchmarks/studies/authors/table.py -->"
 POINT = "test batch statistics"
 CLIENTS = ("dffke", "local")  # no global model: the clients' own, on the common test set
 
@@ -124,16 +127,29 @@ def table(runs: Sequence[Kept]) -> str:
     return "\n".join(lines) + f"\n\n{made}. Intervals are of 95 % over seeds."
 
 
+def written(page: str, made: str) -> str:
+    """Return the page with the table between its two marks."""
+    before, found, rest = page.partition(MARK)
+    _, closed, after = rest.partition(MARK)
+    if not (found and closed):
+        raise DataError(f"{PAGE.name} lacks the two marks {MARK} between which the table stands. Put them back.")
+    return f"{before}{MARK}\n\n{made}\n\n{MARK}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, metavar="AUDIT")
     parser.add_argument("--commit", default="")
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     if given.keep:
         if not given.commit:
             sys.exit("--keep needs --commit: the commit that made the runs.")
         keep(given.keep, given.commit)
-    print(table(read()))
+    made = table(read())
+    print(made)
+    if given.write:
+        PAGE.write_text(written(PAGE.read_text(), made))
 
 
 if __name__ == "__main__":
