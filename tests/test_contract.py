@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fedaudit import Up, registry
 from fedaudit.errors import ContractError, RunError
-from fedaudit.runtime.contract import check_declarations
+from fedaudit.runtime.declarations.contract import check_declarations
 from fedaudit.runtime.engines.serial import SerialEngine
 from fedaudit.runtime.runner import run
 from fedaudit.wire.transcript import Transcript
@@ -247,7 +247,7 @@ def test_a_failing_client_is_left_out_and_its_state_unchanged(tiny, tmp_path):
     ("name", "error", "words"),
     [
         ("Broken", RunError, r"0 clients are left, the quorum is 2.*ZeroDivisionError"),
-        ("Diverged", RunError, r"WireError \(_checked, codec\.py"),
+        ("Diverged", RunError, r"WireError \(_checked, grammar\.py"),
         ("NoState", ContractError, "round returned a NoneType"),
     ],
 )

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
-from fedaudit.training.augment import Augmentation, alone, augmented
+from fedaudit.training.augment import Augmentation, augmented, treats_rows_alone
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
 
 CHUNK = 64  # the least number of rows whose gradients are in memory at a time
@@ -43,7 +43,7 @@ def fit_private(
     policy: Policy,
     fits: int,
     augment: Augmentation | None = None,
-) -> tuple[Fitted, Entry]:
+) -> tuple[Fitted, LedgerEntry]:
     """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
@@ -122,9 +122,9 @@ class Planned:
         """Return how many of how many epochs, or steps if it is planned in steps, are through before step t."""
         return (t, self.steps) if not epochs else (t * epochs // self.steps, epochs)
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         """Return the entry for the ledger."""
-        return Entry(
+        return LedgerEntry(
             field="training",
             kind="training",
             mechanism="dp-sgd",
@@ -154,7 +154,7 @@ def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: P
 
 def check_augmentation(augment: Augmentation | None) -> None:
     """Refuse an augmentation under which what one record does to a step could depend on the others."""
-    if not alone(augment):
+    if not treats_rows_alone(augment):
         raise PrivacyError(
             f"{type(augment).__name__} is not known to treat each record alone. Under DP-SGD a step may mix records in "
             "no way but in the clipped sum. Use fedaudit.Augment, or train without privacy.training."

@@ -97,7 +97,7 @@ class Augment:
         return [self.crop, self.flip, self.jitter, *filled]
 
 
-def alone(augment: Augmentation | None) -> bool:
+def treats_rows_alone(augment: Augmentation | None) -> bool:
     """Return whether an augmentation is known to treat every image without regard to the others."""
     return augment is None or type(augment) is Augment
 

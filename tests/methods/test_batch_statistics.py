@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.methods._batch_statistics import OnBatchStatistics, predict_on_batches
+from fedaudit.methods.shared._batch_statistics import OnBatchStatistics, predict_on_batches
 from fedaudit.registry import find
 from fedaudit.runtime.runner import run
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fedaudit.errors import ContractError, SettingError
-from fedaudit.methods._siamese import KINDS, View, _affine, _kept, _Parameters, each, view, views
+from fedaudit.methods.condensation._siamese import KINDS, View, _affine, _kept, _Parameters, each, view, views
 
 
 def drawn(kind, shape=(1, 8, 8), *, tries=200) -> list[View]:

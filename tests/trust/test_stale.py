@@ -13,13 +13,13 @@ import pytest
 
 from fedaudit import read_record, run
 from fedaudit.errors import SettingError
-from fedaudit.runtime.source import _text as source_text
-from fedaudit.runtime.source import differences, source_of, sources
+from fedaudit.runtime.code_digest import SCHEME, differences, source_of, sources
+from fedaudit.runtime.code_digest import _text as source_text
 from fedaudit.suite.cell import Cell, missing, stale_attacks, why_stale
 from fedaudit.suite.scheduler import audit
 
 BASE = """
-from fedaudit.methods.fedavg import FedAvg
+from fedaudit.methods.averaging.fedavg import FedAvg
 
 
 def scale():
@@ -99,7 +99,7 @@ def test_an_edited_method_reruns_its_cells_and_no_other(own, quick, tmp_path):
 def test_code_is_the_module_its_bases_and_what_they_import(own):
     import importlib
 
-    from fedaudit.methods.fedavg import FedAvg
+    from fedaudit.methods.averaging.fedavg import FedAvg
 
     folder, name = own
     cls = importlib.import_module(name).Mine
@@ -132,23 +132,25 @@ def test_other_defaults_versions_and_records_without_code_are_stale(kept):
         cell, record.model_copy(update={"versions": {**record.versions, "torch": "1.0"}})
     )
     assert "does not say" in why_stale(cell, record.model_copy(update={"code": None}))
-    assert why_stale(cell, record.model_copy(update={"harness": "2:another"})) == "fedaudit's own code changed"
+    assert why_stale(cell, record.model_copy(update={"harness": "3:another"})) == "fedaudit's own code changed"
 
 
 def test_the_harness_is_the_files_that_compute_a_run(tmp_path, monkeypatch):
     """An edit of any of them is another harness, without a new version; one of the command line is not."""
-    from fedaudit.runtime import source
+    from fedaudit.runtime import code_digest
 
-    shutil.copytree(Path(source.__file__).parents[1], tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc"))
-    monkeypatch.setattr(source, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
+    shutil.copytree(
+        Path(code_digest.__file__).parents[1], tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc")
+    )
+    monkeypatch.setattr(code_digest, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
     found = {}
     for name in ("", "cli/main.py", "training/fit.py", "runtime/engines/serial.py", "rng.py", "attack/score.py"):
         if name:
             path = tmp_path / "fedaudit" / name
             path.write_text(path.read_text() + "\nMORE = 1\n")
-        source.harness.cache_clear()
-        found[name] = source.harness(), source.harness(("attack",))
-    source.harness.cache_clear()
+        code_digest.harness.cache_clear()
+        found[name] = code_digest.harness(), code_digest.harness(("attack",))
+    code_digest.harness.cache_clear()
     assert found[""] == found["cli/main.py"]
     runs, attacks = zip(*found.values(), strict=True)
     assert len(set(runs)) == 4  # as it was; fit; serial; rng
@@ -176,7 +178,7 @@ def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, quick, tmp
 
     assert "again" not in said()
     assert "again: --force" in said("--force")
-    changed(cell.folder, "2:another")
+    changed(cell.folder, "3:another")
     assert "again: fedaudit.methods.fedavg changed" in said()
     assert "again" not in said("--keep-stale")
     assert read_record(cell.folder).status == "done"  # nothing was moved
@@ -191,7 +193,7 @@ def test_an_attack_of_other_code_is_attacked_again(kept):
     attack = made("loss")[1]
     result = {"attack": "loss", "threat": "server", "settings": attack.model_dump(mode="json"), "ran": False}
     fresh = record.model_copy(update={"attacks": [NotRun(**result, source=source_of(type(attack)))]})
-    stale = record.model_copy(update={"attacks": [NotRun(**result, source="2:of yesterday")]})
+    stale = record.model_copy(update={"attacks": [NotRun(**result, source=f"{SCHEME}:of yesterday")]})
     assert (missing(cell, fresh), stale_attacks(cell, fresh)) == ([], [])
     assert (missing(cell, stale), stale_attacks(cell, stale)) == ([("loss", "server")], ["loss"])
     unknown = record.model_copy(update={"attacks": [NotRun(**result)]})
@@ -240,7 +242,7 @@ def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
     assert "the same to the bit" in out
     assert "other code" not in out
     assert "code not compared, recorded by two schemes of digests: " in " ".join(out.split())
-    changed(tmp_path / "b" / "run", "2:another")
+    changed(tmp_path / "b" / "run", "3:another")
     _, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
     assert "the same to the bit" not in out
     assert "made by other code: fedaudit.methods.fedavg changed" in out
@@ -249,7 +251,7 @@ def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
 def test_a_run_does_not_go_on_with_other_code(tmp_path):
     run(method="fedavg", rounds=1, clients=2, out=tmp_path)
     head = json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())
-    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "2:another"
+    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "3:another"
     (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps(head))
     with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.fedavg changed"):
         run(method="fedavg", rounds=2, clients=2, out=tmp_path, resume=True)

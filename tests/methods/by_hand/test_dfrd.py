@@ -13,7 +13,7 @@ from by_hand import close, played, rng
 from conditional import Adam, Momentum, apart, ce, dcgan, drawn, images, kl, still, weights
 from narrow import trained
 
-from fedaudit.methods._generator import DCGAN
+from fedaudit.methods.datafree._generator import DCGAN
 
 B, ETA = 32, 0.1
 SET = {"I": 2, "I_g": 2, "I_d": 2, "B": 12, "d": 6, "width": 4, "eta_g": 0.003, "eta_d": 0.02}
