@@ -86,7 +86,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 # --- lists and starters ---------------------------------------------------------------------------------------------
 
-LISTS = ("methods", "attacks", "datasets", "models", "partitions")
+LISTS = ("methods", "attacks", "datasets", "models", "partitions", "mechanisms")
 
 
 @app.command("list")
@@ -98,7 +98,7 @@ def list_(
     as_json: Json = False,
     data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
 ) -> None:
-    """List methods, attacks, datasets, models or partitions, one per line; with a NAME, describe that one in full."""
+    """List methods, attacks, datasets, models, partitions or mechanisms; with a NAME, describe that one in full."""
     if what not in LISTS:
         raise SettingError(unknown("list", what, LISTS))
     from fedaudit.cli.listing import details, listing, short_rows

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Ledger
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.rng import seeded
 from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.asking import participants_of
@@ -176,10 +177,7 @@ def _check_same(run: RunState, before: Setting) -> None:
 def _planned_for_rounds(run: RunState) -> bool:
     """Return whether some noise was calibrated so that all rounds together meet an epsilon: their number is then
     fixed."""
-    return any(
-        policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
-        for policy in run.world.policies.values()
-    )
+    return any(mechanism_of(policy).plans_ahead(policy) for policy in run.world.policies.values())
 
 
 def _new_record(run: RunState) -> RunRecord:
