@@ -22,6 +22,7 @@ ROOMS = [
     "runtime",
     "attack",
     "epsilon",
+    "verify",
     "suite",
     "flower",
     "cli",

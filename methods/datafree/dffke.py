@@ -60,6 +60,7 @@ Deviations, off by default:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -169,6 +170,11 @@ class DataFree(Record):
 
 @register("dffke", tables="DFFKE")
 class DFFKE(FKE):
+    """Exchange knowledge through images decoded from embeddings.
+
+    A client sends its weights, embeddings, labels and logits.
+    """
+
     images_only: ClassVar[str] = "decodes embeddings into images"
     quick: ClassVar = {**FKE.quick, "h": 16, "T_Tran": 2, "T_Dec": 1, "T_FKE": 1, "w_Dec": 4, "R": 2}
     on_digits: ClassVar = {"E_local": 10, "B": 32, "T_Tran": 20, "h": 64, "w_Dec": 16, "R": 5}
@@ -335,7 +341,7 @@ class DFFKE(FKE):
             rows += self.decoded(client, past[s]["Dec"], E)
         return rows
 
-    def decoded(self, client: Client, Dec: State, rows: Rows) -> Rows:
+    def decoded(self, client: Client, Dec: State, rows: Sequence[tuple[Tensor, ...]]) -> Rows:
         """Return Dec's images in place of embeddings, for all peers at once, and the logits as row x peer x class."""
         if not rows:
             return []

@@ -127,6 +127,8 @@ def ema(w_: State | None, w: State, lam: float) -> State:
 
 @register("dfrd", tables="FedZGE DFRD")
 class DFRD(DataFree):
+    """Distil clients' models with a generator that does not forget. A client sends its weights and its label counts."""
+
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **PRESETS,
         "authors": {
