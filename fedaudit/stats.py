@@ -94,6 +94,25 @@ def sampled_mean(values: Sequence[float], of: int, confidence: float = 0.95) -> 
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
+def median(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Return the median with an interval of two order statistics, which holds for any continuous distribution.
+
+    The k-th smallest and the k-th largest of n values have the median between them unless fewer than k values are on
+    one side of it. That has the probability 2 P[Bin(n, 1/2) < k]. Too few values have no interval.
+    """
+    if not values:
+        return Estimate(value=None, reason="there are no values")
+    ordered, n = sorted(values), len(values)
+    tail, k = 0.0, 0
+    while k < n // 2 and tail + math.comb(n, k) / 2**n <= (1 - confidence) / 2:
+        tail += math.comb(n, k) / 2**n
+        k += 1
+    middle = statistics.median(ordered)
+    if k == 0:
+        return Estimate(value=middle, interval=f"none: {n} values are too few", n=n)
+    return Estimate(value=middle, low=ordered[k - 1], high=ordered[n - k], interval="order statistics", n=n)
+
+
 Floats = NDArray[np.float64]
 
 

@@ -23,6 +23,7 @@ ROOMS = [
     "attack",
     "epsilon",
     "suite",
+    "gates",
     "flower",
     "cli",
 ]  # from the ground upwards

@@ -6,8 +6,9 @@ import functools
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, ope
 from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Known, evaluate, results, sampling_note
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
-from fedaudit.setting import EXECUTION, ROUNDING, Setting
+from fedaudit.setting import EXECUTION, MANY, ROUNDING, Setting
 from fedaudit.training.recorded import listening, unrecorded
 from fedaudit.units import bytes_text
 from fedaudit.watch import Watch, unwatched
@@ -106,6 +107,53 @@ def _is_done(folder: Path) -> bool:
     return (folder / "record.json").exists() and read_record(folder).status == "done"
 
 
+class RoundByRound:
+    """A run whose caller says when the next round is carried out, so that each can be timed.
+
+    Use it as `with RoundByRound(setting, out) as run: run.round()`. A round is on disk when `round` returns. Nothing is
+    evaluated before the last round of the setting, and the run is not finished: its record says "running".
+    """
+
+    def __init__(self, setting: Setting, out: Path | str):
+        self.setting = setting.model_copy(update={"engine": chosen_engine(setting), "eval_every": MANY})
+        if self.setting.start is not None:
+            raise SettingError(
+                f"The run of {setting.method} starts with the clients of another run, which cannot be taken round by "
+                "round. Leave out `start`."
+            )
+        self.folder = Path(out)
+        self._closing = ExitStack()
+
+    def __enter__(self) -> RoundByRound:
+        self._closing.enter_context(locked(self.folder))
+        try:
+            self._run = _Run(self.setting, self.folder, False, unwatched, None, False)
+            self._closing.callback(self._run.close)
+            self._run.open()
+            self._closing.callback(self._run.transcript.close)
+        except BaseException:
+            self._closing.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    @property
+    def record(self) -> RunRecord:
+        """Return the record up to the last round."""
+        return self._run.record
+
+    def round(self) -> RoundRecord:
+        """Carry out the next round and return its row of the record."""
+        t = len(self.record.rounds) + 1
+        if t > self.setting.rounds:
+            raise RunError(
+                f"{self.folder}: all {self.setting.rounds} rounds of the run are over. Give it more with rounds=..."
+            )
+        return self._run.round(t)
+
+
 class _Run:
     def __init__(
         self,
@@ -145,18 +193,43 @@ class _Run:
     def go(self) -> RunRecord:
         unrecorded.clear()
         try:
-            with listening(self._tell_slower):
+            with self._listening():
                 return self._go()
+        finally:
+            self.close()
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Tell of slower steps at once, and explain the errors of a device."""
+        try:
+            with listening(self._tell_slower):
+                yield
         except Exception as e:
             found = device_error(e, "server")
             if found is None:
                 raise
             self._log_text(f"round {self._now}, {found.who}: {''.join(traceback.format_exception(e))}")
             raise explained(found, max(self._now, 1), self.folder, self.setting) from e
-        finally:
-            self.store.abandon()  # after an error: a resumed run finds the last whole round
-            if self.given_engine is None and "engine" in vars(self):
-                self.engine.close()
+
+    def close(self) -> None:
+        self.store.abandon()  # after an error: a resumed run finds the last whole round
+        if self.given_engine is None and "engine" in vars(self):
+            self.engine.close()
+
+    def open(self) -> None:
+        """Open the run for a caller that carries out its rounds one by one."""
+        with self._listening(), compute(self.world):
+            self._check_records()
+            self._open()
+
+    def round(self, t: int) -> RoundRecord:
+        """Carry out round t, wait until it is on disk, and return its row of the record."""
+        with self._listening(), compute(self.world):
+            self._round(t)
+            self.store.settle()
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return self.record.rounds[-1]
 
     @functools.cached_property
     def engine(self) -> Engine:
