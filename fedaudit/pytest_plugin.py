@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,14 +114,24 @@ def _judge(request: pytest.FixtureRequest, findings: Sequence[Finding], cannot_t
         warnings.warn(CannotTell(message), stacklevel=3)
 
 
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Turn a gate's mistakes (a limit that is none, an attack that is not there) into failures without a traceback."""
+    from fedaudit.errors import SettingError
+
+    try:
+        yield
+    except SettingError as e:
+        pytest.fail(str(e), pytrace=False)
+
+
 def _apply(check: Check, marker: pytest.Mark) -> None:
     """Call a check with the arguments of a mark. Arguments that it does not take are the test's mistake."""
     try:
         inspect.signature(check).bind(*marker.args, **marker.kwargs)
     except TypeError as e:
-        raise pytest.UsageError(
-            f"The mark {marker.name}: {e}. It is {MARKS[marker.name].partition(': ')[0]}."
-        ) from None
+        takes = MARKS[marker.name].partition(": ")[0]
+        pytest.fail(f"The mark {marker.name}: {e}. Write {takes}.", pytrace=False)
     check(*marker.args, **marker.kwargs)
 
 
@@ -138,12 +149,11 @@ def comm_budget(request: pytest.FixtureRequest) -> Check:
         per: str = "client-round",
         convention: str = "payload",
     ) -> None:
-        from fedaudit.errors import SettingError
         from fedaudit.gates.record_gates import communication
         from fedaudit.runtime.run_record import RunRecord, read_record
 
         given = record if isinstance(record, RunRecord) else read_record(record)
-        try:
+        with _plain_errors():
             found = communication(
                 given,
                 request.path.parent,
@@ -154,10 +164,6 @@ def comm_budget(request: pytest.FixtureRequest) -> Check:
                 per=per,
                 convention=convention,
             )
-        except SettingError as e:
-            if str(e).startswith("comm_budget: give"):  # nothing is limited: the test's mistake
-                raise pytest.UsageError(str(e)) from None
-            raise
         _judge(request, found)
 
     return check
@@ -170,7 +176,9 @@ def privacy_budget(request: pytest.FixtureRequest) -> Check:
     def check(record: Any, epsilon: float, delta: float | None = None) -> None:
         from fedaudit.gates.record_gates import finished, privacy
 
-        _judge(request, [privacy(finished(record), epsilon=epsilon, delta=delta)])
+        with _plain_errors():
+            found = privacy(finished(record), epsilon=epsilon, delta=delta)
+        _judge(request, [found])
 
     return check
 
@@ -192,7 +200,9 @@ def leak_budget(request: pytest.FixtureRequest) -> Check:
     ) -> None:
         from fedaudit.gates.record_gates import finished, leak
 
-        _judge(request, leak(finished(record), attack=attack, auc=auc, tpr=tpr, threat=threat), cannot_tell)
+        with _plain_errors():
+            found = leak(finished(record), attack=attack, auc=auc, tpr=tpr, threat=threat)
+        _judge(request, found, cannot_tell)
 
     return check
 
@@ -204,7 +214,9 @@ def accuracy_floor(request: pytest.FixtureRequest) -> Check:
     def check(record: Any, floor: float) -> None:
         from fedaudit.gates.record_gates import accuracy, finished
 
-        _judge(request, [accuracy(finished(record), floor)])
+        with _plain_errors():
+            found = accuracy(finished(record), floor)
+        _judge(request, [found])
 
     return check
 
@@ -219,7 +231,9 @@ def claims_hold(request: pytest.FixtureRequest) -> Check:
     def check(record: Any, cannot_tell: str | None = None) -> None:
         from fedaudit.gates.record_gates import claims, finished
 
-        _judge(request, [claims(finished(record))], cannot_tell)
+        with _plain_errors():
+            found = claims(finished(record))
+        _judge(request, [found], cannot_tell)
 
     return check
 
@@ -259,11 +273,13 @@ def federated_run(
             set: dict[str, Any] | None = None,
             cannot_tell: str | None = None,
         ) -> None:
-            make_attack(folder, attack=attack, threat=threat, set=set)
+            with _plain_errors():
+                make_attack(folder, attack=attack, threat=threat, set=set)
             leak_budget(folder, attack, auc, tpr, threat, cannot_tell)
 
         def test_and_check(trials: int = TRIALS, cannot_tell: str | None = None) -> None:
-            audit_claims(folder, trials)
+            with _plain_errors():
+                audit_claims(folder, trials)
             claims_hold(folder, cannot_tell)
 
         gates: dict[str, Check] = {  # those that take no time first
@@ -314,15 +330,16 @@ def federated_benchmark(request: pytest.FixtureRequest, tmp_path: Path, comm_bud
 
         count += 1
         limits = Limits(max_ratio, max_bytes_ratio, max_flops_ratio)
-        found = benchmark_rounds(
-            samples,
-            setting,
-            tmp_path / f"federated-benchmark-{count}",
-            rounds=rounds,
-            relative_to=relative_to,
-            limits=limits,
-            flops=flops,
-        )
+        with _plain_errors():
+            found = benchmark_rounds(
+                samples,
+                setting,
+                tmp_path / f"federated-benchmark-{count}",
+                rounds=rounds,
+                relative_to=relative_to,
+                limits=limits,
+                flops=flops,
+            )
         for marker in request.node.iter_markers("comm_budget"):
             _apply(partial(comm_budget, found.record), marker)
         _judge(request, findings(found, limits), cannot_tell)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainccinv, betaincinv, ndtri, stdtrit  # scipy.stats takes a second to import
+from scipy.special import bdtr, betainccinv, betaincinv, ndtri, stdtrit  # scipy.stats takes a second to import
 
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.kept import AsGiven
@@ -103,9 +103,8 @@ def median(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     if not values:
         return Estimate(value=None, reason="there are no values")
     ordered, n = sorted(values), len(values)
-    tail, k = 0.0, 0
-    while k < n // 2 and tail + math.comb(n, k) / 2**n <= (1 - confidence) / 2:
-        tail += math.comb(n, k) / 2**n
+    k = 0
+    while k < n // 2 and bdtr(k, n, 0.5) <= (1 - confidence) / 2:  # P[Bin(n, 1/2) <= k]
         k += 1
     middle = statistics.median(ordered)
     if k == 0:

@@ -54,6 +54,7 @@ class RoundCosts:
     flops: float | None  # of clients and server; None if they were not counted
     peak_host_bytes: int  # of the whole process
     peak_gpu_bytes: int | None
+    round_s: float | None  # median, without waiting for other processes; None where benchmarks are disabled
     samples_per_s: float | None  # records of the clients that took part, each counted once a round
     opening_s: float
     first_round_s: float
@@ -123,6 +124,7 @@ class _Side:
             flops=flops,
             peak_host_bytes=peak,
             peak_gpu_bytes=record.peak_gpu_bytes or None,
+            round_s=seconds,
             samples_per_s=trained / seconds if seconds else None,
             opening_s=round(self.opening_s, 4),
             first_round_s=round(self.first_round_s, 4),
