@@ -7,6 +7,7 @@ second. Two things timed right after each other suffer alike, so their ratio is 
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fedaudit.gates.finding import Told, enough, told
-from fedaudit.stats import Estimate, median
+from fedaudit.stats import Estimate, pseudo_median
 
 CONFIDENCE = 0.95  # of the verdict, all looks together
-LOOKS = 3  # at 1, 2 and 4 times the rounds that were asked for
-FEWEST = 7  # pairs: fewer have no interval at the level of one look
+LOOKS = 5  # at 1, 2, 4, 8 and 16 times the rounds that were asked for
+FEWEST = 8  # pairs: fewer have no interval at the level of one look
 
 
 def clock() -> float:
@@ -61,39 +62,59 @@ class Pairs:
         """Return the median over pairs: a neighbour's burst of work spoils some pairs, not the middle one."""
         return statistics.median(self.ratios)
 
-    def time_ours(self, work: Callable[[], object]) -> None:
-        begun = clock()
-        work()
-        self.ours.append(clock() - begun)
 
-    def time_theirs(self, work: Callable[[], object]) -> None:
-        gc.collect()  # one side does not pay for what the other left behind
-        begun = clock()
-        work()
-        self.theirs.append(clock() - begun)
+@dataclass
+class Turns:
+    """Two pieces of work that are timed in turns, theirs first in every other pair.
 
-    def before(self, theirs: Callable[[], object]) -> None:
+    `rest` waits until neither of the two does anything any more. Nobody pays for it.
+    """
+
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    rest: Callable[[], object]
+    pairs: Pairs = field(default_factory=Pairs)
+
+    def sample(self) -> None:
+        """Take our turn."""
+        self.pairs.ours.append(_timed(self.ours))
+
+    def before(self) -> None:
         """Take their turn before ours, in every other pair."""
-        if len(self.ours) % 2 == 0:
-            self.time_theirs(theirs)
-        gc.collect()
+        if len(self.pairs.ours) % 2 == 0:
+            self._theirs()
+        self._ready()
 
-    def after(self, theirs: Callable[[], object]) -> None:
+    def after(self) -> None:
         """Take their turn after ours, if they had none in this pair."""
-        if len(self.theirs) < len(self.ours):
-            self.time_theirs(theirs)
+        if len(self.pairs.theirs) < len(self.pairs.ours):
+            self._theirs()
 
-    def more(self, ours: Callable[[], object], theirs: Callable[[], object], pairs: int) -> None:
+    def more(self, pairs: int) -> None:
         """Time so many further pairs."""
         for _ in range(pairs):
-            self.before(theirs)
-            self.time_ours(ours)
-            self.after(theirs)
+            self.before()
+            self.sample()
+            self.after()
+
+    def _theirs(self) -> None:
+        self._ready()
+        self.pairs.theirs.append(_timed(self.theirs))
+
+    def _ready(self) -> None:
+        self.rest()
+        gc.collect()  # one side does not pay for what the other left behind
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = clock()
+    work()
+    return clock() - begun
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A ratio held against its limit. `ratio` has the median over pairs and its interval."""
+    """A ratio held against its limit. `ratio` has the centre of all pairs and its interval."""
 
     ratio: Estimate
     limit: float | None
@@ -108,12 +129,16 @@ class Compared:
 
 
 def compared(ratios: list[float], limit: float | None) -> Compared:
-    """Hold the median ratio against a limit, at the level of one of several looks.
+    """Hold the ratio against a limit, at the level of one of several looks.
+
+    The logarithms of ratios of two things that suffer alike spread alike to both sides.
 
     Looking again after more rounds is another chance of an error. Each look therefore has its share of the 5 %, and a
     wrong verdict after all looks has a probability of 5 % at most.
     """
-    ratio = median(ratios, 1 - (1 - CONFIDENCE) / LOOKS)
+    of_log = pseudo_median([math.log(ratio) for ratio in ratios], 1 - (1 - CONFIDENCE) / LOOKS)
+    ends = {end: None if (at := getattr(of_log, end)) is None else math.exp(at) for end in ("value", "low", "high")}
+    ratio = of_log.model_copy(update=ends)
     if limit is None:
         return Compared(ratio, None, "kept", None)
     verdict = told(ratio, limit)

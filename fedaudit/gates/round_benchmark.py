@@ -1,8 +1,8 @@
 """Rounds of a run as the samples of a benchmark, and their cost beside them.
 
-A sample is one round after the first, from the first message until the round is on disk. Opening the run, the first
-round (in which steps are recorded or compiled) and evaluation are not part of any sample. FLOPs are counted in a run
-of their own, because counting takes time.
+A sample is one round after the first, from the first message until its state is handed to the disk. Writing goes on
+behind it, as in any run. Opening the run, the first round (in which steps are recorded or compiled) and evaluation are
+not part of any sample. FLOPs are counted in a run of their own, because counting takes time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from fedaudit.errors import SettingError
 from fedaudit.gates.finding import Finding
-from fedaudit.gates.in_turns import FEWEST, LOOKS, Compared, Pairs, compared, without_garbage
+from fedaudit.gates.in_turns import FEWEST, LOOKS, Compared, Pairs, Turns, compared, without_garbage
 from fedaudit.runtime.meter import peak_rss
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.runtime.runner import RoundByRound, run
@@ -191,7 +191,7 @@ def benchmark_rounds(
     """Time rounds of a setting as the samples of a benchmark, in turns with a reference if there is one.
 
     Without a reference and without `rounds`, pytest-benchmark chooses how many rounds there are. With a reference it
-    is `rounds` at first, and up to four times as many where the verdict on the time cannot be told before.
+    is `rounds` at first, and up to 16 times as many where the verdict on the time cannot be told before.
     """
     limits = limits or Limits()
     limits.check(relative_to)
@@ -211,12 +211,11 @@ def benchmark_rounds(
     counts = [counted_flops(side.setting, side.folder.with_name(f"{side.folder.name}-flops")) if flops else None
               for side in sides]  # fmt: skip
     _forget_peak()
-    pairs = Pairs()
     with ExitStack() as closing:
         for side in sides:
             side.open(closing)
         with without_garbage():
-            _sample(samples, [side.run for side in sides], pairs, rounds, limits.max_ratio)
+            pairs = _sample(samples, [side.run for side in sides], rounds, limits.max_ratio)
         peak = _peak()
         measured = len(pairs.ours) > 1 or not samples.disabled
         found = compared(pairs.ratios, limits.max_ratio) if len(sides) > 1 and measured else None
@@ -236,30 +235,29 @@ def benchmark_rounds(
     return Benchmarked(records[0], costs[0], records[1], costs[1], found)
 
 
-def _sample(
-    samples: Samples, runs: list[RoundByRound], pairs: Pairs, rounds: int | None, max_ratio: float | None
-) -> None:
-    ours = runs[0].round
+def _sample(samples: Samples, runs: list[RoundByRound], rounds: int | None, max_ratio: float | None) -> Pairs:
+    """Time the rounds and return their seconds, those of the reference beside them."""
 
-    def sample() -> None:
-        pairs.time_ours(ours)
+    def rest() -> None:
+        for one in runs:
+            one.settle()
 
+    turns = Turns(runs[0].round, runs[-1].round, rest)
     if len(runs) == 1:
         if rounds is None:
-            samples(sample)
+            samples(turns.sample)
         else:
-            samples.pedantic(sample, rounds=rounds)
-        return
-    theirs = runs[1].round
+            samples.pedantic(turns.sample, setup=rest, rounds=rounds)
+        return turns.pairs
     assert rounds is not None  # a comparison always has a number of rounds
-    samples.pedantic(sample, setup=lambda: pairs.before(theirs), teardown=lambda *_: pairs.after(theirs), rounds=rounds)
+    samples.pedantic(turns.sample, setup=turns.before, teardown=lambda *_: turns.after(), rounds=rounds)
     if samples.disabled:
-        pairs.after(theirs)
-        return
+        return turns.pairs
     for look in range(LOOKS - 1):
-        if max_ratio is None or compared(pairs.ratios, max_ratio).told != "cannot be told":
-            return
-        pairs.more(ours, theirs, rounds * 2**look)
+        if max_ratio is None or compared(turns.pairs.ratios, max_ratio).told != "cannot be told":
+            break
+        turns.more(rounds * 2**look)
+    return turns.pairs
 
 
 def findings(found: Benchmarked, limits: Limits) -> list[Finding]:

@@ -110,7 +110,7 @@ def _is_done(folder: Path) -> bool:
 class RoundByRound:
     """A run whose caller says when the next round is carried out, so that each can be timed.
 
-    Use it as `with RoundByRound(setting, out) as run: run.round()`. A round is on disk when `round` returns. Nothing is
+    Use it as `with RoundByRound(setting, out) as run: run.round()`. A round is on disk after `settle`. Nothing is
     evaluated before the last round of the setting, and the run is not finished: its record says "running".
     """
 
@@ -152,6 +152,10 @@ class RoundByRound:
                 f"{self.folder}: all {self.setting.rounds} rounds of the run are over. Give it more with rounds=..."
             )
         return self._run.round(t)
+
+    def settle(self) -> None:
+        """Wait until everything is on disk."""
+        self._run.store.settle()
 
 
 class _Run:
@@ -223,10 +227,9 @@ class _Run:
             self._open()
 
     def round(self, t: int) -> RoundRecord:
-        """Carry out round t, wait until it is on disk, and return its row of the record."""
+        """Carry out round t and return its row of the record. It is written behind what follows."""
         with self._listening(), compute(self.world):
             self._round(t)
-            self.store.settle()
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
         return self.record.rounds[-1]
