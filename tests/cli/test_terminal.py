@@ -249,7 +249,8 @@ def test_what_init_writes_runs(fedaudit, tmp_path, monkeypatch):
         assert all(Path(line).is_file() for line in out.split())
     assert fedaudit("init", "method")[0] == 2, "nothing is overwritten"
     words = ("--rounds", 1, "--clients", 2, "--set", "E=1", "--out", "run")
-    assert fedaudit("run", "--method", "my_method:Mine", *words)[0] == 0
+    code, _, err = fedaudit("run", "--method", "my_method:Mine", *words)
+    assert code == 0, err
     code, out, _ = fedaudit("attack", "run", "--attack", "my_attack:Margin", "--trust")
     assert code == 0
     assert out.startswith("my_attack:Margin  server    AUC ")
