@@ -18,7 +18,7 @@ from fedaudit.runtime.attack_result import MembershipResult, NotRun
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.stats import Estimate
 from fedaudit.suite import measured
-from fedaudit.suite.budgets import Outcome, hold, parse_budgets
+from fedaudit.suite.budgets import Outcome, check_budget, parse_budgets
 
 TRIALS = 1000  # releases of each neighbour, where a gate has to test a claim itself
 
@@ -52,7 +52,7 @@ def communication(
         raise SettingError("comm_budget: give uplink= or downlink=, such as '12 MiB', or baseline= with max_growth=.")
     common = {"per": per, "convention": convention}
     budgets = parse_budgets([{**limit, **common} for limit in limits], "comm_budget")
-    return [_of(hold(budget, record, record.setting.method, folder), "comm_budget") for budget in budgets]
+    return [_of(check_budget(budget, record, record.setting.method, folder), "comm_budget") for budget in budgets]
 
 
 def _of(outcome: Outcome, gate: str) -> Finding:
@@ -62,7 +62,7 @@ def _of(outcome: Outcome, gate: str) -> Finding:
 def accuracy(record: RunRecord, floor: float) -> Finding:
     """Hold the accuracy on the common test set against a floor."""
     (budget,) = parse_budgets([{"metric": "accuracy", "min": floor}], "accuracy_floor")
-    found = _of(hold(budget, record, record.setting.method), "accuracy_floor")
+    found = _of(check_budget(budget, record, record.setting.method), "accuracy_floor")
     test = record.result.last.global_.test if record.result.last and record.result.last.global_ else None
     if test is None:
         return found

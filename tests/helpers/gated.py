@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedaudit.gates.in_turns import clock
-from fedaudit.methods.fedavg import FedAvg
+from fedaudit.methods.averaging.fedavg import FedAvg
 
 
 class Same(FedAvg):

@@ -6,7 +6,7 @@ from __future__ import annotations
 def import_everything() -> None:
     """Import what a gated run imports on its way. Call it before `pytester` is set up: in a fixture of a module."""
     import opacus  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
     import torch.utils.flop_counter  # noqa: F401
 
     from fedaudit import registry
