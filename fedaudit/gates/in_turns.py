@@ -10,7 +10,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -128,17 +128,23 @@ class Compared:
         return f"{self.ratio.value:.3g} [{self.ratio.low:.3g}, {self.ratio.high:.3g}]"
 
 
+def ratio_of(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Return the centre of ratios of two things that suffered alike, with its interval.
+
+    The logarithms of such ratios spread alike to both sides.
+    """
+    found = pseudo_median([math.log(ratio) for ratio in ratios], confidence)
+    ends = {end: None if (at := getattr(found, end)) is None else math.exp(at) for end in ("value", "low", "high")}
+    return found.model_copy(update=ends)
+
+
 def compared(ratios: list[float], limit: float | None) -> Compared:
     """Hold the ratio against a limit, at the level of one of several looks.
-
-    The logarithms of ratios of two things that suffer alike spread alike to both sides.
 
     Looking again after more rounds is another chance of an error. Each look therefore has its share of the 5 %, and a
     wrong verdict after all looks has a probability of 5 % at most.
     """
-    of_log = pseudo_median([math.log(ratio) for ratio in ratios], 1 - (1 - CONFIDENCE) / LOOKS)
-    ends = {end: None if (at := getattr(of_log, end)) is None else math.exp(at) for end in ("value", "low", "high")}
-    ratio = of_log.model_copy(update=ends)
+    ratio = ratio_of(ratios, 1 - (1 - CONFIDENCE) / LOOKS)
     if limit is None:
         return Compared(ratio, None, "kept", None)
     verdict = told(ratio, limit)
