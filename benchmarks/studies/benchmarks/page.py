@@ -41,8 +41,8 @@ python benchmarks/studies/benchmarks/page.py --write
 ```
 
 `make bench` saves every benchmark under `.benchmarks`, those of methods and attacks with a ratio to a reference that
-was measured in turns; `make bench-compare` holds the last two savings against each other, lists what changed by more than
-its noise, and fails where something grew by more than 10 % beyond it.
+was measured in turns; `make bench-compare` holds the last two savings against each other, lists what changed by more
+than its noise, and fails where something grew by more than 10 % beyond it.
 """
 
 
