@@ -157,7 +157,7 @@ def test_hostile_messages_are_refused(old, new):
     right: here the sender is hostile, not the road.)"""
     import xxhash
 
-    from fedaudit.wire import codec
+    from fedaudit.wire.codec import grammar as codec
 
     sent, reply = message()
     blob = encode(reply, stage_of("topk:0.1"), sent)
