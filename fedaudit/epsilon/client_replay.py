@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
-from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare, rebuilt, with_noise
+from fedaudit.privacy.mechanism import prepare, with_noise
+from fedaudit.privacy.mechanisms.base import Prepared, mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.progress import Watch
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -134,7 +136,11 @@ class Witness(Client):
             again = rebuilt(value, iter(noisy))
             if digest_of(self._arrived(again, where, declared)) == digest_of(sent):
                 arrived, sent = noisy, again
-            elif self.compression.name == "int8" and [t.shape for t in arrived] == [t.shape for t in ready.leaves]:
+            elif (
+                self.compression.name == "int8"
+                and mechanism_of(policy).rounds
+                and [t.shape for t in arrived] == [t.shape for t in ready.leaves]
+            ):
                 rounded = True
             else:
                 how = "its noise cannot be drawn again" if policy.secure else "it does not come out again"

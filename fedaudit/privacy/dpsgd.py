@@ -19,6 +19,7 @@ from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanisms.dp_sgd import DpSgd
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
@@ -115,7 +116,7 @@ class Planned:
         return LedgerEntry(
             field="training",
             kind="training",
-            mechanism="dp-sgd",
+            mechanism=DpSgd.name,
             noise_multiplier=self.multiplier,
             sample_rate=self.q,
             steps=self.steps,

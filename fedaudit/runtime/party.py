@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.dpsgd_stack import PrivateJob
 from fedaudit.privacy.ledger import LedgerEntry
-from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
+from fedaudit.privacy.mechanism import protect, protect_field
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
+from fedaudit.privacy.sensitivity import Context
 from fedaudit.rng import generator
 from fedaudit.runtime.lockstep import carry_out, descend
 from fedaudit.runtime.meter import Meter
@@ -239,6 +241,7 @@ class Client(Party):
             images=lambda: self._rows()[0],
             encode=lambda x: self.model.eval().encode(x),
             predict=lambda x: self.model.eval()(x),
+            classes=self.classes,
             plain_fits=self.plain_fits,
             dirty=self.dirty,
             provenance=self._provenance,
@@ -286,9 +289,10 @@ class Client(Party):
         """Return the mean of the rows of each class present. The rows are clipped first if the kind's policy clips."""
         y = self.y if y is None else y
         policy = self._site.policies.get(kind)
-        C = policy.clip if policy is not None and policy.mechanism == "gaussian" else None
-        if C is not None:
-            rows = clip_rows(rows, C)
+        how = None if policy is None else mechanism_of(policy)
+        C = None if how is None or policy is None else how.clip(policy)
+        if how is not None and C is not None:
+            rows = how.clipped(rows, C)
             if len(rows) > len(self):
                 raise PrivacyError(
                     f"client.class_means was given {len(rows)} rows, and the client has {len(self)} records: a record "

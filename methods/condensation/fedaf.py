@@ -161,6 +161,11 @@ def softened(V: dict[int, Tensor], tau: float) -> dict[int, Tensor]:  # R_k (Eq.
 
 @register("fedaf", tables="FedAF")
 class FedAF(Condensing):
+    """Train the server on images that clients condense together.
+
+    A client sends mean logits, synthetic images and soft labels.
+    """
+
     lambda_loc: float = 1e-4  # weight of CDC; 0 leaves it out
     gamma: float = 0.9  # re-sampling: share of the received model
     swd: Literal["points", "entries"] = "points"

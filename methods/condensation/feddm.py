@@ -54,6 +54,8 @@ class Trained(Record):
 
 @register("feddm", tables="FedAF")
 class FedDM(Condensing):
+    """Train the server on images that match a client's feature means. A client sends synthetic images."""
+
     clip: float = 2.0  # norm of the images' gradient
     rho: float = 5.0  # radius of the perturbation
     logits: bool = True  # match mean logits as well

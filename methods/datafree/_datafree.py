@@ -333,7 +333,8 @@ class DataFree(Method):
         return {"before distillation": load(server.model(), s.before)}
 
     def diagnostics(self, s: Tuned) -> dict[str, float]:
-        return {} if s.measured is None else {k: float(v) for k, v in dataclasses.asdict(cast(Any, s.measured)).items()}
+        own = {} if s.measured is None else {k: float(v) for k, v in dataclasses.asdict(cast(Any, s.measured)).items()}
+        return {**self.host.diagnostics(s.host), **own}
 
     def personal(self, client: Client) -> nn.Module:
         return self.host.personal(client)

@@ -88,13 +88,13 @@ def label_distribution(n: Tensor) -> Tensor:
 
 
 class Sampler:
-    """Draws z ~ N(0, I) and y ~ p(y), from one generator.
+    """Draws z ~ N(0, I), or uniformly from [0, 1), and y ~ p(y), from one generator.
 
     Labels are drawn by inversion: torch.multinomial has no deterministic form on GPUs.
     """
 
-    def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator):
-        self.d, self.B, self.rng = d, B, rng
+    def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator, noise: str = "normal"):
+        self.d, self.B, self.rng, self.noise = d, B, rng, noise
         cumulated = p.double().cpu().cumsum(0)
         self.cumulated = (cumulated / cumulated[-1]).to(rng.device)
 
@@ -122,7 +122,8 @@ class Sampler:
 
     def _draw(self) -> tuple[Tensor, Tensor]:
         device = self.rng.device
-        z = torch.randn(self.B, self.d, generator=self.rng, device=device)
+        random = torch.rand if self.noise == "uniform" else torch.randn
+        z = random(self.B, self.d, generator=self.rng, device=device)
         u = torch.rand(self.B, generator=self.rng, device=device, dtype=torch.float64)
         return z, torch.searchsorted(self.cumulated, u, right=True)
 

@@ -123,6 +123,11 @@ class DataFree(Record):
 
 @register("dffke", tables="DFFKE")
 class DFFKE(FKE):
+    """Exchange knowledge through images decoded from embeddings.
+
+    A client sends its weights, embeddings, labels and logits.
+    """
+
     images_only: ClassVar[str] = "decodes embeddings into images"
     quick: ClassVar = {**FKE.quick, "h": 16, "T_Tran": 2, "T_Dec": 1, "T_FKE": 1, "w_Dec": 4, "R": 2}
     on_digits: ClassVar = {"E_local": 10, "B": 32, "T_Tran": 20, "h": 64, "w_Dec": 16, "R": 5}

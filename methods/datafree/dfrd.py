@@ -106,6 +106,8 @@ def ema(w_: State | None, w: State, lam: float) -> State:
 
 @register("dfrd", tables="FedZGE DFRD")
 class DFRD(DataFree):
+    """Distil clients' models with a generator that does not forget. A client sends its weights and its label counts."""
+
     beta_tran: float = 1.0
     beta_div: float = 1.0
     lam: float = 0.5  # lambda of Eq. 6

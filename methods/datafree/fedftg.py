@@ -55,6 +55,8 @@ def L_md(teachers: Tensor, student: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
 
 @register("fedftg", tables="FedZGE DFRD")
 class FedFTG(DataFree):
+    """Repair the averaged model with generated hard images. A client sends its weights and its label counts."""
+
     lambda_cls: float = 1.0
     lambda_dis: float = 1.0
     metric: Metric = "mean"  # distances in L_dis

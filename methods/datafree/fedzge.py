@@ -137,6 +137,11 @@ def L_f(f: nn.Module, x: Tensor, e: Tensor, tau: float) -> Tensor:
 
 @register("fedzge", tables="FedZGE")
 class FedZGE(Method):
+    """Train a generator by asking black boxes.
+
+    A client sends logits on the server's images, and its size.
+    """
+
     E_k: int = Field(10, ge=0)  # local training epochs; 0: the clients stay as they are
     B_k: int = 256  # local batch size
     E_prime: int = Field(10, ge=0)  # E'_k, local distillation epochs; 0: without L'_k

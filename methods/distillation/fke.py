@@ -115,6 +115,8 @@ class Nothing(Record):
 
 @register("fke", tables="DFFKE")
 class FKE(Method):
+    """Learn from each other's answers on a public transfer set. A client sends logits."""
+
     quick: ClassVar = {"tau": "off", "E_local": 1, "B": 32}
     on_digits: ClassVar = {"E_local": 10, "B": 32}
     needs_public: ClassVar = True

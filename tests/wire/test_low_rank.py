@@ -9,7 +9,7 @@ import torch
 
 from fedaudit import LowRank, State, Up, private
 from fedaudit.errors import ContractError, WireError
-from fedaudit.privacy.mechanism import rebuilt
+from fedaudit.privacy.trees import rebuilt
 from fedaudit.wire.codec import choices, decode, decode_tree, encode, encode_tree, fields_of, measure, read_header
 from fedaudit.wire.message import size_of
 
