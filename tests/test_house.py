@@ -22,7 +22,9 @@ ROOMS = [
     "runtime",
     "attack",
     "epsilon",
+    "verify",
     "suite",
+    "gates",
     "flower",
     "cli",
 ]  # from the ground upwards

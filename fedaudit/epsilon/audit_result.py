@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from fedaudit.epsilon.lower_bounds import Bound, ceiling
 from fedaudit.epsilon.noise_tests import POWER
-from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.runtime.run_record import EpsilonAudit, Guesses
 from fedaudit.significance import level_of, said
 from fedaudit.stats import Floats
 
@@ -37,7 +37,7 @@ class AuditedClaim:
 
 def held(
     place: AuditedClaim, test: str, bound: Bound, top: float, how: str, *, tells_at: float | None,
-    seeks: float | None = None, finds: float | None = None,
+    seeks: float | None = None, finds: float | None = None, guesses: Guesses | None = None,
 ) -> EpsilonAudit:  # fmt: skip
     """The audit of one claim by one bound. `top`: the largest bound that so many trials could have given."""
     p = bound.p_value(place.epsilon) if math.isfinite(place.epsilon) else 1.0
@@ -60,6 +60,7 @@ def held(
         finds=finds,
         seeks=seeks,
         tells_at=tells_at,
+        guesses=guesses,
     )
 
 

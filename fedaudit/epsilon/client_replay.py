@@ -38,6 +38,7 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
+from fedaudit.training.augment import Augmentation
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_field
 from fedaudit.wire.compression import Stage, applies
@@ -183,7 +184,7 @@ class Witness(Client):
                 self.id, self.t, before, loss, tuple(_double(row) for row in rows),
                 {name: _double(value) for name, value in (options["given"] or {}).items()},
                 options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
-                policy.releases or self._site.rounds, (*key, self._fits), self.device,
+                policy.releases or self._site.rounds, (*key, self._fits), self.device, options.get("augment"),
             )  # fmt: skip
             for probe in self.probes:
                 with seeded("witness", self.id, self.t, device=self.device):
@@ -210,6 +211,7 @@ class PrivateFit:
     fits: int
     key: tuple[object, ...]
     device: torch.device
+    augment: Augmentation | None = None
 
     @property
     def C(self) -> float:
@@ -239,7 +241,7 @@ class PrivateFit:
         with seeded("witness", "layers", device=self.device):  # dropout draws the same each time
             fit_private(
                 copied, self.loss, self.rows, opt=sgd(STEP), batch=self.batch, epochs=self.epochs, steps=self.steps,
-                given=self.given, policy=self.with_noise(multiplier), fits=self.fits,
+                given=self.given, policy=self.with_noise(multiplier), fits=self.fits, augment=self.augment,
                 rng=generator(*self.key[:-1], f"sample {self.key[-1]}", device=self.device),
                 noise=generator(*self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
             )  # fmt: skip

@@ -74,9 +74,26 @@ def audit_residuals(
                 reasons.append(f"client {k} could not be repeated: {type(e).__name__}: {e}")
     audits = []
     for kind in sorted(wanted):
-        audits += _audit_kind(run, kind, repeated, reasons, confidence)
+        of_kind = _audit_kind(run, kind, repeated, reasons, confidence)
+        audits += [_counted(audit, run, kind, took_part, repeated, reasons) for audit in of_kind]
     save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
+
+
+def _counted(
+    audit: EpsilonAudit, run: RunFolder, kind: str, clients: list[int], repeated: list[Repeated], reasons: list[str]
+) -> EpsilonAudit:
+    """Return the audit, held against how many clients it should have looked at. Of some, it cannot tell of all."""
+    due = {
+        row.client for row in run.record.ledger if row.client in clients and any(e.kind == kind for e in row.entries)
+    }
+    missing = sorted(due - {found.client for found in repeated})
+    if not missing or not audit.trials:
+        return audit
+    why = f"; client {missing[0]} could not be repeated: {reasons[0]}" if reasons else ""
+    how = f"{audit.how}; {len(due) - len(missing)} of {len(due)} clients were looked at{why}"
+    quiet = audit.verdict == "not refuted"
+    return audit.model_copy(update={"how": how} | ({"verdict": "cannot tell", "tells_at": 1.0} if quiet else {}))
 
 
 def _audit_kind(

@@ -24,6 +24,7 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
 from fedaudit.shape import Shape
 from fedaudit.training import models
+from fedaudit.training.augment import Augmentation
 from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
@@ -122,10 +123,13 @@ class Server(Party):
         given: Mapping[str, Any] | None = None,
         until: Until | None = None,
         separable: bool = True,
+        turns: Turns | None = None,
+        augment: Augmentation | None = None,
     ) -> Fitted:
+        """Train a model on the server's data. The options are those of `Client.fit`."""
         return self._fit(
             model, loss, data, opt=opt, batch=batch, epochs=epochs, steps=steps, given=given, until=until,
-            separable=separable,
+            separable=separable, turns=turns, augment=augment,
         )  # fmt: skip
 
 
@@ -373,14 +377,17 @@ class Client(Party):
         turns: Turns | None = None,
         norms: Norms = "batch",
         beside: Sequence[Callable[[Tensor], Tensor]] = (),
+        augment: Augmentation | None = None,
     ) -> Fitted:
         """Train this client's model on its private records, or on `data` built from received messages or noise.
 
         `beside`: what fixed models compute for each record, computed once; the loss gets it after the record's own
         rows. Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds
         what a record can do. In a private training it is given the records one at a time.
+        `augment`: what makes other images of each batch. `beside` and `until` see the records as they are.
         """
-        options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
+        options: dict[str, Any] = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
+        options["augment"] = augment
         model = model or self.model
         # Training copies the rows that it picks, so it may look at the kept ones; the method's functions get all.
         rows = self._rows(fitting=True, look=until is None and not beside) if data is None else data
@@ -450,6 +457,7 @@ class Client(Party):
         seen.after_fit(model)
         if self.looked:  # it must be equally often and the same for all clients, or it tells of the records
             how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
+            how += [] if options["augment"] is None else options["augment"].chosen()
             self.told.append([f"{options['opt'].make.__name__} of {named(loss)}"])
             self.told += [["nothing"] if value is None else seen.ways(value) for value in how]
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
