@@ -125,6 +125,9 @@ class Setting(Frozen):
     isolate: bool = Field(
         False, description="run each client in a process with its own records only, the server in one without records"
     )
+    twins: str = Field(
+        "auto", description="clients beside which a twin with other records runs: auto, all, off, or a number"
+    )
     together: int = Field(32, ge=1, le=MANY, description="stacked: the most clients in one stack")
     workers: int | None = Field(None, ge=1, le=4096, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
@@ -150,6 +153,14 @@ class Setting(Frozen):
                 if isinstance(value, int | float) and not abs(value) <= LARGEST:  # nan, too
                     raise ValueError(f"{kind}.{key} = {value} is out of range: at most {LARGEST:g}")
         return privacy
+
+    @field_validator("twins", mode="before")
+    @classmethod
+    def _known_twins(cls, value: Any) -> Any:
+        text = str(value) if type(value) is int else value
+        if not isinstance(text, str) or not (text in ("auto", "all", "off") or text.isdecimal()):
+            raise ValueError("choose from auto, all, off, or a number of clients")
+        return text
 
     @field_validator("compress")
     @classmethod
@@ -195,7 +206,7 @@ def parse_compression(text: str) -> tuple[str, float | None]:
 
 # These options say where or how a run is carried out. They do not change its result.
 # (One engine, stacked, rounds differently: a setting's key and a resumed run tell it from the others.)
-EXECUTION = ("data_dir", "engine", "isolate", "together", "workers", "gpu_fraction", "ray_address")
+EXECUTION = ("data_dir", "engine", "isolate", "twins", "together", "workers", "gpu_fraction", "ray_address")
 # These options change nothing but rounding: `Setting.rounding` says when.
 ROUNDING = ("precision", "channels_last", "step")
 

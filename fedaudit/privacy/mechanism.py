@@ -21,6 +21,7 @@ clipping norm:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +36,10 @@ from torch.nn.functional import cosine_similarity
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.mechanism_outputs import Released
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.privacy.provenance import Provenance
-from fedaudit.rng import generator
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Declared, State, Up
 from fedaudit.wire.release import Protection
@@ -51,7 +53,7 @@ def _no_model(x: Tensor) -> Tensor:
 class Context:
     """The mechanism's knowledge of the client whose release it protects."""
 
-    key: tuple[object, ...]  # (seed, client, round, ask, attempt): the noise follows from it and the field
+    key: tuple[object, ...]  # the noise follows from it and the field, see `noise_key`
     n: int
     policies: Mapping[str, Policy]
     releases: Callable[[str], int | None]  # planned releases of a kind over the whole run
@@ -65,6 +67,8 @@ class Context:
     tables: dict[str, int] = field(default_factory=dict)  # digest of a class mean: number of the call that made it
     done: dict[str, tuple[str, list[Entry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
+    # Lets out what a mechanism made of a field: see `mechanism_outputs`.
+    let_out: Callable[[str, Any, Callable[[], Released]], Released] = lambda where, value, make: make()
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
 
@@ -82,7 +86,7 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
     released, entries = (
         (value, [_unprotected(value, where, declared, context)])
         if policy is None
-        else _release(value, where, declared, policy, context)
+        else context.let_out(where, value, lambda: _release(value, where, declared, policy, context))
     )
     context.done[where] = (digest_of(released), entries)
     if context.provenance is not None:
@@ -118,7 +122,8 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
                 "into the reply, unchanged."
             )
         elif policy is not None:
-            changes[name], of_field = _release(value, where, declared, policy, context)
+            make = functools.partial(_release, value, where, declared, policy, context)
+            changes[name], of_field = context.let_out(where, value, make)
         else:
             of_field = [_unprotected(value, where, declared, context)]
         entries += of_field
@@ -321,7 +326,7 @@ def _bounded(
                 f"of one private image whose pixel could be edited. Use clip=C{hint}."
             )
         output = context.predict if assumed else context.encode
-        s = random_pixel_sensitivity(context.images(), output, policy.samples, context.key)
+        s = random_pixel_sensitivity(context.images(), output, policy.samples, (*context.key, where))
         condition = "random-pixel edits bound no neighbouring data set"
         if assumed:
             condition = f"counted as if computed on the client's records; {condition}"
@@ -412,7 +417,7 @@ def random_pixel_sensitivity(
     An edit sets the pixel to a value from U(0, 255), here U(-1, 1). The result bounds the effect of the edits that were
     tried, and of nothing else.
     """
-    rng = generator(*key, "random-pixel", device=images.device)
+    rng = noise_generator(key, "random-pixel", device=images.device)
     if images.dim() != 4:
         raise PrivacyError(
             "random-pixel edits a pixel, but these records are not images and have none. Use clip=C, which bounds "
@@ -442,7 +447,7 @@ def random_pixel_sensitivity(
 def _noise(like: Tensor, sigma: float, policy: Policy, key: tuple[object, ...]) -> Tensor:
     if policy.secure:
         return torch.from_numpy(system_normal(like.numel())).to(like).reshape(like.shape).mul_(sigma)
-    rng = generator(*key, "noise", device=like.device)
+    rng = noise_generator(key, "noise", device=like.device)
     return torch.randn(like.shape, generator=rng, device=like.device, dtype=like.dtype).mul_(sigma)
 
 

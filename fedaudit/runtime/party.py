@@ -6,20 +6,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
+from fedaudit.privacy.dpsgd import Progress, trained
 from fedaudit.privacy.dpsgd_stack import PrivateJob
 from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
+from fedaudit.privacy.mechanism_outputs import OF_TASK, Released, Training, outputs, structure_of
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
-from fedaudit.rng import generator
+from fedaudit.rng import generator, kept
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Place, Rows, Site
-from fedaudit.runtime.turns import carry_out, descend
+from fedaudit.runtime.turns import carry_out, descend, say_alone
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
@@ -43,7 +47,8 @@ class Party:
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return a generator of its own for each purpose, the same whenever this round is run."""
-        return generator(self._place.seed, self._name, self.t, self._ask, purpose, device=self.device)
+        own = purpose.replace("/", "//")  # names are joined by "/": no purpose reaches another name's generator
+        return generator(self._place.seed, self._name, self.t, self._ask, own, device=self.device)
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
@@ -77,9 +82,12 @@ class Party:
             return descend(Descent(tuple(params), closure, steps, opt, moments, repeats, before, kept))
 
     def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
-        self._fits = getattr(self, "_fits", 0) + 1
         with self._meter.span("fit"):
-            return carry_out(Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options))
+            return carry_out(self._job(model, loss, rows, options))
+
+    def _job(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], options: Mapping[str, Any]) -> Job:
+        self._fits = getattr(self, "_fits", 0) + 1
+        return Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options)
 
 
 class Server(Party):
@@ -162,17 +170,25 @@ class Client(Party):
         # For each training after a look: where its loss, steps, rates, ... may come from.
         self.told: list[list[str]] = []
         self.dirty = dirty  # whether memory holds something unprotected, written by a task that looked at the records
-        self.entries: list[Entry] = []  # for the ledger
+        _bills[self] = []
         self.released: list[Any] = []  # what client.protect gave back
         # Digests of what went into class means, for the test of declarations.
         self.watched: list[list[str]] | None = None
-        self.replay: list[Any] = []  # replaces what `protect` would give back, for the test of declarations
         self._attempt = attempt
         self._seen: dict[tuple[bool, bool], Rows] = {}
         self._provenance: Provenance | None = None
         if site.policies:  # without a policy nothing is promised, and no value needs to be traced
             known = (t, self.id, len(self), *site.hyperparameters)
             self._provenance = Provenance(message, known, released or {})
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return the entries for the ledger so far: a copy. The bill itself is not the client's to change."""
+        return list(_bills[self])
+
+    def bill(self, *entries: Entry) -> None:
+        """Add entries for the ledger. Called by the harness."""
+        _bills[self] += entries
 
     @property
     def picked(self) -> list[list[str]]:
@@ -231,7 +247,8 @@ class Client(Party):
     @cached_property
     def _context(self) -> Context:
         return Context(
-            key=(self._site.seed, self._name, self.t, self._ask, self._attempt),
+            key=self._key,
+            let_out=self._let_out,
             n=len(self),
             policies=self._site.policies,
             releases=self._site.releases,
@@ -245,11 +262,23 @@ class Client(Party):
             spent=self.spent,
         )
 
+    @property
+    def _key(self) -> tuple[object, ...]:
+        """Return the names of this task's noise: in a run the task's own key, which is not the client's to know."""
+        own = (self._site.seed, self._name, self.t, self._ask, self._attempt)  # for shadows and rehearsals
+        return own if outputs() is None else (OF_TASK,)
+
+    @staticmethod
+    def _let_out(where: str, value: Any, make: Callable[[], Released]) -> Released:
+        gate = outputs()
+        return make() if gate is None else gate.field(where, value, make)
+
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         """Return `value` as it will leave in `message.field`. Whatever is computed from the result is post-processing,
         and free."""
-        if self.replay:
-            released = self.replay.pop(0)
+        gate = outputs()
+        if gate is not None and gate.replay:
+            released = gate.replay.pop(0)
             self._context.done[f"{message.__name__}.{field}"] = (digest_of(released), [])
             if self._provenance is not None:
                 self._provenance.released(field, released)
@@ -326,7 +355,7 @@ class Client(Party):
         self._context.plain_fits, self._context.dirty = self.plain_fits, self.dirty
         with self._meter.span("protect"):
             reply, protection, entries = protect(reply, self._context)
-        self.entries += entries
+        self.bill(*entries)
         return reply, protection
 
     def optimise(
@@ -383,26 +412,54 @@ class Client(Party):
         if data is None and self.private_training:
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
-            before = [model_traces(model), *(traces(fixed, {}) for fixed in beside)]
-            rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
-            fitted = self._fit_private(model, loss, rows, until, separable, options)
-            if before != [model_traces(model), *(traces(fixed, {}) for fixed in beside)]:
-                raise ContractError(
-                    f"{type(model).__name__}, or what fit computes beside it, keeps something of the rows that go "
-                    "through it: what it saw of the records would leave the training unprotected. A forward pass "
-                    "returns its result, and writes nowhere."
-                )
-            return fitted
+            return self._fit_on_records(model, loss, rows, until, separable, options, beside)
         rows = (*rows, *(in_chunks(fixed, rows[0]) for fixed in beside))
         self.brought = self.brought or bool(self.looked and (given or data is not None))
         self.fitting = data is None
-        fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
+        options |= {"until": until, "separable": separable, "turns": turns, "norms": norms}
+        gate = outputs()
+        if data is not None and gate is not None and gate.followed:
+            # What it trains on is nobody's secret, so the twin's result must be the same to the bit: both train alone.
+            say_alone("a training that a twin repeats is carried out alone, so that both round alike")
+            with self._meter.span("fit"):
+                fitted = self._job(model, loss, rows, options).alone()
+        else:
+            fitted = self._fit(model, loss, rows, **options)
         self.fitting = False
         if data is None:
             self.plain_fits += 1
             self.private_fits += 1
         elif self.looked:
             self.plain_fits += 1  # the data may have been built from the records that this task looked at
+        return fitted
+
+    def _fit_on_records(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        rows: Sequence[Tensor],
+        until: Until | None,
+        separable: bool,
+        options: dict[str, Any],
+        beside: Sequence[Callable[[Tensor], Tensor]],
+    ) -> Fitted:
+        """Train privately. Whatever fails in here may fail because of the records, also if the task goes on."""
+        before = [model_traces(model), *(traces(fixed, {}) for fixed in beside)]
+        self.fitting = True
+        try:
+            with kept(self.device):  # what happens in there leaves the global generators as they were
+                rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
+                fitted = self._fit_private(model, loss, rows, until, separable, options)
+        except BaseException:
+            self.bill(Entry.unprotected("training (failure)", "training", "a training on the records did not end"))
+            raise
+        if before != [model_traces(model), *(traces(fixed, {}) for fixed in beside)]:
+            raise ContractError(
+                f"{type(model).__name__}, or what fit computes beside it, keeps something of the rows that go "
+                "through it: what it saw of the records would leave the training unprotected. A forward pass "
+                "returns its result, and writes nowhere."
+            )
+        self.fitting = False
         return fitted
 
     def _fit_private(
@@ -433,16 +490,22 @@ class Client(Party):
                 f"privacy.training planned {planned} trainings of client {self.id}, and this is number "
                 f"{self.spent[TRAINING]}. Say how many there will be over the run: privacy.training.releases."
             )
-        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
+        key = (os.urandom(16).hex(),) if policy.secure else self._key
         seen = self._provenance
         assert seen is not None  # there is a policy
         seen.before_fit(model)
-        rng, noise = (generator(*key, f"{what} {self._fits}", device=self.device) for what in ("sample", "dp-sgd"))
-        self.fitting = True
-        with self._meter.span("fit"):
-            fitted, entry = carry_out(PrivateJob(Job(model, loss, tuple(rows), rng, options), noise, policy, planned))
-        self.fitting = False
-        self.entries.append(entry)
+        rng, noise = (noise_generator(key, f"{what} {self._fits}", device=self.device) for what in ("sample", "dp-sgd"))
+        gate, progress = outputs(), Progress()
+        let_out = Training() if gate is None else gate.training(described(model, len(rows[0]), options))
+        job = Job(model, loss, tuple(rows), rng, options)
+        try:
+            with self._meter.span("fit"):
+                fitted, entry = carry_out(PrivateJob(job, noise, policy, planned, let_out, progress))
+            self.bill(entry)
+        except BaseException:
+            if (made := progress.entry()) is not None:
+                self.bill(made)  # steps are paid for when they are made
+            raise
         seen.after_fit(model)
         if self.looked:  # it must be equally often and the same for all clients, or it tells of the records
             how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
@@ -452,6 +515,16 @@ class Client(Party):
             self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1
         return fitted
+
+
+# By client: the entries for the ledger. They are no attribute, so that a task does not change its own bill.
+_bills: WeakKeyDictionary[Client, list[Entry]] = WeakKeyDictionary()
+
+
+def described(model: nn.Module, n: int, options: Mapping[str, Any]) -> str:
+    """Return what everybody may know of a private training: its size and length, and which parameters it trains."""
+    names = structure_of({name: p.detach() for name, p in trained(model).items()})
+    return f"n = {n}, batch {options['batch']}, epochs {options['epochs']}, steps {options['steps']} of {names}"
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -19,10 +19,13 @@ from torch import nn
 
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Entry, Ledger
+from fedaudit.privacy.noise_key import FILE as KEY_FILE
+from fedaudit.privacy.noise_key import fresh_secret, read_secret, task_key, write_secret
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.alike import Alike
 from fedaudit.runtime.applies import inapplicable, released_kinds
 from fedaudit.runtime.checkpoint import Json, Store, room_for_states, write_atomic
+from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.device_errors import device_error, explained
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
@@ -38,6 +41,7 @@ from fedaudit.runtime.run_record import (
     ModelFacts,
     RoundRecord,
     RunRecord,
+    TwinFacts,
     curve_of,
     device_name,
     read_record,
@@ -74,12 +78,14 @@ def run(
     watch: Watch | None = None,
     engine: Engine | str | None = None,
     refuse_idle: bool = False,
+    noise_key: Path | str | None = None,
     **values: Any,
 ) -> RunRecord:
     """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
 
     `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy setting
     if none of its policies covers anything that the method releases; otherwise it runs, and the record says so.
+    `noise_key` is the file of another run's secret: the noise is then the same as there.
     """
     if isinstance(engine, str):
         values["engine"], engine = engine, None
@@ -94,7 +100,7 @@ def run(
     if first is not None and beside is not None and (not _is_done(beside) or _is_other_code(beside, first)):
         run(first, out=beside, resume=True, watch=watch, engine=engine)
     with locked(folder):
-        return _Run(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside).go()
+        return _Run(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside, noise_key).go()
 
 
 def _is_other_code(folder: Path, setting: Setting) -> bool:
@@ -116,6 +122,7 @@ class _Run:
         engine: Engine | None,
         refuse_idle: bool,
         first: Path | None = None,
+        noise_key: Path | str | None = None,
     ):
         if (folder / "record.json").exists() and not resume:
             raise RunError(f"{folder} already holds a run. Use --resume to go on with it, or another --out.")
@@ -138,7 +145,9 @@ class _Run:
         self._committed: Blob = b""  # the server's state, encoded; tensors that the next round sends stay on the device
         self._state: Record | None = None  # the decoded state, once somebody needs it
         self.started = self.attempt = self._now = 0
+        self.noise_key = None if noise_key is None else Path(noise_key)
         self.record: RunRecord
+        self.twins: Twins
 
     # --- the whole run ---
 
@@ -154,6 +163,8 @@ class _Run:
             self._log_text(f"round {self._now}, {found.who}: {''.join(traceback.format_exception(e))}")
             raise explained(found, max(self._now, 1), self.folder, self.setting) from e
         finally:
+            if "twins" in vars(self):
+                self.twins.close()
             self.store.abandon()  # after an error: a resumed run finds the last whole round
             if self.given_engine is None and "engine" in vars(self):
                 self.engine.close()
@@ -203,6 +214,7 @@ class _Run:
         if head is None:
             write_atomic(self.folder / "setting.json", self.setting.model_dump_json(indent=1).encode())
             self.record = self._new_record()
+            self._begin_twins()
             self.transcript = self._transcript(offset=0, last_round=0, seq=0)
             first = self._init()
             if self.first is not None:
@@ -223,9 +235,28 @@ class _Run:
                 offset=head["transcript"], last_round=self.started, seq=head["seq"], clock=head["clock"]
             )
             self._committed, self._state = self.store.server(head["server"]), None
+            self._begin_twins()
+            self.twins.go_on(self.started)
             if self.started < self.setting.rounds:
                 self._go_on(head, before)
         self.watch(self.started, self.setting.rounds, f"ready; the transcript takes {self._expected_size()}")
+
+    def _begin_twins(self) -> None:
+        """Read or draw the run's secret, and say which clients have a twin."""
+        self.secret = self._secret()
+        if self.world.policies and self.record.twins is None:
+            self.record.twins = TwinFacts(wanted=self.setting.twins)
+        facts = self.record.twins or TwinFacts()
+        self.twins = Twins(self.world, self.folder, self.secret, self._participants(1), facts)
+
+    def _secret(self) -> bytes:
+        """Return the secret from which noise follows: the run folder's, or a new one that is kept there."""
+        if not self.world.policies:
+            return b""
+        path = self.folder / KEY_FILE
+        if not path.exists():
+            write_secret(path, fresh_secret() if self.noise_key is None else read_secret(self.noise_key))
+        return read_secret(path)
 
     def _go_on(self, head: dict[str, Any], before: Setting) -> None:
         """Go on with an unfinished or a longer run: what was recorded about its end no longer holds."""
@@ -398,9 +429,12 @@ class _Run:
                 )
             number = len(wire.traffic.asks)
             tasks = (
-                Task(
-                    self.json, path, k, t, number, self.store.client(k), blob,
-                    drop=self._drops(k, t, number), attempt=self.attempt, here=self.engine.in_process,
+                self.twins.ask(
+                    Task(
+                        self.json, path, k, t, number, self.store.client(k), blob,
+                        drop=self._drops(k, t, number), attempt=self.attempt, here=self.engine.in_process,
+                        noise=task_key(self.secret, k, t, number, self.attempt), followed=self.twins.has(k),
+                    )
                 )
                 for k, blob in wire.down(messages)
             )  # fmt: skip
@@ -415,6 +449,7 @@ class _Run:
                     self._log(t, number, done)
                     raise done.fatal
                 self._note_alone(path, done.alone)
+                self.twins.follow(done)
                 reply = wire.back(done, path, self.world.device)
                 waiting = time.perf_counter()
                 if reply is None or done.state is None:
@@ -433,6 +468,7 @@ class _Run:
                 alike.add(path, done.k, done.told, done.picked, done.chose)
                 self.watch(t - 1, self.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
                 waiting = time.perf_counter()
+            entries.extend((k, self.twins.entries()) for k in sorted(messages) if self.twins.broken)
             if len(cohort.ids) < quorum:
                 raise RunError(
                     f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {quorum}. First failure: "
@@ -556,6 +592,7 @@ class _Run:
 
     def _commit(self, t: int, state: Record, end: Future[int]) -> None:
         """Commit the round, once its transcript has ended, while the next one begins."""
+        self.twins.commit(t)
         blob = self._committed = hold(state, self.world.device)
         self._state = None
         record = self.record

@@ -1,0 +1,1 @@
+"""Holds what a method declares about its replies against what it does."""
