@@ -37,7 +37,7 @@ from fedaudit.runtime.turns import here  # noqa: E402
 from fedaudit.training.recorded import halves  # noqa: E402
 
 PHASES = """
-fedaudit.runtime.runner:_Run._round _Run._evaluate _Run._commit _Run._check_traffic
+fedaudit.runtime.runner:_one_round _evaluate_round commit _check_traffic
 fedaudit.runtime.task:run_task received open_client encode
 fedaudit.runtime.world:World.blank_model World.fresh_model World.members World.site
 fedaudit.runtime.checkpoint:Store.client Store.put_client Store.settle Store._write

@@ -64,10 +64,10 @@ SECRET = bytes(range(32))
 @pytest.fixture(scope="session", autouse=True)
 def _one_secret():
     """All runs of a session have one secret, so that two runs of one setting have the same noise."""
-    from fedaudit.runtime import runner
+    from fedaudit.runtime import run_opening
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "fresh_secret", lambda: SECRET)
+        patch.setattr(run_opening, "fresh_secret", lambda: SECRET)
         yield
 
 

@@ -2,8 +2,8 @@
 
 A run has a secret, which is drawn from the system and kept in the run folder. Each task gets a key of its own, which
 the driver makes from the secret, so that no task holds the secret itself. Samples and noise of DP-SGD and the noise on
-fields follow from that key. The key is no part of the client, of its site or of its world, and it gives each generator once:
-whoever draws the noise of a release before the release is made stops the release.
+fields follow from that key. The key is no part of the client, of its site or of its world, and it gives each generator
+once: whoever draws the noise of a release before the release is made stops the release.
 
 Other generators follow from the run's seed, see `fedaudit.rng`. The two name spaces have nothing in common.
 """

@@ -7,7 +7,9 @@
   compiled it is a mean over dimensions, which a compiler joins with what is around it.
 - The output of both already lies in memory as the next layer takes it: by rows, and then by models. vmap would copy in
   between.
-- Convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
+- A wide kernel on few channels (5 x 5 on at most 32) has no fast grouped kernel either, not even in TF32. Each model
+  multiplies the neighbours of its pixels with its weights (see `products`).
+- Other convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by model
   (`apart`). A recorded step still starts all of them at once.
 
 The numbers are the same to rounding.
@@ -21,10 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaudit.training import products
 from fedaudit.training.copying import copied
 from fedaudit.training.products import _framed
 
 NARROW = 4  # a convolution of at most so many input channels is done as a product
+FEW = 32  # with a wide kernel, one of at most so many is too
+WIDE = 25  # pixels of a wide kernel
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -41,6 +46,11 @@ class NarrowConv2d(nn.Conv2d):
         if torch.compiler.is_compiling():
             return torch.bmm(weight.expand(n, *weight.shape), seen).view(n, -1, h, w)
         return cast(Tensor, _Product.apply(weight, seen)).view(n, -1, h, w)
+
+
+class WideConv2d(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return products.conv2d(input, self.weight, self.bias, cast(tuple[int, int], self.padding))
 
 
 class _Product(torch.autograd.Function):
@@ -197,8 +207,11 @@ def quicker(model: M, *, apart: bool = False, compiled: bool = False) -> M:
 
 def _other(m: nn.Module, apart: bool, compiled: bool) -> type[nn.Module] | None:
     if type(m) is nn.Conv2d and m.groups == 1 and not isinstance(m.padding, str) and m.padding_mode == "zeros":
-        if m.in_channels <= NARROW and set(m.stride) | set(m.dilation) == {1}:
-            return NarrowConv2d
+        if set(m.stride) | set(m.dilation) == {1}:
+            if m.in_channels <= NARROW:
+                return NarrowConv2d
+            if m.in_channels <= FEW and m.kernel_size[0] * m.kernel_size[1] >= WIDE:
+                return WideConv2d
         return ApartConv2d if apart else None
     if type(m) is nn.AvgPool2d:
         plain = not m.ceil_mode and m.divisor_override is None and m.padding in (0, (0, 0))

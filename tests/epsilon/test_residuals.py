@@ -15,7 +15,7 @@ from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
-from fedaudit.runtime import runner
+from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
@@ -133,7 +133,7 @@ def test_noise_of_another_round_is_found(tmp_path, monkeypatch):
     from fedaudit.privacy.noise_key import task_key
 
     with monkeypatch.context() as m:
-        m.setattr(runner, "task_key", lambda secret, k, t, ask, attempt: task_key(secret, k, 1, ask, attempt))
+        m.setattr(asking, "task_key", lambda secret, k, t, ask, attempt: task_key(secret, k, 1, ask, attempt))
         everything(tmp_path / "a")
     found = by_kind(audit_residuals(tmp_path / "a"))
     for kind in ("embeddings", "label_counts", "logits", "soft_labels"):

@@ -103,6 +103,8 @@ class Twins:
         task = self._tasks.pop(done.k, None)
         if task is None or done.lost or task.drop or done.fatal is not None:
             return
+        if task.state is not None and self.world.setting.start is not None and task.k not in self.facts.clients:
+            self._states[task.k] = task.state  # another run's state, whose bill was taken over with it
         if task.state is not None and task.k not in self._states:
             self._ended.add(task.k)  # its states are gone: it cannot go on from where it was
             self.facts.lost += 1
