@@ -68,7 +68,7 @@ class Context:
     done: dict[str, tuple[str, list[Entry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
     # Lets out what a mechanism made of a field: see `mechanism_outputs`.
-    let_out: Callable[[str, Any, Callable[[], Released]], Released] = lambda where, value, make: make()
+    let_out: Callable[[str, str, Any, Callable[[], Released]], Released] = lambda where, depends, value, make: make()
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
 
@@ -86,7 +86,9 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
     released, entries = (
         (value, [_unprotected(value, where, declared, context)])
         if policy is None
-        else context.let_out(where, value, lambda: _release(value, where, declared, policy, context))
+        else context.let_out(
+            where, dependence(declared), value, lambda: _release(value, where, declared, policy, context)
+        )
     )
     context.done[where] = (digest_of(released), entries)
     if context.provenance is not None:
@@ -123,7 +125,7 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
             )
         elif policy is not None:
             make = functools.partial(_release, value, where, declared, policy, context)
-            changes[name], of_field = context.let_out(where, value, make)
+            changes[name], of_field = context.let_out(where, dependence(declared), value, make)
         else:
             of_field = [_unprotected(value, where, declared, context)]
         entries += of_field

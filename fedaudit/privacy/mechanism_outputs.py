@@ -10,10 +10,13 @@ somebody keeps a copy.
 
 from __future__ import annotations
 
+import copy
+import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from fedaudit.privacy.ledger import Entry
 from fedaudit.privacy.noise_key import NoiseKey
+from fedaudit.rng import numpys
 from fedaudit.wire.codec import decode_tree, encode_tree
 from fedaudit.wire.message import State
 
@@ -75,8 +79,8 @@ class Outputs:
         self.replay: list[Any] = []  # replaces what `protect` would give back, for the test of declarations
         self.tape: Tape | None = None
 
-    def field(self, where: str, value: Any, make: Callable[[], Released]) -> Released:
-        """Let out a field that a mechanism protects."""
+    def field(self, where: str, depends: str, value: Any, make: Callable[[], Released]) -> Released:
+        """Let out a field that a mechanism protects. `depends` says how it depends on the records."""
         return make()
 
     def training(self, how: str) -> Training:
@@ -103,7 +107,7 @@ class Recorder(Outputs):
         super().__init__(key)
         self.tape: Tape = Tape()
 
-    def field(self, where: str, value: Any, make: Callable[[], Released]) -> Released:
+    def field(self, where: str, depends: str, value: Any, make: Callable[[], Released]) -> Released:
         released, entries = make()
         # A structure that is billed by itself (which classes there are) is paid for.
         paid = any(entry.noise_multiplier == 0 for entry in entries)
@@ -140,6 +144,10 @@ class HandedOver(Outputs):
         self._items, self._device = items, device
         self._next: dict[str, Any] | None = None
         self.differences: list[tuple[str, str]] = []  # where the twin came to differ, and how
+        # Fields with a row for each record, as they were before any protection.
+        self.rows: list[tuple[str, Any]] = []
+        self.trainings: list[Trained] = []  # what trainings on the records left behind, for a twin's neighbour
+        self.released: list[Any] = []
 
     def _look(self) -> dict[str, Any]:
         if self._next is None:
@@ -158,8 +166,11 @@ class HandedOver(Outputs):
         self.differences.append((where, how))
         raise Diverged(f"{where}: {how}")
 
-    def field(self, where: str, value: Any, make: Callable[[], Released]) -> Released:
+    def field(self, where: str, depends: str, value: Any, make: Callable[[], Released]) -> Released:
         item, mine = self._take(where), structure_of(value)
+        if depends == "record":
+            self.rows.append((where, value))
+        self.released.append(item["value"])
         if mine != item["of"] and not item["paid"]:
             self.differences.append((where, f"its keys, shapes or types follow the records ({item['of']}, {mine})"))
         return item["value"], []
@@ -177,6 +188,13 @@ class HandedOver(Outputs):
         while self._look()["what"] == "step":
             yield self._take("step")["gradient"]
 
+    def trained(self, tensors: Callable[[], list[Tensor]], train: Callable[[], T]) -> T:
+        """Carry out a training on the records, and keep what it left behind."""
+        result = train()
+        left = [t.detach().clone() for t in tensors()]
+        self.trainings.append(Trained(result, left, torch.get_rng_state(), random.getstate(), numpys.state()))
+        return result
+
     def finish(self) -> None:
         """Note that the task is over. What the client still let out after that is a difference, too."""
         rest = [self._look()["what"]]
@@ -184,6 +202,44 @@ class HandedOver(Outputs):
             self._next = None
         if rest != ["the end"] and not self.differences:
             self.differences.append((rest[0], "the client's mechanism let it out, and the twin did not ask for it"))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left behind: its result, its tensors, and the global generators."""
+
+    result: Any
+    tensors: list[Tensor]
+    torch_state: Tensor
+    python_state: Any
+    numpy_state: Any
+
+
+class Neighbour(HandedOver):
+    """The gate of a twin's neighbour, some of whose records are others: it is given all that the twin was given."""
+
+    def __init__(self, twin: HandedOver, device: torch.device):
+        super().__init__(iter(()), device)
+        self._trainings, self._released = list(twin.trainings), copy.deepcopy(twin.released)
+
+    def field(self, where: str, depends: str, value: Any, make: Callable[[], Released]) -> Released:
+        if depends == "record":
+            self.rows.append((where, value))
+        if not self._released:
+            self.differ(where, "the twin's mechanism did not let it out")
+        return self._released.pop(0), []
+
+    def trained(self, tensors: Callable[[], list[Tensor]], train: Callable[[], T]) -> T:
+        if not self._trainings:
+            self.differ("training", "the twin did not train there")
+        left = self._trainings.pop(0)
+        with torch.no_grad():
+            for mine, theirs in zip(tensors(), left.tensors, strict=True):
+                mine.copy_(theirs)
+        torch.set_rng_state(left.torch_state)
+        random.setstate(left.python_state)
+        numpys.put_back(left.numpy_state)
+        return left.result  # type: ignore[no-any-return]
 
 
 def structure_of(value: Any) -> str:

@@ -23,17 +23,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from fedaudit import errors, registry
 from fedaudit.errors import ContractError, DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.ledger import Entry
-from fedaudit.privacy.mechanism_outputs import HandedOver, Tape
+from fedaudit.privacy.mechanism_outputs import HandedOver, Neighbour, Tape
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import seeded
+from fedaudit.runtime.declarations.twin_client import mixed_rows
 from fedaudit.runtime.device_errors import device_error
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
-from fedaudit.runtime.site import Rows
+from fedaudit.runtime.site import Rows, Swap
 from fedaudit.runtime.task import Done, Task, compute, run_task
 from fedaudit.runtime.world import World, hold, resolve_device
 from fedaudit.setting import Setting
@@ -143,9 +146,11 @@ class Apart(World):
         return self._given[f"{name} {k}"]
 
     def other_rows(self, k: int) -> Rows:
-        raise DataError(
-            "The test of declarations swaps records, and this process has no others. Run it without isolation."
-        )
+        if f"other {k}" not in self._given:
+            raise DataError(
+                "The test of declarations swaps records, and this process has no others. Run it without isolation."
+            )
+        return self._only("other", k)
 
     @functools.cached_property
     def releases(self) -> Callable[[str], int | None]:
@@ -197,9 +202,12 @@ def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byte
         world.turn_to(said["facts"])
         left = iter(range(said["outputs"]))
         gate = HandedOver((receive(file)[1][0] for _ in left), world.device)
-        done = run_task(Task(said["setting"], **said["task"], message=message, state=state or None), gate)
+        task = Task(said["setting"], **said["task"], message=message, state=state or None, watch=True)
+        done = run_task(task, gate)
         if done.fatal is None:
             gate.finish()
+        if done.reply is not None and not gate.differences and (gate.rows or done.rows):
+            gate.differences += _mixed(task, done, gate, said["half"], world.device)
         for _ in left:  # what it did not ask for
             receive(file)
         answer, sent = done_as_frame(done)
@@ -208,6 +216,21 @@ def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byte
             said, blobs = receive(file)
         except EOFError:
             return
+
+
+def _mixed(task: Task, done: Done, twin: HandedOver, half: int, device: torch.device) -> list[tuple[str, str]]:
+    """Return which fields have rows made of several records: two neighbours exchange one half of the records each."""
+    found, digests = [], []
+    for rest in (False, True):
+        gate = Neighbour(twin, device)
+        of_half = run_task(dataclasses.replace(task, swap=Swap(0, in_fit=False, half=half, rest=rest)), gate)
+        found.append(gate.rows)
+        digests.append(of_half.rows)
+    rows = mixed_rows(twin.rows, *found)
+    for mine, a, b in zip(done.rows, *digests, strict=False):
+        if any(x not in (y, z) for x, y, z in zip(mine, a, b, strict=False)):
+            rows.append((f"{task.fn} (class means)", "a row that was given to class_means is made of several records"))
+    return rows
 
 
 def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[bytes]) -> None:
@@ -279,7 +302,7 @@ def error_of(text: Any) -> FedauditError:
     return RunError(" ".join(words))
 
 
-_PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")
+_PLAIN = ("rows", "k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")
 _BLOBS = ("state", "reply", "released", "tape")
 
 
@@ -320,6 +343,8 @@ def main() -> None:
     """Import what parties need, then fork for each connection that is handed over; without fork, serve one and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides, and closes the connection
     control = socket.socket(fileno=int(sys.argv[1]))
+    if not sys.argv[2]:
+        registry.names("methods")  # a nursery for parties of all methods: each fork has the package's own by then
     for name in (*USUAL, *sys.argv[3:]):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)

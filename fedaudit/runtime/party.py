@@ -269,9 +269,9 @@ class Client(Party):
         return own if outputs() is None else (OF_TASK,)
 
     @staticmethod
-    def _let_out(where: str, value: Any, make: Callable[[], Released]) -> Released:
+    def _let_out(where: str, depends: str, value: Any, make: Callable[[], Released]) -> Released:
         gate = outputs()
-        return make() if gate is None else gate.field(where, value, make)
+        return make() if gate is None else gate.field(where, depends, value, make)
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         """Return `value` as it will leave in `message.field`. Whatever is computed from the result is post-processing,

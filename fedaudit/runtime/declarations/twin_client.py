@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fedaudit.privacy.dpsgd import fit_handed_over
 from fedaudit.privacy.dpsgd_stack import fit_handed_over_in_stack
 from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.mechanism import leaves_of
 from fedaudit.privacy.mechanism_outputs import HandedOver, outputs
 from fedaudit.runtime.party import Client, described
 from fedaudit.runtime.site import Rows
@@ -38,6 +39,17 @@ from fedaudit.wire.packing import Blob
 
 class TwinClient(Client):
     """A client with other records, which is handed what its original's mechanisms let out."""
+
+    def fit(self, loss: Loss, data: Sequence[Tensor] | None = None, **options: Any) -> Fitted:  # type: ignore[override]
+        gate, model = outputs(), options.get("model") or self.model
+        assert isinstance(gate, HandedOver)  # else it is no twin
+        train = functools.partial(super().fit, loss, data, **options)
+        return train() if data is not None else gate.trained(lambda: list(model.state_dict().values()), train)
+
+    def optimise(self, params: Sequence[Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        gate = outputs()
+        assert isinstance(gate, HandedOver)
+        return gate.trained(lambda: list(params), functools.partial(super().optimise, params, *args, **options))
 
     def _fit_on_records(
         self,
@@ -61,6 +73,31 @@ class TwinClient(Client):
                 steps = fit_handed_over(model, options["opt"], gate.gradients())
         self.private_fits += 1
         return Fitted(options["epochs"] or 0, steps, math.nan)
+
+
+def mixed_rows(
+    twin: Sequence[tuple[str, Any]], one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]]
+) -> list[tuple[str, str]]:
+    """Return which fields have rows that are made of several records.
+
+    `twin` has its fields as they were before any protection. `one` has them with some of the records exchanged, `other`
+    with all other records exchanged. A row of one record changes in one of the two at most.
+    """
+    found = []
+    for (where, mine), (_, a), (_, b) in zip(twin, one, other, strict=False):
+        leaves = (leaves_of(value, where) for value in (mine, a, b))
+        if any(_moved(x, y) & _moved(x, z) for x, y, z in zip(*leaves, strict=False)):
+            how = "a row of it changes with several records, and the noise is scaled for rows of one record each"
+            found.append((where, how))
+    return found
+
+
+def _moved(before: Tensor, after: Tensor) -> set[int]:
+    """Return the rows that changed; all of them if there are more or fewer now."""
+    if before.shape != after.shape:
+        return set(range(len(before)))
+    same = (before == after).reshape(len(before), -1).all(1)
+    return set((~same).nonzero()[:, 0].tolist())
 
 
 def exchanged(rows: Rows, others: Rows, classes: int, rng: torch.Generator) -> Rows:

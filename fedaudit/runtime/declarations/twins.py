@@ -146,7 +146,8 @@ class Twins:
                 self._close_host()
                 self._host = _Host(self.world, None if isolated else self._around)
             try:
-                return self._host.run(task, done, self._states.get(task.k), self._rows)
+                half = int.from_bytes(derived(self.secret, "half", task.k, task.t, task.ask)[:7], "little")
+                return self._host.run(task, done, self._states.get(task.k), self._rows, half)
             except (EOFError, OSError) as e:
                 why = f"its process ended{f' ({e})' if str(e) else ''}"
                 self._close_host()
@@ -159,7 +160,8 @@ class Twins:
         rng = torch.Generator().manual_seed(seed)
         mine = {"own": world.seen_members(k), "validation": world.held_out(k, "validation")}
         there = {name: (x.cpu(), y.cpu()) for name, (x, y) in mine.items()}
-        return {name: exchanged(rows, others, world.classes, rng) for name, rows in there.items()}
+        twin = {name: exchanged(rows, others, world.classes, rng) for name, rows in there.items()}
+        return {**twin, "other": exchanged(twin["own"], others, world.classes, rng)}  # for the twin's neighbours
 
     def _close_host(self) -> None:
         if self._host is not None:
@@ -226,13 +228,13 @@ class _Host:
         nursery().hand_over(theirs)
 
     def run(
-        self, task: Task, done: Done, state: Blob | None, rows: Callable[[int], dict[str, Rows]]
+        self, task: Task, done: Done, state: Blob | None, rows: Callable[[int], dict[str, Rows]], half: int
     ) -> tuple[Done, list[tuple[str, str]]]:
         """Return the twin's result, and where its gate noticed that it differs."""
         world, first = self._world, not self._known
         outputs = 0 if done.tape is None else sum(1 for _ in done.tape.items())
         said: dict[str, Any] = {
-            "what": "twin", "task": plain_task(task), "facts": facts_of(world, task.k, task.t), "outputs": outputs,
+            "what": "twin", "task": plain_task(task), "facts": facts_of(world, task.k, task.t), "outputs": outputs, "half": half,
             **self._around,
         }  # fmt: skip
         blobs = [bytes(task.message), bytes(state or b"")]
