@@ -168,10 +168,10 @@ class Witness(Client):
 
     def _fit_private(
         self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], until: Until | None, separable: bool,
-        options: dict[str, Any],
+        options: dict[str, Any], beside: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> Fitted:  # fmt: skip
         before = copy.deepcopy(model)
-        fitted = super()._fit_private(model, loss, rows, until, separable, options)
+        fitted = super()._fit_private(model, loss, rows, until, separable, options, beside)
         policy, entry = self._site.policies[TRAINING], self.entries[-1]
         key = (os.urandom(16).hex(),) if policy.secure else self._key
         if fitted.steps:

@@ -276,11 +276,6 @@ def with_noise(ready: Prepared, where: str, declared: Declared, policy: Policy, 
 
 def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[Entry]:
     """Return entries for what noise on the numbers does not hide: the keys that the client's data chose, and counts."""
-    if dependence(declared) == "record" and context.provenance is not None:
-        lengths = {len(leaf) for leaf in leaves_of(value, where)} - {context.n}
-        if not all(context.provenance.is_known(length) for length in lengths):
-            condition = "how many records it is of, where that is neither all of them nor a hyper-parameter"
-            return [Entry.unprotected(f"{where} (length)", _kind(declared), condition)]
     by_class = dependence(declared) == "class"
     if not by_class and not (declared.via == "data" and isinstance(value, Mapping) and not isinstance(value, State)):
         return []

@@ -83,8 +83,8 @@ class Outputs:
         """Let out a field that a mechanism protects. `depends` says how it depends on the records."""
         return make()
 
-    def training(self, how: str) -> Training:
-        """Begin a private training. `how` describes what everybody knows of it."""
+    def training(self, how: Callable[[], dict[str, str]]) -> Training:
+        """Begin a private training. `how` describes what it is told beside the records."""
         return Training()
 
 
@@ -114,12 +114,12 @@ class Recorder(Outputs):
         self.tape.add({"what": where, "of": structure_of(value), "paid": paid, "value": released})
         return released, entries
 
-    def training(self, how: str) -> Training:
-        return _RecordedTraining(self.tape, how)
+    def training(self, how: Callable[[], dict[str, str]]) -> Training:
+        return _RecordedTraining(self.tape, how())
 
 
 class _RecordedTraining(Training):
-    def __init__(self, tape: Tape, how: str):
+    def __init__(self, tape: Tape, how: dict[str, str]):
         self._tape, self._how, self._mark = tape, how, tape.mark()
 
     def restart(self, slot: int = 0, active: list[int] | None = None) -> None:
@@ -175,12 +175,12 @@ class HandedOver(Outputs):
             self.differences.append((where, f"its keys, shapes or types follow the records ({item['of']}, {mine})"))
         return item["value"], []
 
-    def begin(self, how: str) -> dict[str, Any]:
-        """Begin a private training and return how it was carried out. It must be the client's in all that is known of
-        it."""
+    def begin(self, how: dict[str, str]) -> dict[str, Any]:
+        """Begin a private training and return how it was carried out. It must be told what the client's was told."""
         item = self._take("training")
-        if item["how"] != how:
-            self.differ("training", f"it was told {item['how']}, and with other records {how}")
+        if other := [name for name in how if item["how"].get(name) != how[name]]:
+            told = ", ".join(f"{name} {item['how'].get(name)}, with other records {how[name]}" for name in other)
+            self.differences.append((f"training ({', '.join(other)})", f"it was told {told}"))
         return item
 
     def gradients(self) -> Iterator[dict[str, Tensor]]:

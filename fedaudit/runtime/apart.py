@@ -302,7 +302,7 @@ def error_of(text: Any) -> FedauditError:
     return RunError(" ".join(words))
 
 
-_PLAIN = ("rows", "k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")
+_PLAIN = ("rows", "k", "rss", "gpu", "private_fits", "brought", "picked", "chose", "alone", "error", "detail")
 _BLOBS = ("state", "reply", "released", "tape")
 
 

@@ -97,7 +97,7 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
             replies[done.k] = whole if isinstance(fn, str) else reply
             run.store.put_client(done.k, t, number, done.state)
             so_far.entries.append((done.k, done.entries))
-            so_far.alike.add(path, done.k, done.told, done.picked, done.chose)
+            so_far.alike.add(path, done.k, done.picked, done.chose)
             run.watch(t - 1, run.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
             waiting = time.perf_counter()
         so_far.entries.extend((k, run.twins.entries()) for k in sorted(messages) if run.twins.broken)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
@@ -167,8 +168,6 @@ class Client(Party):
         self.spent = spent or {}  # releases by kind and trainings so far, if a budget was planned for a number of them
         self.looked = False  # whether this task read records other than through fit
         self.fitting = False  # True within a training on the records: a failure there may be due to them
-        # For each training after a look: where its loss, steps, rates, ... may come from.
-        self.told: list[list[str]] = []
         self.dirty = dirty  # whether memory holds something unprotected, written by a task that looked at the records
         _bills[self] = []
         self.released: list[Any] = []  # what client.protect gave back
@@ -449,7 +448,7 @@ class Client(Party):
         try:
             with kept(self.device):  # what happens in there leaves the global generators as they were
                 rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
-                fitted = self._fit_private(model, loss, rows, until, separable, options)
+                fitted = self._fit_private(model, loss, rows, until, separable, options, beside)
         except BaseException:
             self.bill(Entry.unprotected("training (failure)", "training", "a training on the records did not end"))
             raise
@@ -470,6 +469,7 @@ class Client(Party):
         until: Until | None,
         separable: bool,
         options: dict[str, Any],
+        beside: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> Fitted:
         if until is not None:
             raise PrivacyError(
@@ -496,7 +496,9 @@ class Client(Party):
         seen.before_fit(model)
         rng, noise = (noise_generator(key, f"{what} {self._fits}", device=self.device) for what in ("sample", "dp-sgd"))
         gate, progress = outputs(), Progress()
-        let_out = Training() if gate is None else gate.training(described(model, len(rows[0]), options))
+        let_out = (
+            Training() if gate is None else gate.training(lambda: described(model, loss, len(rows[0]), options, beside))
+        )
         job = Job(model, loss, tuple(rows), rng, options)
         try:
             with self._meter.span("fit"):
@@ -507,12 +509,6 @@ class Client(Party):
                 self.bill(made)  # steps are paid for when they are made
             raise
         seen.after_fit(model)
-        if self.looked:  # it must be equally often and the same for all clients, or it tells of the records
-            how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
-            self.told.append([f"{options['opt'].make.__name__} of {named(loss)}"])
-            self.told += [["nothing"] if value is None else seen.ways(value) for value in how]
-        if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
-            self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1
         return fitted
 
@@ -521,10 +517,48 @@ class Client(Party):
 _bills: WeakKeyDictionary[Client, list[Entry]] = WeakKeyDictionary()
 
 
-def described(model: nn.Module, n: int, options: Mapping[str, Any]) -> str:
-    """Return what everybody may know of a private training: its size and length, and which parameters it trains."""
-    names = structure_of({name: p.detach() for name, p in trained(model).items()})
-    return f"n = {n}, batch {options['batch']}, epochs {options['epochs']}, steps {options['steps']} of {names}"
+def described(
+    model: nn.Module, loss: Loss, n: int, options: Mapping[str, Any], beside: Sequence[Callable[..., Any]] = ()
+) -> dict[str, str]:
+    """Return all that a private training is told beside the records, as texts and digests.
+
+    Each of these must be known without the records: a loss, a start or a number that follows one record changes what all
+    others do, and the noise hides one record alone.
+    """
+    opt = options["opt"]
+    return {
+        "records": str(n),
+        **{name: str(options[name]) for name in ("batch", "epochs", "steps")},
+        "optimiser": f"{opt.make.__qualname__} {digest_of_all(dict(opt.options))}",
+        "loss": f"{named(loss)} {digest_of_all(carried(loss))}",
+        "given": digest_of_all(options["given"] or {}),
+        "beside": digest_of_all([[named(fixed), carried(fixed)] for fixed in beside]),
+        "start": digest_of_all(model),
+        "parameters": structure_of({name: p.detach() for name, p in trained(model).items()}),
+    }
+
+
+def digest_of_all(value: Any) -> str:
+    """Return a digest of numbers, tensors and networks, and of what holds them; of anything else its type counts."""
+    found: list[str] = []
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, nn.Module):
+            found.append(type(value).__qualname__)
+            todo.append(dict(value.state_dict()))
+        elif isinstance(value, Mapping):
+            found.append(f"{type(value).__name__} {list(map(str, value))}")
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            found.append(f"{type(value).__name__} {len(value)}")
+            todo += value
+        elif isinstance(value, Tensor):
+            found.append(f"{value.dtype} {list(value.shape)} {digest_of(value.detach())}")
+        else:
+            plain = isinstance(value, str | int | float | bytes | None)
+            found.append(repr(value) if plain else type(value).__qualname__)
+    return xxhash.xxh3_128_hexdigest("\n".join(found).encode())
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

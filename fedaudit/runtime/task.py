@@ -93,7 +93,6 @@ class Done:
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
-    told: list[list[str]] | None = None  # for each training after a look: where loss, steps, rates, ... may come from
     # Where the known things that it sent, kept or loaded may come from.
     picked: list[list[str]] = field(default_factory=list)
     chose: bool = False  # whether this message, after a look, is one of several that its function may give
@@ -142,7 +141,8 @@ def _gated_task(task: Task, gate: Outputs) -> Done:
             before = traces(fn, {}) if world.policies else []
             with meter.span("task"):
                 reply = fn(client, message)
-            if world.policies and client.looked and traces(fn, {}) != before:
+            saw = client.looked or client.private_fits > 0
+            if world.policies and saw and traces(fn, {}) != before:
                 client.bill(left_behind(task.fn))
             _check_reply(reply, fn, known, task)
             kept = client.settle()
@@ -180,7 +180,6 @@ def _gated_task(task: Task, gate: Outputs) -> Done:
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
         brought=client.brought,
-        told=client.told if client.looked else None,
         picked=client.picked,
         rows=client.watched or [],
         chose=bool(world.policies) and client.looked and len(_promised(getattr(fn, "__func__", fn))) != 1,

@@ -6,6 +6,7 @@ the order of a protected field, its absence). None of them tells a client from i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 
@@ -158,7 +159,9 @@ class Forward(Averages):
     """Sends what its network saw."""
 
     def build(self, arch):
-        return models.Net(nn.Sequential(Tells(), nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, 10))
+        return models.Net(
+            nn.Sequential(Tells(), nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, 10), width=16, arch="tells"
+        )
 
     def update(self, client, msg):
         load(client.model, msg.w)
@@ -222,10 +225,8 @@ class StopsHalfway(Averages):
 
         from fedaudit.training.fit import Opt
 
-        try:
+        with contextlib.suppress(Stop):
             client.fit(ce, steps=60, batch=16, opt=Opt(Watch, {"lr": 0.1}))
-        except Stop:
-            pass
         client.fit(ce, steps=1, batch=16, opt=sgd(0.1))
         return Weights(state_of(client.model))
 
@@ -293,11 +294,7 @@ class Mixed(Releases):
         with torch.no_grad():
             e = client.model.encode(client.x)
         e = e / e.norm(dim=1, keepdim=True) / 20
-        if self.how == "scaled":
-            e = e * (1 + client.y[0])
-        else:
-            e = e[client.y.argsort(stable=True)]
-        return Rows(e)
+        return Rows(e * (1 + client.y[0]) if self.how == "scaled" else e[client.y.argsort(stable=True)])
 
 
 class Later(Averages):
@@ -326,6 +323,7 @@ class Honest(Averages):
 
     def update(self, client, msg):
         load(client.model, msg.w)
+        counts = client.protect(Counted, "c", torch.bincount(client.y, minlength=client.classes).float())
         options = {"batch": 16, "opt": adam(0.01)}
         if self.how == "steps":
             client.fit(ce, steps=2, **options)
@@ -335,7 +333,6 @@ class Honest(Averages):
             client.fit(ce, steps=3, batch=min(64, len(client)), opt=sgd(0.1))
         else:
             client.fit(proximal, steps=2, given={"w": dict(msg.w)}, **options)
-        counts = client.protect(Counted, "c", torch.bincount(client.y, minlength=client.classes).float())
         return Counted(state_of(client.model), counts)
 
 

@@ -36,6 +36,8 @@ from fedaudit.wire.codec import decode, digest_of, encode_tree, read_header
 from fedaudit.wire.message import Down, Up
 from fedaudit.wire.packing import Blob
 
+MOST = 0.9  # of the labels move by half of the classes
+
 
 class TwinClient(Client):
     """A client with other records, which is handed what its original's mechanisms let out."""
@@ -65,7 +67,7 @@ class TwinClient(Client):
         gate = outputs()
         assert isinstance(gate, HandedOver)  # else it is no twin
         self._fits = getattr(self, "_fits", 0) + 1
-        item = gate.begin(described(model, len(rows[0]), options))
+        item = gate.begin(described(model, loss, len(rows[0]), options, beside))
         with self._meter.span("fit"):
             if item["active"]:
                 steps = fit_handed_over_in_stack(model, options["opt"], gate.gradients(), item["slot"], item["active"])
@@ -104,21 +106,22 @@ def exchanged(rows: Rows, others: Rows, classes: int, rng: torch.Generator) -> R
     """Return as many other records of the same shape, each with another label than the record in its place.
 
     They are drawn from `others` (the auxiliary share). If there are none, the records themselves are put into another
-    order and each is changed: numbers are mirrored and moved, tokens are shifted along the text.
+    order and each is changed: numbers are mirrored and moved, tokens are shifted along the text. Most labels move by
+    half of the classes, to the other parity and the other half, so that a bit that was read off a label is another one.
     """
     x, y = rows
     n = len(x)
     if len(others[0]):
-        index = _drawn(len(others[0]), n, rng)
-        x, label = others[0][index].to(x), others[1][index].to(y)
+        x = others[0][_drawn(len(others[0]), n, rng)].to(x)
     else:
-        index = torch.randperm(n, generator=rng)
-        x, label = x[index], y[index]
+        x = x[torch.randperm(n, generator=rng)]
         x = x.roll(1, -1) if not x.is_floating_point() else (-x + 0.1 * torch.randn(x.shape, generator=rng)).to(x)
-    if classes > 1:
-        shift = torch.randint(1, classes, (n,), generator=rng).to(y)
-        label = torch.where(label == y, (y + shift) % classes, label)
-    return x, label
+    if classes < 2:
+        return x, y.clone()
+    half = (classes // 2) | 1
+    shift = torch.randint(1, classes, (n,), generator=rng)
+    shift[torch.rand(n, generator=rng) < MOST] = half % classes or 1
+    return x, (y + shift.to(y)) % classes
 
 
 def _drawn(m: int, n: int, rng: torch.Generator) -> Tensor:

@@ -234,8 +234,8 @@ class _Host:
         world, first = self._world, not self._known
         outputs = 0 if done.tape is None else sum(1 for _ in done.tape.items())
         said: dict[str, Any] = {
-            "what": "twin", "task": plain_task(task), "facts": facts_of(world, task.k, task.t), "outputs": outputs, "half": half,
-            **self._around,
+            "what": "twin", "task": plain_task(task), "facts": facts_of(world, task.k, task.t), "outputs": outputs,
+            "half": half, **self._around,
         }  # fmt: skip
         blobs = [bytes(task.message), bytes(state or b"")]
         if task.k not in self._known:
@@ -267,7 +267,7 @@ def nursery() -> Nursery:
         return mine[0]
     _end()
     scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
-    _nurseries[os.getpid()] = Nursery("", Path(scratch)), scratch
+    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder"]), scratch
     return _nurseries[os.getpid()][0]
 
 
