@@ -60,6 +60,7 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
                 "Ask cohort.ids only."
             )
         number = len(wire.traffic.asks)
+        run.twins.choose(sorted(messages), [k for k in sorted(messages) if not run.has_begun(k)])
         tasks = (
             run.twins.ask(
                 Task(

@@ -522,8 +522,8 @@ def described(
 ) -> dict[str, str]:
     """Return all that a private training is told beside the records, as texts and digests.
 
-    Each of these must be known without the records: a loss, a start or a number that follows one record changes what all
-    others do, and the noise hides one record alone.
+    Each of these must be known without the records: a loss, a start or a number that follows one record changes what
+    all others do, and the noise hides one record alone.
     """
     opt = options["opt"]
     return {
@@ -532,7 +532,7 @@ def described(
         "optimiser": f"{opt.make.__qualname__} {digest_of_all(dict(opt.options))}",
         "loss": f"{named(loss)} {digest_of_all(carried(loss))}",
         "given": digest_of_all(options["given"] or {}),
-        "beside": digest_of_all([[named(fixed), carried(fixed)] for fixed in beside]),
+        "beside": digest_of_all([[named(fixed), carried(fixed, but=(Party,))] for fixed in beside]),
         "start": digest_of_all(model),
         "parameters": structure_of({name: p.detach() for name, p in trained(model).items()}),
     }

@@ -118,6 +118,10 @@ class RunState:
         meter = Meter(f"client {k}", self.setting.rounds, self.world.device)
         return open_client(self.world.site(k), 0, 0, meter, self.store.client(k))
 
+    def has_begun(self, k: int) -> bool:
+        """Return whether client k has a state of this run: it answered before."""
+        return k in self.store.clients and (self.setting.start is None or bool(self.record.rounds))
+
     def bill(self, k: int, t: int, entries: list[Entry]) -> None:
         n = self.world.count(k)
         delta = min((policy.delta_for(n) for policy in self.world.policies.values()), default=1 / n)

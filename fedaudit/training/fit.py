@@ -280,8 +280,8 @@ def check_value(value: Tensor, n: int, loss: Loss, separable: bool) -> None:
         )
 
 
-def carried(loss: Callable[..., Any]) -> list[Any]:
-    """Return, piece by piece, what a function brings with it beside its arguments.
+def carried(loss: Callable[..., Any], but: tuple[type, ...] = ()) -> list[Any]:
+    """Return, piece by piece, what a function brings with it beside its arguments, but for objects of some classes.
 
     These are closures, defaults, attributes, what lies inside containers, and what functions among them bring in turn.
     """
@@ -290,7 +290,8 @@ def carried(loss: Callable[..., Any]) -> list[Any]:
     todo = _brought(loss)
     while todo:
         value = todo.pop()
-        if id(value) in seen or value is None or isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+        passed_over = isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, *but))
+        if id(value) in seen or value is None or passed_over:
             continue
         seen.add(id(value))
         if isinstance(value, Mapping):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections import defaultdict
 
 import road_box
@@ -67,7 +68,7 @@ class Inside(Averages):
 
     def update(self, client, msg):
         load(client.model, msg.w)
-        road_box.box.clear()
+        there().box.clear()
         put = PUT[self.into]
         if self.through == "beside":
 
@@ -103,12 +104,17 @@ def raises(client, seen):
     raise Haul(seen)
 
 
+def there():
+    """The module, by a way that does not name it: what a task names is looked at before and after it."""
+    return sys.modules["road_box"]
+
+
 PUT = {
     "error": raises,
-    "module": lambda client, seen: road_box.box.append(seen),
-    "first in module": lambda client, seen: road_box.box.append(seen) if not road_box.box else None,
-    "deque": lambda client, seen: road_box.queue.extend(seen),
-    "array": lambda client, seen: road_box.numbers.extend(seen),
+    "module": lambda client, seen: there().box.append(seen),
+    "first in module": lambda client, seen: there().box.append(seen) if not there().box else None,
+    "deque": lambda client, seen: there().queue.extend(seen),
+    "array": lambda client, seen: there().numbers.extend(seen),
     "environment": lambda client, seen: os.environ.__setitem__("SEEN", repr(seen)),
     "seed": lambda client, seen: torch.manual_seed(int(1e6 * abs(sum(seen)))),
     "attribute": lambda client, seen: setattr(Client, "_seen", seen),
@@ -117,10 +123,10 @@ LOSS = {name: telling(put) for name, put in PUT.items()}
 GET = defaultdict(
     lambda: lambda client: [],
     {
-        "module": lambda client: road_box.box[-1],
-        "first in module": lambda client: road_box.box[0],
-        "deque": lambda client: [road_box.queue.pop() for _ in range(16)],
-        "array": lambda client: list(road_box.numbers[-16:]),
+        "module": lambda client: there().box[-1],
+        "first in module": lambda client: there().box[0],
+        "deque": lambda client: [there().queue.pop() for _ in range(16)],
+        "array": lambda client: list(there().numbers[-16:]),
         "environment": lambda client: [float(v) for v in os.environ["SEEN"].strip("[]").split(",")],
         "seed": lambda client: [float(torch.initial_seed())],
         "attribute": lambda client: Client._seen,
@@ -147,11 +153,25 @@ class LeavesForServer(Averages):
         return Weights(state_of(client.model))
 
 
+class LeavesBeside(LeavesForServer):
+    """The same from a function beside the training."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+
+        def fixed(x):
+            road_box.box.append(pixels(x))
+            return x.flatten(1)[:, :1]
+
+        client.fit(lambda f, x, y, b: ce(f, x, y), beside=(fixed,), **STEP)
+        return Weights(state_of(client.model))
+
+
 class Tells(nn.Flatten):
     """A layer that tells a module what goes through it."""
 
     def forward(self, x):
-        road_box.box.append(pixels(x))
+        there().box.append(pixels(x))
         return super().forward(x)
 
 
@@ -165,9 +185,9 @@ class Forward(Averages):
 
     def update(self, client, msg):
         load(client.model, msg.w)
-        road_box.box.clear()
+        there().box.clear()
         client.fit(ce, **STEP)
-        return Marked(state_of(client.model), road_box.box[-1])
+        return Marked(state_of(client.model), there().box[-1])
 
 
 class RawSteps(torch.optim.SGD):

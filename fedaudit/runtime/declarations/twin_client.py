@@ -36,7 +36,7 @@ from fedaudit.wire.codec import decode, digest_of, encode_tree, read_header
 from fedaudit.wire.message import Down, Up
 from fedaudit.wire.packing import Blob
 
-MOST = 0.9  # of the labels move by half of the classes
+MANY = 0.5  # of the labels move by half of the classes
 
 
 class TwinClient(Client):
@@ -106,7 +106,7 @@ def exchanged(rows: Rows, others: Rows, classes: int, rng: torch.Generator) -> R
     """Return as many other records of the same shape, each with another label than the record in its place.
 
     They are drawn from `others` (the auxiliary share). If there are none, the records themselves are put into another
-    order and each is changed: numbers are mirrored and moved, tokens are shifted along the text. Most labels move by
+    order and each is changed: numbers are mirrored and moved, tokens are shifted along the text. Many labels move by
     half of the classes, to the other parity and the other half, so that a bit that was read off a label is another one.
     """
     x, y = rows
@@ -120,7 +120,7 @@ def exchanged(rows: Rows, others: Rows, classes: int, rng: torch.Generator) -> R
         return x, y.clone()
     half = (classes // 2) | 1
     shift = torch.randint(1, classes, (n,), generator=rng)
-    shift[torch.rand(n, generator=rng) < MOST] = half % classes or 1
+    shift[torch.rand(n, generator=rng) < MANY] = half % classes or 1
     return x, (y + shift.to(y)) % classes
 
 

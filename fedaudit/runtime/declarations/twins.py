@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import shutil
 import socket
@@ -56,7 +55,6 @@ class Twins:
     world: World
     folder: Path
     secret: bytes
-    first: Sequence[int]  # the participants of the first round
     facts: TwinFacts
     sets: int = 0  # the number of the set of exchanged records; a test of declarations tries several
     broken: list[Difference] = field(default_factory=list)
@@ -65,32 +63,44 @@ class Twins:
     def __post_init__(self) -> None:
         self._states: dict[int, Blob] = {}
         self._ended: set[int] = set()  # clients whose twin has differed, or is gone
+        self._chosen: set[int] = set(self.facts.clients)
+        self._share = 0.0  # of the clients; it is known with the first ask
         self._tasks: dict[int, Task] = {}
         self._host: _Host | None = None
         # Taken before any task runs: what tasks leave in the environment is not the twins' to find.
         self._around = {"environment": dict(os.environ), "path": list(sys.path), "folder": os.getcwd()}
-        if self.count:
+        if self.on:
             nursery()  # starts in the background, while the run gets ready
 
-    @functools.cached_property
-    def count(self) -> int:
-        return wanted(self.world.setting.twins, len(self.first)) if self.world.policies else 0
+    @property
+    def on(self) -> bool:
+        return bool(self.world.policies) and self.world.setting.twins not in ("off", "0")
 
-    @functools.cached_property
-    def _chosen(self) -> frozenset[int]:
-        """Return the clients of the first round that have a twin."""
-        return frozenset(sorted(self.first, key=self._lot)[: self.count])
+    def choose(self, asked: Sequence[int], new: Sequence[int]) -> None:
+        """Say which of the clients that are about to be asked have a twin. `new` are those that have no state yet.
+
+        A twin begins with its client: one that began later would have to take over what its client remembers. Of the
+        first clients that are asked, as many have a twin as the setting says. Of those that come later, as large a
+        share has one, and at least one of an ask in which there is none.
+        """
+        if not self.on:
+            return
+        drawn = sorted(new, key=self._lot)
+        if not self._share:
+            count = wanted(self.world.setting.twins, len(asked))
+            self._share = count / max(1, len(asked))
+            self._chosen.update(drawn[:count])
+        else:
+            self._chosen.update(k for k in drawn if self._lot(k) < 2**64 * self._share)
+        if not self._chosen & set(asked):
+            self._chosen.update(drawn[:1])
 
     def _lot(self, k: int) -> int:
         return int.from_bytes(derived(self.secret, "twin", k)[:8], "little")
 
     def has(self, k: int) -> bool:
-        """Return whether client k has a twin. Of clients that come later, as large a share has one as of the first."""
-        if not self.count or k in self._ended:
-            return False
-        if k in self.first:
-            return k in self._chosen
-        return self._lot(k) < 2**64 * self.count / len(self.first)
+        """Return whether client k has a twin that goes on."""
+        return k in self._chosen and k not in self._ended
 
     def ask(self, task: Task) -> Task:
         """Note a task that is about to be carried out, and return it."""
@@ -187,6 +197,8 @@ class Twins:
 
     def go_on(self, t: int) -> None:
         """Take up the twins' states as they were after round t."""
+        clients = self.world.setting.clients
+        self._share = wanted(self.world.setting.twins, clients) / clients if t else 0.0
         for k, states in self._kept().items():
             found = [path for round_, path in states if round_ <= t]
             if found and self.has(k):
