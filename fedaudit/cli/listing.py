@@ -166,6 +166,8 @@ def summary(record: RunRecord) -> list[str]:
     lines += ledger_lines(record)
     if record.declarations is not None:
         lines.append(f"  declarations: {record.declarations.text()}")
+    if record.twins is not None:
+        lines.append(f"  twins: {record.twins.text()}")
     for attack in record.attacks:
         who = f"attack {attack.attack} by the {attack.threat}"
         if isinstance(attack, NotRun):

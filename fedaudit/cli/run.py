@@ -27,6 +27,7 @@ def run(
     resume: bool,
     as_is: bool,
     trust: bool,
+    noise_key: Path | None,
     as_json: bool,
     set_: list[str],
     privacy: list[str],
@@ -74,7 +75,7 @@ def run(
     source = registry.read_from(folder) if by_folder else contextlib.nullcontext()
     try:
         with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
-            record = run_setting(setting, out=folder, resume=resume, watch=watch)
+            record = run_setting(setting, out=folder, resume=resume, watch=watch, noise_key=noise_key)
     except KeyboardInterrupt:
         words = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume"])
         print(f"stopped; `{words}` goes on from the last whole round", file=sys.stderr)
@@ -140,6 +141,13 @@ def _run_signature() -> inspect.Signature:
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
         keyword("as_is", Annotated[bool, typer.Option("--as-is", help=AS_IS)], False),
         keyword("trust", Trust, False),
+        keyword(
+            "noise_key",
+            Annotated[
+                Path | None, typer.Option(help="Draw noise as another run did: its noise.key.", show_default=False)
+            ],
+            None,
+        ),
         keyword("as_json", Json, False),
         keyword("set_", Annotated[list[str], set_option], []),
         keyword("privacy", Annotated[list[str], privacy_option], []),

@@ -200,6 +200,7 @@ def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byte
         if of_client:  # the records of a twin come with its first task
             world.take(decode_tree(of_client[0]))
         world.turn_to(said["facts"])
+        torch.set_default_dtype(getattr(torch, said["dtype"]))
         left = iter(range(said["outputs"]))
         gate = HandedOver((receive(file)[1][0] for _ in left), world.device)
         task = Task(said["setting"], **said["task"], message=message, state=state or None, watch=True)

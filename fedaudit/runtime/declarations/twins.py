@@ -247,7 +247,7 @@ class _Host:
         outputs = 0 if done.tape is None else sum(1 for _ in done.tape.items())
         said: dict[str, Any] = {
             "what": "twin", "task": plain_task(task), "facts": facts_of(world, task.k, task.t), "outputs": outputs,
-            "half": half, **self._around,
+            "half": half, "dtype": str(torch.get_default_dtype()).removeprefix("torch."), **self._around,
         }  # fmt: skip
         blobs = [bytes(task.message), bytes(state or b"")]
         if task.k not in self._known:
