@@ -309,7 +309,7 @@ def _declarations(record: RunRecord) -> str:
 
 
 def _twins(record: RunRecord) -> str:
-    """Say how many clients had a twin, and in how many tasks both answered the same; nothing if nothing was promised."""
+    """Say how many clients had a twin, and in how many tasks both answered the same."""
     return "" if record.twins is None else record.twins.text()
 
 

@@ -143,9 +143,7 @@ def _run_signature() -> inspect.Signature:
         keyword("trust", Trust, False),
         keyword(
             "noise_key",
-            Annotated[
-                Path | None, typer.Option(help="Draw noise as another run did: its noise.key.", show_default=False)
-            ],
+            Annotated[Path | None, typer.Option(help="Another run's noise.key: the same noise.", show_default=False)],
             None,
         ),
         keyword("as_json", Json, False),
