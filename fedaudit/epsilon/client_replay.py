@@ -31,6 +31,7 @@ from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare, rebuilt, wi
 from fedaudit.privacy.mechanism_outputs import Outputs, gated
 from fedaudit.privacy.noise_key import NoiseKey, noise_generator, task_key
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.progress import Watch
 from fedaudit.rng import seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
@@ -38,12 +39,11 @@ from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
-from fedaudit.watch import Watch
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_field
 from fedaudit.wire.compression import Stage, applies
 from fedaudit.wire.message import Declared, Down, Up
 from fedaudit.wire.release import UNPROTECTED
-from fedaudit.wire.transcript import Entry
+from fedaudit.wire.transcript import TranscriptEntry
 
 STEP = 1e-6  # learning rate at which a model stays where it is
 QUIET = 1e-9  # noise multiplier that is none
@@ -105,7 +105,7 @@ class Witness(Client):
     """A client that repeats a task. Set `sent` before the task begins."""
 
     sent: Up
-    was: Entry
+    was: TranscriptEntry
     repeated: Repeated
     probes: Sequence[Probe]
     compression: Stage | None
@@ -324,9 +324,9 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
     return found
 
 
-def _tasks(run: RunFolder, k: int) -> Iterator[tuple[Entry, Entry]]:
+def _tasks(run: RunFolder, k: int) -> Iterator[tuple[TranscriptEntry, TranscriptEntry]]:
     """Return what client k was sent and answered, in order; a task without an answer changed nothing."""
-    sent: dict[tuple[int, int], Entry] = {}
+    sent: dict[tuple[int, int], TranscriptEntry] = {}
     for entry in run.transcript.entries():
         if entry.client != k:
             continue

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import Training
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
@@ -48,7 +48,7 @@ def fit_private(
     fits: int,
     gate: Training | None = None,
     progress: Progress | None = None,
-) -> tuple[Fitted, Entry]:
+) -> tuple[Fitted, LedgerEntry]:
     """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
@@ -157,9 +157,9 @@ class Planned:
         """Return the expected number of records in a step. The noisy sum is divided by it."""
         return max(1, round(self.q * self.n))
 
-    def entry(self, made: int | None = None) -> Entry:
+    def entry(self, made: int | None = None) -> LedgerEntry:
         """Return the entry for the ledger: for all steps, or for so many that were made."""
-        return Entry(
+        return LedgerEntry(
             field="training",
             kind="training",
             mechanism="dp-sgd",
@@ -186,7 +186,7 @@ class Progress:
     def begin(self, plan: Planned) -> None:
         self.plan, self.made = plan, 0
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> LedgerEntry | None:
         """Return the entry for the steps that were made; None if there were none."""
         return None if self.plan is None or not self.made else self.plan.entry(self.made)
 

@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.noise_key import NoiseKey
 from fedaudit.rng import numpys
 from fedaudit.wire.codec import decode_tree, encode_tree
 from fedaudit.wire.message import State
 
 T = TypeVar("T")
-Released = tuple[Any, list[Entry]]  # a field as it may leave, and its entries for the ledger
+Released = tuple[Any, list[LedgerEntry]]  # a field as it may leave, and its entries for the ledger
 IN_MEMORY = 1 << 26  # bytes of a tape that stay in memory; a longer one goes on in a temporary file
 _here = threading.local()
 

@@ -12,7 +12,7 @@ import torch
 from fedaudit.errors import ContractError, RunError
 from fedaudit.privacy.noise_key import task_key
 from fedaudit.rng import generator, seed_of
-from fedaudit.runtime.alike import Alike
+from fedaudit.runtime.declarations.cross_client_check import CrossClientCheck
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort
@@ -40,7 +40,7 @@ class RoundSoFar:
     absent: list[Absence] = field(default_factory=list)
     redone: list[int] = field(default_factory=list)  # the client of each task that was lost and done again
     entries: Entries = field(default_factory=list)
-    alike: Alike = field(default_factory=Alike)
+    alike: CrossClientCheck = field(default_factory=CrossClientCheck)
 
 
 def asker(run: RunState, so_far: RoundSoFar) -> Asker:

@@ -15,22 +15,22 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.dpsgd import Progress, trained
 from fedaudit.privacy.dpsgd_stack import PrivateJob
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.mechanism_outputs import OF_TASK, Released, Training, outputs, structure_of
 from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator, kept
+from fedaudit.runtime.lockstep import carry_out, descend, say_alone
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.site import Hub, Place, Rows, Site
-from fedaudit.runtime.turns import carry_out, descend, say_alone
+from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
-from fedaudit.training.stack import Job
+from fedaudit.training.stacked.stack import Job
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Down, State, Up
 from fedaudit.wire.release import Protection
@@ -39,7 +39,7 @@ from fedaudit.wire.release import Protection
 class Party:
     """The common part of server and client: a clock, generators, a device, and the training loop."""
 
-    def __init__(self, place: Place, name: str, t: int, ask: int, meter: Meter):
+    def __init__(self, place: RunFacts, name: str, t: int, ask: int, meter: Meter):
         self._place, self._name, self.t, self._ask, self._meter = place, name, t, ask, meter
         self.device = place.device
         self.shape: Shape = place.shape
@@ -181,11 +181,11 @@ class Client(Party):
             self._provenance = Provenance(message, known, released or {})
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """Return the entries for the ledger so far: a copy. The bill itself is not the client's to change."""
         return list(_bills[self])
 
-    def bill(self, *entries: Entry) -> None:
+    def bill(self, *entries: LedgerEntry) -> None:
         """Add entries for the ledger. Called by the harness."""
         _bills[self] += entries
 
@@ -450,7 +450,8 @@ class Client(Party):
                 rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
                 fitted = self._fit_private(model, loss, rows, until, separable, options, beside)
         except BaseException:
-            self.bill(Entry.unprotected("training (failure)", "training", "a training on the records did not end"))
+            condition = "a training on the records did not end"
+            self.bill(LedgerEntry.unprotected("training (failure)", "training", condition))
             raise
         if before != [model_traces(model), *(traces(fixed, {}) for fixed in beside)]:
             raise ContractError(
@@ -514,7 +515,7 @@ class Client(Party):
 
 
 # By client: the entries for the ledger. They are no attribute, so that a task does not change its own bill.
-_bills: WeakKeyDictionary[Client, list[Entry]] = WeakKeyDictionary()
+_bills: WeakKeyDictionary[Client, list[LedgerEntry]] = WeakKeyDictionary()
 
 
 def described(

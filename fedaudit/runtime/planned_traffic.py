@@ -22,7 +22,7 @@ from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import as_sent, plan_of
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
-from fedaudit.training import models, own
+from fedaudit.training import models, own_model
 from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
 
@@ -68,7 +68,7 @@ def _foreign_size(setting: Setting) -> int:
 
 def _model_size(arch: str, shape: Shape, classes: int, part: Part | None = None) -> Size:
     # A model of your own may have changed by the next time.
-    measured = _measured.__wrapped__ if own.is_own(arch) else _measured
+    measured = _measured.__wrapped__ if own_model.is_own(arch) else _measured
     return measured(arch, shape, classes, part, torch.get_default_dtype())
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import xxhash
 from torch import nn
 
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.rng import seeded
 from fedaudit.runtime.checkpoint import Json, write_atomic
 from fedaudit.runtime.folder import saving_state
@@ -22,7 +22,7 @@ from fedaudit.runtime.task import ClientState
 from fedaudit.runtime.utility import results
 from fedaudit.runtime.world import name_of
 from fedaudit.wire.channel import Wire
-from fedaudit.wire.codec import decode, hold
+from fedaudit.wire.codec import decode, encode_lazily
 from fedaudit.wire.message import Record, live_state, state_of
 
 
@@ -73,7 +73,7 @@ def enter(run: RunState, t: int, entries: Entries, wire: Wire) -> None:
 def commit(run: RunState, t: int, state: Record, end: Future[int]) -> None:
     """Commit the round, once its transcript has ended, while the next one begins."""
     run.twins.commit(t)
-    blob = run.committed = hold(state, run.world.device)
+    blob = run.committed = encode_lazily(state, run.world.device)
     run.decoded = None
     record = run.record
     record.traffic = [run.traffic[key] for key in sorted(run.traffic)]
@@ -135,7 +135,7 @@ def _personal_model(run: RunState, k: int, published: bool) -> nn.Module:
         tainted = client.private_training and client.plain_fits > 0  # by an earlier task
         if client.looked or tainted or client.plain_fits > _plain_fits(run, k):
             condition = "personal() read the records, and what it made of them is published"
-            entries.append(Entry.unprotected("(published model)", "weights", condition))
+            entries.append(LedgerEntry.unprotected("(published model)", "weights", condition))
         if entries:
             run.bill(k, run.setting.rounds, entries)
     return model

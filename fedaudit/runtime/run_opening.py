@@ -12,9 +12,11 @@ from fedaudit.privacy.ledger import Ledger
 from fedaudit.privacy.noise_key import FILE as KEY_FILE
 from fedaudit.privacy.noise_key import fresh_secret, read_secret, write_secret
 from fedaudit.rng import seeded
-from fedaudit.runtime.applies import inapplicable, released_kinds
+from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.code_digest import NOT_COMPARED, code_of, differences, harness, is_same, not_compared
+from fedaudit.runtime.declarations.tested import declarations_of
 from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.folder import rounding
 from fedaudit.runtime.meter import Timings
@@ -29,9 +31,7 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.run_state import RunState
-from fedaudit.runtime.source import NOT_COMPARED, code_of, differences, harness, is_same, not_compared
-from fedaudit.runtime.start import take_over
-from fedaudit.runtime.tested import declarations_of
+from fedaudit.runtime.starting_clients import take_over
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.units import bytes_text
 from fedaudit.wire.codec import decode

@@ -10,7 +10,8 @@ from pathlib import Path
 from torch import nn
 
 from fedaudit.errors import RunError
-from fedaudit.privacy.ledger import Entry, Ledger
+from fedaudit.privacy.ledger import Ledger, LedgerEntry
+from fedaudit.progress import Watch
 from fedaudit.rng import seeded
 from fedaudit.runtime.checkpoint import Store, room_for_states
 from fedaudit.runtime.declarations.twins import Twins
@@ -26,14 +27,13 @@ from fedaudit.runtime.task import Done, open_client
 from fedaudit.runtime.utility import Known
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
-from fedaudit.watch import Watch
 from fedaudit.wire.codec import decode
+from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.message import Record, Up
-from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Release
 from fedaudit.wire.transcript import TranscriptWriter
 
-Entries = list[tuple[int, list[Entry]]]  # by client: its entries for the ledger in one round
+Entries = list[tuple[int, list[LedgerEntry]]]  # by client: its entries for the ledger in one round
 
 
 class RunState:
@@ -122,7 +122,7 @@ class RunState:
         """Return whether client k has a state of this run: it answered before."""
         return k in self.store.clients and (self.setting.start is None or bool(self.record.rounds))
 
-    def bill(self, k: int, t: int, entries: list[Entry]) -> None:
+    def bill(self, k: int, t: int, entries: list[LedgerEntry]) -> None:
         n = self.world.count(k)
         delta = min((policy.delta_for(n) for policy in self.world.policies.values()), default=1 / n)
         self.ledger.add(k, n, delta, t, entries)

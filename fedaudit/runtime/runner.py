@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seeded
 from fedaudit.runtime.asking import Asker, RoundSoFar, asker, participants_of, quorum_of
+from fedaudit.runtime.code_digest import code_of_setting, differences
 from fedaudit.runtime.device_errors import device_error, explained
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
@@ -28,14 +30,12 @@ from fedaudit.runtime.run_record import (
 )
 from fedaudit.runtime.run_state import RunState
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.source import code_of_setting, differences
-from fedaudit.runtime.start import first_setting
+from fedaudit.runtime.starting_clients import first_setting
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import evaluate, sampling_note
 from fedaudit.runtime.world import chosen_engine
 from fedaudit.setting import Setting
-from fedaudit.training.recorded import listening, unrecorded
-from fedaudit.watch import Watch, unwatched
+from fedaudit.training.cuda_graphs import listening, unrecorded
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Record, Size

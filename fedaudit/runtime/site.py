@@ -34,7 +34,7 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFacts:
     """The facts of the run that server and clients both know."""
 
     seed: int
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Site(Place):
+class Site(RunFacts):
     """Client k's side: its records, its counts, its policies, its models."""
 
     k: int
@@ -90,7 +90,7 @@ class Site(Place):
 
 
 @dataclass(frozen=True)
-class Hub(Place):
+class Hub(RunFacts):
     """The server's side: the architectures, and how to build them."""
 
     clients: int

@@ -8,8 +8,9 @@ from jobs import distance, make
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training import stack
-from fedaudit.training.layers import (
+from fedaudit.training.models import build
+from fedaudit.training.stacked import stack
+from fedaudit.training.stacked.layers import (
     ApartConv2d,
     HalvingPool2d,
     NarrowConv2d,
@@ -18,8 +19,7 @@ from fedaudit.training.layers import (
     _Convolutions,
     quicker,
 )
-from fedaudit.training.many import Many
-from fedaudit.training.models import build
+from fedaudit.training.stacked.networks import Many
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_others_are_left_alone() -> None:
 @pytest.mark.parametrize("tf32", [False, True])
 def test_stacks_and_many_run_them_on_a_gpu(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's way, taken on this CPU."""
-    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stackable.on_gpu", lambda rows: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     loops: list[int] = []
     convolve = _Convolutions.apply
@@ -119,10 +119,10 @@ def test_stacks_and_many_run_them_on_a_gpu(tf32: bool, monkeypatch: pytest.Monke
     assert distance(together, alone) < 1e-10
     assert [type(m) for m in together[0].model.modules()] == [type(m) for m in alone[0].model.modules()]
     ran.clear()
-    monkeypatch.setattr("fedaudit.training.many._on_gpu", lambda x: True)
+    monkeypatch.setattr("fedaudit.training.stacked.networks._on_gpu", lambda x: True)
     nets = [build("convnet@0.05", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
     x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
-    monkeypatch.setattr("fedaudit.training.many.may_choose", lambda: False)
+    monkeypatch.setattr("fedaudit.training.stacked.networks.may_choose", lambda: False)
     for got, net in zip(Many(nets, stacked=True)(x), nets, strict=True):
         torch.testing.assert_close(got, net(x), atol=1e-12, rtol=0)
     assert ran

@@ -1,1 +1,1 @@
-"""Holds what a method declares about its replies against what it does."""
+"""Tests what a method declares about its messages, and what its replies are made of."""

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 from fedaudit.privacy.dpsgd import fit_handed_over
 from fedaudit.privacy.dpsgd_stack import fit_handed_over_in_stack
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import leaves_of
 from fedaudit.privacy.mechanism_outputs import HandedOver, outputs
 from fedaudit.runtime.party import Client, described
 from fedaudit.runtime.site import Rows
 from fedaudit.training.fit import Fitted, Loss, Until
 from fedaudit.wire.codec import decode, digest_of, encode_tree, read_header
+from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.message import Down, Up
-from fedaudit.wire.packing import Blob
 
 MANY = 0.5  # of the labels move by half of the classes
 
@@ -140,14 +140,14 @@ class Difference:
     field: str  # "Message.field", or what else of the reply
     how: str
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         """Return the entry for the ledger."""
         condition = (
             f"{self.field} follows the records by another way than through a mechanism: in round {self.round}, "
             f"{self.fn} of client {self.client} and of its twin with other records differ there. twins.log has both; "
             f"`fedaudit check-method` tries the method by itself"
         )
-        return Entry.unprotected(f"{self.fn} (twin)", "reply", condition)
+        return LedgerEntry.unprotected(f"{self.fn} (twin)", "reply", condition)
 
     def text(self) -> str:
         return f"round {self.round}, ask {self.ask}, client {self.client}, {self.fn}: {self.field}: {self.how}"
@@ -206,6 +206,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def paid_fields(entries: Sequence[Entry]) -> frozenset[str]:
+def paid_fields(entries: Sequence[LedgerEntry]) -> frozenset[str]:
     """Return the fields that a task's entries bill with infinity: what they hold is paid for."""
     return frozenset(entry.field for entry in entries if entry.noise_multiplier == 0 and not entry.field.endswith(")"))

@@ -22,18 +22,18 @@ from typing import Any
 
 import torch
 
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.noise_key import derived
-from fedaudit.runtime.apart import Stream, done_of, receive, send, without_data
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.declarations.twin_client import Answer, Difference, differences, exchanged, paid_fields
 from fedaudit.runtime.engines.isolated import Nursery, encoded_rows, facts_of, plain_task
 from fedaudit.runtime.engines.losses import TRIES
+from fedaudit.runtime.isolated_worker import Stream, done_of, receive, send, without_data
 from fedaudit.runtime.run_record import TwinFacts
 from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import Done, Task
 from fedaudit.runtime.world import World
-from fedaudit.wire.packing import Blob
+from fedaudit.wire.codec.packing import Blob
 
 SHARE = 0.15  # of the clients, at most, if the setting does not say how many: no twin takes longer than its client
 FOLDER = "twins"  # in the run folder: states of twins, by client and round
@@ -143,7 +143,7 @@ class Twins:
                 file.write("".join(f"{row.text()}\n" for row in rows))
                 file.write(f"{twin.detail}\n" if twin.detail else "")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """Return what each task costs from now on: all clients run the code whose replies follow the records."""
         return [self.broken[0].entry()] if self.broken else []
 
