@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from outside import Averages, Weights, ce
 
@@ -56,3 +58,17 @@ class FailsByRecords(Averages):
         if client.y[0] % 2:
             raise ValueError
         return Weights(state_of(client.model))
+
+
+class FailsInside(Averages):
+    """Fails inside its training, in whatever looks at a record, and goes on without."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        with contextlib.suppress(ValueError):
+            client.fit(lambda f, x, y, b: ce(f, x, y), steps=1, batch=16, opt=sgd(0.1), beside=(fails,))
+        return Weights(state_of(client.model))
+
+
+def fails(x):
+    raise ValueError

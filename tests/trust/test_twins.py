@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
+from outside import Sent
 
+from fedaudit import Down, Up, public, state_of
 from fedaudit.errors import SettingError
-from fedaudit.privacy.mechanism_outputs import Diverged, HandedOver, Tape
+from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import Diverged, HandedOver, Recorder, Tape
+from fedaudit.privacy.noise_key import NoiseKey, task_key
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.declarations.twin_client import (
     Answer,
     differences,
     exchanged,
     mixed_rows,
+    paid_fields,
 )
 from fedaudit.runtime.declarations.twins import wanted
 from fedaudit.runtime.run_record import TwinFacts
 from fedaudit.runtime.runner import run
+from fedaudit.runtime.task import Task, compute, run_task
+from fedaudit.runtime.world import world_of
 from fedaudit.setting import Setting
+from fedaudit.wire.codec import encode
 
 DP = dict([parse_policy("training:noise=1,clip=1")])
 SLOW = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("isolated", "ray")]
@@ -217,3 +226,82 @@ def test_a_long_tape_leaves_memory_and_comes_back(monkeypatch):
     again = Tape(tape.content())
     gate = HandedOver(again.items(), torch.device("cpu"))
     assert [float(g["w"][0]) for g in gate.gradients()] == [0, 1, 2, 3, 4]
+
+
+class One(Up):
+    v: torch.Tensor = public()
+
+
+class Two(Up):
+    v: torch.Tensor = public()
+
+
+class Ask(Down):
+    t: int
+
+
+def compared(mine, other, paid=frozenset()):
+    answers = (Answer(encode(reply), None) for reply in (mine, other))
+    return [row.field for row in differences((0, 1, 0, "f"), encode(Ask(1)), *answers, [], frozenset(paid))]
+
+
+def test_messages_of_other_classes_are_a_difference():
+    assert compared(One(torch.ones(2)), Two(torch.ones(2))) == ["message class"]
+
+
+def test_types_shapes_and_signs_of_zero_are_compared():
+    one = torch.zeros(2)
+    assert compared(One(one), One(one.clone())) == []
+    for other in (-one, one.double(), one.view(torch.int32), one.reshape(2, 1)):
+        assert compared(One(one), One(other)) == ["One.v"]
+
+
+def test_only_what_is_billed_with_infinity_may_differ():
+    free, open_ = LedgerEntry.free("One.v", "count", "n is public"), LedgerEntry.unprotected("One.v", "weights")
+    of_part = LedgerEntry.unprotected("One.v (classes)", "label_counts")
+    assert (paid_fields([free]), paid_fields([open_]), paid_fields([of_part])) == (set(), {"One.v"}, set())
+    assert compared(One(torch.zeros(2)), One(torch.ones(2)), paid_fields([open_])) == []
+
+
+def test_a_twin_looks_at_no_record_in_a_private_training(ran):
+    """A loss and a function beside it that fail on every call fail on the client, and not on its twin."""
+    record = ran("follows:FailsInside", set={}, quorum=0.1, rounds=1)
+    assert all(", in update" in row for row in record.twins.differences)
+    assert record.twins.held == 0
+    assert record.twins.tasks == 3
+
+
+def test_a_training_that_begins_anew_is_recorded_once():
+    """A stack that fails is carried out again, client by client."""
+    gate = Recorder(NoiseKey(bytes(32)))
+    training = gate.training(lambda: {"steps": "2"})
+    training.restart(1, [2, 2])
+    training.step({"w": torch.zeros(1)})
+    training.restart()
+    for i in (1.0, 2.0):
+        training.step({"w": torch.full((1,), i)})
+    handed_over = HandedOver(gate.tape.items(), torch.device("cpu"))
+    assert handed_over.begin({"steps": "2"})["active"] == []
+    assert [float(g["w"]) for g in handed_over.gradients()] == [1, 2]
+
+
+def test_the_twins_environment_is_from_before_the_run(ran, monkeypatch):
+    """What a client leaves in the environment, its twin does not find."""
+    monkeypatch.setenv("SEEN", "nothing")
+    record = ran("roads:Inside", set={"into": "environment", "through": "loss"}, rounds=1, twins="1")
+    assert record.twins.differences
+
+
+def test_a_lost_task_that_is_done_again_is_the_same_task(tiny):
+    """Nobody saw what the lost one computed, and it draws the same noise: nothing more is told, nothing more billed."""
+    setting = tiny("follows:SgdTwice", set={}, model="mlp", privacy=DP, aux=0.2)
+    world = world_of(setting.model_dump_json())
+    with compute(world):
+        message = encode(Sent(state_of(world.fresh_model(0))))
+        task = Task(setting.model_dump_json(), "update", 0, 1, 0, None, message, noise=task_key(bytes(32), 0, 1, 0, 0))
+        one, again = run_task(task), run_task(task)
+        fresh = run_task(dataclasses.replace(task, attempt=1, noise=task_key(bytes(32), 0, 1, 0, 1)))
+    assert bytes(one.reply) == bytes(again.reply)
+    assert bytes(one.state) == bytes(again.state)
+    assert one.entries == again.entries
+    assert bytes(fresh.reply) != bytes(one.reply), "another attempt has other noise, and is billed as another task"
