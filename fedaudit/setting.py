@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +20,14 @@ LONGEST = 4096  # the most characters in a text
 def out_of_bounds(value: Any, depth: int = 0) -> str | None:
     """Return why no setting may hold this value, or None if it may.
 
-    Refused are whole numbers beyond 64 bits, texts that cannot be a file name, and tables that are nested too deep.
+    Refused are numbers that are not finite, whole numbers beyond 64 bits, texts that cannot be a file name, and tables
+    that are nested too deep.
     """
     match value:
         case int() if not -(1 << 63) <= value < 1 << 63:
             return "a whole number has at most 64 bits"
+        case float() if not math.isfinite(value):
+            return f"{value} is not finite; give a finite number"
         case str() if len(value) > LONGEST:
             return f"a text of {len(value)} characters, where {LONGEST} are allowed"
         case str() if "\0" in value:

@@ -253,7 +253,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
             delta = max(c.delta for c in record.ledger)
             lines.append(
                 f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
-                + (f" ({', '.join(relations)})" if relations else "")
+                + (f" ({', '.join(relations)}, for one record)" if relations else "")
             )
             if not record.models_covered:
                 lines.append(

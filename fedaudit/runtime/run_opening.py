@@ -89,6 +89,12 @@ def open_run(run: RunState) -> None:
     run.watch(run.started, run.setting.rounds, f"ready; the transcript takes {_expected_size(run)}")
 
 
+COPIES = (
+    "a client holds one record up to {0} times: the guarantee is for one copy, and whoever has {0} of them has a "
+    "guarantee {0} times as weak"
+)
+
+
 def _begin_twins(run: RunState) -> None:
     """Read or draw the run's secret, and say which clients have a twin."""
     run.secret = _secret(run)
@@ -228,7 +234,9 @@ def _new_record(run: RunState) -> RunRecord:
             nonmembers=[len(s.nonmembers) for s in federation.shards],
             validation=[len(s.validation) for s in federation.shards],
             counts=counts.tolist(),
+            copies=(copies := world.copies() if world.policies else 1),
         ),
+        notes=[COPIES.format(copies)] if copies > 1 else [],
         harness=harness(),
         declarations=declarations_of(run.method),
         code=code_of(run.method, run.setting),

@@ -193,6 +193,7 @@ class DataFacts(StoredModel):
     nonmembers: list[int]
     validation: list[int]
     counts: list[list[int]]  # records of each class
+    copies: int = 1  # the most exact copies of one record that a client holds; counted in protected runs
 
 
 class ModelFacts(StoredModel):

@@ -9,7 +9,7 @@ import pytest
 import road_box
 import torch
 
-from fedaudit.errors import ContractError, RunError
+from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.runner import run
 
@@ -147,3 +147,36 @@ def test_honest_code_that_also_sends_protected_counts_stays_finite(how, ran):
     record = ran("Honest", [*DP, "label_counts:eps=1"], rounds=2, **more)
     assert billed(record) == set()
     assert (record.twins.held, record.twins.tasks) == (2, 2)
+
+
+def test_a_record_that_is_there_ten_times_is_said(tiny, tmp_path, fedaudit):
+    privacy = dict(map(parse_policy, DP))
+    record = run(tiny("fedavg", dataset="tenfold:records", model="mlp", privacy=privacy), out=tmp_path / "run")
+    assert 2 <= record.data.copies <= 10
+    assert any(f"one record up to {record.data.copies} times" in note for note in record.notes)
+    said = " ".join(fedaudit("show", tmp_path / "run")[1].split())
+    assert "for one record" in said
+    assert "twins: 1 client had a twin with other records" in said
+
+
+def test_records_that_are_there_once_are_not_said(ran):
+    record = ran("Honest", [*DP, "label_counts:eps=1"])
+    assert (record.data.copies, record.notes) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("eta", math.inf, "inf is not finite; give a finite number"),
+        ("B", 0, "B = 0: it is a batch size, and must be at least 1"),
+        ("E", -1, "E = -1: it is a number of epochs"),
+    ],
+)
+def test_hyper_parameters_are_checked_before_the_run(key, value, words, tiny, tmp_path):
+    with pytest.raises(SettingError, match=words):
+        run(tiny("fedavg", set={key: value}), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_audit_can_trust(fedaudit):
+    assert "--trust" in fedaudit("audit", "--help")[1]
