@@ -239,7 +239,7 @@ class Neighbour(HandedOver):
         torch.set_rng_state(left.torch_state)
         random.setstate(left.python_state)
         numpys.put_back(left.numpy_state)
-        return left.result  # type: ignore[no-any-return]
+        return left.result
 
 
 def structure_of(value: Any) -> str:

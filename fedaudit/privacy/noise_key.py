@@ -94,5 +94,5 @@ Key = tuple[Any, ...]  # names of a generator; one of a run's task begins with i
 def noise_generator(key: Key, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for noise: of the task's key if the names begin with one, else of the names alone."""
     if key and hasattr(key[0], "generator"):
-        return key[0].generator(*key[1:], *names, device=device)  # type: ignore[no-any-return]
+        return key[0].generator(*key[1:], *names, device=device)
     return rng.generator(*key, *names, device=device)

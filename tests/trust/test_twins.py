@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import Diverged, HandedOver, Recorder, Tape
 from fedaudit.privacy.noise_key import NoiseKey, task_key
 from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.declarations import twins
 from fedaudit.runtime.declarations.twin_client import (
     Answer,
     differences,
@@ -95,6 +97,7 @@ def test_a_difference_is_still_billed_after_a_resume(ran):
     again = ran("roads:Later", set={}, rounds=3, resume=True)
     (entry,) = [e for e in again.ledger[0].entries if e.field == "update (twin)" and 3 in e.rounds]
     assert entry.noise_multiplier == 0
+    assert again.twins.differences == first.twins.differences, "its twins have ended"
 
 
 def test_states_of_twins_that_are_gone_are_said(ran, tmp_path):
@@ -129,9 +132,22 @@ def test_which_clients_have_one_follows_the_secret(ran, monkeypatch):
 
 
 def test_clients_that_come_later_have_one_too(ran):
-    record = ran("follows:SgdTwice", set={}, participation=0.34, rounds=4)
+    record = ran("follows:SgdTwice", set={}, clients=6, participation=0.5, rounds=3)
     asked = {k for row in record.rounds for k in row.participants}
     assert record.twins.clients == sorted(asked)
+    assert len(asked) > 3
+
+
+def test_an_ask_without_a_twin_gets_one(tmp_path, monkeypatch):
+    """One of the first three has one. Whoever comes later and alone has one, too, whatever the lot says."""
+    monkeypatch.setattr(twins, "nursery", lambda: None)
+    setting = SimpleNamespace(twins="1", clients=20)
+    of_run = twins.Twins(SimpleNamespace(policies={"a": 1}, setting=setting), tmp_path, bytes(32), TwinFacts())
+    of_run.choose([0, 1, 2], [0, 1, 2])
+    assert sum(map(of_run.has, range(3))) == 1
+    for k in range(3, 20):
+        of_run.choose([k], [k])
+    assert all(map(of_run.has, range(3, 20)))
 
 
 def test_a_run_without_a_policy_has_none(ran):

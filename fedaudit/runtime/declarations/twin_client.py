@@ -42,13 +42,13 @@ MANY = 0.5  # of the labels move by half of the classes
 class TwinClient(Client):
     """A client with other records, which is handed what its original's mechanisms let out."""
 
-    def fit(self, loss: Loss, data: Sequence[Tensor] | None = None, **options: Any) -> Fitted:  # type: ignore[override]
+    def fit(self, loss: Loss, data: Sequence[Tensor] | None = None, **options: Any) -> Fitted:
         gate, model = outputs(), options.get("model") or self.model
         assert isinstance(gate, HandedOver)  # else it is no twin
         train = functools.partial(super().fit, loss, data, **options)
         return train() if data is not None else gate.trained(lambda: list(model.state_dict().values()), train)
 
-    def optimise(self, params: Sequence[Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
+    def optimise(self, params: Sequence[Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:
         gate = outputs()
         assert isinstance(gate, HandedOver)
         return gate.trained(lambda: list(params), functools.partial(super().optimise, params, *args, **options))
@@ -182,7 +182,7 @@ def differences(
             rows.append(differ("absence", f"the client {said[0]}, its twin {said[1]}"))
         return rows
     sent = functools.partial(decode, message, Down)
-    mine, other = (decode(of.reply, Up, answered=sent) for of in (client, twin))
+    mine, other = (decode(reply, Up, answered=sent) for reply in (client.reply, twin.reply))
     if type(mine) is not type(other):
         return [*rows, differ("message class", f"{type(mine).__name__}, with other records {type(other).__name__}")]
     for name in mine.declared():
