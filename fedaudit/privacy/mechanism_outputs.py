@@ -29,6 +29,7 @@ from fedaudit.wire.codec import decode_tree, encode_tree
 from fedaudit.wire.message import State
 
 T = TypeVar("T")
+Step = tuple[dict[str, Tensor], tuple[int, int]]  # a noised gradient; how much of how much is through before it
 Released = tuple[Any, list[LedgerEntry]]  # a field as it may leave, and its entries for the ledger
 IN_MEMORY = 1 << 26  # bytes of a tape that stay in memory; a longer one goes on in a temporary file
 _here = threading.local()
@@ -94,8 +95,8 @@ class Training:
     def restart(self, slot: int = 0, active: list[int] | None = None) -> None:
         """Begin the steps, anew if a stack of them failed. In a stack, say where the client is, and how many are."""
 
-    def step(self, gradient: Mapping[str, Tensor]) -> None:
-        """Let out the noised gradient of one step."""
+    def step(self, gradient: Mapping[str, Tensor], at: tuple[int, int] = (0, 1)) -> None:
+        """Let out the noised gradient of one step. `at` says how much of the training is through before it."""
 
 
 class Recorder(Outputs):
@@ -126,8 +127,9 @@ class _RecordedTraining(Training):
         self._tape.cut(self._mark)
         self._tape.add({"what": "training", "how": self._how, "slot": slot, "active": active or []})
 
-    def step(self, gradient: Mapping[str, Tensor]) -> None:
-        self._tape.add({"what": "step", "gradient": {name: g.detach() for name, g in gradient.items()}})
+    def step(self, gradient: Mapping[str, Tensor], at: tuple[int, int] = (0, 1)) -> None:
+        copied = {name: g.detach() for name, g in gradient.items()}
+        self._tape.add({"what": "step", "gradient": copied, "at": list(at)})
 
 
 class Diverged(BaseException):
@@ -183,10 +185,12 @@ class HandedOver(Outputs):
             self.differences.append((f"training ({', '.join(other)})", f"it was told {told}"))
         return item
 
-    def gradients(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the noised gradients of a training's steps, as many as the client made."""
+    def gradients(self) -> Iterator[Step]:
+        """Yield the noised gradients of a training's steps, as many as the client made, and where each of them is."""
         while self._look()["what"] == "step":
-            yield self._take("step")["gradient"]
+            item = self._take("step")
+            done, planned = item["at"]
+            yield item["gradient"], (done, planned)
 
     def trained(self, tensors: Callable[[], list[Tensor]], train: Callable[[], T]) -> T:
         """Carry out a training on the records, and keep what it left behind."""

@@ -127,6 +127,8 @@ def relative_change(before: State, after: State, names: list[str]) -> Tensor:
 
 @register("fedfree", tables="FedFree")
 class FedFree(Method):
+    """Share layers between unlike models, as far as they gain knowledge. A client sends some of its layers."""
+
     on_digits: ClassVar = {"E": 5, "B": 16, "eta": 0.1}
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "samples": 32}
     presets: ClassVar = {

@@ -237,11 +237,11 @@ def test_a_long_tape_leaves_memory_and_comes_back(monkeypatch):
     monkeypatch.setattr(mechanism_outputs, "IN_MEMORY", 100)
     tape = Tape()
     for i in range(5):
-        tape.add({"what": "step", "gradient": {"w": torch.full((50,), float(i))}})
+        tape.add({"what": "step", "gradient": {"w": torch.full((50,), float(i))}, "at": [i, 5]})
     assert tape._file._rolled
     again = Tape(tape.content())
     gate = HandedOver(again.items(), torch.device("cpu"))
-    assert [float(g["w"][0]) for g in gate.gradients()] == [0, 1, 2, 3, 4]
+    assert [float(g["w"][0]) for g, _ in gate.gradients()] == [0, 1, 2, 3, 4]
 
 
 class One(Up):
@@ -298,7 +298,7 @@ def test_a_training_that_begins_anew_is_recorded_once():
         training.step({"w": torch.full((1,), i)})
     handed_over = HandedOver(gate.tape.items(), torch.device("cpu"))
     assert handed_over.begin({"steps": "2"})["active"] == []
-    assert [float(g["w"]) for g in handed_over.gradients()] == [1, 2]
+    assert [float(g["w"]) for g, _ in handed_over.gradients()] == [1, 2]
 
 
 def test_the_twins_environment_is_from_before_the_run(ran, monkeypatch):

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from fedaudit.privacy.dpsgd import fit_handed_over
 from fedaudit.privacy.dpsgd_stack import fit_handed_over_in_stack
 from fedaudit.privacy.ledger import LedgerEntry
-from fedaudit.privacy.mechanism import leaves_of
 from fedaudit.privacy.mechanism_outputs import HandedOver, outputs
+from fedaudit.privacy.trees import leaves_of
 from fedaudit.runtime.party import Client, described
 from fedaudit.runtime.site import Rows
 from fedaudit.training.fit import Fitted, Loss, Until
