@@ -65,6 +65,8 @@ ROWS = {
 class Condensing(Method):
     """The hyper-parameters of condensation and of training on what it made."""
 
+    single_replies: ClassVar[str] = "each client's condensed images are trained on by the server"
+
     images_only: ClassVar[str] = "condenses records into images of 8 bits"
 
     IPC: int = 50  # condensed images per class

@@ -57,6 +57,8 @@ def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: floa
 
 @register("feddistill", tables="DFFKE")
 class FedDistill(WithOptimiser):
+    single_replies: ClassVar[str] = "what a client hears leaves out its own logits, so they are kept one by one"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -127,6 +127,8 @@ def relative_change(before: State, after: State, names: list[str]) -> Tensor:
 
 @register("fedfree", tables="FedFree")
 class FedFree(Method):
+    single_replies: ClassVar[str] = "the layers of each client are compared and distributed one by one"
+
     on_digits: ClassVar = {"E": 5, "B": 16, "eta": 0.1}
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "samples": 32}
     presets: ClassVar = {

@@ -77,6 +77,8 @@ class HeaderNet(nn.Module):
 
 @register("fedgh", tables="DFFKE FedFree")
 class FedGH(WithOptimiser):
+    single_replies: ClassVar[str] = "the header is trained on each client's class means, one row each"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -52,7 +52,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods._mutual import Pair
 from fedaudit.methods._optimiser import WithOptimiser
@@ -110,9 +109,9 @@ class FedKD(WithOptimiser):
         g = None if s.g is None else LowRank(s.g, s.T)
         theta = changed(s.theta, g)
         whole, change = Mentee(theta, None), Mentee(None, g)
-        replies = cohort.ask(self.local_update, {k: change if k in s.current else whole for k in cohort.ids})
-        mean = weighted_mean({k: r.g for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
-        return Shared(theta, mean, self.energy(server), sorted(replies))
+        messages = {k: change if k in s.current else whole for k in cohort.ids}
+        g = cohort.mean(self.local_update, messages, by="n").value.g
+        return Shared(theta, g, self.energy(server), sorted(cohort.ids))
 
     def local_update(self, client: Client, msg: Mentee) -> Update:  # on client k
         theta = msg.theta if msg.theta is not None else changed(client.memory["theta"], msg.g)

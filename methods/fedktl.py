@@ -105,6 +105,8 @@ def alignment(F: Any, P: Tensor, c: Tensor, latents: Tensor, lam: float) -> Tens
 
 @register("fedktl", tables="DFFKE")
 class FedKTL(WithOptimiser):
+    single_replies: ClassVar[str] = "the generator's latents are fitted to each client's class means"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
