@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ def seed_of(*parts: object) -> int:
 
 def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed_of(*parts))
+
+
+def numpy_generator(key: tuple[object, ...], purpose: str, *, secure: bool = False) -> np.random.Generator:
+    """Return a numpy generator for a path and a purpose; if `secure`, one from the operating system's entropy."""
+    text = "/".join(str(part) for part in (*key, purpose))
+    seed = os.urandom(16) if secure else hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
 
 
 WORDS = 625  # words of 32 bits in numpy's global generator: 624 numbers, and its position among them

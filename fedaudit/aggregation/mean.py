@@ -106,7 +106,8 @@ def _averaged(sent: Mapping[int, Any], weights: Mapping[int, float], shares: Map
             raise ContractError(f"cohort.mean: {where} has several shapes. All clients send the same.")
         return _mean(sent, shares)
     if isinstance(first, int | float) and not isinstance(first, bool):
-        return sum(shares[k] * value for k, value in sent.items())
+        mean = sum(shares[k] * value for k, value in sent.items())
+        return round(mean) if isinstance(first, int) else mean  # as counters in a state are
     raise ContractError(
         f"cohort.mean: {where} is a {type(first).__name__}, which has no mean. Average states, tensors and numbers, or "
         "use cohort.ask and say in `single_replies` why."

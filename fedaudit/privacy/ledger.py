@@ -34,6 +34,8 @@ class Entry(Kept):
     claim: float | None = None  # the epsilon by the paper's way of counting: one release, no composition
     rounds: list[int] = Field(default_factory=list)
     cosine: float | None = None  # mean over releases; for the auditor only
+    unit: str = "record"  # whom it protects: one record of a client, or the whole client
+    to: str = "everybody"  # against whom it holds
 
     @classmethod
     def unprotected(cls, field: str, kind: str, condition: str | None = None) -> Entry:

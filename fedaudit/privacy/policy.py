@@ -21,6 +21,7 @@ from fedaudit.privacy.calibration import check_delta, check_epsilon
 from fedaudit.setting import Frozen, parse_value, validated
 
 TRAINING = "training"
+UPDATES = "updates"
 Mechanism = Literal["gaussian", "pure-noise", "dp-sgd"]
 Calibration = Literal["analytic", "classical", "total"]
 Relation = Literal["replace-one", "zero-out"]
@@ -68,8 +69,10 @@ def read_policies(privacy: Mapping[str, Any], kinds: frozenset[str]) -> dict[str
     """Return the policies by kind. Raise, before anything runs, if one is wrong."""
     policies = {}
     for name, values in privacy.items():
+        if name == UPDATES:  # for clients, not for records: see fedaudit.privacy.updates
+            continue
         if name not in kinds and name != TRAINING:
-            raise PrivacyError(unknown("kind of release", name, [*kinds, TRAINING]))
+            raise PrivacyError(unknown("kind of release", name, [*kinds, TRAINING, UPDATES]))
         if not isinstance(values, Mapping):
             raise PrivacyError(
                 f"privacy.{name} = {values!r}: write a table, such as {{epsilon = 1, sensitivity = 'clip:1'}}."
@@ -155,6 +158,10 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     kind, colon, rest = text.partition(":")
     if not colon or not rest:
         raise PrivacyError(f"--privacy {text!r}: write KIND:OPTIONS, for example embeddings:eps=1,clip=1.")
+    if kind == UPDATES:
+        from fedaudit.privacy.updates import parse_updates
+
+        return kind, parse_updates(text, rest)
     values: dict[str, Any] = {}
     for part in rest.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))

@@ -6,7 +6,7 @@ import functools
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,9 @@ import xxhash
 from pydantic import ValidationError
 from torch import nn
 
+from fedaudit.aggregation.mean import Mean
+from fedaudit.aggregation.secure.messages import SumFacts
+from fedaudit.aggregation.terms import Terms
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Entry, Ledger
 from fedaudit.rng import generator, seed_of, seeded
@@ -27,10 +30,11 @@ from fedaudit.runtime.device_errors import device_error, explained
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import default_folder, folder_name, locked, rounding, saving_state
+from fedaudit.runtime.guarantee import single_replies
 from fedaudit.runtime.meter import Meter, Span, Timings, peak_rss
-from fedaudit.runtime.method import Method, check_path, function_path
+from fedaudit.runtime.method import Method, check_path, find_function, function_path
 from fedaudit.runtime.party import Client, Cohort, Server
-from fedaudit.runtime.plan import as_sent, unplanned
+from fedaudit.runtime.plan import as_sent, in_sums, unplanned
 from fedaudit.runtime.run_record import (
     Absence,
     DataFacts,
@@ -46,7 +50,8 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.source import NOT_COMPARED, code_of, code_of_setting, differences, harness, is_same, not_compared
 from fedaudit.runtime.start import first_setting, take_over
-from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client
+from fedaudit.runtime.sums import Summing
+from fedaudit.runtime.task import ClientState, Done, Task, absence, compute, open_client, promised
 from fedaudit.runtime.tested import declarations_of
 from fedaudit.runtime.utility import Known, evaluate, results, sampling_note
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
@@ -186,7 +191,7 @@ class _Run:
 
     def _init(self) -> Record:
         if self.apart is not None:
-            _, (blob,) = self.apart.server("init", 0, None, [], lambda path, _: self._no_asks(path))
+            _, (blob,) = self.apart.server("init", 0, None, [], lambda path, *_: self._no_asks(path))
             return decode(blob, Record, device=self.world.device)
         with seeded(self.setting.seed, "server", 0, device=self.world.device):
             first = self.method.init(self._server(0))
@@ -273,9 +278,18 @@ class _Run:
         self.transcript.begin_round(t)
         meter = Meter("server", t, self.world.device, self.setting.flops)
         alike = Alike()
-        ask = self._asker(t, wire, meter, absent, redone, entries, alike, self._quorum(participants))
-        cohort = Cohort(participants, ask)
-        if self.apart is not None:
+        summing = self._summing(t, wire, absent)
+        ask = self._asker(t, wire, meter, absent, redone, entries, alike, self._quorum(participants), summing)
+        summing.ask = ask
+
+        def mean(cohort: Cohort, fn: Callable[..., Any], message: Any, by: str | None) -> Mean[Any]:
+            return summing.mean(cohort, fn, function_path(self.method, fn), message, by)
+
+        cohort = Cohort(participants, ask, mean)
+        if not participants:  # drawn by Poisson, and nobody was
+            after = self.state
+            self._note([f"round {t}: no client was drawn, and the state stayed as it was"])
+        elif self.apart is not None:
             after = self._round_apart(self.apart, t, cohort, ask)
         else:
             with seeded(self.setting.seed, "server", t, device=self.world.device), meter.span("round"):
@@ -283,11 +297,12 @@ class _Run:
             self._check_state(after, "round")
             self.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
         self._note(f"steps not recorded: {reason}" for reason in unrecorded)
-        self._check_traffic(t, participants, wire)
+        if participants:
+            self._check_traffic(t, participants, wire, summing.facts)
         end = self.transcript.end_round_behind(t)
         utility = self._evaluate(t, after)
         self._count(wire)
-        self._enter(t, [*entries, *alike.entries()], wire)
+        self._enter(t, [*entries, *alike.entries(), *summing.entries], wire)
         up, down = wire.traffic.total("up"), wire.traffic.total("down")
         self.record.rounds.append(
             RoundRecord(
@@ -300,6 +315,7 @@ class _Run:
                 down_payload=down[0],
                 down_wire=down[1],
                 utility=utility,
+                sums=summing.records,
                 diagnostics=self.method.diagnostics(after),
                 wall_s=round(time.perf_counter() - begun, 4),
             )
@@ -310,9 +326,18 @@ class _Run:
     def _round_apart(self, apart: IsolatedEngine, t: int, cohort: Cohort, ask: Asker) -> Record:
         """Carry out the round in the server's own process; what it asks comes here, and goes over the wire."""
 
-        def answers(path: str, messages: Mapping[int, bytes]) -> tuple[dict[int, bytes], list[int]]:
+        def answers(
+            path: str, messages: Mapping[int, bytes], how: Mapping[str, Any] | None
+        ) -> tuple[dict[int, bytes], list[int], int]:
             check_path(self.method, path)
-            return ask(cohort, path, messages), list(cohort.ids)
+            if how is None:
+                return ask(cohort, path, messages), list(cohort.ids), 0
+            # A broadcast came as one object, and stays one.
+            decoded = {id(blob): decode(blob, Down, device=self.world.device) for blob in messages.values()}
+            alike = len(decoded) == 1 and sorted(messages) == sorted(cohort.ids)
+            message = next(iter(decoded.values())) if alike else {k: decoded[id(b)] for k, b in messages.items()}
+            mean = cohort.mean(find_function(self.method, path), message, by=how["by"])
+            return {0: encode(mean.value)}, list(cohort.ids), mean.count
 
         said, (blob,) = apart.server("round", t, encode(self.state), list(cohort.ids), answers)
         self.timings.add([Span(**span) for span in said["spans"]], said["rss"], said["gpu"])
@@ -383,13 +408,22 @@ class _Run:
         entries: Entries,
         alike: Alike,
         quorum: int,
+        summing: Summing,
     ) -> Asker:
-        def ask(cohort: Cohort, fn: Callable[..., Any] | str, message: Down | Mapping[int, Any]) -> dict[int, Any]:
+        def ask(
+            cohort: Cohort,
+            fn: Callable[..., Any] | str,
+            message: Down | Mapping[int, Any],
+            terms: Mapping[int, Terms] | None = None,
+        ) -> dict[int, Any]:
             """Send messages to clients and return their replies by client.
 
-            A method gives its own function and messages; a server in another process gives a name and bytes.
+            A method gives its own function and messages; a server in another process gives a name and bytes. `terms`
+            say how replies enter a sum; without them each reply comes back by itself.
             """
             path = fn if isinstance(fn, str) else function_path(self.method, fn)
+            if terms is None and self.setting.aggregate == "secure":
+                self._check_open(path)
             messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
             if strangers := messages.keys() - set(cohort.ids):
                 raise ContractError(
@@ -401,6 +435,7 @@ class _Run:
                 Task(
                     self.json, path, k, t, number, self.store.client(k), blob,
                     drop=self._drops(k, t, number), attempt=self.attempt, here=self.engine.in_process,
+                    terms=None if terms is None else terms[k],
                 )
                 for k, blob in wire.down(messages)
             )  # fmt: skip
@@ -428,6 +463,7 @@ class _Run:
                 # A server in another process gets the decompressed reply: it cannot undo a compression itself.
                 whole = encode(reply) if self.world.compression else done.reply
                 replies[done.k] = whole if isinstance(fn, str) else reply
+                summing.heard(done.k, done.layout, done.cut)
                 self.store.put_client(done.k, t, number, done.state)
                 entries.append((done.k, done.entries))
                 alike.add(path, done.k, done.told, done.picked, done.chose)
@@ -443,8 +479,36 @@ class _Run:
 
         return ask
 
+    def _check_open(self, path: str) -> None:
+        """Refuse to ask for single replies that hold something private, where the server may learn sums only."""
+        sent = promised(getattr(find_function(self.method, path), "__func__", None))
+        private = [cls for cls in sent if any(d is not None and d.role == "private" for d in cls.declared().values())]
+        if not sent or private:
+            raise NotApplicable(single_replies(self.method))
+
+    def _summing(self, t: int, wire: Wire, absent: list[Absence]) -> Summing:
+        setting = self.setting
+        return Summing(
+            wire=wire,
+            t=t,
+            key=(setting.seed, self.attempt),
+            secure=setting.aggregate == "secure",
+            threshold=setting.threshold,
+            bound=setting.update_bound,
+            dropping=1 - (1 - setting.dropout) ** 4,  # four phases
+            expected=setting.participation * setting.clients,
+            guarantee=self.world.guarantee,
+            largest=max(map(self.world.count, range(setting.clients))),
+            drops=lambda k, number, phase: self._drops(k, t, number, phase),
+            device=self.world.device,
+            absent=lambda k, number, why: absent.append(Absence(client=k, ask=number, reason=why)),
+        )
+
     def _participants(self, t: int) -> list[int]:
         clients = self.setting.clients
+        if self.setting.sampling == "poisson":
+            drawn = torch.rand(clients, generator=generator(self.setting.seed, "server", t, "participants"))
+            return torch.nonzero(drawn < self.setting.participation).flatten().tolist()
         wanted = max(1, round(self.setting.participation * clients))
         order = torch.randperm(clients, generator=generator(self.setting.seed, "server", t, "participants"))
         return sorted(order[:wanted].tolist())
@@ -452,10 +516,11 @@ class _Run:
     def _quorum(self, participants: list[int]) -> int:
         return max(1, -int(-self.setting.quorum * len(participants) // 1))
 
-    def _drops(self, k: int, t: int, ask: int) -> bool:
+    def _drops(self, k: int, t: int, ask: int, phase: str = "") -> bool:
         if not self.setting.dropout:
             return False
-        return seed_of(self.setting.seed, f"client {k}", t, ask, "dropout") / 2**63 < self.setting.dropout
+        path = (self.setting.seed, f"client {k}", t, ask, *([phase] if phase else []), "dropout")
+        return seed_of(*path) / 2**63 < self.setting.dropout
 
     def _server(self, t: int, meter: Meter | None = None) -> Server:
         return Server(self.world.hub, t, meter or Meter("server", t, self.world.device))
@@ -468,10 +533,12 @@ class _Run:
                 f"{type(self.method).__name__}.{where} returned a {type(state).__name__}; the state is a Record."
             )
 
-    def _check_traffic(self, t: int, participants: list[int], wire: Wire) -> None:
+    def _check_traffic(self, t: int, participants: list[int], wire: Wire, sums: Sequence[SumFacts]) -> None:
         plan = self.world.plan(t, participants, asks=wire.traffic.asks, choices=wire.traffic.choices)
         declared = self.method.traffic(plan)
         self.record.traffic_declared = declared is not None
+        if self.setting.aggregate == "secure" and declared is not None:
+            declared = in_sums(self.method, declared, sums)
         grown = [name for way, name in wire.traffic.sizes if way == "up" and name in self.world.absent(t)]
         if sent := [name for name in sorted(grown) if wire.traffic.sizes["up", name] != Size()]:
             raise RunError(

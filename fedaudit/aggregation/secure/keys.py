@@ -66,7 +66,7 @@ def add_mask(vector: np.ndarray, key: bytes, sign: int) -> None:
     The mask is the key stream of AES-256 in counter mode, read as little-endian words. A key gives one mask.
     """
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    room = np.empty(CHUNK + 16, np.uint8)
+    room: Any = np.empty(CHUNK + 16, np.uint8)
     words = CHUNK // 4
     act = np.add if sign > 0 else np.subtract
     for begin in range(0, len(vector), words):

@@ -77,5 +77,8 @@ class Ring:
         return found
 
     def error(self, clients: int, weights: float) -> float:
-        """Return the most by which rounding moves a mean of so many clients whose weights have this sum."""
-        return clients * max(self.steps()) / (2 * weights)
+        """Return the most by which rounding moves a real number of a mean of so many clients with weights of this sum.
+
+        Real numbers are the first part of a vector.
+        """
+        return clients * self.steps()[0] / (2 * weights)

@@ -1,0 +1,176 @@
+"""The policy on clients' updates: a guarantee for whole clients, by noise on the sum of their updates.
+
+    --privacy updates:eps=8,clip=1,unit=client,where=server
+
+Each update is clipped to an L2 norm of `clip`, and all weigh the same. `where` says who adds the noise:
+
+    server   the server, to the sum (DP-FedAvg; McMahan et al., ICLR 2018). It holds against everybody but the server.
+    shares   each client a part of a discrete noise (Skellam; Agarwal et al., NeurIPS 2021), under secure aggregation.
+             It holds against everybody, as long as `threshold` of the round's clients stay.
+    client   each client all of the noise, to its own update. It holds against everybody.
+
+The relation is zero-out: neighbouring federations differ in one client, whose updates are all zero in one of them. One
+update changes the sum by at most `clip`. The sum is divided by a public number, not by how many clients answered.
+
+Where the cohort is drawn by Poisson (`--sampling poisson`), a round is a Poisson-sampled Gaussian mechanism to whoever
+does not know who took part. The server does know, and so `shares` and `client` are accounted without amplification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedaudit.errors import PrivacyError, SettingError, did_you_mean
+from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.calibration import check_delta, check_epsilon, total
+from fedaudit.privacy.dpsgd import multiplier_for
+from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.policy import UPDATES
+from fedaudit.setting import Frozen, parse_value, validated
+
+Where = Literal["server", "shares", "client"]
+EVERYBODY = "server, peers, outsiders"
+TO = {"server": "peers, outsiders", "shares": EVERYBODY, "client": EVERYBODY}  # against whom it holds
+RELATION = "zero-out"
+
+
+class UpdatePolicy(Frozen):
+    """The protection of clients' updates."""
+
+    unit: Literal["client"] = "client"
+    where: Where = "server"
+    clip: float = 1.0
+    epsilon: float | None = None
+    noise_multiplier: float | None = None  # instead of epsilon: sigma / clip, of the noise on the sum
+    delta: float | str = "1/K"  # K: the number of clients
+    secure: bool = False  # draw the noise from the operating system's entropy; a replay then draws anew
+
+    def delta_for(self, clients: int) -> float:
+        return check_delta(1 / max(clients, 2) if self.delta == "1/K" else float(self.delta))
+
+
+def read_updates(privacy: Mapping[str, Any]) -> UpdatePolicy | None:
+    """Return the policy on updates that a setting has; None if it has none. Raise if it is wrong."""
+    values = privacy.get(UPDATES)
+    if values is None:
+        return None
+    where = f"privacy.{UPDATES}"
+    if not isinstance(values, Mapping):
+        raise PrivacyError(f"{where} = {values!r}: write a table, such as {{epsilon = 8, clip = 1, unit = 'client'}}.")
+    try:
+        policy: UpdatePolicy = validated(UpdatePolicy, dict(values), f"option of {where}")
+    except SettingError as e:
+        raise PrivacyError(str(e)) from None
+    if (policy.epsilon is None) == (policy.noise_multiplier is None):
+        raise PrivacyError(f"{where}: give either epsilon or noise_multiplier.")
+    if policy.epsilon is not None:
+        check_epsilon(policy.epsilon)
+    elif not 0 < (policy.noise_multiplier or 0) < math.inf:
+        raise PrivacyError(f"{where}: noise_multiplier = {policy.noise_multiplier}; give a finite number above 0.")
+    if not 0 < policy.clip < math.inf:
+        raise PrivacyError(f"{where}: clip = {policy.clip:g}; give a number above 0.")
+    if policy.delta != "1/K":
+        try:
+            check_delta(float(policy.delta))
+        except ValueError:
+            raise PrivacyError(
+                f"{where}: delta = {policy.delta!r}; write a number between 0 and 1, or '1/K'."
+            ) from None
+    return policy
+
+
+_SHORT = {"eps": "epsilon", "noise": "noise_multiplier"}
+
+
+def parse_updates(text: str, rest: str) -> dict[str, Any]:
+    """Return the options of `updates:eps=8,clip=1,unit=client,where=server` as a table."""
+    values: dict[str, Any] = {}
+    for part in rest.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        name = _SHORT.get(key, key)
+        if not equals and key == "secure":
+            values["secure"] = True
+        elif equals and name in UpdatePolicy.model_fields:
+            values[name] = parse_value(value)
+        else:
+            known = [*UpdatePolicy.model_fields, *_SHORT]
+            raise PrivacyError(f"--privacy {text!r}: unknown option {part!r}.{did_you_mean(key, known)}")
+    return values
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a policy on updates comes to in one run: its noise, and what a round costs a client."""
+
+    policy: UpdatePolicy
+    clients: int  # K
+    rounds: int  # in which a client may take part
+    rate: float  # with which a client is in a round's cohort
+    poisson: bool  # whether each client is drawn by itself
+
+    @property
+    def amplified(self) -> bool:
+        """Return whether a client's absence from most rounds counts: drawn by Poisson, and unknown to the reader."""
+        return self.poisson and self.rate < 1 and self.policy.where == "server"
+
+    @property
+    def delta(self) -> float:
+        return self.policy.delta_for(self.clients)
+
+    @property
+    def multiplier(self) -> float:
+        """Return sigma / clip of the noise on the sum, or on an update where each client adds its own."""
+        if self.policy.noise_multiplier is not None:
+            return self.policy.noise_multiplier
+        assert self.policy.epsilon is not None  # the policy was checked
+        if self.amplified:
+            return multiplier_for(self.policy.epsilon, self.delta, self.rate, max(self.rounds, 1))
+        return total(self.policy.epsilon, self.delta, 1.0, max(self.rounds, 1))
+
+    @property
+    def sigma(self) -> float:
+        return self.multiplier * self.policy.clip
+
+    def entry(self, field: str, kind: str, multiplier: float | None = None) -> Entry:
+        """Return one round's entry in the ledger of a client. `multiplier`: where the noise was not the planned one."""
+        z = self.multiplier if multiplier is None else multiplier
+        return Entry(
+            field=field,
+            kind=kind,
+            mechanism=MECHANISMS[self.policy.where],
+            noise_multiplier=z,
+            relation=RELATION,
+            sample_rate=self.rate if self.amplified else 1.0,
+            sigma=z * self.policy.clip,
+            sensitivity=self.policy.clip,
+            clip=self.policy.clip,
+            condition=self.condition(),
+            delta=self.delta,
+            claim=self.policy.epsilon,
+            unit="client",
+            to=TO[self.policy.where],
+        )
+
+    def condition(self) -> str:
+        if self.amplified:
+            return f"for who does not know the cohort, each client drawn with probability {self.rate:g}"
+        if self.poisson and self.rate < 1:
+            return "without amplification: the server knows the cohort"
+        if self.rate < 1:
+            return "without amplification: the cohort has a fixed size"
+        return "every client takes part"
+
+    def epsilon(self) -> float:
+        """Return what all rounds together cost a client that is in every cohort that it may be in."""
+        event = Event(self.multiplier, self.rate if self.amplified else 1.0, self.rounds)
+        return compose([event], self.delta, compare=False).epsilon_of_record
+
+
+MECHANISMS = {
+    "server": "gaussian on the sum",
+    "shares": "skellam in shares",
+    "client": "gaussian on the update",
+}
