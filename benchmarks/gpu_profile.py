@@ -33,27 +33,27 @@ from torch import Tensor, nn  # noqa: E402
 from torch.func import functional_call, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from fedaudit.runtime.turns import here  # noqa: E402
-from fedaudit.training.recorded import halves  # noqa: E402
+from fedaudit.runtime.lockstep import here  # noqa: E402
+from fedaudit.training.cuda_graphs import halves  # noqa: E402
 
 PHASES = """
-fedaudit.runtime.runner:_Run._round _Run._evaluate _Run._commit _Run._check_traffic
+fedaudit.runtime.runner:_one_round _evaluate_round commit _check_traffic
 fedaudit.runtime.task:run_task received open_client encode
 fedaudit.runtime.world:World.blank_model World.fresh_model World.members World.site
 fedaudit.runtime.checkpoint:Store.client Store.put_client Store.settle Store._write
 fedaudit.runtime.party:Client.release Client.settle Client.fit Server.fit Party.optimise
-fedaudit.runtime.turns:Turn.go_on Turn._away Turn.__post_init__ Globals.put Globals.keep stacks _descend
+fedaudit.runtime.lockstep:Turn.go_on Turn._away Turn.__post_init__ Globals.put Globals.keep stacks _descend
 fedaudit.runtime.meter:Meter.close Meter.__init__
 fedaudit.wire.channel:Wire.back Wire._record encode decode
 fedaudit.wire.transcript:TranscriptWriter.message TranscriptWriter.end_round
-fedaudit.wire.packing:at_home packed unpacked digest Held.copies
+fedaudit.wire.codec.packing:at_home packed unpacked digest Held.copies
 fedaudit.wire.codec:digest _digest_there at_home packed unpacked
 fedaudit.training.fit:fit
-fedaudit.training.recorded:_capture
-fedaudit.training.stack:_Fitting.__init__ _Fitting._record _Fitting._step _Fitting.go _Fitting.result _mapped
+fedaudit.training.cuda_graphs:_capture
+fedaudit.training.stacked.stack:_Fitting.__init__ _Fitting._record _Fitting._step _Fitting.go _Fitting.result _mapped
 fedaudit.training.descent:_UnderWay.begin Descent.alone
 fedaudit.methods.dffke:unify decode outputs DFFKE.train_decoder DFFKE.local_training DFFKE.answer DFFKE.exchange
-fedaudit.methods._decoder:in_chunks load Decoder.__init__ Decoder.forward
+fedaudit.methods.datafree._decoder:in_chunks load Decoder.__init__ Decoder.forward
 """
 
 
@@ -216,7 +216,7 @@ def several(bench: Profile, name: str, makes: dict[str, Callable[[], Callable[[]
 def ways(bench: Profile) -> None:
     """Milliseconds of one step of ten networks."""
     from fedaudit.training.models import build
-    from fedaudit.training.products import conv2d
+    from fedaudit.training.stacked.convolution_products import conv2d
 
     device, cuda = torch.device(bench.device), bench.device.startswith("cuda")
     M, B = (2, 4) if bench.tiny else (10, 64)
@@ -341,10 +341,10 @@ def ways(bench: Profile) -> None:
 
 def condense(bench: Profile) -> None:
     """Milliseconds of the parts of a client's step in FedAF's condensation, at Fashion-MNIST's size."""
-    from fedaudit.methods._condense import Records, Sampled, dm
-    from fedaudit.methods._folded import _carry_out
+    from fedaudit.methods.condensation._condense import Records, Sampled, dm
+    from fedaudit.methods.condensation._folded import _carry_out
+    from fedaudit.training.cuda_graphs import conditions
     from fedaudit.training.models import build
-    from fedaudit.training.recorded import conditions
 
     device = torch.device(bench.device)
     B, IPC = (8, 4) if bench.tiny else (256, 50)

@@ -40,7 +40,7 @@ from gpu_speed import Bench  # noqa: E402
 
 import fedaudit  # noqa: E402
 from fedaudit import registry  # noqa: E402
-from fedaudit.training import recorded  # noqa: E402
+from fedaudit.training import cuda_graphs  # noqa: E402
 
 RECORDINGS = 100  # of each kind
 LIMITS = {"host": 64 << 10, "allocated": 4 << 10, "threads": 0.02, "files": 0.02}  # a round
@@ -89,7 +89,7 @@ class Soak(Bench):
                 record = fedaudit.run(out=folder / "run", watch=watch, **values)
             notes = record.notes
         except Enough:
-            notes = list(recorded.unrecorded)
+            notes = list(cuda_graphs.unrecorded)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         took = time.perf_counter() - begun
@@ -102,7 +102,7 @@ class Soak(Bench):
         judged = [name for name in slopes if name in LIMITS and (name != "host" or len(samples) >= SETTLED)]
         flat = all(slopes[name] <= LIMITS[name] for name in judged)
         idle = max((s["reserved"] - s["allocated"] for s in samples if "reserved" in s), default=0.0)
-        flat = flat and idle <= 1.25 * recorded.SPARE
+        flat = flat and idle <= 1.25 * cuda_graphs.SPARE
         whole = wanted is None or len(samples) == wanted
         last = {name: round(value) for name, value in samples[-1].items()}
         self.save(
@@ -118,17 +118,17 @@ class Counted:
         self.count = 0
 
     def __enter__(self) -> Counted:
-        self._capture = recorded._capture
+        self._capture = cuda_graphs._capture
 
-        def capture(step: Callable[[], recorded.Outputs]) -> Any:
+        def capture(step: Callable[[], cuda_graphs.Outputs]) -> Any:
             self.count += 1
             return self._capture(step)
 
-        recorded._capture = capture  # type: ignore[assignment]
+        cuda_graphs._capture = capture  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
-        recorded._capture = self._capture  # type: ignore[assignment]
+        cuda_graphs._capture = self._capture  # type: ignore[assignment]
 
 
 def slopes_of(samples: list[dict[str, float]]) -> dict[str, float]:
@@ -193,15 +193,15 @@ def shadows(soak: Soak) -> None:
     """Shadow models as one stack, recorded anew each time."""
     from test_shadows import jobs
 
-    from fedaudit.training.stack import fit_together
+    from fedaudit.training.stacked.stack import fit_together
 
     samples: list[dict[str, float]] = []
     begun = time.perf_counter()
-    with Counted() as made, recorded.conditions("recorded", stacked=True):
+    with Counted() as made, cuda_graphs.conditions("recorded", stacked=True):
         for _ in range(3 if soak.tiny else RECORDINGS):
             fit_together(jobs("convnet@0.25", count=4, shape=(3, 8, 8), n=64, batch=16, steps=20, device=soak.device))
             samples.append(soak.sample())
-    soak.keep(samples, made.count, time.perf_counter() - begun, list(recorded.unrecorded))
+    soak.keep(samples, made.count, time.perf_counter() - begun, list(cuda_graphs.unrecorded))
 
 
 @line

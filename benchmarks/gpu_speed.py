@@ -32,8 +32,8 @@ import torch  # noqa: E402
 import fedaudit  # noqa: E402
 from fedaudit import registry  # noqa: E402
 from fedaudit.runtime.run_record import RunRecord  # noqa: E402
-from fedaudit.training.recorded import unrecorded  # noqa: E402
-from fedaudit.training.stack import _faster  # noqa: E402
+from fedaudit.training.cuda_graphs import unrecorded  # noqa: E402
+from fedaudit.training.stacked.stack import _faster  # noqa: E402
 from fedaudit.wire.transcript import Transcript  # noqa: E402
 
 Line = Callable[["Bench"], None]
@@ -269,8 +269,8 @@ def shadows(bench: Bench) -> None:
     """64 ConvNets of width 64, batch 64, as shadows of one client. Goal: 10 times over one after another."""
     from test_shadows import jobs
 
-    from fedaudit.training.recorded import conditions
-    from fedaudit.training.stack import fit_together
+    from fedaudit.training.cuda_graphs import conditions
+    from fedaudit.training.stacked.stack import fit_together
 
     def work() -> Any:
         small = {"count": 4, "shape": (3, 8, 8), "n": 64, "batch": 16, "steps": 20}
@@ -314,8 +314,8 @@ def _attacked(bench: Bench, spec: dict[str, Any], **setting: Any) -> None:
     from unittest import mock
 
     from fedaudit.attack import attack_run
-    from fedaudit.attacks import _invert
-    from fedaudit.attacks._matching import Matching
+    from fedaudit.attacks.inversion import _invert
+    from fedaudit.attacks.inversion._matching import Matching
     from fedaudit.runtime.folder import RunFolder
     from fedaudit.runtime.task import compute
     from fedaudit.wire.transcript import Threat

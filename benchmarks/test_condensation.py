@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedaudit import sgd
-from fedaudit.methods._condense import Records, Sampled, in_chunks
-from fedaudit.methods.fedaf import FedAF, swd_points
+from fedaudit.methods.condensation._condense import Records, Sampled, in_chunks
+from fedaudit.methods.condensation.fedaf import FedAF, swd_points
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.task import compute, open_client

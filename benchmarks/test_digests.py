@@ -18,7 +18,7 @@ from conftest import clock
 from test_overhead import CLIENTS, make_setting
 
 import fedaudit
-from fedaudit.methods.fedavg import FedAvg
+from fedaudit.methods.averaging.fedavg import FedAvg
 from fedaudit.privacy import mechanism, provenance
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime import party

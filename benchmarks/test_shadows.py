@@ -14,7 +14,7 @@ import torch
 
 from fedaudit import ce, sgd
 from fedaudit.training import models
-from fedaudit.training.stack import Job, fit_together, why_not
+from fedaudit.training.stacked.stack import Job, fit_together, why_not
 
 
 def jobs(arch: str, *, count: int, shape, n: int, batch: int, steps: int, device="cpu", dtype=torch.float32):

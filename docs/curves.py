@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedaudit.reports.figures import style, tradeoff
 from fedaudit.reports.report import rows_below
-from fedaudit.reports.table import refused
+from fedaudit.reports.summary_rows import refused
 
 OUT = Path(__file__).with_name("curves.png")
 

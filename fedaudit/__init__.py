@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from fedaudit.registry import register, register_attack
     from fedaudit.reports.compare import compare
     from fedaudit.reports.report import write_report as report
-    from fedaudit.reports.tables import Tables
-    from fedaudit.runtime.contract import check_declarations
+    from fedaudit.reports.run_tables import Tables
+    from fedaudit.runtime.declarations.contract import check_declarations
     from fedaudit.runtime.method import Method
     from fedaudit.runtime.party import Client, Cohort, Server
     from fedaudit.runtime.run_record import RunRecord, read_record
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedaudit.training.fit import Opt, Turns, adam, sgd
     from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
-    from fedaudit.training.many import Many, answers
+    from fedaudit.training.stacked.networks import Many, answers
     from fedaudit.wire.message import (
         Down,
         LowRank,
@@ -69,7 +69,7 @@ _NAMES = {
     "errors": "FedauditError",
     "registry": "register register_attack",
     "reports.compare": "compare",
-    "runtime.contract": "check_declarations",
+    "runtime.declarations.contract": "check_declarations",
     "runtime.method": "Method",
     "runtime.party": "Client Cohort Server",
     "runtime.run_record": "RunRecord read_record",
@@ -79,7 +79,7 @@ _NAMES = {
     "training.fit": "Opt Turns adam sgd",
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
-    "training.many": "Many answers",
+    "training.stacked.networks": "Many answers",
     "wire.message": "Down LowRank Part Record Size State Up private public relay state_of",
     "wire.traffic": "NUMBER Plan",
 }
@@ -99,7 +99,7 @@ def load(what: Any, *rest: Any, **named: Any) -> Any:
     the state into the model, or into a part of it, and return the model. The two never share memory.
     """
     if isinstance(what, str | Path):
-        return importlib.import_module("fedaudit.reports.tables").tables_of(what)
+        return importlib.import_module("fedaudit.reports.run_tables").tables_of(what)
     return importlib.import_module("fedaudit.wire.message").load(what, *rest, **named)
 
 

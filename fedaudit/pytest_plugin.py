@@ -40,7 +40,7 @@ def comm_budget(request: pytest.FixtureRequest) -> Callable[..., None]:
         per: str = "client-round",
         convention: str = "payload",
     ) -> None:
-        from fedaudit.suite.budgets import hold, parse_budgets
+        from fedaudit.suite.budgets import check_budget, parse_budgets
 
         ways = (("up", uplink), ("down", downlink))
         limits: list[dict[str, Any]] = [{"direction": way, "max": most} for way, most in ways if most]
@@ -52,7 +52,7 @@ def comm_budget(request: pytest.FixtureRequest) -> Callable[..., None]:
             )
         common = {"per": per, "convention": convention}
         for budget in parse_budgets([{**limit, **common} for limit in limits], "comm_budget"):
-            outcome = hold(budget, record, record.setting.method, request.path.parent)
+            outcome = check_budget(budget, record, record.setting.method, request.path.parent)
             if not outcome.kept:
                 pytest.fail(outcome.message(), pytrace=False)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -85,16 +87,69 @@ def register_attack(name: str) -> Callable[[T], T]:
 def _load(group: Group) -> None:
     if group in _loaded:
         return
-    package = importlib.import_module(f"fedaudit.{group}")
-    for module in pkgutil.iter_modules(package.__path__):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"fedaudit.{group}.{module.name}")
+    importlib.import_module(f"fedaudit.{group}")
+    for name, family in _families[f"fedaudit.{group}"].items():
+        if not name.startswith("_") and family != SHARED:
+            importlib.import_module(f"fedaudit.{group}.{family}.{name}")
     for entry in importlib.metadata.entry_points(group=f"fedaudit.{group}"):
         try:
             _found[group].setdefault(entry.name, entry.load())
         except Exception as e:  # noqa: BLE001 (another package's fault; `find` reports it when the name is used)
             _broken[group][entry.name] = f"{type(e).__name__}: {e}"
     _loaded.add(group)
+
+
+class _WithoutFamily(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports `fedaudit.methods.fedavg` as the module `fedaudit.methods.averaging.fedavg`, of which there is one."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, Any] = {}
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        package, _, name = fullname.rpartition(".")
+        if name not in _families.get(package, {}):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: Any) -> Any:
+        package, _, name = spec.name.rpartition(".")
+        module = importlib.import_module(f"{package}.{_families[package][name]}.{name}")
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        """Put back the module's own specification: the import system has just replaced it. Nothing runs twice."""
+        module.__spec__ = self._specs.pop(module.__spec__.name)
+
+
+_families: dict[str, dict[str, str]] = {}  # by package: the folder in which each of its modules lies
+_finder = _WithoutFamily()
+SHARED = "shared"  # the folder of parts that several families use
+
+
+def without_family(package: str, path: Iterable[str]) -> None:
+    """Make the modules in the folders of a package importable without the folder's name."""
+    found: dict[str, str] = {}
+    for family in pkgutil.iter_modules(list(path)):
+        if family.ispkg:
+            inner = [str(Path(place) / family.name) for place in path]
+            found |= {module.name: family.name for module in pkgutil.iter_modules(inner)}
+    _families[package] = found
+    if _finder not in sys.meta_path:
+        sys.meta_path.append(_finder)
+
+
+def public_module(name: str) -> str:
+    """Return the name of a module without its family: fedaudit.methods.fedavg, whatever folder the file lies in."""
+    parts = name.split(".")
+    short = ".".join([*parts[:2], parts[-1]])
+    return short if len(parts) == 4 and parts[-1] in _families.get(".".join(parts[:2]), {}) else name
+
+
+def family_of(cls: type) -> str:
+    """Return the family of a method or attack of this package: the folder of its file. "own" for anybody else's."""
+    parts = cls.__module__.split(".")
+    return parts[2] if public_module(cls.__module__) != cls.__module__ else "own"
 
 
 def names(group: Group) -> list[str]:

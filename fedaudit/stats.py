@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainccinv, betaincinv, ndtri, stdtrit  # scipy.stats takes a second to import
 
 from fedaudit.errors import ContractError, SettingError
-from fedaudit.kept import AsGiven
+from fedaudit.stored_model import AsGiven
 
 
 class Estimate(AsGiven):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedaudit.reports.attack_rows import best_attack
-from fedaudit.reports.leaks import leak, rebuilt
-from fedaudit.reports.table import Row, refused
-from fedaudit.reports.words import BY_KEY, interval_text, text
+from fedaudit.reports.leak_tests import leak, rebuilt
+from fedaudit.reports.summary_rows import SummaryRow, refused
+from fedaudit.reports.vocabulary import BY_KEY, interval_text, text
 
 Tone = Literal["good", "bad", "plain"]
 THREATS = {
@@ -35,7 +35,7 @@ class Answer:
     tone: Tone = "plain"  # from the view of whoever gave the records
 
 
-def answers(rows: Sequence[Row]) -> list[Answer]:
+def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
     """Return the four answers over the rows that ran. If data differ, each data set has its own sentences."""
     ran = [row for row in rows if not refused(row.group)]
     arenas = list(dict.fromkeys(row.group.arena for row in ran))
@@ -55,17 +55,17 @@ def answers(rows: Sequence[Row]) -> list[Answer]:
     return made
 
 
-def protected(row: Row) -> bool:
+def protected(row: SummaryRow) -> bool:
     epsilon = row.cells["epsilon"].value
     covered = epsilon is not None and 0 < epsilon < math.inf
     return covered and not row.weak_delta and not row.open_models and not row.cells["lower"].flag
 
 
-def trained(row: Row) -> bool:
+def trained(row: SummaryRow) -> bool:
     return row.cells["accuracy"].value is not None and not row.untrained
 
 
-def which(rows: Sequence[Row]) -> Answer:
+def which(rows: Sequence[SummaryRow]) -> Answer:
     """Recommend the strictest protected setting that is nearly as accurate as the best protected one.
 
     Also say what a looser one would give, what a stricter one costs, and what is lost against the best of all."""
@@ -95,11 +95,11 @@ def which(rows: Sequence[Row]) -> Answer:
     return Answer("", lines, "good")
 
 
-def _spent(row: Row) -> float:
+def _spent(row: SummaryRow) -> float:
     return row.cells["epsilon"].value or 0.0
 
 
-def leaks(rows: Sequence[Row]) -> Answer:
+def leaks(rows: Sequence[SummaryRow]) -> Answer:
     """Name the worst membership attack and the worst reconstruction, and the attacker."""
     lines = []
     judged = [row for row in rows if row.cells["auc"].value is not None]
@@ -131,7 +131,7 @@ def leaks(rows: Sequence[Row]) -> Answer:
     return Answer("", lines, "bad" if shown or pictured else "plain")
 
 
-def guaranteed(rows: Sequence[Row]) -> Answer:
+def guaranteed(rows: Sequence[SummaryRow]) -> Answer:
     """Name the smallest epsilon of a trained setting, and what is open, refuted, or guaranteed in name only."""
     lines = []
     covered = [row for row in rows if trained(row) and protected(row)]
@@ -156,7 +156,7 @@ def guaranteed(rows: Sequence[Row]) -> Answer:
     return Answer("", lines, "good" if covered and not wrong else "bad")
 
 
-def costs(rows: Sequence[Row]) -> Answer:
+def costs(rows: Sequence[SummaryRow]) -> Answer:
     able = [row for row in rows if trained(row) and row.cells["up"].value is not None] or list(rows)
     sending = [row for row in able if (row.cells["up"].value or 0.0) > 0]
     if not sending:
@@ -181,25 +181,25 @@ def costs(rows: Sequence[Row]) -> Answer:
 # --- words -------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(row: Row) -> float:
+def _accuracy(row: SummaryRow) -> float:
     return row.cells["accuracy"].value or 0.0
 
 
-def _named(row: Row) -> str:
+def _named(row: SummaryRow) -> str:
     return row.label
 
 
-def _reached(row: Row) -> str:
+def _reached(row: SummaryRow) -> str:
     cell = row.cells["accuracy"]
     spread = interval_text(BY_KEY["accuracy"], cell)
     return " ".join(part for part in (text(BY_KEY["accuracy"], cell.value), spread) if part)
 
 
-def _epsilon(row: Row) -> str:
+def _epsilon(row: SummaryRow) -> str:
     return f"ε = {text(BY_KEY['epsilon'], row.cells['epsilon'].value)}, δ = {row.delta:.2g}"
 
 
-def _covers(row: Row) -> str:
+def _covers(row: SummaryRow) -> str:
     epsilon = row.cells["epsilon"].value
     if epsilon is None:
         return "has a guarantee that cannot be composed"
@@ -214,12 +214,12 @@ def _covers(row: Row) -> str:
     return f"guarantees {_epsilon(row)}" + (", with δ ≥ 1/n" if row.weak_delta else "")
 
 
-def _attacker(row: Row, claims: str, measure: str) -> str:
+def _attacker(row: SummaryRow, claims: str, measure: str) -> str:
     best = best_attack(row.group, claims, measure)
     return f"the {best.threat} ({best.attack})" if best else "nobody"
 
 
-def _bill(row: Row) -> str:
+def _bill(row: SummaryRow) -> str:
     up, down, seconds = (row.cells[key] for key in ("up", "down", "seconds"))
     sent = f"{text(BY_KEY['up'], up.value)} up and {text(BY_KEY['down'], down.value)} down a client and round"
     return f"{sent}, {text(BY_KEY['seconds'], seconds.value)} of {seconds.detail or 'compute'} a run ({_named(row)})"
@@ -228,7 +228,7 @@ def _bill(row: Row) -> str:
 # --- what the page is about --------------------------------------------------------------------------------------
 
 
-def scope(rows: Sequence[Row]) -> dict[str, str]:
+def scope(rows: Sequence[SummaryRow]) -> dict[str, str]:
     """Return date, purpose, threat models and scope, for the head of the page and the first printed sheet."""
     finished = max((run.record.finished or "" for row in rows for run in row.group.runs), default="")
     threats = sorted({result.threat for row in rows for run in row.group.runs for result in run.record.attacks})

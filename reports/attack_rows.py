@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedaudit.reports.figure import Cell
+from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.runs import Group
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.runtime.attack_result import (
@@ -51,16 +51,16 @@ class Found:
                 found[seed] = estimate
         return found
 
-    def cell(self, measure: str, bounds: tuple[float, float] = (-math.inf, math.inf)) -> Cell:
+    def cell(self, measure: str, bounds: tuple[float, float] = (-math.inf, math.inf)) -> ReportCell:
         found = self.estimates(measure)
         if not found:
-            return Cell(reason=self.reason or self._why_none(measure))
+            return ReportCell(reason=self.reason or self._why_none(measure))
         each = {seed: estimate.value for seed, estimate in found.items() if estimate.value is not None}
         first = next(iter(found.values()))
         within = None
         if first.low is not None and first.high is not None:
             within = (first.low, first.high, first.interval)
-        return Cell.of(over_seeds(list(each.values()), bounds, within), each, self.name)
+        return ReportCell.of(over_seeds(list(each.values()), bounds, within), each, self.name)
 
     def success(self) -> float:
         """Return the share of seeds in which reconstructions beat their baselines; 0 for other kinds of attack."""

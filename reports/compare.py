@@ -20,10 +20,10 @@ from typing import Any
 from fedaudit.errors import SettingError, unknown
 from fedaudit.reports.formats import plain
 from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
-from fedaudit.reports.table import Row, rows_of
+from fedaudit.reports.summary_rows import SummaryRow, rows_of
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
-from fedaudit.reports.words import COLUMNS, Column, text
-from fedaudit.runtime.source import comparable, differences
+from fedaudit.reports.vocabulary import COLUMNS, Column, text
+from fedaudit.runtime.code_digest import comparable, differences
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    pairs: list[tuple[Row, Row]]
+    pairs: list[tuple[SummaryRow, SummaryRow]]
     changes: list[Change]
     settings: dict[str, dict[str, list[Any]]]  # label: key: [before, after]
     other_code: dict[str, list[str]]  # label: what differs in the code that made them
@@ -132,7 +132,7 @@ class Limit:
 
 def compare(before: Path | str, after: Path | str) -> Comparison:
     before, after = Path(before), Path(after)
-    sides: list[list[Row]] = []
+    sides: list[list[SummaryRow]] = []
     problems: dict[str, str] = {}
     for folder in (before, after):
         if not folder.is_dir():
@@ -161,16 +161,16 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
     )
 
 
-def _paired(before: Sequence[Row], after: Sequence[Row]) -> list[tuple[Row, Row]]:
-    def exact(row: Row) -> str:
+def _paired(before: Sequence[SummaryRow], after: Sequence[SummaryRow]) -> list[tuple[SummaryRow, SummaryRow]]:
+    def exact(row: SummaryRow) -> str:
         return json.dumps(
             [row.group.method, row.group.setting.privacy, flat_setting(row.group.setting)], sort_keys=True
         )
 
-    def loose(row: Row) -> str:
+    def loose(row: SummaryRow) -> str:
         return json.dumps([row.group.method, row.group.privacy])
 
-    found: list[tuple[Row, Row]] = []
+    found: list[tuple[SummaryRow, SummaryRow]] = []
     for key in (exact, loose):
         left = [row for row in before if not any(row is a for a, _ in found)]
         right = [row for row in after if not any(row is b for _, b in found)]
@@ -182,7 +182,7 @@ def _paired(before: Sequence[Row], after: Sequence[Row]) -> list[tuple[Row, Row]
     return sorted(found, key=lambda pair: before.index(pair[0]))
 
 
-def _changes(pairs: Sequence[tuple[Row, Row]]) -> list[Change]:
+def _changes(pairs: Sequence[tuple[SummaryRow, SummaryRow]]) -> list[Change]:
     changes = []
     for a, b in pairs:
         for column in COLUMNS:
@@ -196,7 +196,7 @@ def _changes(pairs: Sequence[tuple[Row, Row]]) -> list[Change]:
     return changes
 
 
-def _test(a: Row, b: Row, column: Column) -> Test:
+def _test(a: SummaryRow, b: SummaryRow, column: Column) -> Test:
     x, y = a.cells[column.key], b.cells[column.key]
     if x.value is None or y.value is None:
         return Test(None, None, f"no figure {'before' if x.value is None else 'after'}", seeds=0)
@@ -243,7 +243,7 @@ def _not_compared(a: Group, b: Group) -> bool:
     return any(not comparable(m[key], n[key]) for m in x for n in y for key in m.keys() & n.keys())
 
 
-def _environment(pairs: Sequence[tuple[Row, Row]]) -> dict[str, list[Any]]:
+def _environment(pairs: Sequence[tuple[SummaryRow, SummaryRow]]) -> dict[str, list[Any]]:
     a, b = pairs[0][0].first, pairs[0][1].first
     known = {
         name: [a.versions.get(name), b.versions.get(name)] for name in sorted(a.versions.keys() | b.versions.keys())

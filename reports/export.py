@@ -14,9 +14,9 @@ from typing import Any
 
 from fedaudit.errors import RunError, SettingError, unknown
 from fedaudit.reports.report import rows_below
+from fedaudit.reports.run_tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite
 from fedaudit.reports.runs import Run, read_runs
-from fedaudit.reports.table import Row
-from fedaudit.reports.tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite
+from fedaudit.reports.summary_rows import SummaryRow
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import RunRecord, reading
 from fedaudit.suite.junit import Case, junit
@@ -46,7 +46,7 @@ class Export:
         parts += [f"{name} cannot be read: {reason}" for name, reason in sorted(self.problems.items())]
         return "".join(f"; {part}" for part in parts)
 
-    def rows(self) -> tuple[list[Row], dict[str, str]]:
+    def rows(self) -> tuple[list[SummaryRow], dict[str, str]]:
         """Return the rows of a report, with runs that differ in their seed alone in one row, and the failures."""
         return rows_below(self.folder)
 

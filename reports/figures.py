@@ -21,10 +21,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from fedaudit.data.plot import bubbles
 from fedaudit.errors import RunError
 from fedaudit.reports.attack_rows import Found, attacks_of
-from fedaudit.reports.figure import Cell
-from fedaudit.reports.rank import pareto
+from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.row_comparisons import pareto
 from fedaudit.reports.runs import Run
-from fedaudit.reports.table import Row, curve
+from fedaudit.reports.summary_rows import SummaryRow, curve
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.folder import MARKER
@@ -67,7 +67,7 @@ class Look:
     dash: str
 
 
-def looks(rows: Sequence[Row]) -> list[Look]:
+def looks(rows: Sequence[SummaryRow]) -> list[Look]:
     methods = list(dict.fromkeys(row.group.method for row in rows))
     seen: dict[str, int] = {}
     made = []
@@ -82,7 +82,7 @@ def looks(rows: Sequence[Row]) -> list[Look]:
 # --- trade-offs --------------------------------------------------------------------------------------------------
 
 
-def tradeoff(rows: Sequence[Row]) -> Figure:
+def tradeoff(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy against the ledger's epsilon, and against what the best membership attack found."""
     figure, (left, right) = _panels(2)
     kept = [
@@ -98,7 +98,7 @@ def tradeoff(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def against_bytes(rows: Sequence[Row]) -> Figure:
+def against_bytes(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy against the bytes that a client sends in a round, and against all bytes as a run goes on."""
     figure, (left, right) = _panels(2)
     _scatter(left, rows, "up", "bytes that one client sends in one round", broken=True, show=_round_bytes)
@@ -146,12 +146,12 @@ def _panels(count: int) -> tuple[Figure, Any]:
 
 def _scatter(
     axes: Axes,
-    rows: Sequence[Row],
+    rows: Sequence[SummaryRow],
     key: str,
     label: str,
     broken: bool = False,
     show: Callable[[float], str] | None = None,
-    of: Sequence[Row] = (),
+    of: Sequence[SummaryRow] = (),
 ) -> None:
     drawn = {row.label: look for row, look in zip(of or rows, looks(of or rows), strict=True)}
     points = [(row, row.cells[key], row.cells["accuracy"]) for row in rows]
@@ -175,7 +175,7 @@ def _scatter(
         axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
 
 
-def _join(axes: Axes, xs: Sequence[float], points: Sequence[tuple[Row, float]], drawn: dict[str, Look]) -> None:
+def _join(axes: Axes, xs: Sequence[float], points: Sequence[tuple[SummaryRow, float]], drawn: dict[str, Look]) -> None:
     """Draw a curve per method and data over epsilon, through its settings from strict to open."""
     curves: dict[tuple[Any, ...], list[tuple[float, float, Look]]] = {}
     for at, (row, y) in zip(xs, points, strict=True):
@@ -206,8 +206,8 @@ def _apart(xs: Sequence[float], step: float = 0.09) -> list[float]:
     return moved
 
 
-def _point(axes: Axes, at: float, x: Cell | None, y: Cell, look: Look) -> None:
-    def around(cell: Cell | None, value: float) -> list[list[float]] | None:
+def _point(axes: Axes, at: float, x: ReportCell | None, y: ReportCell, look: Look) -> None:
+    def around(cell: ReportCell | None, value: float) -> list[list[float]] | None:
         if cell is None or cell.low is None or cell.high is None:
             return None
         return [[max(0.0, value - cell.low)], [max(0.0, cell.high - value)]]
@@ -247,7 +247,7 @@ def _broken(axes: Axes, values: Sequence[float], show: Callable[[float], str] | 
     return place
 
 
-def _legend(figure: Figure, rows: Sequence[Row], lines: bool = False) -> None:
+def _legend(figure: Figure, rows: Sequence[SummaryRow], lines: bool = False) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
@@ -275,7 +275,7 @@ def _legend(figure: Figure, rows: Sequence[Row], lines: bool = False) -> None:
 # --- curves ------------------------------------------------------------------------------------------------------
 
 
-def per_round(rows: Sequence[Row]) -> Figure:
+def per_round(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy after each round, mean over seeds. The band runs from the worst seed to the best."""
     figure = Figure(figsize=(10.4, 4.0), layout="constrained")
     axes = figure.subplots()
@@ -298,7 +298,7 @@ def per_round(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def inside(row: Row) -> Figure | None:
+def inside(row: SummaryRow) -> Figure | None:
     """Draw what a method measured in its own rounds, mean over seeds: the global model at its points of a round on the
     left, its diagnostics on the right. Return None for a method that has neither."""
     models, numbers = dict[str, Series](), dict[str, Series]()
@@ -329,7 +329,7 @@ def inside(row: Row) -> Figure | None:
     return figure
 
 
-def roc(row: Row, most: int = 3) -> Figure | None:
+def roc(row: SummaryRow, most: int = 3) -> Figure | None:
     """Draw ROC curves of the best membership attacks and the best baseline, on logarithmic axes: the left counts."""
     able = [f for f in attacks_of(row.group) if f.claims == "membership" and f.estimates("auc")]
     able = sorted(able, key=lambda f: -(f.cell("auc").value or 0.0))
@@ -366,7 +366,7 @@ def _attack_label(found: Found) -> str:
     return f"{found.name}: AUC {found.cell('auc').value:.2f}{blind}"
 
 
-def partition(row: Row) -> Figure | None:
+def partition(row: SummaryRow) -> Figure | None:
     counts = row.first.data.counts
     if not counts:
         return None
@@ -409,7 +409,7 @@ def inline(figure: Figure, name: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", text).replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
-def figures_of(rows: Sequence[Row]) -> dict[str, Figure]:
+def figures_of(rows: Sequence[SummaryRow]) -> dict[str, Figure]:
     """Return all figures of a report by file name."""
     made: dict[str, Figure | None] = {}
     with style():
@@ -422,7 +422,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Figure]:
     return {name: figure for name, figure in made.items() if figure is not None}
 
 
-def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
+def write_figures(rows: Sequence[SummaryRow], folder: Path) -> list[Path]:
     """Write each figure as SVG and PNG into a folder of the report's own. Other files are never replaced."""
     figures = figures_of(rows)
     names = [f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")]

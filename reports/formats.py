@@ -11,26 +11,26 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedaudit.kept import plain
-from fedaudit.reports import story
+from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
-from fedaudit.reports.figure import Cell
-from fedaudit.reports.leaks import above_chance
-from fedaudit.reports.rank import best_row, differences, is_noise
-from fedaudit.reports.table import Row, refused
+from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.leak_tests import above_chance
+from fedaudit.reports.row_comparisons import best_row, differences, is_noise
+from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
-from fedaudit.reports.words import COLUMNS, Column, interval_text, text
+from fedaudit.reports.vocabulary import COLUMNS, Column, interval_text, text
+from fedaudit.stored_model import plain
 from fedaudit.units import UNITS, bytes_text
 
 SCHEMA = 1
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
+def shown_columns(rows: Sequence[SummaryRow]) -> list[Column]:
     """Return the columns in which some row has a figure."""
     return [c for c in COLUMNS if any(row.cells[c.key].value is not None for row in rows)]
 
 
-def short_cell(column: Column, cell: Cell) -> str:
+def short_cell(column: Column, cell: ReportCell) -> str:
     """Return value, interval and seeds, such as `89.3 % [84.1, 94.5] (2)`."""
     if cell.value is None:
         return "–"
@@ -41,12 +41,12 @@ def short_cell(column: Column, cell: Cell) -> str:
     return " ".join(part for part in (text(column, cell.value), spread, seeds) if part)
 
 
-def guaranteed(row: Row) -> bool:
+def guaranteed(row: SummaryRow) -> bool:
     epsilon = row.cells["epsilon"].value
     return epsilon is not None and 0 < epsilon < math.inf
 
 
-def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
+def _within_noise(rows: Sequence[SummaryRow], column: Column) -> list[bool]:
     """Mark the rows that cannot be told from the best of the column."""
     best, tests = best_row(rows, column), differences(rows, column)
     marks = []
@@ -61,7 +61,7 @@ def _within_noise(rows: Sequence[Row], column: Column) -> list[bool]:
 # --- Markdown ----------------------------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str) -> str:
+def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, facts: str) -> str:
     every, rows = rows, [row for row in rows if not refused(row.group)]
     columns = shown_columns(rows)
     noise = {column.key: _within_noise(rows, column) for column in columns}
@@ -96,15 +96,15 @@ def markdown(rows: Sequence[Row], failed: dict[str, str], title: str, facts: str
     lines += ["", "## Notes", "", *notes] if notes else []
     lines += ["", "## In words", ""]
     for row in rows:
-        lines += [f"**{_md(row.label)}**", "", *(f"- {_md(line)}" for line in story.verdict(row)), ""]
+        lines += [f"**{_md(row.label)}**", "", *(f"- {_md(line)}" for line in sentences.verdict(row)), ""]
     if failed:
         lines += ["## Failed", "", *(f"- {_code(folder)}: {_md(error)}" for folder, error in failed.items()), ""]
     lines += ["<details><summary>What the columns mean</summary>", ""]
     lines += [f"- *{_md(column.title)}*: {_md(column.help)}" for column in columns]
     lines += ["", "</details>", "", "<details><summary>How it was made, and known limits</summary>", ""]
-    lines += [f"- {_md(version)}" for version in story.versions(rows)]
-    lines += [f"- {_md(row.label)}: {_code(story.made(row.group)['command'])}" for row in rows]
-    lines += [f"- {_md(limit)}" for limit in story.LIMITS]
+    lines += [f"- {_md(version)}" for version in sentences.versions(rows)]
+    lines += [f"- {_md(row.label)}: {_code(sentences.made(row.group)['command'])}" for row in rows]
+    lines += [f"- {_md(limit)}" for limit in sentences.LIMITS]
     return "\n".join([*lines, "", "</details>", ""])
 
 
@@ -125,7 +125,7 @@ def _code(text_: str) -> str:
 # --- JSON and CSV ------------------------------------------------------------------------------------------------
 
 
-def as_json(rows: Sequence[Row], failed: dict[str, str]) -> str:
+def as_json(rows: Sequence[SummaryRow], failed: dict[str, str]) -> str:
     """Return all that the page shows, and the values behind it, as JSON. Infinite numbers are the string "Infinity"."""
     document = {
         "report_schema": SCHEMA,
@@ -133,7 +133,7 @@ def as_json(rows: Sequence[Row], failed: dict[str, str]) -> str:
         "rows": [_row(row) for row in rows],
         "comparisons": {c.key: _comparisons(rows, c) for c in COLUMNS},
         "failed": failed,
-        "limits": list(story.LIMITS),
+        "limits": list(sentences.LIMITS),
     }
     return json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n"
 
@@ -145,11 +145,11 @@ def _column(column: Column) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(row: Row) -> dict[str, Any]:
-    made = story.made(row.group)
+def _row(row: SummaryRow) -> dict[str, Any]:
+    made = sentences.made(row.group)
     attacks = [
         {**attack, "figures": {name: cell.as_json() for name, cell in attack["figures"].items()}}
-        for attack in story.attack_rows(row)
+        for attack in sentences.attack_rows(row)
     ]
     return {
         "label": row.label,
@@ -157,17 +157,17 @@ def _row(row: Row) -> dict[str, Any]:
         "privacy": row.group.privacy,
         "seeds": made["seeds"],
         "notes": row.notes,
-        "verdict": story.verdict(row),
+        "verdict": sentences.verdict(row),
         "cells": {key: cell.as_json() for key, cell in row.cells.items()},
         "releases": [
             {**release, "protection": release["protection"][0] and release["protection"][0][0]}
-            for release in story.releases([row])
+            for release in sentences.releases([row])
         ],
-        "ledger": story.ledger_rows(row),
+        "ledger": sentences.ledger_rows(row),
         "attacks": attacks,
-        "audits": story.audit_rows(row),
-        "traffic": story.traffic(row),
-        "time": story.phases(row),
+        "audits": sentences.audit_rows(row),
+        "traffic": sentences.traffic(row),
+        "time": sentences.phases(row),
         "setting": made["setting"],
         "command": made["command"],
         "device": made["device"],
@@ -177,7 +177,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
+def _comparisons(rows: Sequence[SummaryRow], column: Column) -> list[dict[str, Any]]:
     """Return the comparison of every row with the best of its column."""
     best, tests = best_row(rows, column), differences(rows, column)
     found = []
@@ -195,7 +195,7 @@ def _comparisons(rows: Sequence[Row], column: Column) -> list[dict[str, Any]]:
     return found
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[SummaryRow]) -> str:
     """Return one line per row, with four columns per figure: value, low, high, n."""
     buffer = io.StringIO()
     head = [
@@ -240,7 +240,7 @@ def _number(value: float | None) -> str:
 # --- LaTeX -------------------------------------------------------------------------------------------------------
 
 
-def latex(rows: Sequence[Row], keys: Sequence[str] = ()) -> str:
+def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     """Return two LaTeX tables, utility with privacy and cost, for the package booktabs.
 
     If `keys` choose columns, there is one table. Rows without a figure are left out."""
@@ -265,7 +265,7 @@ def latex(rows: Sequence[Row], keys: Sequence[str] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _latex_table(rows: Sequence[Row], columns: Sequence[Column], caption: str, label: str) -> str:
+def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption: str, label: str) -> str:
     noise = {column.key: _within_noise(rows, column) for column in columns}
     best = {column.key: set(best_row(rows, column).values()) for column in columns}
     titles = [
@@ -296,7 +296,7 @@ def _latex_table(rows: Sequence[Row], columns: Sequence[Column], caption: str, l
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 
-def _deviation(column: Column, cell: Cell) -> str:
+def _deviation(column: Column, cell: ReportCell) -> str:
     """Return the sample standard deviation over seeds, in the unit of its value."""
     if not column.sampled or column.key == "lower" or len(cell.each) < 2 or cell.value is None:
         return ""

@@ -12,16 +12,16 @@ from typing import Any
 
 import jinja2
 
-from fedaudit.reports import story
+from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
-from fedaudit.reports.figure import Cell
+from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.figures import against_bytes, inline, inside, looks, partition, per_round, roc, style, tradeoff
-from fedaudit.reports.leaks import above_chance
-from fedaudit.reports.rank import best_row, differences, is_noise
+from fedaudit.reports.leak_tests import above_chance
+from fedaudit.reports.row_comparisons import best_row, differences, is_noise
 from fedaudit.reports.runs import Run
-from fedaudit.reports.table import Row, refused
+from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import Test
-from fedaudit.reports.words import BY_KEY, COLUMNS, Column, interval_text, text
+from fedaudit.reports.vocabulary import BY_KEY, COLUMNS, Column, interval_text, text
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
@@ -29,7 +29,7 @@ FOLDED = ("global_own", "claim", "tpr", "memory")  # columns that are hidden at 
 PICTURES = 2_500_000  # the most bytes of all reconstruction pictures of a page together
 
 
-def page(rows: Sequence[Row], failed: dict[str, str], title: str) -> str:
+def page(rows: Sequence[SummaryRow], failed: dict[str, str], title: str) -> str:
     tests = {column.key: differences(rows, column) for column in COLUMNS}
     return _environment().get_template("report.html").render(
         title=title,
@@ -48,16 +48,16 @@ def page(rows: Sequence[Row], failed: dict[str, str], title: str) -> str:
         data=_data(rows, tests),
         figures=_overview(rows),
         cards=_cards(rows),
-        limits=story.LIMITS,
-        versions=story.versions(rows),
-        made=[story.made(row.group) for row in rows],
+        limits=sentences.LIMITS,
+        versions=sentences.versions(rows),
+        made=[sentences.made(row.group) for row in rows],
         bytes_text=bytes_text,
         epsilon_text=lambda value: text(BY_KEY["epsilon"], value),
         dumps=lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False),
     )  # fmt: skip
 
 
-def facts(rows: Sequence[Row]) -> str:
+def facts(rows: Sequence[SummaryRow]) -> str:
     """Return what all rows have in common, in one line."""
     runs = sum(len(row.group.runs) for row in rows)
     setting = rows[0].group.setting
@@ -79,7 +79,7 @@ def _parts() -> list[tuple[str, int]]:
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
-def cell_text(column: Column, cell: Cell) -> dict[str, str]:
+def cell_text(column: Column, cell: ReportCell) -> dict[str, str]:
     """Return a figure as the page shows it: the value, its interval and seeds below it, the rest on hover."""
     if cell.value is None:
         return {"main": "–", "sub": cell.reason, "more": "", "title": cell.reason, "flag": ""}
@@ -99,7 +99,9 @@ def cell_text(column: Column, cell: Cell) -> dict[str, str]:
     return {"main": text(column, cell.value), "sub": sub, "more": more, "title": title, "flag": cell.flag}
 
 
-def _line(i: int, row: Row, rows: Sequence[Row], tests: dict[str, list[list[Test | None]]]) -> dict[str, Any]:
+def _line(
+    i: int, row: SummaryRow, rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]]
+) -> dict[str, Any]:
     cells = []
     for column in COLUMNS:
         cell = row.cells[column.key]
@@ -133,11 +135,11 @@ def _line(i: int, row: Row, rows: Sequence[Row], tests: dict[str, list[list[Test
     }
 
 
-def _anchor(row: Row) -> str:
+def _anchor(row: SummaryRow) -> str:
     return "method-" + "".join(c if c.isalnum() else "-" for c in row.group.method)
 
 
-def _data(rows: Sequence[Row], tests: dict[str, list[list[Test | None]]]) -> str:
+def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]]) -> str:
     """Return what the page needs to compare rows: by column and reference, [p, sign, test's name, more than noise]."""
     names: list[str] = []
 
@@ -162,7 +164,7 @@ def _data(rows: Sequence[Row], tests: dict[str, list[list[Test | None]]]) -> str
 # --- figures and cards -------------------------------------------------------------------------------------------
 
 
-def _overview(rows: Sequence[Row]) -> list[dict[str, str]]:
+def _overview(rows: Sequence[SummaryRow]) -> list[dict[str, str]]:
     made = []
     described = ", ".join(f"{row.label} {text(COLUMNS[0], row.cells['accuracy'].value)}" for row in rows)
     for name, draw, heading, caption in (
@@ -185,7 +187,7 @@ def _overview(rows: Sequence[Row]) -> list[dict[str, str]]:
     return made
 
 
-def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _cards(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:
     cards = []
     drawn: dict[str, str] = {}
     budget = PICTURES // max(1, sum(len(_pictures(row)) for row in rows))
@@ -196,7 +198,7 @@ def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
         cards.append(
             {
                 "method": method, "anchor": _anchor(mine[0]), "look": looks(rows)[first - 1], "partition": bubbles,
-                "seed": mine[0].group.runs[0].seed, "releases": story.releases(mine),
+                "seed": mine[0].group.runs[0].seed, "releases": sentences.releases(mine),
                 "arena": f"{mine[0].group.setting.dataset}, {mine[0].group.setting.partition}",
                 "settings": [_section(row, rows.index(row) + 1, budget) for row in mine],
             }
@@ -204,7 +206,7 @@ def _cards(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return cards
 
 
-def _bubbles(row: Row, name: str, drawn: dict[str, str]) -> str:
+def _bubbles(row: SummaryRow, name: str, drawn: dict[str, str]) -> str:
     """Return the drawing of the partition. Methods that share the partition share it, with ids of their own."""
     key = json.dumps([row.first.data.counts, row.first.data.class_names])
     if key not in drawn:
@@ -214,7 +216,7 @@ def _bubbles(row: Row, name: str, drawn: dict[str, str]) -> str:
     return drawn[key].replace("partition-NAME", name)
 
 
-def _section(row: Row, number: int, budget: int) -> dict[str, Any]:
+def _section(row: SummaryRow, number: int, budget: int) -> dict[str, Any]:
     with style(f"roc-{number}"):
         drawn = roc(row)
         curves = inline(drawn, f"roc-{number}") if drawn else ""
@@ -225,15 +227,15 @@ def _section(row: Row, number: int, budget: int) -> dict[str, Any]:
     if row.cells["auc"].value is not None:
         alt += f", AUC {row.cells['auc'].value:.3f}"
     return {
-        "row": row, "label": row.group.privacy, "extra": row.group.differs, "verdict": story.verdict(row),
-        "ledger": story.ledger_rows(row), "attacks": story.attack_rows(row), "audits": _audits(row), "roc": curves,
-        "roc_alt": alt, "inside": rounds, "inside_alt": _inside_alt(row),
+        "row": row, "label": row.group.privacy, "extra": row.group.differs, "verdict": sentences.verdict(row),
+        "ledger": sentences.ledger_rows(row), "attacks": sentences.attack_rows(row), "audits": _audits(row),
+        "roc": curves, "roc_alt": alt, "inside": rounds, "inside_alt": _inside_alt(row),
         "pictures": [_picture(*found, budget) for found in _pictures(row)],
-        "traffic": story.traffic(row), "phases": story.phases(row),
+        "traffic": sentences.traffic(row), "phases": sentences.phases(row),
     }  # fmt: skip
 
 
-def _inside_alt(row: Row) -> str:
+def _inside_alt(row: SummaryRow) -> str:
     """Return the numbers of the first seed's last round, in words."""
     last = row.first.rounds[-1] if row.first.rounds else None
     points = last.utility.global_points if last and last.utility else {}
@@ -242,11 +244,11 @@ def _inside_alt(row: Row) -> str:
     return "Numbers of the method's own rounds; in the last one: " + ", ".join(said)
 
 
-def _audits(row: Row) -> list[dict[str, Any]]:
-    return story.audit_rows(row)
+def _audits(row: SummaryRow) -> list[dict[str, Any]]:
+    return sentences.audit_rows(row)
 
 
-def _pictures(row: Row) -> list[tuple[Run, ReconstructionResult]]:
+def _pictures(row: SummaryRow) -> list[tuple[Run, ReconstructionResult]]:
     """Return the pictures of the first seed that has any, one per attack."""
     for run in row.group.runs:
         results = [result for result in run.record.attacks if isinstance(result, ReconstructionResult)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedaudit.errors import FedauditError, RunError, SettingError, unknown
 from fedaudit.reports.runs import Run, grouped, read_runs
-from fedaudit.reports.table import Row, rows_of
-from fedaudit.reports.words import BY_KEY
+from fedaudit.reports.summary_rows import SummaryRow, rows_of
+from fedaudit.reports.vocabulary import BY_KEY
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import reading
 
@@ -61,7 +61,7 @@ def write_report(
     return written
 
 
-def rows_below(folder: Path) -> tuple[list[Row], dict[str, str]]:
+def rows_below(folder: Path) -> tuple[list[SummaryRow], dict[str, str]]:
     """Return the rows of all runs below a folder, and the runs that failed or cannot be read, with the reason."""
     if not folder.is_dir():
         raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
@@ -109,7 +109,7 @@ def failures(folder: Path) -> dict[str, str]:
         raise RunError(f"{folder / 'audit.json'} cannot be read: {e}. Remove it, or audit again.") from e
 
 
-def _like(rows: list[Row], pattern: str) -> list[Row]:
+def _like(rows: list[SummaryRow], pattern: str) -> list[SummaryRow]:
     try:
         kept = [row for row in rows if re.search(pattern, row.label)]
     except re.error as e:
@@ -121,7 +121,7 @@ def _like(rows: list[Row], pattern: str) -> list[Row]:
     return kept
 
 
-def _text(name: str, rows: list[Row], failed: dict[str, str], title: str, columns: Sequence[str] = ()) -> str:
+def _text(name: str, rows: list[SummaryRow], failed: dict[str, str], title: str, columns: Sequence[str] = ()) -> str:
     from fedaudit.reports import formats, html
 
     if name == "html":

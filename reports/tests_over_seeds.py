@@ -13,7 +13,7 @@ from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
-from fedaudit.levels import holm as holm
+from fedaudit.significance import holm as holm
 from fedaudit.stats import Estimate, student_t
 
 LEVEL = 0.05

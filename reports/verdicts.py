@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedaudit.epsilon.joint_verdict import judged
-from fedaudit.levels import level_of
 from fedaudit.reports.attack_rows import attacks_of
-from fedaudit.reports.leaks import leak, pooled_attacks, rebuilt
-from fedaudit.reports.table import Row, claim_text, refused
+from fedaudit.reports.leak_tests import leak, pooled_attacks, rebuilt
+from fedaudit.reports.summary_rows import SummaryRow, claim_text, refused
+from fedaudit.significance import level_of
 from fedaudit.suite.budgets import cases as budget_cases
 from fedaudit.suite.budgets import check_runs
 from fedaudit.suite.junit import Case
@@ -30,7 +30,7 @@ def cases_of(found: Export, budget: Path | None = None) -> list[Case]:
     return cases + (budget_cases(check_runs([found.folder], budget)) if budget is not None else [])
 
 
-def _run(row: Row) -> list[Case]:
+def _run(row: SummaryRow) -> list[Case]:
     if refused(row.group):
         return [Case("run", row.label, "skipped", "; ".join(row.notes))]
     unfinished = [str(run.seed) for run in row.group.runs if run.record.status != "done"]
@@ -38,7 +38,7 @@ def _run(row: Row) -> list[Case]:
     return [Case("run", row.label, "error" if unfinished else "passed", said)]
 
 
-def _claims(row: Row) -> list[Case]:
+def _claims(row: SummaryRow) -> list[Case]:
     """Return a verdict on each claim by each test, over all seeds."""
     audits = [audit for run in row.group.runs for audit in run.audits]
     together = judged(audits)
@@ -68,7 +68,7 @@ def _claims(row: Row) -> list[Case]:
     return cases
 
 
-def _leaks(row: Row) -> list[Case]:
+def _leaks(row: SummaryRow) -> list[Case]:
     """Return verdicts on membership, rebuilt records and label shares; empty for a row that was not attacked."""
     ran = [found for found in attacks_of(row.group) if found.results and not found.blind]
     cases = []

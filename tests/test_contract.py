@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fedaudit import Up, registry
 from fedaudit.errors import ContractError, RunError
-from fedaudit.runtime.contract import check_declarations
+from fedaudit.runtime.declarations.contract import check_declarations
 from fedaudit.runtime.engines.serial import SerialEngine
 from fedaudit.runtime.runner import run
 from fedaudit.wire.transcript import Transcript

@@ -65,8 +65,8 @@ def code_of(path: str, name: str) -> tuple[str, int]:
 def test_the_walk_is_the_way_of_an_embedding(undrawn, tmp_path):
     """The first call of each step, from the method's own lines on, comes after the first call of the step before."""
     steps = {code_of(path, name): number for number, (path, name) in enumerate(walk())}
-    method = [path for path, _ in walk()].index("methods/dffke.py")
-    guess = [path for path, _ in walk()].index("attacks/embedding_match.py")
+    method = [path for path, _ in walk()].index("methods/datafree/dffke.py")
+    guess = [path for path, _ in walk()].index("attacks/membership/embedding_match.py")
     scored = guess + 1  # baselines, which look at nothing, are scored before it
     first: dict[int, int] = {}
     known: dict[CodeType, int | None] = {}

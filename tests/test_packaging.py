@@ -79,7 +79,7 @@ def test_runs_from_a_bare_checkout_without_opacus_and_ray(nursery_at, tmp_path):
 
 
 def test_the_harness_knows_no_method_attack_or_report_by_name():
-    names = {p.stem for folder in ("methods", "attacks") for p in (ROOT / folder).glob("*.py")} - {
+    names = {p.stem for folder in ("methods", "attacks") for p in (ROOT / folder).rglob("*.py")} - {
         "__init__",
         "local",
         "loss",
@@ -87,7 +87,7 @@ def test_the_harness_knows_no_method_attack_or_report_by_name():
     }
     for path in (ROOT / "fedaudit").rglob("*.py"):
         if any(part in FOLDERS for part in path.relative_to(ROOT).parts) or path.parts[-2:] in (
-            ("cli", "look.py"),  # reports
+            ("cli", "show.py"),  # reports
             ("cli", "audit.py"),
             ("fedaudit", "setting.py"),
             ("fedaudit", "__init__.py"),  # what the package offers

@@ -19,9 +19,9 @@ from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import _tpr_interval, auc, auc_difference, clopper_pearson, membership_scores
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.epsilon.lower_bounds import from_counts, from_scores, one_run_fdp, one_run_steinke
-from fedaudit.levels import LEVEL
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.reports.tests_over_seeds import compared
+from fedaudit.significance import LEVEL
 from fedaudit.stats import mean_std, sampled_mean, student_t, wilson
 
 N = 2000

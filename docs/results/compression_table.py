@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedaudit.reports.tables import RunRow, tables_of
+from fedaudit.reports.run_tables import RunRow, tables_of
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.units import bytes_text
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedaudit.methods._buffer import held
-from fedaudit.methods._decoder import decode as images_of
+from fedaudit.methods.datafree._buffer import held
+from fedaudit.methods.datafree._decoder import decode as images_of
 from fedaudit.rng import seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedaudit.methods._buffer import buffer_bytes, formula_bytes, held
-from fedaudit.methods._decoder import decoder_size
+from fedaudit.methods.datafree._buffer import buffer_bytes, formula_bytes, held
+from fedaudit.methods.datafree._decoder import decoder_size
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.wire.codec import decode

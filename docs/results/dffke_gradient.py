@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from fedaudit.methods.fke import student_first, teacher_first
+from fedaudit.methods.distillation.fke import student_first, teacher_first
 
 
 def gradients(m: float, M: float) -> tuple[float, float]:

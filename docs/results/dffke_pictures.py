@@ -17,16 +17,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedaudit.errors import TranscriptError
-from fedaudit.methods._decoder import decode
+from fedaudit.methods.datafree._decoder import decode
 from fedaudit.runtime.run_record import read_record
-from fedaudit.wire.transcript import Entry, Transcript
+from fedaudit.wire.transcript import Transcript, TranscriptEntry
 
 
 def synthetic(run: Path, rounds: list[int], client: int, columns: int) -> dict[int, tuple[Tensor, Tensor]]:
     """By round: images in [-1, 1] decoded from `columns` of the client's embeddings, as many classes as it has, and
     their labels. The same records in every round."""
     shape = tuple(read_record(run).data.shape)
-    unified: dict[int, Entry] = {}  # what any client received in a round: all receive the same
+    unified: dict[int, TranscriptEntry] = {}  # what any client received in a round: all receive the same
     labels: Tensor | None = None
     for entry in Transcript(run / "transcript").entries():
         if entry.message == "Unified" and entry.round in rounds and entry.round not in unified:

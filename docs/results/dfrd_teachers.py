@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedaudit.methods._generator import dynamic_weights
+from fedaudit.methods.datafree._generator import dynamic_weights
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.wire.message import load
 

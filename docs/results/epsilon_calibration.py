@@ -23,7 +23,7 @@ import numpy as np
 from fedaudit.attack.membership import _tpr_interval
 from fedaudit.epsilon import lower_bounds as eps
 from fedaudit.epsilon.noise_tests import Residual, _shape, examine, residual
-from fedaudit.levels import LEVEL
+from fedaudit.significance import LEVEL
 from fedaudit.stats import clopper_pearson
 
 TRIALS = 1000  # of each of the two neighbours

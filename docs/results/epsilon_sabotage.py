@@ -27,7 +27,7 @@ from fedaudit.epsilon.joint_verdict import told
 from fedaudit.epsilon.release_path import audit_releases
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy import mechanism
-from fedaudit.runtime.contract import setting_for
+from fedaudit.runtime.declarations.contract import setting_for
 from fedaudit.runtime.run_record import EpsilonAudit
 from fedaudit.runtime.runner import run
 

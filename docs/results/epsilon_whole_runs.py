@@ -29,13 +29,13 @@ from fedaudit.attack.attack_run import attack_run
 from fedaudit.epsilon import gradient_canaries
 from fedaudit.epsilon.gradient_canaries import audit_canaries
 from fedaudit.epsilon.residuals import audit_residuals
-from fedaudit.levels import LEVEL
 from fedaudit.rng import generator
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.run_record import EpsilonAudit
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.site import Rows
 from fedaudit.runtime.world import World
+from fedaudit.significance import LEVEL
 from fedaudit.stats import clopper_pearson
 
 Row = dict[str, Any]

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fedaudit import Setting, load, run
-from fedaudit.methods._ensemble import ensemble, predict
-from fedaudit.methods._zeroth import ESTIMATES, true_gradient
-from fedaudit.methods.fedzge import FedZGE, Generator, along
+from fedaudit.methods.datafree._zeroth import ESTIMATES, true_gradient
+from fedaudit.methods.datafree.fedzge import FedZGE, Generator, along
+from fedaudit.methods.shared._ensemble import ensemble, predict
 from fedaudit.rng import seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState

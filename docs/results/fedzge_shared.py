@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedaudit.methods._ensemble import ensemble, predict
-from fedaudit.methods.fedzge import FedZGE
+from fedaudit.methods.datafree.fedzge import FedZGE
+from fedaudit.methods.shared._ensemble import ensemble, predict
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.stats import wilson

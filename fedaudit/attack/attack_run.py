@@ -15,20 +15,20 @@ from torch import Tensor
 from fedaudit.attack.claims import Attacked, TookPart
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attack.score import membership, score, settled
-from fedaudit.attack.scores_kept import keep, kept
+from fedaudit.attack.stored_scores import keep, kept
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.errors import ContractError, DataError, RunError, ThreatError
+from fedaudit.progress import Watch, unwatched
 from fedaudit.registry import find, names
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.attack_result import AnyResult, MembershipFound, MembershipResult, NotRun, Ran, result_of
+from fedaudit.runtime.code_digest import source_of
 from fedaudit.runtime.folder import RunFolder, claim_for_attacks
+from fedaudit.runtime.lockstep import Globals, Turn, take_turns
 from fedaudit.runtime.run_record import save_attacks
-from fedaudit.runtime.source import source_of
 from fedaudit.runtime.task import compute
-from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import World
 from fedaudit.setting import validated
-from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import ACTIVE, Threat, TranscriptView
 
 NOBODY = "has nobody to attack but itself"

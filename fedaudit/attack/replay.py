@@ -11,7 +11,7 @@ client then trains that model whatever it held before. That is tried on a few re
 message of the run. Anything that a method keeps in its clients' memory from before that message is missing.
 
 Shadows run side by side. Each runs the method's function as it is. If that calls `client.fit`, it waits until all the
-others have come to a fit as well, and these are trained as one stack (fedaudit.training.stack). If that cannot be done,
+others have come to a fit as well, and these are trained as one stack (training/stacked). If that cannot be done,
 and under DP-SGD, they are trained one after another, with the same result.
 """
 
@@ -30,23 +30,23 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seed_of, seeded
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.code_digest import ROOMS, harness, source_of_method
+from fedaudit.runtime.lockstep import Globals, Turn, take_turns
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.site import Rows, Site
-from fedaudit.runtime.source import ROOMS, harness, source_of_method
 from fedaudit.runtime.task import open_client, state_after
-from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import World
 from fedaudit.setting import EXECUTION
 from fedaudit.training.forward import in_chunks
 from fedaudit.training.models import Net
-from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Up
-from fedaudit.wire.transcript import Entry, TranscriptView
+from fedaudit.wire.transcript import TranscriptEntry, TranscriptView
 
 FEW = 8  # records on which a beginning is tried
 _tried: dict[str, bool] = {}  # the results of such trials
@@ -54,7 +54,7 @@ _tried: dict[str, bool] = {}  # the results of such trials
 # --- what is replayed ------------------------------------------------------------------------------------------------
 
 
-def downloads(view: TranscriptView, upload: Entry, world: World, rows: Rows) -> list[Entry]:
+def downloads(view: TranscriptView, upload: TranscriptEntry, world: World, rows: Rows) -> list[TranscriptEntry]:
     """Return the messages to the target that lead to `upload`, oldest first. `rows`: any records, to try a beginning
     on."""
     last = (upload.round, upload.ask)
@@ -73,14 +73,14 @@ def downloads(view: TranscriptView, upload: Entry, world: World, rows: Rows) -> 
     return sent[begin:]
 
 
-def brings_model(entry: Entry, model: nn.Module) -> bool:
+def brings_model(entry: TranscriptEntry, model: nn.Module) -> bool:
     """Return whether one field of the message is a whole state of `model`, judged by names and shapes."""
     whole = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     mine = [name for name, field in entry.fields.items() if field.role != "relay"]
     return any(entry.state_shapes(name) == whole for name in mine)
 
 
-def starts_anew(world: World, entry: Entry, rows: Rows) -> bool:
+def starts_anew(world: World, entry: TranscriptEntry, rows: Rows) -> bool:
     """Return whether the client's answer to a message, and its model after it, are the same whatever model it had
     before."""
     few = (rows[0][:FEW], rows[1][:FEW])
@@ -131,7 +131,7 @@ def _take_turns(turns: Sequence[Turn], compile: bool, notes: set[str]) -> None:
 
 def replay(
     world: World,
-    messages: Sequence[Entry],
+    messages: Sequence[TranscriptEntry],
     pool: Rows,
     picks: Sequence[Tensor],
     *,
@@ -163,7 +163,12 @@ def replay(
 
 
 def _perform(
-    world: World, sites: Sequence[Site], entry: Entry, states: Sequence[bytes | None], compile: bool, notes: set[str]
+    world: World,
+    sites: Sequence[Site],
+    entry: TranscriptEntry,
+    states: Sequence[bytes | None],
+    compile: bool,
+    notes: set[str],
 ) -> list[Turn]:
     """Send one message to several shadows. A turn's result is the state after it and the reply, as bytes."""
     message, device = encode(entry.record()), world.device
@@ -185,7 +190,9 @@ def _perform(
     return turns
 
 
-def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes | None, generators: Globals) -> Turn:
+def _turn(
+    world: World, site: Site, entry: TranscriptEntry, message: bytes, state: bytes | None, generators: Globals
+) -> Turn:
     """Return a turn that gives one message to one shadow, as `run_task` would."""
     t, ask = entry.round, entry.ask
 
@@ -208,7 +215,9 @@ def _turn(world: World, site: Site, entry: Entry, message: bytes, state: bytes |
 # --- what is kept of them --------------------------------------------------------------------------------------------
 
 
-def signature(world: World, messages: Sequence[Entry], pool: Rows, picks: Sequence[Tensor], *more: object) -> str:
+def signature(
+    world: World, messages: Sequence[TranscriptEntry], pool: Rows, picks: Sequence[Tensor], *more: object
+) -> str:
     """Return a name for what a replay computes, made from its content, so that nothing stale is ever found under it."""
     h = hashlib.blake2b(digest_size=16)
     setting = world.setting.model_dump(exclude={"seed", *EXECUTION})
@@ -227,7 +236,7 @@ def _code(world: World) -> list[str]:
 
 def answers(
     world: World,
-    messages: Sequence[Entry],
+    messages: Sequence[TranscriptEntry],
     field: str,
     pool: Rows,
     picks: Sequence[Tensor],

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from fedaudit.attack.claims import Claims, Features, Groups, Histogram, Reconstructions, TookPart
 from fedaudit.errors import ContractError, FedauditError, RunError, SettingError, ThreatError
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Frozen
 from fedaudit.shape import KINDS, Kind, Shape
-from fedaudit.training import own as own_models
-from fedaudit.watch import Watch, unwatched
+from fedaudit.training import own_model as own_models
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import Down, Up, load
-from fedaudit.wire.transcript import ACTIVE, Entry, TranscriptView
+from fedaudit.wire.transcript import ACTIVE, TranscriptEntry, TranscriptView
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Scene:
         """Return a model of a known architecture before any training, initialised from the global generator."""
         return self._world.build(arch)
 
-    def released(self, kind: str) -> list[tuple[Entry, str]]:
+    def released(self, kind: str) -> list[tuple[TranscriptEntry, str]]:
         """Return the target's uploads of one kind that the view shows and the transcript kept, as (message, field)."""
         return [
             (entry, name)
@@ -112,7 +112,7 @@ class Scene:
                         found.append(Passed(entry.round, entry.ask, table[of]))
         return found
 
-    def mixed(self, kind: str) -> list[tuple[Entry, str]]:
+    def mixed(self, kind: str) -> list[tuple[TranscriptEntry, str]]:
         """Return what a peer was passed on from several clients together, of one kind, as (message, field).
 
         Such a relay does not say whose value it is: a mean over clients, for example.
@@ -127,9 +127,9 @@ class Scene:
             if field.role == "relay" and field.kind == kind and field.by != "client" and entry.kept(name)
         ]
 
-    def ask(self, like: Entry, message: Down, purpose: str, number: int) -> Up:
+    def ask(self, like: TranscriptEntry, message: Down, purpose: str, number: int) -> Up:
         """Return what the target answers to an active server's message, sent instead of `like`. It is kept apart."""
-        from fedaudit.attack.active import ask
+        from fedaudit.attack.active_server import ask
 
         if self.view.threat.name != ACTIVE:
             raise ThreatError(f"The {self.view.threat} follows the protocol; an {ACTIVE} sends messages of its own.")
@@ -141,14 +141,14 @@ class Scene:
         x, y = self.auxiliary
         return torch.cat([self.x, x]), torch.cat([self.y, y])
 
-    def replayable(self, upload: Entry) -> list[Entry]:
+    def replayable(self, upload: TranscriptEntry) -> list[TranscriptEntry]:
         """Return the messages that led the target to an upload. Raise ThreatError if the transcript lacks them."""
         from fedaudit.attack.replay import downloads
 
         return downloads(self.view, upload, self._world, self.auxiliary)
 
     def replay(
-        self, upload: Entry, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
+        self, upload: TranscriptEntry, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
     ) -> Iterator[Up]:
         """Yield what the target would have answered with other records: shadow i holds `pool[picks[i]]`.
 
@@ -160,7 +160,7 @@ class Scene:
         return replay(self._world, messages, self.pool, picks, together=together, compile=compile)
 
     def shadows(
-        self, upload: Entry, field: str, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
+        self, upload: TranscriptEntry, field: str, picks: Sequence[Tensor], *, together: int = 64, compile: bool = False
     ) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of the models in `field` of those answers on the pool: (shadows, rows, classes); and notes.
 

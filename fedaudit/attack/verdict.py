@@ -22,7 +22,7 @@ BROKEN = "the audit split is broken: it can be told from the records alone who i
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LeakVerdict:
     """The meaning of a membership result: whether it shows a leak, and the reasons in words."""
 
     verdict: str
@@ -31,7 +31,7 @@ class Verdict:
     against_blind: dict[str, Measured] = field(default_factory=dict)  # the AUC minus that of each blind baseline
 
 
-def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENCE) -> dict[str, Verdict]:
+def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENCE) -> dict[str, LeakVerdict]:
     """Return, for each blind baseline, whether it shows the split to be broken, corrected for the number of tests
     (Bonferroni).
 
@@ -46,11 +46,13 @@ def judge_blind(blind: Mapping[str, Parts], confidence: float = BROKEN_CONFIDENC
         broken = value.low > 0.5 or (value.high < 0.5 and not one_way)
         text = BROKEN if broken else "no sign that the audit split is broken"
         shown = f"AUC {value.shown()} at {each:.2%} confidence, corrected for {len(blind)} blind baselines"
-        found[name] = Verdict(f"{_upper(text)} ({shown}).", broken)
+        found[name] = LeakVerdict(f"{_upper(text)} ({shown}).", broken)
     return found
 
 
-def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, confidence: float = CONFIDENCE) -> Verdict:
+def judge(
+    name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, confidence: float = CONFIDENCE
+) -> LeakVerdict:
     """Return whether an attack shows a leak. It must beat chance beyond its interval.
 
     On a broken split it must also beat every blind baseline on its own candidates, so that what the split tells is not
@@ -79,7 +81,7 @@ def judge(name: str, parts: Parts, blind: Mapping[str, Parts], broken: bool, con
         over = ", ".join(f"{baseline} by {gap.shown()}" for baseline, gap in against.items())
         text += f" and above {over}" if broken and over else ""
     text += f"; but {BROKEN}." if broken else "."
-    return Verdict(text, broken, leak, against)
+    return LeakVerdict(text, broken, leak, against)
 
 
 def _upper(text: str) -> str:

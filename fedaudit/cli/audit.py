@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaudit.cli.look import show_audit
 from fedaudit.cli.options import Json, RunArgument, Trust
 from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar, wrapped
+from fedaudit.cli.show import show_audit
 from fedaudit.errors import SettingError, unknown
-from fedaudit.kept import plain
 from fedaudit.setting import parse_pairs
+from fedaudit.stored_model import plain
 
 if TYPE_CHECKING:
     from fedaudit.suite.cell import Cell
@@ -39,7 +39,7 @@ def attack(
     """Attack what crossed the wire in a run, and score the attacks with intervals."""
     from fedaudit import registry
     from fedaudit.attack.attack_run import attack_run, rescore
-    from fedaudit.cli.attacks import print_attacks
+    from fedaudit.cli.attack_lines import print_attacks
     from fedaudit.registry import names
 
     registry.trust(trust)
@@ -153,7 +153,7 @@ def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: boo
 
 def _say_not_compared(cells: list[Cell]) -> None:
     """Print once how many cells count though nobody can tell whether today's code made them."""
-    from fedaudit.runtime.source import NOT_COMPARED
+    from fedaudit.runtime.code_digest import NOT_COMPARED
 
     if number := sum(cell.not_compared for cell in cells):
         print(wrapped(f"kept ({number} cells): {NOT_COMPARED}. --force runs them again."))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedaudit.cli.helped import Helped
+from fedaudit.cli.help_group import Helped
 from fedaudit.cli.options import Json, RunArgument, Trust
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
-from fedaudit.kept import plain
-from fedaudit.levels import holm, level_of, said
+from fedaudit.significance import holm, level_of, said
+from fedaudit.stored_model import plain
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -89,7 +89,7 @@ def from_scores(
     scores: ArrayLike
     member: ArrayLike
     if source.is_dir():
-        from fedaudit.attack.scores_kept import pooled_scores
+        from fedaudit.attack.stored_scores import pooled_scores
 
         scores, member = pooled_scores(source, attack, threat, chosen_clients(client))
     else:

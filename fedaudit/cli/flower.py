@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedaudit.cli.epsilon import Fail, claims_refuted, print_audits
-from fedaudit.cli.helped import Helped
+from fedaudit.cli.help_group import Helped
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import SettingError
@@ -105,7 +105,7 @@ def comm(
     as_json: Json = False,
 ) -> None:
     """Compute what a larger run of an app would send, from a short run."""
-    from fedaudit.flower.comm import planned
+    from fedaudit.flower.traffic_forecast import planned
     from fedaudit.units import bytes_text
 
     found = planned(run, nodes=nodes, rounds=rounds, convention="wire" if wire else "payload")

@@ -12,16 +12,16 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli.audit import attack, audit
-from fedaudit.cli.declared import check_method
+from fedaudit.cli.check_method import check_method
 from fedaudit.cli.epsilon import epsilon_app
 from fedaudit.cli.flower import flower_app
-from fedaudit.cli.helped import Helped
-from fedaudit.cli.look import compare, export, report, show, transcript
+from fedaudit.cli.help_group import Helped
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_lines
 from fedaudit.cli.privacy import privacy_app
 from fedaudit.cli.reproduce import reproduce
 from fedaudit.cli.run import run
+from fedaudit.cli.show import compare, export, report, show, transcript
 from fedaudit.cli.traffic import check, comm
 from fedaudit.errors import FedauditError, SettingError, unknown
 

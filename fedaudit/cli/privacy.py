@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedaudit.cli.helped import Helped
+from fedaudit.cli.help_group import Helped
 from fedaudit.cli.options import Json
 from fedaudit.errors import SettingError, unknown
 

@@ -64,9 +64,9 @@ def run(
         values = _first_run(values)
     setting = Setting.make(**values)
     from fedaudit import registry
+    from fedaudit.runtime.code_digest import outside_code
     from fedaudit.runtime.folder import default_folder
     from fedaudit.runtime.runner import run as run_setting
-    from fedaudit.runtime.source import outside_code
 
     folder = out or default_folder(setting)
     registry.trust(trust)

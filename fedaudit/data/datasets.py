@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.data import huggingface, own
-from fedaudit.data.arrays import Arrays, dataset_of, known_domains, one_in_five, tensors
+from fedaudit.data.readers import huggingface, own_function
+from fedaudit.data.readers.arrays import Arrays, dataset_of, known_domains, one_in_five, tensors
 from fedaudit.data.records import Dataset, Facts
 from fedaudit.errors import DataError, FedauditError, SettingError, unknown
 from fedaudit.registry import is_path
@@ -113,7 +113,7 @@ def _split(name: str) -> tuple[str, Path | None]:
 @lru_cache(maxsize=4)
 def _load(name: str, kind: str, where: Path, size: int | None) -> Dataset:
     if kind == "own":
-        return _resized(own.dataset(name, where), size)
+        return _resized(own_function.dataset(name, where), size)
     if kind == "hf":
         return _resized(huggingface.dataset(name, size), size)
     if kind in _OWN:

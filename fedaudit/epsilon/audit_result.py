@@ -16,8 +16,8 @@ from scipy.special import ndtri
 
 from fedaudit.epsilon.lower_bounds import Bound, ceiling
 from fedaudit.epsilon.noise_tests import POWER
-from fedaudit.levels import level_of, said
 from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.significance import level_of, said
 from fedaudit.stats import Floats
 
 SCALES = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.01)  # of the promised noise, to say which would be found
@@ -25,7 +25,7 @@ SEEKS = 0.5  # an audit that would miss half of the promised noise cannot tell
 
 
 @dataclass(frozen=True)
-class Place:
+class AuditedClaim:
     """Whose claim it is, of what, and who could see it."""
 
     kind: str
@@ -36,8 +36,8 @@ class Place:
 
 
 def held(
-    place: Place, test: str, bound: Bound, top: float, how: str, *, tells_at: float | None, seeks: float | None = None,
-    finds: float | None = None,
+    place: AuditedClaim, test: str, bound: Bound, top: float, how: str, *, tells_at: float | None,
+    seeks: float | None = None, finds: float | None = None,
 ) -> EpsilonAudit:  # fmt: skip
     """The audit of one claim by one bound. `top`: the largest bound that so many trials could have given."""
     p = bound.p_value(place.epsilon) if math.isfinite(place.epsilon) else 1.0
@@ -64,8 +64,8 @@ def held(
 
 
 def held_path(
-    place: Place, test: str, bound: Callable[..., Bound], scores: Floats, member: Floats, distance: float, delta: float,
-    confidence: float, how: str,
+    place: AuditedClaim, test: str, bound: Callable[..., Bound], scores: Floats, member: Floats, distance: float,
+    delta: float, confidence: float, how: str,
 ) -> EpsilonAudit:  # fmt: skip
     """The audit of a path's scores. `distance`: of the two neighbours, in deviations of the promised noise."""
     trials = len(scores) // 2

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fedaudit.errors import FedauditError, ThreatError
 from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare, rebuilt, with_noise
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.progress import Watch
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
@@ -36,12 +37,11 @@ from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
-from fedaudit.watch import Watch
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_field
 from fedaudit.wire.compression import Stage, applies
 from fedaudit.wire.message import Declared, Down, Up
 from fedaudit.wire.release import UNPROTECTED
-from fedaudit.wire.transcript import Entry
+from fedaudit.wire.transcript import TranscriptEntry
 
 STEP = 1e-6  # learning rate at which a model stays where it is
 QUIET = 1e-9  # noise multiplier that is none
@@ -103,7 +103,7 @@ class Witness(Client):
     """A client that repeats a task. Set `sent` before the task begins."""
 
     sent: Up
-    was: Entry
+    was: TranscriptEntry
     repeated: Repeated
     probes: Sequence[Probe]
     compression: Stage | None
@@ -317,9 +317,9 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
     return found
 
 
-def _tasks(run: RunFolder, k: int) -> Iterator[tuple[Entry, Entry]]:
+def _tasks(run: RunFolder, k: int) -> Iterator[tuple[TranscriptEntry, TranscriptEntry]]:
     """Return what client k was sent and answered, in order; a task without an answer changed nothing."""
-    sent: dict[tuple[int, int], Entry] = {}
+    sent: dict[tuple[int, int], TranscriptEntry] = {}
     for entry in run.transcript.entries():
         if entry.client != k:
             continue

@@ -28,17 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.epsilon.audit_result import Place, held, held_path
+from fedaudit.epsilon.audit_result import AuditedClaim, held, held_path
 from fedaudit.epsilon.client_replay import QUIET, STEP, PrivateFit, Probe, repeat
 from fedaudit.epsilon.lower_bounds import gdp_mean_shift, one_run_fdp
 from fedaudit.errors import DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.policy import TRAINING
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.stats import Floats, check_confidence
-from fedaudit.watch import Watch, unwatched
 
 TEST = "gradient canaries"
 STEEP = 1e3  # K over the clipping norm
@@ -186,7 +186,7 @@ def _audit(run: RunFolder, found: dict[int, Scores], confidence: float) -> list[
         f"noise {shift:.3g} deviations apart"
     )
     guesses = (m + 1) // 2
-    place = Place(TRAINING, "whoever sees every step of training", "training, all rounds", claim, claim)
+    place = AuditedClaim(TRAINING, "whoever sees every step of training", "training, all rounds", claim, claim)
     gaussian = held_path(place, f"{TEST}, Gaussian", gdp_mean_shift, scores, member, shift, delta, confidence, how)
     best = one_run_fdp(m, guesses, guesses, delta, confidence)
     guessed = held(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fedaudit.levels import Said, holm, said
 from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.significance import Said, holm, said
 
 Judged = tuple[EpsilonAudit, Said | Literal["not tried"]]
 

@@ -1,7 +1,7 @@
 """Lower bounds on epsilon from what an attack achieved, and what they say about a claim.
 
 Each bound is a test turned around: the epsilons below it are those that the evidence speaks against at level
-1 - confidence. A bound may be 0, which says nothing. A claim is refuted at a stricter level (fedaudit.levels), and one
+1 - confidence. A bound may be 0, which says nothing. A claim is refuted at a stricter level (`significance`), and one
 that is not refuted is not thereby true: no verdict says "private".
 
 What each bound takes for granted stands in its `assumes`. The bounds from scores and counts need independent trials.
@@ -23,8 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, nctdtr, ndtr, ndtri
 
 from fedaudit.errors import ContractError, SettingError, unknown
-from fedaudit.levels import Said, said
 from fedaudit.privacy.calibration import gaussian_delta
+from fedaudit.significance import Said, said
 from fedaudit.stats import Counts, Floats, above, check_confidence, cp_lower, cp_upper, parted, split_classes
 
 Correction = Literal["split", "bonferroni"]
@@ -37,7 +37,7 @@ GAUSSIAN = "the trade-off function is a Gaussian's, as the claim's is taken to b
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """The evidence's verdict on one claim of (epsilon, delta)."""
 
     claim: float
@@ -76,9 +76,9 @@ class Bound:
             )
         return min(1.0, max(SMALLEST_P, self._p(float(claim))))
 
-    def against(self, claim: float) -> Verdict:
+    def against(self, claim: float) -> ClaimVerdict:
         p = self.p_value(claim)
-        return Verdict(
+        return ClaimVerdict(
             claim=float(claim),
             delta=self.delta,
             lower_bound=self.epsilon,

@@ -35,7 +35,7 @@ from scipy.special import betainc, chdtr, chdtrc, chdtri, gammainc, gammaincc, n
 
 from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.errors import ContractError
-from fedaudit.levels import level_of
+from fedaudit.significance import level_of
 from fedaudit.stats import Floats, check_confidence
 
 LEAST = 20  # numbers from which on a shape is tested

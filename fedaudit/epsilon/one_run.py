@@ -36,16 +36,16 @@ from torch import Tensor
 from fedaudit.attack.attack_run import made
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.epsilon.audit_result import Place, held
+from fedaudit.epsilon.audit_result import AuditedClaim, held
 from fedaudit.epsilon.lower_bounds import Bound, one_run_fdp, one_run_steinke
 from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import Rows, World
-from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.transcript import Threat, TranscriptView
 
 Claim = tuple[str, float, str]  # in words, epsilon, and the neighbouring relation that it is stated in
@@ -191,7 +191,7 @@ def _verdict(
     totals = [row.epsilon for row in ledger]
     spent = None if None in totals else max(t for t in totals if t is not None)
     return held(
-        Place("run", str(threat), words, epsilon, spent), test, bound, best.epsilon,
+        AuditedClaim("run", str(threat), words, epsilon, spent), test, bound, best.epsilon,
         f"{how}; so many guesses can show {best.epsilon:.3g}; {relation}",
         tells_at=best.p_value(epsilon) if math.isfinite(epsilon) else None,
     )  # fmt: skip

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaudit.epsilon.audit_result import Place, held_path
+from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.finished_run import closed_run
 from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import SettingError
@@ -58,6 +58,7 @@ from fedaudit.privacy.mechanism import (
     row_count,
 )
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
@@ -69,10 +70,9 @@ from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.world import World
 from fedaudit.shape import Shape
 from fedaudit.training.fit import Fitted
-from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_tree
 from fedaudit.wire.message import Declared, Down, Up, class_named
-from fedaudit.wire.transcript import Entry
+from fedaudit.wire.transcript import TranscriptEntry
 
 OWN, AUXILIARY = 8, 8  # candidates of each sort, beside the extreme images
 TEST = "release path"
@@ -126,8 +126,8 @@ class Side:
 class Tried:
     """A protected field of a client's message, where a run last sent it."""
 
-    sent: Entry
-    down: Entry  # the message that it answers
+    sent: TranscriptEntry
+    down: TranscriptEntry  # the message that it answers
     message: type[Up]
     name: str
     declared: Declared
@@ -242,7 +242,7 @@ def _audit_field(
     if worst.release.policy.mechanism == "gaussian" and worst.release.declared.dtype != "uint8":
         tests[GAUSSIAN] = gdp_mean_shift
     ledger = next(c for c in run.record.ledger if c.client == worst.client)
-    place = Place(
+    place = AuditedClaim(
         kind=kind,
         threat=f"whoever sees the release: {', '.join(ledger.observers.get(kind, ['server']))}",
         claim=f"{worst.release.where}, one release",
@@ -280,7 +280,7 @@ def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Itera
     """Each client's last release of each field of a kind, by ascending client."""
     entries = list(run.transcript.entries())
     downs = {(e.client, e.round, e.ask): e for e in entries if e.direction == "down"}
-    last: dict[tuple[int, str], tuple[Entry, str]] = {}
+    last: dict[tuple[int, str], tuple[TranscriptEntry, str]] = {}
     for entry in entries:
         if entry.direction == "up" and (clients is None or entry.client in clients):
             for name, facts in entry.fields.items():

@@ -23,16 +23,16 @@ from fedaudit.epsilon.client_replay import Probe, Repeated, Seen, Stepped, noise
 from fedaudit.epsilon.finished_run import closed_run
 from fedaudit.epsilon.noise_tests import SEEKS, Finding, Residual, examine, residual
 from fedaudit.errors import FedauditError
-from fedaudit.levels import Said, level_of, said
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.policy import TRAINING
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seed_of
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.runtime.task import compute
+from fedaudit.significance import Said, level_of, said
 from fedaudit.stats import Floats, check_confidence
-from fedaudit.watch import Watch, unwatched
 from fedaudit.wire.compression import SMALL
 
 TEST = "residuals"

@@ -16,10 +16,10 @@ try:
 except ImportError as e:
     raise SettingError(f'Flower is not installed ({e}). Install it: pip install "fedaudit[flower]".') from e
 
-from fedaudit.flower.alone import RecordingMod, collect
 from fedaudit.flower.app import App, Audited, audited, read_app, run_app
 from fedaudit.flower.client import AuditMod, Terms
 from fedaudit.flower.epsilon import audit_mods
+from fedaudit.flower.node_log import RecordingMod, collect
 from fedaudit.flower.records import Records, served
 
 __all__ = [

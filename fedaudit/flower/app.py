@@ -26,15 +26,15 @@ from flwr.serverapp import ServerApp
 from fedaudit.errors import FedauditError, SettingError, last_frame
 from fedaudit.flower.claims import local_claims
 from fedaudit.flower.client import AuditedClientApp, AuditMod, Terms
-from fedaudit.flower.local import run_here
+from fedaudit.flower.in_process_runtime import run_here
 from fedaudit.flower.recorder import Recorder
 from fedaudit.flower.records import Records
 from fedaudit.flower.server import AuditedServerApp
+from fedaudit.progress import Watch, unwatched
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.folder import locked
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Setting, read_toml
-from fedaudit.watch import Watch, unwatched
 
 METHOD = "fedaudit.flower.method:FlowerApp"
 
@@ -175,7 +175,7 @@ def audited(
 ) -> Audited:
     """Return an unchanged app whose messages are all recorded in `out`, metered, and protected by our policies.
 
-    `kinds` names its records (fedaudit.flower.names). `adapter` tells its members (fedaudit.flower.records). `config`
+    `kinds` names its records (`record_kinds`). `adapter` tells its members (fedaudit.flower.records). `config`
     is the run's config, if the runtime has none.
     """
     if canaries and adapter is None:

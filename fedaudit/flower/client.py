@@ -23,11 +23,11 @@ from torch import Tensor
 
 from fedaudit.errors import PrivacyError
 from fedaudit.flower.messages import AUDIT, Field, fields_of, replaced, tensor_of, ups
-from fedaudit.flower.names import Names, app_policies
+from fedaudit.flower.record_kinds import Names, app_policies
 from fedaudit.flower.records import Records
-from fedaudit.kept import AsGiven
 from fedaudit.privacy import mechanism
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.stored_model import AsGiven
 from fedaudit.wire.message import State, Up
 from fedaudit.wire.release import Protection
 
@@ -43,7 +43,7 @@ class Told(AsGiven):
     wall_s: float
     n: int | None = None  # number of the node's records, if an adapter tells
     protection: dict[str, Protection] = Of(default_factory=dict)
-    entries: list[Entry] = Of(default_factory=list)
+    entries: list[LedgerEntry] = Of(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class AuditMod:
         k: int,
         n: int | None,
         context: Context,
-    ) -> tuple[dict[str, Protection], list[Entry]]:
+    ) -> tuple[dict[str, Protection], list[LedgerEntry]]:
         """Clip the content and add noise in place. Return the protection by field and the ledger entries."""
         fields, _ = fields_of(content, self.names, message_type)
         asked, spent = _remembered(context)

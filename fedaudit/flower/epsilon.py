@@ -23,17 +23,17 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaudit.epsilon.audit_result import Place, held_path
+from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import RunError, SettingError
 from fedaudit.flower.claims import LocalClaim, local_claims, training_mods
 from fedaudit.flower.client import identify
 from fedaudit.flower.messages import array_of, contents_of, tensor_of
+from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
-from fedaudit.watch import Watch, unwatched
-from fedaudit.wire.transcript import Entry
+from fedaudit.wire.transcript import TranscriptEntry
 
 TESTS: dict[str, Callable[..., Bound]] = {"Flower mods": from_scores, "Flower mods, Gaussian": gdp_mean_shift}
 FAR = 100.0  # length, in clipping norms, of an update that is to be clipped
@@ -69,7 +69,7 @@ def audit_mods(
     return found
 
 
-def _request(run: RunFolder) -> tuple[Entry, RecordDict]:
+def _request(run: RunFolder) -> tuple[TranscriptEntry, RecordDict]:
     """Return the last request for training whose model the transcript kept, and its content as the node got it."""
     shape = run.record.setting.set.get("messages", {}).get("Train")
     for entry in sorted(run.transcript.entries(), key=lambda e: -e.seq):
@@ -138,7 +138,7 @@ def _around(mod: Any, inner: Any) -> Any:
 
 def _held(
     run: RunFolder,
-    entry: Entry,
+    entry: TranscriptEntry,
     claim: LocalClaim,
     test: str,
     bound: Callable[..., Bound],
@@ -148,7 +148,7 @@ def _held(
     kind = "weights" if any(f.kind == "weights" for f in run.record.releases) else "unmapped"
     ledger = next((c for c in run.record.ledger if c.client == entry.client), None)
     apart = min(claim.sensitivity, 2 * claim.clip)
-    place = Place(
+    place = AuditedClaim(
         kind=kind,
         threat="whoever sees the upload: server",
         claim=f"{claim.mod}, one upload",

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedaudit.errors import WireError
-from fedaudit.flower.names import UNMAPPED, Named, Names
+from fedaudit.flower.record_kinds import UNMAPPED, Named, Names
 from fedaudit.wire.message import Declared, Down, Record, State, Up, class_named
 
 LONG = 1000  # a text with more characters is sent as bytes

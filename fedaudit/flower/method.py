@@ -15,7 +15,7 @@ from fedaudit.errors import DataError, ThreatError
 from fedaudit.flower.app import imported
 from fedaudit.flower.client import identify
 from fedaudit.flower.messages import contents_of, fields_of, message_class, ups
-from fedaudit.flower.names import UNMAPPED, Named, Names
+from fedaudit.flower.record_kinds import UNMAPPED, Named, Names
 from fedaudit.flower.records import Records, as_net, federation_of
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.method import Method

@@ -22,9 +22,11 @@ from torch import nn
 from fedaudit.errors import RunError
 from fedaudit.flower.client import Terms, Told
 from fedaudit.flower.messages import Field, class_name, downs, ups
-from fedaudit.flower.names import Names, app_policies
+from fedaudit.flower.record_kinds import Names, app_policies
 from fedaudit.privacy.ledger import Ledger
+from fedaudit.progress import Watch
 from fedaudit.runtime.checkpoint import Store, write_atomic
+from fedaudit.runtime.code_digest import harness
 from fedaudit.runtime.folder import save_model
 from fedaudit.runtime.meter import Span, Timings, peak_rss
 from fedaudit.runtime.run_record import (
@@ -40,12 +42,10 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.source import harness
 from fedaudit.runtime.task import absence, compute
 from fedaudit.runtime.utility import evaluate, results, sampling_note
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
-from fedaudit.watch import Watch
 from fedaudit.wire.channel import RoundTraffic, Wire
 from fedaudit.wire.codec import Header, encode, measure
 from fedaudit.wire.message import Record, State, load

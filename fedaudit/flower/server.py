@@ -20,7 +20,7 @@ from flwr.supercore.run import Run
 from fedaudit.flower.claims import strategy_claim
 from fedaudit.flower.client import PARTITION, ROLL_CALL, Told
 from fedaudit.flower.messages import AUDIT, Field, fields_of, frame_bytes, tensor_of
-from fedaudit.flower.names import Names
+from fedaudit.flower.record_kinds import Names
 from fedaudit.flower.recorder import Exchange, Recorder
 
 Fields = tuple[dict[str, Field], int]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
@@ -41,7 +41,7 @@ def fit_private(
     given: Mapping[str, Any] | None,
     policy: Policy,
     fits: int,
-) -> tuple[Fitted, Entry]:
+) -> tuple[Fitted, LedgerEntry]:
     """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
@@ -110,9 +110,9 @@ class Planned:
         """Return the expected number of records in a step. The noisy sum is divided by it."""
         return max(1, round(self.q * self.n))
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         """Return the entry for the ledger."""
-        return Entry(
+        return LedgerEntry(
             field="training",
             kind="training",
             mechanism="dp-sgd",

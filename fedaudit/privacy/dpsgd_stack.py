@@ -20,16 +20,16 @@ from torch.func import grad, vmap
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.dpsgd import Planned, planned
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.persample import validate
 from fedaudit.privacy.policy import Policy
+from fedaudit.training.cuda_graphs import halves
 from fedaudit.training.fit import Fitted, check_bare, traces
-from fedaudit.training.recorded import halves
-from fedaudit.training.stack import Caller, Functional, Job, Stack, build, places, stacks
-from fedaudit.training.steppers import Stepper, Tensors, stepper
+from fedaudit.training.stacked.stack import Caller, Functional, Job, Stack, build, places, stacks
+from fedaudit.training.stacked.steppers import Stepper, Tensors, stepper
 
 ROWS = 512  # rows, over all clients, whose gradients are in memory at a time
-Trained = tuple[Fitted, Entry]  # the summary of a training, and the entry for the ledger
+Trained = tuple[Fitted, LedgerEntry]  # the summary of a training, and the entry for the ledger
 
 
 @dataclass(frozen=True, eq=False)

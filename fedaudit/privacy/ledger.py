@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from fedaudit.kept import Kept
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.stored_model import StoredModel
 from fedaudit.wire.release import Protection
 
 
-class Entry(Kept):
+class LedgerEntry(StoredModel):
     """All releases of one field under one protection. `rounds` has the round of each of them."""
 
     field: str
@@ -38,12 +38,12 @@ class Entry(Kept):
     to: str = "everybody"  # against whom it holds
 
     @classmethod
-    def unprotected(cls, field: str, kind: str, condition: str | None = None) -> Entry:
+    def unprotected(cls, field: str, kind: str, condition: str | None = None) -> LedgerEntry:
         """Return the entry of a release with epsilon infinity."""
         return cls(field=field, kind=kind, mechanism="none", noise_multiplier=0.0, relation="any", condition=condition)
 
     @classmethod
-    def free(cls, field: str, kind: str, condition: str, mechanism: str = "none") -> Entry:
+    def free(cls, field: str, kind: str, condition: str, mechanism: str = "none") -> LedgerEntry:
         """Return the entry of a release that costs nothing. `condition` says why."""
         return cls(
             field=field, kind=kind, mechanism=mechanism, noise_multiplier=math.inf, relation="any", condition=condition
@@ -57,12 +57,12 @@ class Entry(Kept):
     def events(self) -> Event:
         return Event(self.noise_multiplier, self.sample_rate, self.steps * len(self.rounds))
 
-    def same_as(self, other: Entry) -> bool:
+    def same_as(self, other: LedgerEntry) -> bool:
         apart = {"rounds", "cosine"}
         return self.model_dump(exclude=apart) == other.model_dump(exclude=apart)
 
 
-class Total(Kept):
+class Total(StoredModel):
     """The composed cost of all entries of one relation."""
 
     epsilon: float
@@ -71,18 +71,18 @@ class Total(Kept):
     reason: str = ""
 
 
-class ClientLedger(Kept):
+class ClientLedger(StoredModel):
     client: int
     n: int
     delta: float
-    entries: list[Entry] = Field(default_factory=list)
+    entries: list[LedgerEntry] = Field(default_factory=list)
     by_kind: dict[str, float] = Field(default_factory=dict)
     by_relation: dict[str, Total] = Field(default_factory=dict)
     epsilon: float | None = None  # of record; None if entries of different relations cannot be composed
     claim: float | None = None  # the largest claim for a single release, as papers state it
     observers: dict[str, list[str]] = Field(default_factory=dict)  # kind: who saw it
 
-    def add(self, entry: Entry, t: int) -> None:
+    def add(self, entry: LedgerEntry, t: int) -> None:
         for known in reversed(self.entries):
             if known.same_as(entry):
                 if entry.cosine is not None and known.cosine is not None:
@@ -114,8 +114,8 @@ class ClientLedger(Kept):
         self.claim = max((e.claim for e in self.entries if e.claim is not None), default=None)
 
 
-def _by_relation(entries: Iterable[Entry], delta: float, compare: bool = False) -> dict[str, Total]:
-    grouped: dict[str, list[Entry]] = {}
+def _by_relation(entries: Iterable[LedgerEntry], delta: float, compare: bool = False) -> dict[str, Total]:
+    grouped: dict[str, list[LedgerEntry]] = {}
     for entry in entries:
         grouped.setdefault(entry.relation, []).append(entry)
     totals = {}
@@ -136,7 +136,7 @@ class Ledger:
     def __init__(self, clients: Iterable[ClientLedger] = ()):
         self.clients = {ledger.client: ledger for ledger in clients}
 
-    def add(self, k: int, n: int, delta: float, t: int, entries: Iterable[Entry]) -> None:
+    def add(self, k: int, n: int, delta: float, t: int, entries: Iterable[LedgerEntry]) -> None:
         ledger = self.clients.setdefault(k, ClientLedger(client=k, n=n, delta=delta))
         for entry in entries:
             ledger.add(entry, t)

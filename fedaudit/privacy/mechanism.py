@@ -34,7 +34,7 @@ from torch.nn.functional import cosine_similarity
 
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.calibration import calibrate
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
@@ -63,7 +63,7 @@ class Context:
     provenance: Provenance | None = None
     means: dict[str, tuple[float, int]] = field(default_factory=dict)  # digest of a class mean: clipping norm, N_c
     tables: dict[str, int] = field(default_factory=dict)  # digest of a class mean: number of the call that made it
-    done: dict[str, tuple[str, list[Entry]]] = field(default_factory=dict)  # field: digest as released, entries
+    done: dict[str, tuple[str, list[LedgerEntry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
@@ -90,11 +90,11 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
     return released
 
 
-def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], list[Entry]]:
+def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], list[LedgerEntry]]:
     """Return the reply as it may leave the client, the public parameters of its protection, and the ledger entries."""
     changes: dict[str, Any] = {}
     protection: dict[str, Protection] = {}
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     sent = {f"{type(reply).__name__}.{name}" for name in reply.declared()}
     for where, (_, of_field) in context.done.items():
         if where not in sent:  # the reply may still hold values that were computed from it
@@ -104,7 +104,7 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
         value = getattr(reply, name)
         if declared is None or declared.role != "private":
             if context.policies and not _traced(value, where, context):
-                entries.append(Entry.unprotected(where, "public", UNTRACED))
+                entries.append(LedgerEntry.unprotected(where, "public", UNTRACED))
             continue
         if value is None and where in context.absent():
             continue  # known before the run, so nothing is released. Any other None is billed like a value
@@ -127,7 +127,7 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
     return (dataclasses.replace(reply, **changes) if changes else reply), protection, entries
 
 
-def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> Entry:
+def _unprotected(value: Any, where: str, declared: Declared, context: Context) -> LedgerEntry:
     """Return the entry of a release without a policy.
 
     It is free only if it follows from protected values, or is the same for all neighbours.
@@ -135,14 +135,14 @@ def _unprotected(value: Any, where: str, declared: Declared, context: Context) -
     kind = _kind(declared)
     if kind == "count" and type(value) is int and value == context.n:
         # n is the same for all neighbours under replace-one and zero-out. Under add-or-remove it counts as known.
-        return Entry.free(where, kind, "n is public")
+        return LedgerEntry.free(where, kind, "n is public")
     if declared.via == "released" and _follows(value, context):
-        return Entry.free(where, kind, "derived from what was released", "post-processing")
+        return LedgerEntry.free(where, kind, "derived from what was released", "post-processing")
     if declared.via == "model" and TRAINING in context.policies and _paid(value, where, context):
-        return Entry.free(where, kind, "given the privacy of training", "post-processing of DP-SGD")
+        return LedgerEntry.free(where, kind, "given the privacy of training", "post-processing of DP-SGD")
     if declared.via in ("model", "released") and context.policies and not _traced(value, where, context):
-        return Entry.unprotected(where, kind, UNTRACED)
-    return Entry.unprotected(where, kind)
+        return LedgerEntry.unprotected(where, kind, UNTRACED)
+    return LedgerEntry.unprotected(where, kind)
 
 
 def _kind(declared: Declared) -> str:
@@ -179,17 +179,19 @@ def _follows(value: Any, context: Context) -> bool:
 # --- the Gaussian mechanism ------------------------------------------------------------------------------------
 
 
-def _release(value: Any, where: str, declared: Declared, policy: Policy, context: Context) -> tuple[Any, list[Entry]]:
+def _release(
+    value: Any, where: str, declared: Declared, policy: Policy, context: Context
+) -> tuple[Any, list[LedgerEntry]]:
     leaves = leaves_of(value, where)
     ready = prepare(value, where, declared, policy, context)
     if policy.mechanism == "pure-noise":
         noisy = with_noise(ready, where, declared, policy, context)
-        entry = Entry.free(where, _kind(declared), "the size only", "pure-noise")
+        entry = LedgerEntry.free(where, _kind(declared), "the size only", "pure-noise")
         entry.cosine = _cosine(leaves, noisy)
         return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared, context)]
     noisy = with_noise(ready, where, declared, policy, context)
     how, largest = ready.bounded, max(ready.sensitivities, default=0.0)
-    entry = Entry(
+    entry = LedgerEntry(
         field=where,
         kind=_kind(declared),
         mechanism="gaussian" if how.guaranteed else "gaussian, heuristic sensitivity",
@@ -267,18 +269,18 @@ def with_noise(ready: Prepared, where: str, declared: Declared, policy: Policy, 
     return noisy
 
 
-def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[Entry]:
+def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[LedgerEntry]:
     """Return entries for what noise on the numbers does not hide: the keys that the client's data chose, and counts."""
     if dependence(declared) == "record" and context.provenance is not None:
         lengths = {len(leaf) for leaf in leaves_of(value, where)} - {context.n}
         if not all(context.provenance.is_known(length) for length in lengths):
             condition = "how many records it is of, where that is neither all of them nor a hyper-parameter"
-            return [Entry.unprotected(f"{where} (length)", _kind(declared), condition)]
+            return [LedgerEntry.unprotected(f"{where} (length)", _kind(declared), condition)]
     by_class = dependence(declared) == "class"
     if not by_class and not (declared.via == "data" and isinstance(value, Mapping) and not isinstance(value, State)):
         return []
     condition = "which classes there are" + (", and the noise scaled by their counts" if by_class else "")
-    return [Entry.unprotected(f"{where} (classes)", "label_counts", condition)]
+    return [LedgerEntry.unprotected(f"{where} (classes)", "label_counts", condition)]
 
 
 def _multiplier(policy: Policy, delta: float, declared: Declared, where: str, context: Context) -> float:

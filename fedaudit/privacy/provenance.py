@@ -13,7 +13,7 @@ them (`client.x`, `client.y`) may store what it saw anywhere. So, from the first
 
 If a task knows several values, it chooses which of them it sends, loads, keeps or trains with, and the records may
 decide that choice. So each choice is noted (`picked`), as the list of ways in which it may have come about. If the
-code decided, and not the records, all clients have a way in common (fedaudit.runtime.alike).
+code decided, and not the records, all clients have a way in common (fedaudit.runtime.declarations.cross_client_check).
 
 A taint stays: every later release of the model, or from memory, has epsilon infinity. A task whose model was trained
 without DP, or whose memory is tainted, holds more of the records than was paid for, even if it does not read them. Then

@@ -27,7 +27,7 @@ from fedaudit.errors import PrivacyError, SettingError, did_you_mean
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import check_delta, check_epsilon, total
 from fedaudit.privacy.dpsgd import multiplier_for
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.policy import UPDATES
 from fedaudit.setting import Frozen, parse_value, validated
 
@@ -134,10 +134,10 @@ class Guarantee:
     def sigma(self) -> float:
         return self.multiplier * self.policy.clip
 
-    def entry(self, field: str, kind: str, multiplier: float | None = None) -> Entry:
+    def entry(self, field: str, kind: str, multiplier: float | None = None) -> LedgerEntry:
         """Return one round's entry in the ledger of a client. `multiplier`: where the noise was not the planned one."""
         z = self.multiplier if multiplier is None else multiplier
-        return Entry(
+        return LedgerEntry(
             field=field,
             kind=kind,
             mechanism=MECHANISMS[self.policy.where],

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from fedaudit.kept import AsGiven, Kept
 from fedaudit.stats import Estimate, Measured
+from fedaudit.stored_model import AsGiven, StoredModel
 
 # --- membership --------------------------------------------------------------------------------------------------
 
@@ -34,7 +34,7 @@ class AtFPR(Estimate):
     rule: str = ""
 
 
-class ROC(Kept):
+class ROC(StoredModel):
     """The curve of the best TPR at each FPR."""
 
     fpr: list[float]
@@ -56,7 +56,7 @@ class MembershipScores(AsGiven):
     roc: ROC | None = None  # of all candidates together
 
 
-class Unscored(Kept):
+class Unscored(StoredModel):
     """Candidates that cannot be scored: one of the two classes is missing."""
 
     members: int
@@ -89,7 +89,7 @@ class Ratio(Estimate):
     mean: str = ""  # geometric
 
 
-class ReconstructionScores(Kept):
+class ReconstructionScores(StoredModel):
     mse: Estimate
     psnr: Estimate
     ssim: Estimate

@@ -9,7 +9,7 @@ model changes with each training, and stays in the state's own file.
 
 Files are written in the background, in the order in which they were put here, and so is `HEAD.json`: the next round
 goes on meanwhile. If a write fails, the next call of the store raises the error, and no later round is committed. A
-state that was held (see fedaudit.wire.packing) is given back as it is while there is room for it on its device. It is
+state that was held (see `wire.codec.packing`) is given back as it is while there is room for it on its device. It is
 written when the round is committed, so a state that a later ask of the round replaces is never written.
 """
 
@@ -31,7 +31,7 @@ import xxhash
 
 from fedaudit.errors import RunError
 from fedaudit.wire.codec import held_again, node_of, tensors_in, tree_of
-from fedaudit.wire.packing import LARGE, Blob, Held, raw
+from fedaudit.wire.codec.packing import LARGE, Blob, Held, raw
 
 BEHIND = 8  # files that may be on their way to the disk at a time
 ROOM = 1 << 28  # bytes that several such files may have together

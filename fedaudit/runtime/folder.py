@@ -26,8 +26,8 @@ from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
+from fedaudit.wire.codec.packing import file_of
 from fedaudit.wire.message import state_of
-from fedaudit.wire.packing import file_of
 from fedaudit.wire.transcript import Transcript
 
 

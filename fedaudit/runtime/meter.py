@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedaudit.kept import Kept
+from fedaudit.stored_model import StoredModel
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Span:
     peak_bytes: int | None = None  # outermost phases only: memory on the GPU if there is one, else of the process
 
 
-class Timing(Kept):
+class Timing(StoredModel):
     """The spans of one party and phase over a whole run, summed; None for what was not measured."""
 
     party: str

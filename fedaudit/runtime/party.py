@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from fedaudit.aggregation.mean import Mean, mean_of
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.dpsgd_stack import PrivateJob
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.rng import generator
+from fedaudit.runtime.lockstep import carry_out, descend
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.site import Hub, Place, Rows, Site
-from fedaudit.runtime.turns import carry_out, descend
+from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
-from fedaudit.training.stack import Job
+from fedaudit.training.stacked.stack import Job
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Down, State, Up
 from fedaudit.wire.release import Protection
@@ -35,7 +35,7 @@ from fedaudit.wire.release import Protection
 class Party:
     """The common part of server and client: a clock, generators, a device, and the training loop."""
 
-    def __init__(self, place: Place, name: str, t: int, ask: int, meter: Meter):
+    def __init__(self, place: RunFacts, name: str, t: int, ask: int, meter: Meter):
         self._place, self._name, self.t, self._ask, self._meter = place, name, t, ask, meter
         self.device = place.device
         self.shape: Shape = place.shape
@@ -163,7 +163,7 @@ class Client(Party):
         # For each training after a look: where its loss, steps, rates, ... may come from.
         self.told: list[list[str]] = []
         self.dirty = dirty  # whether memory holds something unprotected, written by a task that looked at the records
-        self.entries: list[Entry] = []  # for the ledger
+        self.entries: list[LedgerEntry] = []  # for the ledger
         self.released: list[Any] = []  # what client.protect gave back
         # Digests of what went into class means, for the test of declarations.
         self.watched: list[list[str]] | None = None

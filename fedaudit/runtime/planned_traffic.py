@@ -22,7 +22,7 @@ from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import as_sent, in_sums, plan_of, planned_sum
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
-from fedaudit.training import models, own
+from fedaudit.training import models, own_model
 from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
 
@@ -68,7 +68,7 @@ def _foreign_size(setting: Setting) -> int:
 
 def _model_size(arch: str, shape: Shape, classes: int, part: Part | None = None) -> Size:
     # A model of your own may have changed by the next time.
-    measured = _measured.__wrapped__ if own.is_own(arch) else _measured
+    measured = _measured.__wrapped__ if own_model.is_own(arch) else _measured
     return measured(arch, shape, classes, part, torch.get_default_dtype())
 
 
@@ -147,7 +147,8 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, 
         sizes, unknown = as_sent(method, setting.compress, declared)
         if setting.aggregate == "secure":
             now = dataclasses.replace(plan, t=t)
-            sizes = in_sums(method, declared, [planned_sum(method, declared, now, setting.threshold)])
+            summed = in_sums(method, declared, [planned_sum(method, declared, now, setting.threshold)])
+            sizes = {key: as_size(size) for key, size in summed.items()}
         at_most |= unknown
         for key, size in _counted(sizes, convention, len(plan.participants)).items():
             total[key] = total.get(key, 0) + size

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from fedaudit.errors import FedauditError, RunError, last_frame
-from fedaudit.kept import Kept, plain
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import AnyResult, results
@@ -24,6 +23,7 @@ from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result, Utility
 from fedaudit.setting import Setting
+from fedaudit.stored_model import StoredModel, plain
 from fedaudit.wire.release import Release
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ REFUSED = "the privacy setting does not apply: "  # begins the note in the recor
 BESIDE = ("attacks", "audits")  # parts of a record that are kept in files beside it
 
 
-class FieldTraffic(Kept):
+class FieldTraffic(StoredModel):
     """Bytes of one field of one message in one direction, over the whole run and all clients."""
 
     direction: Literal["up", "down"]
@@ -45,13 +45,13 @@ class FieldTraffic(Kept):
     wire: int = 0  # bytes that were really sent
 
 
-class Absence(Kept):
+class Absence(StoredModel):
     client: int
     ask: int
     reason: str
 
 
-class SumRecord(Kept):
+class SumRecord(StoredModel):
     """One sum of clients' updates: who was in it, what scaling did to it, and its noise."""
 
     ask: int
@@ -73,7 +73,7 @@ class SumRecord(Kept):
     where: str | None = None  # who adds it
 
 
-class RoundRecord(Kept):
+class RoundRecord(StoredModel):
     round: int
     participants: list[int]
     absent: list[Absence] = Field(default_factory=list)
@@ -89,7 +89,7 @@ class RoundRecord(Kept):
     wall_s: float
 
 
-class CurvePoint(Kept):
+class CurvePoint(StoredModel):
     """The bytes sent by the end of an evaluated round, over all clients, and the accuracy reached by then."""
 
     round: int
@@ -130,7 +130,7 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
     return curve
 
 
-class EpsilonAudit(Kept):
+class EpsilonAudit(StoredModel):
     """A claimed epsilon held against a lower bound that was found by experiment, or why it was not tried."""
 
     test: str
@@ -155,7 +155,7 @@ class EpsilonAudit(Kept):
     tells_at: float | None = None  # the strictest level at which it would notice that; None: not computed
 
 
-class Declarations(Kept):
+class Declarations(StoredModel):
     """Says whether the declarations of the running code's messages were tested, and for which version of its source."""
 
     source: str  # digest of the code that ran
@@ -181,7 +181,7 @@ class Declarations(Kept):
 audits: TypeAdapter[list[EpsilonAudit]] = TypeAdapter(list[EpsilonAudit])
 
 
-class DataFacts(Kept):
+class DataFacts(StoredModel):
     """The sizes of the parts of the data; lists are by client."""
 
     shape: list[int]
@@ -197,14 +197,14 @@ class DataFacts(Kept):
     counts: list[list[int]]  # records of each class
 
 
-class ModelFacts(Kept):
+class ModelFacts(StoredModel):
     """An architecture: its parameters, and how many clients have it."""
 
     parameters: int
     clients: int
 
 
-class RunRecord(Kept):
+class RunRecord(StoredModel):
     schema_version: Literal[1] = 1
     status: Literal["running", "done", "refused"] = "running"  # refused: the privacy setting does not apply
     setting: Setting

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedaudit.kept import Kept, Sparse
+from fedaudit.stored_model import Sparse, StoredModel
 
 
-class Accuracy(Kept):
+class Accuracy(StoredModel):
     """An accuracy on n records, with Wilson's interval."""
 
     accuracy: float
@@ -18,7 +18,7 @@ class Accuracy(Kept):
     n: int
 
 
-class Sampled(Kept):
+class Sampled(StoredModel):
     """Says how many clients, of how many, a mean is over, and the 95 % interval of the mean over all of them."""
 
     looked_at: int
@@ -52,7 +52,7 @@ class GlobalScores(Sparse):
     test_by_domain: dict[str, Accuracy] = Field(default_factory=dict)
 
 
-class ClientScores(Kept):
+class ClientScores(StoredModel):
     """The scores of the clients' models; None for a set of which nobody has records."""
 
     global_test: Spread | None = None
@@ -90,7 +90,7 @@ class Utility(Sparse):
         return self.clients.global_test.mean if self.clients and self.clients.global_test else None
 
 
-class _Numbered(Kept):
+class _Numbered(StoredModel):
     round: int
 
 
@@ -102,7 +102,7 @@ class BestTestRound(_Numbered):
     accuracy: float | None = None
 
 
-class Result(Kept):
+class Result(StoredModel):
     """The last round and the one chosen on validation data; the best test round appears only under that name."""
 
     last: Reached | None = None

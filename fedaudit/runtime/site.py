@@ -32,7 +32,7 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFacts:
     """The facts of the run that server and clients both know."""
 
     seed: int
@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Site(Place):
+class Site(RunFacts):
     """Client k's side: its records, its counts, its policies, its models."""
 
     k: int
@@ -79,7 +79,7 @@ class Site(Place):
 
 
 @dataclass(frozen=True)
-class Hub(Place):
+class Hub(RunFacts):
     """The server's side: the architectures, and how to build them."""
 
     clients: int

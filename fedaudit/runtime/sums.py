@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedaudit.aggregation.mean import Mean, mean_of
 from fedaudit.aggregation.secure import graph
@@ -36,53 +35,37 @@ from fedaudit.aggregation.secure.shamir import BYTES
 from fedaudit.aggregation.terms import Noise, Terms
 from fedaudit.aggregation.update import Layout, clipped, restored, update_of
 from fedaudit.errors import PrivacyError, RunError
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.updates import Guarantee
 from fedaudit.rng import numpy_generator
+from fedaudit.runtime.asking import Asker, RoundSoFar, drops_out
+from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort
-from fedaudit.runtime.run_record import SumRecord
-from fedaudit.wire.channel import Wire
+from fedaudit.runtime.run_record import Absence, SumRecord
+from fedaudit.runtime.run_state import RunState
 from fedaudit.wire.message import Down, Record, Up
 
 TAIL = 12.0  # deviations of noise in a sum for which the ring keeps room: beyond it a sum would wrap round
 
 
-def no_way(*_: Any) -> dict[int, Any]:
-    raise RunError("This sum has no clients to ask.")
-
-
 @dataclass
 class Summing:
-    """Everything that a sum needs of the run that it is part of."""
+    """Carries out the sums of one round."""
 
-    wire: Wire
-    t: int
+    run: RunState
+    so_far: RoundSoFar
+    ask: Asker
     key: tuple[object, ...]  # (seed, attempt): all keys and all noise follow from it
-    secure: bool
-    threshold: float
-    bound: float
-    dropping: float  # the share of clients that may drop out of a sum
-    expected: float  # clients that a round has by the setting
     guarantee: Guarantee | None
     largest: int  # the most records that a client has, which is public
-    drops: Callable[[int, int, str], bool]  # client, ask, phase
-    device: torch.device
-    absent: Callable[[int, int, str], None]
-    ask: Callable[..., dict[int, Any]] = no_way  # the run's own way to ask, with terms
-    layouts: dict[int, str] = field(default_factory=dict)  # by client: what the last ask's updates look like
-    cut: int = 0
     facts: list[SumFacts] = field(default_factory=list)  # of this round's secure sums
     records: list[SumRecord] = field(default_factory=list)
-    entries: list[tuple[int, list[Entry]]] = field(default_factory=list)
+    entries: list[tuple[int, list[LedgerEntry]]] = field(default_factory=list)
 
-    def heard(self, k: int, layout: str, cut: int) -> None:
-        """Note what a client's reply to the last ask looks like, and how many of its numbers were cut off."""
-        self.layouts[k] = layout
-        self.cut += cut
-
-    def mean(self, cohort: Cohort, fn: Any, path: str, message: Down | Mapping[int, Any], by: str | None) -> Mean[Any]:
+    def mean(self, cohort: Cohort, fn: Any, message: Down | Mapping[int, Any], by: str | None) -> Mean[Any]:
         """Return the mean of the replies to a message, by the setting's way of summing."""
-        if self.secure:
+        path = function_path(self.run.method, fn)
+        if self.run.setting.aggregate == "secure":
             return self._secure(cohort, fn, path, message, by)
         if self.guarantee is None:
             return mean_of(self.ask(cohort, fn, message), by)
@@ -93,7 +76,7 @@ class Summing:
     def _noised(
         self, cohort: Cohort, fn: Any, path: str, message: Down | Mapping[int, Any], by: str | None
     ) -> Mean[Any]:
-        guarantee, number = self._guaranteed(), len(self.wire.traffic.asks)
+        guarantee, number = self._guaranteed(), len(self.so_far.wire.traffic.asks)
         base = message if isinstance(message, Down) else None
         local = guarantee.policy.where == "client"
         terms = None
@@ -103,18 +86,18 @@ class Summing:
         invited = list(cohort.ids)
         replies = self.ask(cohort, fn, message, terms)
         if not replies:
-            raise RunError(f"Round {self.t}, {path}: no client answered, so there is no sum.")
+            raise RunError(f"Round {self.so_far.t}, {path}: no client answered, so there is no sum.")
         ids = sorted(replies)
         updates = [update_of(replies[k], base, by) for k in ids]
         if not local:
             updates = [clipped(update, guarantee.policy.clip)[0] for update in updates]
         if any(update.layout != updates[0].layout for update in updates):
-            raise RunError(f"Round {self.t}, {path}: clients sent replies of several shapes, which have no sum.")
+            raise RunError(f"Round {self.so_far.t}, {path}: clients sent replies of several shapes, which have no sum.")
         real, whole = (np.sum([getattr(u, of) for u in updates], axis=0) for of in ("real", "whole"))
         if not local:
             real = real + self._server_noise(number, len(real))
         divisor = self._divisor(len(invited))
-        value = restored(updates[0].layout, real / divisor, whole / divisor, divisor, base, self.device)
+        value = restored(updates[0].layout, real / divisor, whole / divisor, divisor, base, self.run.world.device)
         self._bill(type(value), invited)
         self.records.append(
             SumRecord(
@@ -129,12 +112,16 @@ class Summing:
 
     def _server_noise(self, number: int, length: int) -> np.ndarray:
         guarantee = self._guaranteed()
-        rng = numpy_generator((*self.key, "server", self.t, number), "sum noise", secure=guarantee.policy.secure)
+        rng = numpy_generator((*self.key, "server", self.so_far.t, number), "sum noise", secure=guarantee.policy.secure)
         return rng.normal(0.0, guarantee.sigma, length)
 
     def _divisor(self, invited: int) -> float:
         """Return the public number that a noised sum is divided by: who answered must not show in it."""
-        return max(self.expected, 1.0) if self._guaranteed().poisson else float(invited)
+        return (
+            max(self.run.setting.participation * self.run.setting.clients, 1.0)
+            if self._guaranteed().poisson
+            else float(invited)
+        )
 
     def _noise_facts(self, multiplier: float | None = None) -> dict[str, Any]:
         if self.guarantee is None:
@@ -159,32 +146,32 @@ class Summing:
     def _terms(
         self, k: int, number: int, by: str | None, clients: int, based: bool, noise: Noise | None = None, **more: Any
     ) -> Terms:
-        key = (*self.key, f"client {k}", self.t, number)
+        key = (*self.key, f"client {k}", self.so_far.t, number)
         return Terms(by, clients, self._bound(), 1.0, based, key, noise=noise, **more)
 
     def _bound(self) -> float:
-        return self.bound if self.guarantee is None else self.guarantee.policy.clip
+        return self.run.setting.update_bound if self.guarantee is None else self.guarantee.policy.clip
 
     def _secret(self, k: int, number: int) -> bytes:
-        parts = (*self.key, f"client {k}", self.t, number, "secure sum")
+        parts = (*self.key, f"client {k}", self.so_far.t, number, "secure sum")
         return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=32).digest()
 
     def _secure(
         self, cohort: Cohort, fn: Any, path: str, message: Down | Mapping[int, Any], by: str | None
     ) -> Mean[Any]:
         check_installed()
-        number, invited = len(self.wire.traffic.asks), list(cohort.ids)
+        number, invited = len(self.so_far.wire.traffic.asks), list(cohort.ids)
         if len(invited) < 2:
             raise RunError(
-                f"Round {self.t}, {path}: a sum of {len(invited)} client is that client's value. Secure aggregation "
-                "needs at least two: raise --participation."
+                f"Round {self.so_far.t}, {path}: a sum of {len(invited)} client is that client's value. Secure "
+                "aggregation needs at least two: raise --participation."
             )
         members = {k: Member(k, self._secret(k, number)) for k in invited}
         largest = 1.0 if by is None or self.guarantee is not None else float(self.largest)
         multiplier, noise, bound = self._own_noise(len(invited))
 
         # Phase 0: keys.
-        invitation = Invited(len(invited), self.threshold, bound, largest)
+        invitation = Invited(len(invited), self.run.setting.threshold, bound, largest)
         keys: dict[int, bytes] = {}
         for k in invited:
             self._down(k, invitation, "advertise", number)
@@ -194,7 +181,8 @@ class Summing:
                 keys[k] = rows_of(said.keys)[0]
         self._enough(len(keys), len(invited), path, "advertised keys")
         public = {k: keys_of(row) for k, row in keys.items()}
-        degree = graph.degree(len(keys), self.threshold, self.dropping)
+        dropping = 1 - (1 - self.run.setting.dropout) ** 4  # a chance in each of four phases
+        degree = graph.degree(len(keys), self.run.setting.threshold, dropping)
         near = graph.neighbours(list(keys), degree, int.from_bytes(self._secret(-1, number)[:8], "little"))
 
         # Phase 1: shares.
@@ -204,7 +192,7 @@ class Summing:
             heard = self._down(k, roster, "share", number)
             if self._stays(cohort, k, number, "share"):
                 known = dict(zip(heard.ids.tolist(), map(keys_of, rows_of(heard.keys)), strict=True))
-                given = members[k].share(known, self.threshold)
+                given = members[k].share(known, self.run.setting.threshold)
                 sent = Shared(ids_of(list(given)), as_bytes(list(given.values()), SEALED))
                 said = self._up(k, sent, "share", number)
                 sealed[k] = dict(zip(said.to.tolist(), rows_of(said.sealed), strict=True))
@@ -223,8 +211,8 @@ class Summing:
                 plain, bound=bound, largest=largest, secret=self._secret(k, number).hex(),
                 peers={str(v): keys[v].hex() for v in peers},
             )  # fmt: skip
-        self.layouts.clear()
-        self.cut = 0
+        self.so_far.layouts.clear()
+        self.so_far.cut_off = 0
         messages = (
             dict.fromkeys(sorted(sealed), message)
             if isinstance(message, Down)
@@ -244,7 +232,7 @@ class Summing:
             if self._stays(cohort, k, number, "unmask"):
                 roster_of_k = {v: public[v] for v in near[k]}
                 gave = members[k].unmask(
-                    roster_of_k, inbox[k], heard.stayed.tolist(), heard.dropped.tolist(), self.threshold
+                    roster_of_k, inbox[k], heard.stayed.tolist(), heard.dropped.tolist(), self.run.setting.threshold
                 )
                 rows = [
                     [of[v].to_bytes(BYTES, "little") for v in asked]
@@ -256,19 +244,21 @@ class Summing:
                     dict(zip(stayed, shares[0], strict=True)), dict(zip(dropped, shares[1], strict=True))
                 )
         words = {k: words_of(m.y) for k, m in masked.items()}
-        summed = total(words, public, near, sorted(sealed), revealed, self.threshold)
+        summed = total(words, public, near, sorted(sealed), revealed, self.run.setting.threshold)
 
         ring = layout.ring(len(invited), bound, largest)
         parts = ring.decoded(summed)
         weight = float(parts[2][0]) if layout.weighted else float(len(masked))
         divisor = weight if self.guarantee is None else self._divisor(len(invited))
         if divisor <= 0:
-            raise RunError(f"Round {self.t}, {path}: the weights sum to {divisor:g}. Give weights with a positive sum.")
+            raise RunError(
+                f"Round {self.so_far.t}, {path}: the weights sum to {divisor:g}. Give weights with a positive sum."
+            )
         real = parts[0]
         if self.guarantee is not None and self.guarantee.policy.where == "server":
             real = real + self._server_noise(number, len(real))
         base = message if isinstance(message, Down) else None
-        value = restored(layout, real / divisor, parts[1] / divisor, divisor, base, self.device)
+        value = restored(layout, real / divisor, parts[1] / divisor, divisor, base, self.run.world.device)
         self.facts.append(SumFacts(invited, near, sorted(sealed), sorted(masked), sorted(revealed), ring.length))
         if self.guarantee is not None:
             self._bill(type(value), invited)
@@ -276,17 +266,17 @@ class Summing:
             SumRecord(
                 ask=number, fn=path, invited=len(invited), stayed=len(masked), divisor=divisor, secure=True,
                 advertised=len(keys), shared=len(sealed), helped=len(revealed), neighbours=degree,
-                threshold=graph.needed(self.threshold, degree + 1), bound=bound,
-                error=ring.error(len(masked), divisor), cut_off=self.cut, **self._noise_facts(multiplier),
+                threshold=graph.needed(self.run.setting.threshold, degree + 1), bound=bound,
+                error=ring.error(len(masked), divisor), cut_off=self.so_far.cut_off, **self._noise_facts(multiplier),
             )
         )  # fmt: skip
-        self.wire.summed(value, path, number, sorted(masked))
+        self.so_far.wire.summed(value, path, number, sorted(masked))
         return Mean(value, len(masked) if self.guarantee is None else round(divisor))
 
     def _own_noise(self, invited: int) -> tuple[float | None, Noise | None, float]:
         """Return the multiplier of the noise on the sum, what each client adds, and the bound of single numbers."""
         if self.guarantee is None:
-            return None, None, self.bound
+            return None, None, self.run.setting.update_bound
         policy, z = self.guarantee.policy, self.guarantee.multiplier
         if policy.where == "server":
             return z, Noise(policy.clip), policy.clip
@@ -296,30 +286,36 @@ class Summing:
         raise PrivacyError("where=shares is not there yet.")
 
     def _layout(self, path: str) -> Layout:
-        texts = set(self.layouts.values())
+        texts = set(self.so_far.layouts.values())
         if len(texts) != 1:
-            raise RunError(f"Round {self.t}, {path}: clients sent replies of several shapes, which have no sum.")
+            raise RunError(f"Round {self.so_far.t}, {path}: clients sent replies of several shapes, which have no sum.")
         return Layout.of_text(texts.pop())
 
     def _enough(self, there: int, invited: int, path: str, did: str) -> None:
-        least = graph.needed(self.threshold, invited)
+        least = graph.needed(self.run.setting.threshold, invited)
         if there < least:
             raise RunError(
-                f"Round {self.t}, {path}: {there} of {invited} clients {did}, the threshold is {least}. The server "
-                "learns nothing of this round. Lower --dropout or --threshold, and go on with --resume."
+                f"Round {self.so_far.t}, {path}: {there} of {invited} clients {did}, the threshold is {least}. The "
+                "server learns nothing of this round. Lower --dropout or --threshold, and go on with --resume."
             )
 
     def _stays(self, cohort: Cohort, k: int, number: int, phase: str) -> bool:
-        if not self.drops(k, number, phase):
+        if not drops_out(self.run.setting, k, self.so_far.t, number, phase):
             return True
-        self.wire.left(k, number, phase, "dropped out")
-        self.absent(k, number, f"dropped out ({phase})")
+        self.so_far.wire.left(k, number, phase, "dropped out")
+        self.so_far.absent.append(Absence(client=k, ask=number, reason=f"dropped out ({phase})"))
         if k in cohort.ids:
             cohort.ids.remove(k)
         return False
 
     def _down(self, k: int, message: Record, phase: str, number: int) -> Any:
-        return self.wire.aside("down", k, message, phase, number)
+        return self.so_far.wire.aside("down", k, message, phase, number)
 
     def _up(self, k: int, message: Record, phase: str, number: int) -> Any:
-        return self.wire.aside("up", k, message, phase, number)
+        return self.so_far.wire.aside("up", k, message, phase, number)
+
+
+def summing_of(run: RunState, so_far: RoundSoFar, ask: Asker) -> Summing:
+    """Return what carries out the sums of a round."""
+    largest = max(map(run.world.count, range(run.setting.clients)))
+    return Summing(run, so_far, ask, (run.setting.seed, run.attempt), run.world.guarantee, largest)

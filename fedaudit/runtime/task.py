@@ -20,21 +20,21 @@ import torch
 from fedaudit.aggregation.secure.messages import Masked
 from fedaudit.aggregation.terms import Terms, entered
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
-from fedaudit.privacy.ledger import Entry
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.rng import seeded
 from fedaudit.runtime.device_errors import device_error
+from fedaudit.runtime.lockstep import Left, here
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.site import Site, Swap
-from fedaudit.runtime.turns import Left, here
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.allocator import keep_freed
+from fedaudit.training.cuda_graphs import conditions
 from fedaudit.training.fit import traces
-from fedaudit.training.recorded import conditions
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, hold
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_lazily, encode_tree
+from fedaudit.wire.codec.packing import Blob, Held
 from fedaudit.wire.message import Down, Record, State, Up, class_ids, fresh, live_state
-from fedaudit.wire.packing import Blob, Held
 from fedaudit.wire.release import Protection
 
 C = TypeVar("C", bound=Client)
@@ -84,7 +84,7 @@ class Done:
     state: Blob | None = None
     reply: Blob | None = None
     protection: dict[str, Protection] = field(default_factory=dict)  # parameters of the mechanisms, which are public
-    entries: list[Entry] = field(default_factory=list)  # for the ledger
+    entries: list[LedgerEntry] = field(default_factory=list)  # for the ledger
     released: bytes | None = None  # what client.protect gave back, for the test of declarations
     spans: list[Span] = field(default_factory=list)
     rss: int = 0
@@ -145,8 +145,8 @@ def run_task(task: Task) -> Done:
             with meter.span("encode"):
                 at = world.device if task.here else None
                 answered = _kept(task.message, world.device) if world.compression else None
-                blob = encode(reply, world.compression, answered) if world.compression else hold(reply, at)
-                state = hold(state_after(client, kept), at)
+                blob = encode(reply, world.compression, answered) if world.compression else encode_lazily(reply, at)
+                state = encode_lazily(state_after(client, kept), at)
                 released = encode_tree(client.released) if client.released else None
     except (KeyboardInterrupt, Left):
         raise
@@ -246,17 +246,17 @@ def promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
     return hints if all(isinstance(h, type) and issubclass(h, Up) and h is not Up for h in hints) else ()
 
 
-def absence(fn: str) -> Entry:
+def absence(fn: str) -> LedgerEntry:
     """Return the ledger's entry for a client that failed after it had looked at its records: the failure may tell of
     them."""
     condition = "that it failed, after it had looked at its records"
-    return Entry.unprotected(f"{fn} (absence)", "absence", condition)
+    return LedgerEntry.unprotected(f"{fn} (absence)", "absence", condition)
 
 
-def left_behind(fn: str) -> Entry:
+def left_behind(fn: str) -> LedgerEntry:
     """Return the ledger's entry for a task that wrote outside of model, memory and reply, where anybody may find it."""
     condition = "changed globals, attributes or defaults of its code, in a task that had looked at its records"
-    return Entry.unprotected(f"{fn} (left behind)", "left behind", condition)
+    return LedgerEntry.unprotected(f"{fn} (left behind)", "left behind", condition)
 
 
 def state_after(client: Client, kept: dict[str, str]) -> ClientState:

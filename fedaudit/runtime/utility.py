@@ -28,7 +28,7 @@ from fedaudit.runtime.scores import (
 )
 from fedaudit.runtime.world import World
 from fedaudit.stats import mean_std, sampled_mean, wilson
-from fedaudit.training.copying import copied
+from fedaudit.training.model_copies import copied
 
 DEPLOYED = ""  # the name, among a client's scores, of the model that it would deploy
 SETS = ("global_test", "local_test", "validation")

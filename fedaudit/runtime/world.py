@@ -24,7 +24,7 @@ from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site
 from fedaudit.setting import Setting
 from fedaudit.training import models
-from fedaudit.training.copying import copied, copied_with
+from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import KINDS, Part, Size, State, Up, as_size, message_classes, model_size
 from fedaudit.wire.message import load as put
@@ -430,7 +430,7 @@ def on_gpu(setting: Setting) -> bool:
 _held: list[tuple[str, World]] = []  # in a process that runs one party: the only world there is
 
 
-def hold(setting_json: str, world: World) -> None:
+def keep_world(setting_json: str, world: World) -> None:
     """Make `world` the only world that this process knows: the one of a single party."""
     world_of.cache_clear()
     _held[:] = [(setting_json, world)]

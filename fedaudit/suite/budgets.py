@@ -217,7 +217,7 @@ def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> 
     outcomes = []
     for budget in budgets:
         found = [
-            hold(budget, record, name, Path(path).parent, ceilings(budgets, budget, record))
+            check_budget(budget, record, name, Path(path).parent, ceilings(budgets, budget, record))
             for name, record in records
             if budget.is_about(record)
         ]
@@ -244,7 +244,7 @@ def ceilings(budgets: list[Budget], budget: Budget, record: RunRecord) -> dict[s
     return found
 
 
-def hold(
+def check_budget(
     budget: Budget, record: RunRecord, name: str, folder: Path = Path(), allowed: Mapping[str, float] | None = None
 ) -> Outcome:
     """Check one budget against one record. `allowed` has ceilings of single fields, which show the one that grew."""

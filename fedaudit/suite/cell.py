@@ -10,12 +10,10 @@ from typing import Any, Literal
 from fedaudit.attack.attack_run import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable, place_of
 from fedaudit.privacy.policy import TRAINING
+from fedaudit.progress import Watch
 from fedaudit.registry import find
 from fedaudit.runtime.attack_result import AnyResult, NotRun
-from fedaudit.runtime.engines import Engine
-from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
-from fedaudit.runtime.runner import run
-from fedaudit.runtime.source import (
+from fedaudit.runtime.code_digest import (
     VERSIONS,
     code_of_setting,
     comparable,
@@ -25,9 +23,11 @@ from fedaudit.runtime.source import (
     not_compared,
     source_of,
 )
+from fedaudit.runtime.engines import Engine
+from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
+from fedaudit.runtime.runner import run
 from fedaudit.setting import Setting
 from fedaudit.suite.time_left import Stage
-from fedaudit.watch import Watch
 from fedaudit.wire.transcript import Threat
 
 Spec = str | dict[str, Any]

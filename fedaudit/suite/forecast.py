@@ -15,7 +15,7 @@ from typing import Any
 from fedaudit.attack.attack_run import made
 from fedaudit.data import available, describe
 from fedaudit.errors import FedauditError, NotApplicable, RunError
-from fedaudit.runtime.applies import inapplicable, released_kinds
+from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import as_sent
@@ -24,7 +24,7 @@ from fedaudit.runtime.run_record import RunRecord, audit_seconds
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
 from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, missing, stale_attacks, untried, why_again
-from fedaudit.suite.sharing import at_once
+from fedaudit.suite.gpu_sharing import at_once
 from fedaudit.suite.time_left import Stage, TimeLeft, Work
 from fedaudit.units import bytes_text
 from fedaudit.wire.traffic import Plan

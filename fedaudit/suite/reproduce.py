@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedaudit.data import available
 from fedaudit.errors import FedauditError, RunError
+from fedaudit.progress import TimedWatch
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.suite.cell import Cell, look
 from fedaudit.suite.forecast import Forecast, duration, forecast
@@ -25,7 +26,6 @@ from fedaudit.suite.published import (
 )
 from fedaudit.suite.scheduler import audit, make_cells
 from fedaudit.suite.suite_file import Suite
-from fedaudit.watch import TimedWatch
 
 
 @dataclass
@@ -137,7 +137,7 @@ def foreseen(planned: list[Planned]) -> list[Foreseen]:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One cell of the result: the published figure, ours, and the verdicts."""
 
     column: str
@@ -148,7 +148,7 @@ class Row:
     order: str
 
 
-def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
+def results(table: Table, scale: Scale, planned: list[Planned]) -> list[TableRow]:
     """Return one row per cell. At the small scale only orders are judged, because its data set is another one."""
     cells: dict[tuple[str, str], Ours] = {}
     kinds: dict[tuple[str, str], Wanted] = {}
@@ -180,7 +180,7 @@ def results(table: Table, scale: Scale, planned: list[Planned]) -> list[Row]:
             if scale == "gpu" or not ours.values
             else "another data set: only the order is judged"
         )
-        rows.append(Row(column, method, figure_text(*cell.published), ours.text(), said, compared))
+        rows.append(TableRow(column, method, figure_text(*cell.published), ours.text(), said, compared))
     return rows
 
 

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.errors import FedauditError, RunError, SettingError
+from fedaudit.progress import TimedWatch
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.folder import STALE, folder_name, locked
 from fedaudit.runtime.run_record import RunRecord, read_record
-from fedaudit.runtime.start import first_setting
+from fedaudit.runtime.starting_clients import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, stage_of, stale_attacks, why_again
 from fedaudit.suite.forecast import learn, novelty_first, report_starts, work_of
-from fedaudit.suite.on_ray import carry_out_on_ray
-from fedaudit.suite.sharing import shared_gpu
+from fedaudit.suite.gpu_sharing import shared_gpu
+from fedaudit.suite.ray_cells import carry_out_on_ray
 from fedaudit.suite.suite_file import Suite, read_suite
 from fedaudit.suite.time_left import TimeLeft
-from fedaudit.watch import TimedWatch
 
 PATIENCE = 10.0  # seconds to wait until the processes of a killed audit are gone
 TICK = 1.0  # seconds without news from a cell after which the time left is shown again

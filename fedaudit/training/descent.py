@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedaudit.cuda_streams import lane
-from fedaudit.training import recorded
+from fedaudit.training import cuda_graphs
+from fedaudit.training.cuda_graphs import Recording, record_giving_back, records_steps, shared
 from fedaudit.training.fit import Opt, moments_of
-from fedaudit.training.recorded import Recording, record_giving_back, records_steps, shared
 
 Moments = dict[str, Tensor]
 
@@ -64,7 +64,7 @@ class Descent:
         """
         return (
             self.repeats
-            and (self.steps if self.kept is None else self.kept.steps) >= recorded.WORTH_IT
+            and (self.steps if self.kept is None else self.kept.steps) >= cuda_graphs.WORTH_IT
             and records_steps(self.device)
             and not is_in_torch_dispatch_mode()
         )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.errors import ContractError
-from fedaudit.training.recorded import Recording, precision, record_giving_back, recordable
+from fedaudit.training.cuda_graphs import Recording, precision, record_giving_back, recordable
 
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]

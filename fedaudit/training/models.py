@@ -1,7 +1,7 @@
 """Models by name, or your own. Every one is an encoder and a classifier: `classify(encode(x))`.
 
 Most are for images. `mlp` takes rows of numbers as well, `transformer` is for texts of token ids (id 0 is padding), and
-`package.module:Class` is somebody's own, for whatever records it takes (fedaudit/training/own.py).
+`package.module:Class` is somebody's own, for whatever records it takes (fedaudit/training/own_model.py).
 
 The papers leave these points open, and we chose:
 
@@ -48,7 +48,7 @@ from torch.overrides import TorchFunctionMode
 from fedaudit._torchvision import torchvision
 from fedaudit.errors import SettingError, unknown
 from fedaudit.shape import Kind, Shape
-from fedaudit.training import own
+from fedaudit.training import own_model
 from fedaudit.training.transformer import Block, Transformer
 
 
@@ -292,8 +292,8 @@ class _Pool(nn.Module):
         return e @ (inside / inside.sum(0)).to(e.dtype)
 
 
-def _widened(encoder: nn.Module, own: int, width: int, how: str, classes: int) -> tuple[nn.Module, nn.Linear]:
-    step = nn.Linear(own, width) if how == "p" else _Pool(width)
+def _widened(encoder: nn.Module, own_model: int, width: int, how: str, classes: int) -> tuple[nn.Module, nn.Linear]:
+    step = nn.Linear(own_model, width) if how == "p" else _Pool(width)
     return nn.Sequential(OrderedDict(own=encoder, width=step)), nn.Linear(width, classes)
 
 
@@ -328,7 +328,7 @@ def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
             "Give positive sizes and at least one class."
         )
     _check_kind(arch, name, shape)
-    if own.is_own(name):
+    if own_model.is_own(name):
         encoder, classifier, width = _own(name, shape, classes)
     elif name in _PLAIN:
         encoder, width = _PLAIN[name](shape, ratio)
@@ -351,12 +351,12 @@ def build(arch: str, *, shape: Sequence[int], classes: int) -> Net:
 
 
 def _own(name: str, shape: Shape, classes: int) -> tuple[nn.Module, nn.Module, int]:
-    cut = own.parts(name, shape, classes)
+    cut = own_model.parts(name, shape, classes)
     return cut.encoder, cut.classifier, cut.width
 
 
 def _check_kind(arch: str, name: str, shape: Shape) -> None:
-    if not own.is_own(name) and shape.kind not in takes(name):
+    if not own_model.is_own(name) and shape.kind not in takes(name):
         raise SettingError(
             f"Model {arch!r} is for {' and '.join(takes(name))}, and the records are {shape}. Choose from "
             f"{', '.join(names(shape.kind))}, or name your own as package.module:Class."
@@ -370,7 +370,7 @@ def assign(spec: str, clients: int) -> list[str]:
         of = [f"{name}{slash}{width}" for name in GROUPS[group]]
         _parse(of[0])
         return [of[i % len(of)] for i in range(clients)]
-    if "," not in spec and (":" not in spec or own.is_own(spec)):
+    if "," not in spec and (":" not in spec or own_model.is_own(spec)):
         _parse(spec, GROUPS)
         return [spec] * clients
     given: list[str] = []
@@ -378,7 +378,7 @@ def assign(spec: str, clients: int) -> list[str]:
         arch, _, count = (part.strip() for part in block.rpartition(":"))
         if not arch or not (count.isdecimal() and len(count) < 8 and int(count)):
             first = block.partition(":")[0].strip()
-            arch = block.strip() if own.is_own(block.strip()) and first not in names() else first
+            arch = block.strip() if own_model.is_own(block.strip()) and first not in names() else first
             _parse(arch)
             raise SettingError(
                 f"Models {spec!r}: {block.strip()!r} does not say for how many clients. Write for example {arch}:3."
@@ -438,12 +438,12 @@ def _parse(arch: str, groups: Iterable[str] = ()) -> tuple[str, Fraction, tuple[
             )
         common = int(digits), how
     name, at, text = rest.partition("@")
-    if own.is_own(name):
+    if own_model.is_own(name):
         if at:
             raise SettingError(
                 f"Model {arch!r}: only named models have scaled variants. Write a function for each width instead."
             )
-        own.maker(name.partition("#")[0])
+        own_model.maker(name.partition("#")[0])
         return name, Fraction(1), common
     if ":" in rest:
         raise SettingError(f"Model {arch!r}: {rest!r} is not the path of a model. Write package.module:Class.")

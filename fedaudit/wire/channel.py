@@ -9,9 +9,19 @@ from typing import Any, Protocol
 import torch
 
 from fedaudit.errors import ContractError
-from fedaudit.wire.codec import Header, choices, class_of, decode, encode, fields_of, hold, measure, read_header
+from fedaudit.wire.codec import (
+    Header,
+    choices,
+    class_of,
+    decode,
+    encode,
+    encode_lazily,
+    fields_of,
+    measure,
+    read_header,
+)
+from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.message import Declared, Down, Record, Size, Up, class_named
-from fedaudit.wire.packing import Blob
 from fedaudit.wire.release import Protection, Release, Sent
 from fedaudit.wire.traffic import Key
 from fedaudit.wire.transcript import SERVER, SUM, TranscriptWriter, party
@@ -112,7 +122,7 @@ class Wire:
                     decode(message, Down)
                     blob: Blob = message
                 else:
-                    blob = encode(message) if self.here is None else hold(message, self.here)
+                    blob = encode(message) if self.here is None else encode_lazily(message, self.here)
                 encoded[id(message)] = blob, read_header(blob)
             blob, head = encoded[id(message)]
             self._sent[k] = blob, head, self.transcript.clock()

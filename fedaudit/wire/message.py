@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError, unknown
+from fedaudit.registry import public_module
 from fedaudit.wire.svd import Shapes, factorised, recombined
 
 KINDS = frozenset({
@@ -243,7 +244,7 @@ class Record:
 
     @classmethod
     def class_id(cls) -> str:
-        return f"{cls.__module__}.{cls.__qualname__}"
+        return f"{public_module(cls.__module__)}.{cls.__qualname__}"
 
 
 def class_named(class_id: str) -> type[Record] | None:

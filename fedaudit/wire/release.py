@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedaudit.kept import AsGiven, Kept
+from fedaudit.stored_model import AsGiven, StoredModel
 from fedaudit.wire.message import Declared
 
 
@@ -54,7 +54,7 @@ class Sent(AsGiven):
 DECLARED = ("role", "kind", "via", "unit", "dtype", "by")
 
 
-class Release(Kept):
+class Release(StoredModel):
     """A field that left clients: its declaration and its protection."""
 
     field: str

@@ -43,7 +43,7 @@ from fedaudit.wire.codec import (
     stored_tensor,
     value_of,
 )
-from fedaudit.wire.packing import Blob
+from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.release import Sent
 
 SERVER = "server"
@@ -231,7 +231,7 @@ class TranscriptWriter:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TranscriptEntry:
     """One message of the transcript. `entry["field"]` decodes that field, in fresh memory."""
 
     row: dict[str, Any]
@@ -427,12 +427,12 @@ class Transcript:
                 whole, sent = xxhash.xxh3_128_hexdigest((whole + "".join(sent)).encode()), []
         return whole
 
-    def entries(self) -> Iterator[Entry]:
-        return (Entry(row, self.folder) for row in self.rows() if row["type"] == "message")
+    def entries(self) -> Iterator[TranscriptEntry]:
+        return (TranscriptEntry(row, self.folder) for row in self.rows() if row["type"] == "message")
 
-    def sums(self) -> Iterator[Entry]:
+    def sums(self) -> Iterator[TranscriptEntry]:
         """Yield the sums that the server computed from masked vectors. They did not cross the wire."""
-        return (Entry(row, self.folder) for row in self.rows() if row["type"] == "sum")
+        return (TranscriptEntry(row, self.folder) for row in self.rows() if row["type"] == "sum")
 
     def events(self) -> Iterator[dict[str, Any]]:
         return (row for row in self.rows() if row["type"] == "event")
@@ -474,35 +474,35 @@ class TranscriptView:
         self._transcript, self.threat = transcript, threat
 
     @cached_property
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[TranscriptEntry]:
         """Return the visible entries. They are read once: attacks on many clients search them again and again."""
         entries = (e for e in self._transcript.entries() if self.threat.peer in (None, e.client))
         if self.threat.name != "outsider":
             return list(entries)
         seen = ("seq", "at", "round", "from", "to", "client", "direction", "bytes")
-        return [Entry({key: e.row[key] for key in seen}, Path(), readable=False) for e in entries]
+        return [TranscriptEntry({key: e.row[key] for key in seen}, Path(), readable=False) for e in entries]
 
     @cached_property
-    def _sums(self) -> list[Entry]:
+    def _sums(self) -> list[TranscriptEntry]:
         """Return what a server knows of each client's masked reply: the sum that it is in, in that reply's place."""
         if self.threat.name not in (SERVER, ACTIVE):
             return []
         return [
-            Entry({**entry.row, "client": k}, entry.folder)
+            TranscriptEntry({**entry.row, "client": k}, entry.folder)
             for entry in self._transcript.sums()
             for k in entry.row.get("clients", ())
         ]
 
     @cached_property
-    def _by_client(self) -> dict[int, list[Entry]]:
-        by: dict[int, list[Entry]] = {}
+    def _by_client(self) -> dict[int, list[TranscriptEntry]]:
+        by: dict[int, list[TranscriptEntry]] = {}
         for entry in self._entries:
             by.setdefault(entry.client, []).append(entry)
         return by
 
     def entries(
         self, *, direction: str | None = None, kind: str | None = None, client: int | None = None, t: int | None = None
-    ) -> Iterator[Entry]:
+    ) -> Iterator[TranscriptEntry]:
         """Yield entries. Who asks for a kind gets sums as well, where secure aggregation hides the replies in them."""
         found = self._entries if client is None else self._by_client.get(client, ())
         summed = [] if kind is None else [e for e in self._sums if client in (None, e.client)]

@@ -19,9 +19,9 @@ from fedaudit.attack.attack_run import _candidates, attack_run, made
 from fedaudit.attack.claims import Attacked, Reconstructions
 from fedaudit.attack.scene import Scene
 from fedaudit.attack.similarity import PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
-from fedaudit.attacks import gradient_match as gm
-from fedaudit.attacks._invert import Inverter, same_noise, total_variation
-from fedaudit.attacks.class_inversion import batch_norms
+from fedaudit.attacks.inversion import gradient_match as gm
+from fedaudit.attacks.inversion._invert import Inverter, same_noise, total_variation
+from fedaudit.attacks.inversion.class_inversion import batch_norms
 from fedaudit.data import load
 from fedaudit.data.records import to_float
 from fedaudit.errors import ContractError, DataError, RunError

@@ -15,12 +15,12 @@ from fedaudit import Down, Method, Record, State, Up, adam, ce, private, run, sg
 from fedaudit.attack.attack_run import _candidates
 from fedaudit.attack.replay import downloads, replay
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks._models import last_upload
+from fedaudit.attacks.shared._models import last_upload
 from fedaudit.errors import ThreatError
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import World
 from fedaudit.training import models
-from fedaudit.training.stack import Job, fit_together, why_not
+from fedaudit.training.stacked.stack import Job, fit_together, why_not
 
 
 def proximal(f, x, y, received, mu):

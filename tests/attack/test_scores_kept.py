@@ -12,7 +12,7 @@ import torch
 import fedaudit
 from fedaudit.attack.attack_run import attack_run, rescore
 from fedaudit.attack.membership import membership_scores
-from fedaudit.attack.scores_kept import kept, pooled_scores
+from fedaudit.attack.stored_scores import kept, pooled_scores
 from fedaudit.epsilon.lower_bounds import from_scores
 from fedaudit.errors import RunError
 from fedaudit.runtime.run_record import read_record, save_attacks

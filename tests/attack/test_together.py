@@ -10,12 +10,12 @@ from torch.nn.functional import one_hot
 import fedaudit
 from fedaudit.attack import attack_run as module
 from fedaudit.attack.attack_run import made
-from fedaudit.attacks import _invert, _matching
-from fedaudit.attacks._invert import Inverter, Inverting
-from fedaudit.attacks._matching import Matching, Steps, flat, simulated
+from fedaudit.attacks.inversion import _invert, _matching
+from fedaudit.attacks.inversion._invert import Inverter, Inverting
+from fedaudit.attacks.inversion._matching import Matching, Steps, flat, simulated
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.lockstep import Globals, Turn, join, take_turns
 from fedaudit.runtime.task import compute
-from fedaudit.runtime.turns import Globals, Turn, join, take_turns
 from fedaudit.training import models
 from fedaudit.wire.transcript import Threat
 

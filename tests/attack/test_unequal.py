@@ -21,7 +21,7 @@ from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.epsilon import one_run, release_path
 from fedaudit.epsilon.one_run import _claims, _terms, audit_run, pairs
 from fedaudit.epsilon.release_path import Pair, _audit_field, _releases, worst_pair
-from fedaudit.privacy.ledger import ClientLedger, Entry, Total
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, Total
 from fedaudit.runtime.attack_result import Difference
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.stats import Estimate
@@ -57,7 +57,7 @@ def test_the_surest_pairs_are_guessed(folder):
 
 
 def client_row(k, delta, claim, epsilon, relation):
-    entry = Entry(field="M.e", kind="e", mechanism="gaussian", noise_multiplier=1, relation=relation, claim=claim)
+    entry = LedgerEntry(field="M.e", kind="e", mechanism="gaussian", noise_multiplier=1, relation=relation, claim=claim)
     total = {relation: Total(epsilon=epsilon, accountant="prv")}
     return ClientLedger(
         client=k, n=round(1 / delta), delta=delta, entries=[entry], by_relation=total, epsilon=epsilon, claim=claim

@@ -10,7 +10,7 @@ import fedaudit
 from fedaudit import Down, Method, Record, Up, ce, private, sgd
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.imprint import between, trap
+from fedaudit.attacks.inversion.imprint import between, trap
 from fedaudit.errors import ThreatError
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.training.models import build

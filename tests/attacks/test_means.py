@@ -9,11 +9,11 @@ import torch
 import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.score import presence
-from fedaudit.attacks._means import vectors
-from fedaudit.attacks._models import draw
-from fedaudit.attacks.prototype_inversion import learned
-from fedaudit.attacks.prototype_membership import ratio
-from fedaudit.attacks.prototype_property import is_own
+from fedaudit.attacks.inversion.prototype_inversion import learned
+from fedaudit.attacks.membership.prototype_membership import ratio
+from fedaudit.attacks.property.prototype_property import is_own
+from fedaudit.attacks.shared._means import vectors
+from fedaudit.attacks.shared._models import draw
 
 FEW = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5, "holdout": 0.45, "validation": 0.05}
 FEW |= {"clients": 30, "partition": "iid", "rounds": 1}  # about one record of each class for each client
@@ -80,7 +80,7 @@ def test_inversion_is_given_no_candidate(made, monkeypatch):
     """Half of the candidates are members: a mean image over them would be nearer to the members by itself."""
     seen = []
     monkeypatch.setattr(
-        "fedaudit.attacks._means.draw",
+        "fedaudit.attacks.shared._means.draw",
         lambda scene, shadows, online: seen.append(online) or draw(scene, shadows, online),
     )
     found(made("open", method="leaky_means:MeanImages", **FEW), {"attack": "prototype_inversion", "shadows": 4}, [0])

@@ -16,14 +16,14 @@ from fedaudit import run
 from fedaudit.attack.attack_run import _candidates, attack_run
 from fedaudit.attack.membership import membership_scores
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks._models import Shadows, draw, fill, last_upload, log_rest, records, target_model
-from fedaudit.attacks.entropy import entropy
-from fedaudit.attacks.label_only import LabelOnly
-from fedaudit.attacks.lira import confidences, likelihood_ratio, own_variance
-from fedaudit.attacks.lira_offline import one_sided
-from fedaudit.attacks.modified_entropy import modified_entropy
-from fedaudit.attacks.rmia import RMIA, dominated, finer, tuned
-from fedaudit.attacks.shadow import ShadowModels
+from fedaudit.attacks.membership.entropy import entropy
+from fedaudit.attacks.membership.label_only import LabelOnly
+from fedaudit.attacks.membership.lira import confidences, likelihood_ratio, own_variance
+from fedaudit.attacks.membership.lira_offline import one_sided
+from fedaudit.attacks.membership.modified_entropy import modified_entropy
+from fedaudit.attacks.membership.rmia import RMIA, dominated, finer, tuned
+from fedaudit.attacks.membership.shadow import ShadowModels
+from fedaudit.attacks.shared._models import Shadows, draw, fill, last_upload, log_rest, records, target_model
 from fedaudit.errors import SettingError, ThreatError
 from fedaudit.registry import find, names
 from fedaudit.runtime.folder import RunFolder
@@ -196,7 +196,7 @@ def test_rmia_is_tuned_to_how_sure_members_are():
 def test_gradient_norms_by_hand():
     """One linear layer on x = (1, 2), logits 0: p = (1/2, 1/2), the gradient of the weights is (p - y) x, that of the
     bias p - y: its norm is sqrt(1/2) sqrt(1 + 4 + 1)."""
-    from fedaudit.attacks.gradient_norm import gradient_norms
+    from fedaudit.attacks.membership.gradient_norm import gradient_norms
 
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2))
     torch.nn.init.zeros_(model[1].weight)

@@ -10,7 +10,7 @@ import fedaudit
 from fedaudit import Down, Method, Record, State, Up, ce, load, private, relay, sgd, state_of
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.relayed_means import others
+from fedaudit.attacks.membership.relayed_means import others
 from fedaudit.errors import ContractError
 from fedaudit.registry import find
 from fedaudit.runtime.folder import RunFolder

@@ -18,15 +18,10 @@ from fedaudit.attack.membership import auc, auc_difference
 from fedaudit.attack.scene import Scene
 from fedaudit.attack.score import learned, settled
 from fedaudit.attack.verdict import judge, judge_blind
-from fedaudit.attacks import (
-    blind_pixels,
-    embedding_match,
-    label_histogram,
-    logit_gap,
-    logit_lira,
-    update_alignment,
-)
-from fedaudit.attacks._view import confidence, inputs_of, nearest, received, uploaded
+from fedaudit.attacks.baselines import blind_pixels
+from fedaudit.attacks.membership import embedding_match, logit_gap, logit_lira, update_alignment
+from fedaudit.attacks.property import label_histogram
+from fedaudit.attacks.shared._view import confidence, inputs_of, nearest, received, uploaded
 from fedaudit.registry import find
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record

@@ -11,7 +11,7 @@ import reported
 from rich.console import Console
 
 from fedaudit.cli import output
-from fedaudit.cli.attacks import print_attacks
+from fedaudit.cli.attack_lines import print_attacks
 from fedaudit.errors import SettingError
 from fedaudit.runtime import attack_result
 from fedaudit.setting import Setting, nested

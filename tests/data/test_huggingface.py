@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedaudit.data import available, load
-from fedaudit.data.huggingface import hashed
+from fedaudit.data.readers.huggingface import hashed
 from fedaudit.errors import DataError, SettingError
 from fedaudit.shape import Shape
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedaudit.data import Arrays, load
-from fedaudit.data.arrays import dataset_of
+from fedaudit.data.readers.arrays import dataset_of
 from fedaudit.data.transfer import fitted
 from fedaudit.errors import DataError, SettingError
 from fedaudit.shape import Shape
@@ -22,13 +22,14 @@ IDS = np.arange(40).reshape(10, 4) % 7
 @pytest.fixture
 def given(monkeypatch):
     """`given(value)`: the data set of a function that gives it."""
-    from fedaudit.data import datasets, own
+    from fedaudit.data import datasets
+    from fedaudit.data.readers import own_function
 
     def make(value):
         module = type(sys)("given_data")
         module.data = (lambda: value) if not callable(value) else value
         monkeypatch.setitem(sys.modules, "given_data", module)
-        own.function.cache_clear()
+        own_function.function.cache_clear()
         datasets._load.cache_clear()
         return load("given_data:data")
 

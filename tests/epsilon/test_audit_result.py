@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedaudit.epsilon.audit_result import SEEKS, Place, held, held_path, would_find
+from fedaudit.epsilon.audit_result import SEEKS, AuditedClaim, held, held_path, would_find
 from fedaudit.epsilon.lower_bounds import from_scores, gdp_mean_shift, one_run_fdp
 
 
@@ -29,7 +29,7 @@ def test_what_it_says_it_would_find_it_finds(bound, trials):
 
 
 def test_the_row_of_a_path():
-    place = Place("logits", "server", "Y, one release", 1.0, 2.0)
+    place = AuditedClaim("logits", "server", "Y, one release", 1.0, 2.0)
     row = held_path(place, "path", gdp_mean_shift, *drawn(0.45, 400, 0), 0.45, 1e-2, 0.95, "two rows")
     assert (row.claim_epsilon, row.ledger_epsilon, row.kind, row.trials, row.seeks) == (1.0, 2.0, "logits", 800, 0.5)
     assert row.how.startswith("two rows; so many trials can show ")
@@ -42,11 +42,11 @@ def test_the_row_of_a_path():
 
 def test_a_bound_that_perfect_guesses_could_not_raise_cannot_tell():
     """Eight guesses, all right: p = (e / (1 + e))^8 and more: no claim of 1 falls by that."""
-    place = Place("run", "server", "the run", 1.0, None)
+    place = AuditedClaim("run", "server", "the run", 1.0, None)
     for guesses, word in ((8, "cannot tell"), (200, "not refuted")):
         best = one_run_fdp(guesses, guesses, guesses, 1e-2)
         bound = one_run_fdp(guesses, guesses, guesses // 2, 1e-2)
         row = held(place, "guesses", bound, best.epsilon, "", tells_at=best.p_value(1.0))
         assert (row.verdict, row.ceiling) == (word, best.epsilon)
-    open_claim = Place("run", "server", "none: something is unprotected", np.inf, np.inf)
+    open_claim = AuditedClaim("run", "server", "none: something is unprotected", np.inf, np.inf)
     assert held(open_claim, "guesses", bound, best.epsilon, "", tells_at=None).verdict == "not refuted"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedaudit.epsilon.joint_verdict import judged, refuting, told
-from fedaudit.levels import LEVEL, level_of, said
 from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.significance import LEVEL, level_of, said
 
 
 def audit(p=0.5, tells_at=1e-9, *, test="residuals", seeks: float | None = 0.9, trials=100, **facts) -> EpsilonAudit:

@@ -14,7 +14,7 @@ from fedaudit.attack.attack_run import attack_run
 from fedaudit.data import Dataset, federate, load
 from fedaudit.epsilon.one_run import _claims, audit_run, pairs
 from fedaudit.errors import DataError, SettingError, ThreatError
-from fedaudit.privacy.ledger import ClientLedger, Entry
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
@@ -194,7 +194,7 @@ def test_canaries_leave_the_ordinary_attacks_sound(leaky):
 
 def test_claims_and_their_relations():
     def row(relation, claim=1.0, multiplier=2.0):
-        entry = Entry(
+        entry = LedgerEntry(
             field="f", kind="embeddings", mechanism="gaussian", noise_multiplier=multiplier, relation=relation
         )
         ledger = ClientLedger(client=0, n=10, delta=1e-2)

@@ -15,10 +15,10 @@ from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
+from fedaudit.progress import unwatched
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
-from fedaudit.watch import unwatched
 
 
 class Ask(Down):

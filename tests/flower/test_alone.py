@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedaudit.cli.main import app as cli
 from fedaudit.errors import RunError
 from fedaudit.flower import RecordingMod, Terms, collect, run_app
-from fedaudit.flower.local import run_here
+from fedaudit.flower.in_process_runtime import run_here
 from fedaudit.runtime.folder import RunFolder
 
 CONFIG = {"num-server-rounds": 2, "local-epochs": 1}
@@ -81,7 +81,7 @@ def test_a_message_without_an_answer_is_an_absence(pages, tmp_path):
 
 def test_the_server_gets_what_the_page_has(pages):
     """Nothing of the audit, and the noisy arrays."""
-    from fedaudit.flower.alone import _pages
+    from fedaudit.flower.node_log import _pages
 
     first = next(_pages(pages))
     assert set(first.reply.content) == {"arrays", "metrics"}

@@ -13,7 +13,7 @@ import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.data import Federation
 from fedaudit.flower import Records, run_app, served
-from fedaudit.flower.local import run_here
+from fedaudit.flower.in_process_runtime import run_here
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import world_of

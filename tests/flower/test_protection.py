@@ -147,7 +147,7 @@ def test_rows_of_records_are_clipped_each():
 
 
 def test_a_key_with_the_message_type_goes_first():
-    from fedaudit.flower.names import Names
+    from fedaudit.flower.record_kinds import Names
 
     names = Names({"arrays": "weights", "evaluate.arrays": "logits", "train.other.arrays": "gradients"})
     assert names.of("train", "arrays").kind == "weights"

@@ -92,7 +92,7 @@ def test_an_array_that_a_message_holds_twice_is_sent_once():
 
     from fedaudit.flower.client import identify
     from fedaudit.flower.messages import fields_of, frame_bytes
-    from fedaudit.flower.names import Names
+    from fedaudit.flower.record_kinds import Names
 
     identify()
     content = RecordDict({
@@ -202,7 +202,7 @@ def test_a_server_that_pushes_and_pulls(sk_app, tmp_path):
     from skdigits import task
 
     from fedaudit.flower import audited
-    from fedaudit.flower.local import run_here
+    from fedaudit.flower.in_process_runtime import run_here
 
     server = ServerApp()
 
@@ -241,7 +241,7 @@ def test_a_short_run_plans_a_long_one(torch_run, sk_run):
     fields = {(row["direction"], row["field"]): row["bytes"] for row in found["fields"]}
     assert fields["down", "Train.arrays"] == 50 * 4 * PARAMETERS
 
-    from fedaudit.flower.comm import planned
+    from fedaudit.flower.traffic_forecast import planned
 
     record = RunFolder(sk_run).record
     whole = planned(sk_run, nodes=3, rounds=1)

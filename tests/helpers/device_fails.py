@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedaudit.methods.fedavg import FedAvg
+from fedaudit.methods.averaging.fedavg import FedAvg
 
 ERRORS: dict[str, Any] = {
     "memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand more"),

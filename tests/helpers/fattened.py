@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedaudit import State, Up, private
-from fedaudit.methods import fedavg
+from fedaudit.methods.averaging import fedavg
 
 
 class Local(Up):

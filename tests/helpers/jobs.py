@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit import adam, ce, sgd
 from fedaudit.training import models
 from fedaudit.training.fit import Fitted
-from fedaudit.training.stack import Job
+from fedaudit.training.stacked.stack import Job
 
 
 def held_out(f: Any, x: Tensor, y: Tensor, held: Tensor) -> Tensor:

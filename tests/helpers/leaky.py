@@ -7,7 +7,7 @@ from outside import Empty, Sent, ce
 from torch import Tensor
 
 from fedaudit import Down, Method, State, Up, load, private, sgd, state_of
-from fedaudit.methods.fedavg import Averaged
+from fedaudit.methods.averaging.fedavg import Averaged
 
 
 class Stepped(Up):

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedaudit.privacy.ledger import ClientLedger, Entry, Total
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, Total
 from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.run_record import (
@@ -98,19 +98,19 @@ def _record(
     entries = []
     if releases:
         entries = [
-            Entry(
+            LedgerEntry(
                 field="Local.w", kind="weights", relation="any", rounds=[1, 2],
                 mechanism="post-processing of DP-SGD" if noisy else "none",
                 noise_multiplier=math.inf if noisy else 0.0,
             ),
-            Entry(
+            LedgerEntry(
                 field="Local.n", kind="count", relation="any", rounds=[1, 2], mechanism="none",
                 noise_multiplier=math.inf, condition="n is public",
             ),
         ]  # fmt: skip
     if noisy:
         entries.append(
-            Entry(
+            LedgerEntry(
                 field="training", kind="training", mechanism="dp-sgd", noise_multiplier=1.0, sigma=1.0, sensitivity=1.0,
                 clip=1.0, relation="add-or-remove", sample_rate=0.25, steps=20, rounds=[1, 2], delta=0.04,
             )

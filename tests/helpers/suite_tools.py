@@ -110,7 +110,7 @@ def _main(asked: dict[str, Any], fd: int) -> None:
 def _read_code() -> None:
     """What every cell's record says of the code: read here, and by a fork only if it was edited since."""
     from fedaudit.registry import find
-    from fedaudit.runtime.source import harness, sources
+    from fedaudit.runtime.code_digest import harness, sources
 
     names = ("loss", "blind_prior", "blind_pixels", "blind_nearest")
     sources([find("fedavg"), find("local"), *(find(name, "attacks") for name in names)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedaudit import run
-from fedaudit.methods.dffke import DFFKE
+from fedaudit.methods.datafree.dffke import DFFKE
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from bench import DIGITS
 
-from fedaudit.methods.constant import Constant
+from fedaudit.methods.references.constant import Constant
 from fedaudit.runtime.runner import run
 from fedaudit.training import models
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaudit import registry, run
-from fedaudit.methods._datafree import diagnose, take_turns
-from fedaudit.methods._generator import Generator, combined, diversity
-from fedaudit.methods._host import Host, Plain, host_of
+from fedaudit.methods.datafree._datafree import diagnose, take_turns
+from fedaudit.methods.datafree._generator import Generator, combined, diversity
+from fedaudit.methods.datafree._host import Host, Plain, host_of
 from fedaudit.runtime.world import World
 from fedaudit.training import models
 from fedaudit.wire.transcript import Transcript
@@ -175,7 +175,7 @@ def test_optimisers_go_on_over_rounds(method, f_goes_on, tiny, tmp_path, monkeyp
         return take_turns(*args, moments=moments, **options)
 
     monkeypatch.setattr(cls, "round", round)
-    monkeypatch.setattr("fedaudit.methods._datafree.take_turns", watched)
+    monkeypatch.setattr("fedaudit.methods.datafree._datafree.take_turns", watched)
     for optimisers, steps, taken_up in (("kept", [2, 4], (True, f_goes_on)), ("reset", [2, 2], (False, False))):
         states.clear()
         begun.clear()

@@ -12,13 +12,13 @@ from torch import nn
 
 from fedaudit import Turns
 from fedaudit.errors import SettingError
-from fedaudit.methods._buffer import Sample, held
-from fedaudit.methods._decoder import (
+from fedaudit.methods.datafree._buffer import Sample, held
+from fedaudit.methods.datafree._decoder import (
     Decoder,
     decode,
 )
-from fedaudit.methods.dffke import DFFKE, Peers, Unified
-from fedaudit.methods.fke import outputs, reached, student_first, teacher_first
+from fedaudit.methods.datafree.dffke import DFFKE, Peers, Unified
+from fedaudit.methods.distillation.fke import outputs, reached, student_first, teacher_first
 from fedaudit.wire.message import Size, state_of
 from fedaudit.wire.traffic import Plan
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fedaudit import run
-from fedaudit.methods._buffer import Sample, buffer_bytes, formula_bytes, held, remember
-from fedaudit.methods._decoder import (
+from fedaudit.methods.datafree._buffer import Sample, buffer_bytes, formula_bytes, held, remember
+from fedaudit.methods.datafree._decoder import (
     Decoder,
     decoder_size,
 )
-from fedaudit.methods.dffke import DFFKE
+from fedaudit.methods.datafree.dffke import DFFKE
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
 from fedaudit.wire.codec import decode as decode_record

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaudit import adam
-from fedaudit.methods._decoder import (
+from fedaudit.methods.datafree._decoder import (
     Decoder,
     Docked,
     decode,
@@ -21,7 +21,7 @@ from fedaudit.methods._decoder import (
     resize,
     train_decoder,
 )
-from fedaudit.methods._docking import Docking, alignment, z
+from fedaudit.methods.datafree._docking import Docking, alignment, z
 from fedaudit.training.models import build, count
 from fedaudit.wire.message import State, state_of
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedaudit import registry
-from fedaudit.methods._decoder import decoder_size
-from fedaudit.methods.dffke import DFFKE
+from fedaudit.methods.datafree._decoder import decoder_size
+from fedaudit.methods.datafree.dffke import DFFKE
 from fedaudit.privacy.policy import read_policies
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.run_record import read_record

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from fedaudit import run
 from fedaudit.errors import PrivacyError
-from fedaudit.methods._decoder import (
+from fedaudit.methods.datafree._decoder import (
     decoder_size,
 )
-from fedaudit.methods.dffke import DFFKE
-from fedaudit.methods.fke import FKE, outputs
+from fedaudit.methods.datafree.dffke import DFFKE
+from fedaudit.methods.distillation.fke import FKE, outputs
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.wire.transcript import Transcript

@@ -13,8 +13,8 @@ from torch import nn
 
 from fedaudit import State, adam, registry, run, sgd, state_of
 from fedaudit.errors import SettingError
-from fedaudit.methods._datafree import Generators, take_turns
-from fedaudit.methods._generator import (
+from fedaudit.methods.datafree._datafree import Generators, take_turns
+from fedaudit.methods.datafree._generator import (
     Generator,
     Sampler,
     diversity,
@@ -23,11 +23,11 @@ from fedaudit.methods._generator import (
     label_distribution,
     weighted,
 )  # fmt: skip
-from fedaudit.methods._host import Alone
-from fedaudit.methods.dense import L_div, Norms
-from fedaudit.methods.dfrd import DFRD, L_fid, L_gen, L_kl, L_tran, ema
-from fedaudit.methods.fedftg import FedFTG, L_cls, L_md
-from fedaudit.methods.fedzkt import L_SL, local_loss
+from fedaudit.methods.datafree._host import Alone
+from fedaudit.methods.datafree.dense import L_div, Norms
+from fedaudit.methods.datafree.dfrd import DFRD, L_fid, L_gen, L_kl, L_tran, ema
+from fedaudit.methods.datafree.fedftg import FedFTG, L_cls, L_md
+from fedaudit.methods.datafree.fedzkt import L_SL, local_loss
 from fedaudit.training.fit import moments_of
 from fedaudit.wire.transcript import Transcript
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedaudit.methods._generator import Generator
+from fedaudit.methods.datafree._generator import Generator
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 

@@ -13,12 +13,12 @@ from torch import nn
 
 from fedaudit import ce, load
 from fedaudit.errors import SettingError
-from fedaudit.methods import fedaf, feddm
-from fedaudit.methods._condense import Records, Sampled, dm, gathered, in_chunks, seen_ce
-from fedaudit.methods._siamese import views
+from fedaudit.methods.condensation import fedaf, feddm
+from fedaudit.methods.condensation._condense import Records, Sampled, dm, gathered, in_chunks, seen_ce
+from fedaudit.methods.condensation._siamese import views
 from fedaudit.registry import find
 from fedaudit.rng import generator
-from fedaudit.runtime.contract import check_declarations
+from fedaudit.runtime.declarations.contract import check_declarations
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.task import open_client

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaudit import run
-from fedaudit.methods.fedbn import travels
-from fedaudit.methods.feddyn import regularised
-from fedaudit.methods.fedprox import proximal
-from fedaudit.methods.moon import contrastive, l_con
+from fedaudit.methods.averaging.fedbn import travels
+from fedaudit.methods.averaging.feddyn import regularised
+from fedaudit.methods.averaging.fedprox import proximal
+from fedaudit.methods.averaging.moon import contrastive, l_con
 from fedaudit.training.fit import Live
 from fedaudit.training.models import Net, build
 from fedaudit.wire.transcript import Transcript

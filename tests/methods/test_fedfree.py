@@ -13,12 +13,12 @@ from torch import nn
 
 from fedaudit import State, state_of
 from fedaudit.errors import SettingError
-from fedaudit.methods import _fedfree_alignment as alignment
-from fedaudit.methods import _fedfree_layers as layers
-from fedaudit.methods import _fedfree_sharing as sharing
-from fedaudit.methods import fedfree
-from fedaudit.methods._fedfree_layers import Layer, Weights
-from fedaudit.methods.fedfree import Critical, FedFree, Knowledge
+from fedaudit.methods.layers import _fedfree_alignment as alignment
+from fedaudit.methods.layers import _fedfree_layers as layers
+from fedaudit.methods.layers import _fedfree_sharing as sharing
+from fedaudit.methods.layers import fedfree
+from fedaudit.methods.layers._fedfree_layers import Layer, Weights
+from fedaudit.methods.layers.fedfree import Critical, FedFree, Knowledge
 from fedaudit.runtime.runner import run
 from fedaudit.training import models
 from fedaudit.wire.traffic import Plan

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from fedaudit import registry, run, state_of
-from fedaudit.methods import fedgen
-from fedaudit.methods._datafree import frozen
-from fedaudit.methods.fedgen import FedGen, Images, Latents
+from fedaudit.methods.datafree import fedgen
+from fedaudit.methods.datafree._datafree import frozen
+from fedaudit.methods.datafree.fedgen import FedGen, Images, Latents
 from fedaudit.training.fit import Live
-from fedaudit.training.many import Many
 from fedaudit.training.models import Net
+from fedaudit.training.stacked.networks import Many
 from fedaudit.wire.transcript import Transcript
 
 LN2, LN3 = math.log(2), math.log(3)

@@ -11,11 +11,11 @@ from torch import nn
 
 from fedaudit import adam
 from fedaudit.errors import SettingError
-from fedaudit.methods import _ensemble as shared
-from fedaudit.methods import _zeroth as zo
-from fedaudit.methods.dsfl import DSFL
-from fedaudit.methods.fedzge import FedZGE, Generator
-from fedaudit.methods.mhat import MHAT
+from fedaudit.methods.datafree import _zeroth as zo
+from fedaudit.methods.datafree.fedzge import FedZGE, Generator
+from fedaudit.methods.distillation.dsfl import DSFL
+from fedaudit.methods.distillation.mhat import MHAT
+from fedaudit.methods.shared import _ensemble as shared
 from fedaudit.runtime.runner import run
 from fedaudit.shape import Shape
 from fedaudit.training import models

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedaudit import Setting, adam, run
 from fedaudit.errors import PrivacyError
-from fedaudit.methods import _zeroth as zo
-from fedaudit.methods._ensemble import ensemble
-from fedaudit.methods.fedzge import FedZGE, Generator, along
+from fedaudit.methods.datafree import _zeroth as zo
+from fedaudit.methods.datafree.fedzge import FedZGE, Generator, along
+from fedaudit.methods.shared._ensemble import ensemble
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.planned_traffic import plan_traffic

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.methods import _folded
-from fedaudit.methods._condense import AHEAD, Records, Sampled
-from fedaudit.methods._folded import Folded, finish, fold, narrow, narrow_images, narrow_inside
+from fedaudit.methods.condensation import _folded
+from fedaudit.methods.condensation._condense import AHEAD, Records, Sampled
+from fedaudit.methods.condensation._folded import Folded, finish, fold, narrow, narrow_images, narrow_inside
 from fedaudit.training import models
 
 

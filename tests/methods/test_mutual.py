@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from fedaudit import run
-from fedaudit.methods import fedkd, fedktl, fml
-from fedaudit.methods._transfer import mmd, simplex
+from fedaudit.methods.distillation import fedkd, fml
+from fedaudit.methods.prototypes import fedktl
+from fedaudit.methods.prototypes._transfer import mmd, simplex
 from fedaudit.training.fit import Live
 from fedaudit.wire.transcript import Transcript
 

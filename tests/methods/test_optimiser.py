@@ -7,7 +7,7 @@ import torch
 
 from fedaudit import sgd
 from fedaudit.errors import SettingError
-from fedaudit.methods._optimiser import WithOptimiser
+from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.registry import find
 from fedaudit.runtime.runner import run
 

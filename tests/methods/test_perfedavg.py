@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaudit.errors import PrivacyError
-from fedaudit.methods import perfedavg
-from fedaudit.runtime.contract import check_declarations
+from fedaudit.methods.averaging import perfedavg
+from fedaudit.runtime.declarations.contract import check_declarations
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.world import world_of
 from fedaudit.training.fit import Opt

@@ -7,7 +7,7 @@ import torch
 from bench import DIGITS, Bench
 
 from fedaudit import State
-from fedaudit.methods import pfedla
+from fedaudit.methods.layers import pfedla
 from fedaudit.training import models
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedaudit import run
 from fedaudit.errors import ContractError
-from fedaudit.methods.local import Local
+from fedaudit.methods.references.local import Local
 from fedaudit.setting import Setting
 
 

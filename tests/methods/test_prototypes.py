@@ -11,9 +11,10 @@ from torch import nn
 from fedaudit import run
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.errors import SettingError
-from fedaudit.methods import _prototypes as prototypes
-from fedaudit.methods import _transfer as transfer
-from fedaudit.methods import feddistill, fedgh, fedproto, fedtgp
+from fedaudit.methods.distillation import feddistill
+from fedaudit.methods.prototypes import _transfer as transfer
+from fedaudit.methods.prototypes import fedgh, fedproto, fedtgp
+from fedaudit.methods.shared import _prototypes as prototypes
 from fedaudit.training.fit import Live
 from fedaudit.training.models import Net
 from fedaudit.wire.transcript import Transcript

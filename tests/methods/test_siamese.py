@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedaudit.methods._siamese import KINDS, View, _affine, view, views
+from fedaudit.methods.condensation._siamese import KINDS, View, _affine, view, views
 
 
 def drawn(kind, shape=(1, 8, 8), *, tries=200) -> list[View]:

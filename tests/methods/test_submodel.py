@@ -14,10 +14,10 @@ from torch import nn
 
 from fedaudit import State, ce, load, run, state_of
 from fedaudit.errors import PrivacyError, SettingError
-from fedaudit.methods._submodel import average, budgets, choose, extract, family_of, layout, positions
-from fedaudit.methods.feddropout import drawn
-from fedaudit.methods.fedrolex import FedRolex
-from fedaudit.methods.heterofl import HeteroFL, folded, masked_ce, scaler
+from fedaudit.methods.submodels._submodel import average, budgets, choose, extract, family_of, layout, positions
+from fedaudit.methods.submodels.feddropout import drawn
+from fedaudit.methods.submodels.fedrolex import FedRolex
+from fedaudit.methods.submodels.heterofl import HeteroFL, folded, masked_ce, scaler
 from fedaudit.runtime.world import World
 from fedaudit.training import models
 from fedaudit.wire.transcript import Transcript

@@ -8,7 +8,7 @@ import pytest
 
 import fedaudit
 from fedaudit.errors import RunError
-from fedaudit.methods.dsfl import SoftLabels
+from fedaudit.methods.distillation.dsfl import SoftLabels
 from fedaudit.runtime.world import World
 from fedaudit.setting import Setting
 

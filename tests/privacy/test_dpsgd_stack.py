@@ -15,7 +15,7 @@ from fedaudit.errors import PrivacyError
 from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together, private_stacks
 from fedaudit.privacy.policy import Policy
 from fedaudit.training import models
-from fedaudit.training.stack import Job
+from fedaudit.training.stacked.stack import Job
 from fedaudit.wire.transcript import Transcript
 
 pytest.importorskip("opacus", reason="DP-SGD needs opacus")

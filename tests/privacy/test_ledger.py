@@ -11,9 +11,9 @@ from engines import Killed, KillEngine
 from fedaudit import read_record, run
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.ledger import ClientLedger, Entry
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
 from fedaudit.privacy.policy import parse_policy
-from fedaudit.runtime.contract import check_declarations
+from fedaudit.runtime.declarations.contract import check_declarations
 
 
 def privacy(*texts):
@@ -21,7 +21,7 @@ def privacy(*texts):
 
 
 def gauss(field="M.e", kind="embeddings", m=5.0, relation="replace-one", **more):
-    return Entry(field=field, kind=kind, mechanism="gaussian", noise_multiplier=m, relation=relation, **more)
+    return LedgerEntry(field=field, kind=kind, mechanism="gaussian", noise_multiplier=m, relation=relation, **more)
 
 
 def ledger(*entries, rounds=1, delta=1e-5):

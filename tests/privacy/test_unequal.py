@@ -19,7 +19,7 @@ from fedaudit.privacy import dpsgd
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.dpsgd import fit_private, multiplier_for
-from fedaudit.privacy.ledger import ClientLedger, Entry, Ledger
+from fedaudit.privacy.ledger import ClientLedger, Ledger, LedgerEntry
 from fedaudit.privacy.mechanism import Context, protect
 from fedaudit.privacy.policy import Policy
 from fedaudit.stats import cp_lower, cp_upper
@@ -27,7 +27,7 @@ from fedaudit.training import models
 
 
 def entry(kind="embeddings", m=5.0, relation="replace-one", **more):
-    return Entry(field="M.e", kind=kind, mechanism="gaussian", noise_multiplier=m, relation=relation, **more)
+    return LedgerEntry(field="M.e", kind=kind, mechanism="gaussian", noise_multiplier=m, relation=relation, **more)
 
 
 def ledger(*rounds, delta=1e-5):

@@ -11,11 +11,11 @@ import reported
 
 from fedaudit.reports.answers import NEITHER, answers, protected
 from fedaudit.reports.formats import as_csv, latex, markdown
-from fedaudit.reports.leaks import above_chance
-from fedaudit.reports.rank import best_row
+from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.report import rows_below, write_report
-from fedaudit.reports.short import table
-from fedaudit.reports.words import BY_KEY
+from fedaudit.reports.row_comparisons import best_row
+from fedaudit.reports.terminal import table
+from fedaudit.reports.vocabulary import BY_KEY
 
 DP = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
 

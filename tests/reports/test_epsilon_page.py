@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from fedaudit.epsilon.joint_verdict import told
-from fedaudit.levels import LEVEL
 from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.significance import LEVEL
 from fedaudit.stats import clopper_pearson
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"

@@ -17,7 +17,7 @@ import reported
 import fedaudit
 from fedaudit.errors import RunError, SettingError
 from fedaudit.reports.export import TARGETS, export
-from fedaudit.reports.tables import Tables, columns_of
+from fedaudit.reports.run_tables import Tables, columns_of
 from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.run_record import read_record, save_attacks
 from fedaudit.setting import Setting

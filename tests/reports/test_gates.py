@@ -10,9 +10,9 @@ import pytest
 import reported
 
 from fedaudit.errors import SettingError
-from fedaudit.levels import said
-from fedaudit.reports import story, verdicts
+from fedaudit.reports import sentences, verdicts
 from fedaudit.reports.compare import Limit, as_text, compare
+from fedaudit.significance import said
 from fedaudit.suite.budgets import check_runs
 
 DP = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
@@ -198,5 +198,7 @@ def test_a_claim_in_ci_and_in_words(ps, tells_at, outcome, words):
     row = SimpleNamespace(label="a", group=SimpleNamespace(runs=[SimpleNamespace(seed=0, audits=[a]) for a in audits]))
     (case,) = verdicts._claims(row)
     assert case.outcome == outcome
-    assert words in story._said_of_claims(row)
-    assert len({found["together"] for found in story.audit_rows(row)} & {"refuted", "suspicious"}) == (min(ps) < 0.05)
+    assert words in sentences._said_of_claims(row)
+    assert len({found["together"] for found in sentences.audit_rows(row)} & {"refuted", "suspicious"}) == (
+        min(ps) < 0.05
+    )

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedaudit.attack.membership import auc
-from fedaudit.kept import plain
-from fedaudit.reports import attack_rows, leaks, story
+from fedaudit.reports import attack_rows, leak_tests, sentences
 from fedaudit.reports.attack_rows import Found
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.stats import Estimate
+from fedaudit.stored_model import plain
 
 
 class Tried(Found):
@@ -37,19 +37,19 @@ def about(value, half=0.08):
 
 def test_seeds_that_show_nothing_each_show_something_together():
     """Five seeds at 0.55 +- 0.08: none is above chance by itself; of the mean, the half width is 0.08 / sqrt(5)."""
-    found = leaks.pooled(tried([about(0.55)] * 5))
+    found = leak_tests.pooled(tried([about(0.55)] * 5))
     assert found is not None
     assert (found.value, found.low) == (pytest.approx(0.55), pytest.approx(0.55 - 0.08 / 5**0.5))
     assert found.low > 0.5
-    assert leaks.pooled(tried([about(0.55)])).low < 0.5
+    assert leak_tests.pooled(tried([about(0.55)])).low < 0.5
 
 
 def test_the_best_of_many_attacks_is_corrected(monkeypatch):
     """One attack at p = 0.017 is a leak alone, and none among ten that show nothing."""
     one, nothing = tried([about(0.586)]), [tried([about(0.5)], f"other {i}") for i in range(9)]
     for attacks, beyond in (([one], True), ([one, *nothing], False)):
-        monkeypatch.setattr(leaks, "attacks_of", lambda _, attacks=attacks: attacks)
-        first = leaks.pooled_attacks(None)[0]
+        monkeypatch.setattr(leak_tests, "attacks_of", lambda _, attacks=attacks: attacks)
+        first = leak_tests.pooled_attacks(None)[0]
         assert first.found is one
         assert first.beyond is beyond
         assert first.low > 0.5
@@ -62,7 +62,7 @@ def test_pooled_intervals_cover():
     member = np.arange(120) < 60
     held = 0
     for scores in rng.normal(size=(400, 3, 120)) + 0.3916 * member:
-        found = leaks.pooled(tried([auc(row, member) for row in scores]))
+        found = leak_tests.pooled(tried([auc(row, member) for row in scores]))
         held += found.low <= 0.6092 <= found.high
     assert 0.92 <= held / 400 <= 0.98
 
@@ -74,8 +74,8 @@ def test_a_null_is_seldom_a_leak(monkeypatch):
     alarms = 0
     for block in rng.normal(size=(300, 8, 3, 100)):
         attacks = [tried([auc(row, member) for row in seeds], str(i)) for i, seeds in enumerate(block)]
-        monkeypatch.setattr(leaks, "attacks_of", lambda _, attacks=attacks: attacks)
-        alarms += leaks.pooled_attacks(None)[0].beyond
+        monkeypatch.setattr(leak_tests, "attacks_of", lambda _, attacks=attacks: attacks)
+        alarms += leak_tests.pooled_attacks(None)[0].beyond
     assert alarms <= 15
 
 
@@ -89,12 +89,12 @@ def test_a_null_is_seldom_a_leak(monkeypatch):
     ],
 )
 def test_no_row_says_no_leak_whose_pooled_interval_lies_above_chance(attacks, word, monkeypatch):
-    monkeypatch.setattr(leaks, "attacks_of", lambda _: attacks)
-    monkeypatch.setattr(story, "best_attack", lambda *_: None)
+    monkeypatch.setattr(leak_tests, "attacks_of", lambda _: attacks)
+    monkeypatch.setattr(sentences, "best_attack", lambda *_: None)
     row = SimpleNamespace(group=None, cells={"auc": SimpleNamespace(value=0.5, detail="loss, server")})
-    told = story._membership(row)
+    told = sentences._membership(row)
     assert word in told
-    assert ("no leak" in told) is not any(leaks.pooled(one).low > 0.5 for one in attacks)
+    assert ("no leak" in told) is not any(leak_tests.pooled(one).low > 0.5 for one in attacks)
 
 
 AUCS = st.tuples(st.floats(0.3, 0.9), st.floats(0.005, 0.3)).map(lambda pair: about(*pair))
@@ -108,13 +108,13 @@ def test_in_no_report_is_an_attack_above_chance_called_no_leak(rows):
     """Any attacks over any seeds: the sentence, the column and the pooled intervals never contradict each other."""
     attacks = [tried(aucs, f"attack {i}") for i, aucs in enumerate(rows)]
     with ExitStack() as patched:
-        for module in (leaks, attack_rows):
+        for module in (leak_tests, attack_rows):
             patched.enter_context(mock.patch.object(module, "attacks_of", return_value=attacks))
         patched.enter_context(
-            mock.patch.object(leaks, "leak_of", return_value=None)
+            mock.patch.object(leak_tests, "leak_of", return_value=None)
         )  # seeds are judged by their interval
         row = SimpleNamespace(group=None, cells={"auc": SimpleNamespace(value=0.5, detail="loss, server")})
-        told, shown = story._membership(row), leaks.leak(row)
+        told, shown = sentences._membership(row), leak_tests.leak(row)
     above = [by_hand(aucs)[0] - 1.96 * by_hand(aucs)[1] > 0.5 + 1e-6 for aucs in rows]
     if any(above):
         assert shown is not False
@@ -149,15 +149,15 @@ def test_on_a_broken_split_every_seed_counts_by_what_the_baseline_leaves(monkeyp
     leak."""
     for aucs, leak in (((0.87, 0.88, 0.95), False), ((0.88, 0.88, 0.88), False), ((0.99, 0.99, 0.99), True)):
         found = on_a_broken_split(aucs, 0.88)
-        monkeypatch.setattr(leaks, "attacks_of", lambda _, found=found: [found])
-        monkeypatch.setattr(leaks, "best_attack", lambda *_, found=found: found)
-        monkeypatch.setattr(story, "best_attack", lambda *_, found=found: found)
-        (one,) = leaks.pooled_attacks(None)
+        monkeypatch.setattr(leak_tests, "attacks_of", lambda _, found=found: [found])
+        monkeypatch.setattr(leak_tests, "best_attack", lambda *_, found=found: found)
+        monkeypatch.setattr(sentences, "best_attack", lambda *_, found=found: found)
+        (one,) = leak_tests.pooled_attacks(None)
         assert one.value == pytest.approx(0.5 + sum(aucs) / 3 - 0.88)
         assert one.beyond is leak
         row = SimpleNamespace(group=None, cells={"auc": SimpleNamespace(value=0.9, detail="loss, server")})
-        assert leaks.leak(row) is (True if leak else None)
-        told = story._membership(row)
+        assert leak_tests.leak(row) is (True if leak else None)
+        told = sentences._membership(row)
         assert told.startswith(
             "Members can be told from others better than from the records alone" if leak else "Member"
         )

@@ -30,12 +30,12 @@ from fedaudit.reports.attack_rows import Found
 from fedaudit.reports.compare import as_json, as_text, compare
 from fedaudit.reports.figures import figures_of, inline, style
 from fedaudit.reports.formats import escape
-from fedaudit.reports.rank import best_row, differences, pareto
 from fedaudit.reports.report import write_report
+from fedaudit.reports.row_comparisons import best_row, differences, pareto
 from fedaudit.reports.runs import command, grouped, privacy_text, read_runs
-from fedaudit.reports.table import rows_of
+from fedaudit.reports.summary_rows import rows_of
 from fedaudit.reports.tests_over_seeds import compared, holm, over_seeds
-from fedaudit.reports.words import BY_KEY, COLUMNS
+from fedaudit.reports.vocabulary import BY_KEY, COLUMNS
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result

@@ -124,7 +124,7 @@ def test_the_gate_on_the_page() -> None:
         last = copy.deepcopy(kept["rounds"][-1]["global"])
         rows.append(f"| {told} | {TABLE.percent(TABLE.best(kept))} | {TABLE.percent(last)} |")
     assert "\n".join(rows) in text
-    method = importlib.import_module("fedaudit.methods.fedaf").FedAF()
+    method = importlib.import_module("fedaudit.methods.condensation.fedaf").FedAF()
     assert {key: getattr(method, key) for key in ("norm", "clamp", "restart")} == {
         key: records[0]["hyper_parameters"][key] for key in ("norm", "clamp", "restart")
     }

@@ -10,11 +10,11 @@ import reported
 
 from fedaudit.reports import tests_over_seeds
 from fedaudit.reports.attack_rows import attacks_of, best_attack
-from fedaudit.reports.rank import best_row, pareto
+from fedaudit.reports.row_comparisons import best_row, pareto
 from fedaudit.reports.runs import grouped, read_runs
-from fedaudit.reports.table import rows_of, undertrained
+from fedaudit.reports.summary_rows import rows_of, undertrained
 from fedaudit.reports.tests_over_seeds import compared
-from fedaudit.reports.words import COLUMNS
+from fedaudit.reports.vocabulary import COLUMNS
 
 
 def noisy(seed, epsilons=(2.0, 7.0), deltas=(0.1, 0.01), **more):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedaudit.runtime.alike import Alike
+from fedaudit.runtime.declarations.cross_client_check import CrossClientCheck
 
 SGD = ["sgd of ce"]
 
 
 def billed(*answers: tuple[int, list[list[str]] | None], picked: bool = False) -> list[int]:
-    alike = Alike()
+    alike = CrossClientCheck()
     for k, did in answers:
         alike.add("update", k, None, did or []) if picked else alike.add("update", k, did)
     return [k for k, _ in alike.entries()]

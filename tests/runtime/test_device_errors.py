@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-import fedaudit.runtime.turns
+import fedaudit.runtime.lockstep
 from fedaudit import run
 from fedaudit.errors import DeviceError, RunError
-from fedaudit.runtime.apart import error_as_text, error_of
 from fedaudit.runtime.device_errors import explained, trouble_of
+from fedaudit.runtime.isolated_worker import error_as_text, error_of
 from fedaudit.setting import Setting
-from fedaudit.training import recorded
+from fedaudit.training import cuda_graphs
 
 SETTING: dict[str, Any] = {"method": "device_fails:Fails", "clients": 3, "model": "mlp", "aux": 0.7, "rounds": 3}
 
@@ -96,7 +96,7 @@ def test_it_travels_between_processes() -> None:
 
 def test_a_stack_that_is_too_large_is_halved_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight models run out of memory, four do not; the second round begins with four."""
-    real, tried = fedaudit.runtime.turns.fit_together, []
+    real, tried = fedaudit.runtime.lockstep.fit_together, []
 
     def small(jobs: Any, **more: Any) -> Any:
         tried.append(len(jobs))
@@ -104,8 +104,8 @@ def test_a_stack_that_is_too_large_is_halved_and_said(tmp_path: Path, monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(jobs, **more)
 
-    monkeypatch.setattr(fedaudit.runtime.turns, "fit_together", small)
-    monkeypatch.setattr(fedaudit.runtime.turns, "_fitted", {})
+    monkeypatch.setattr(fedaudit.runtime.lockstep, "fit_together", small)
+    monkeypatch.setattr(fedaudit.runtime.lockstep, "_fitted", {})
     setting: dict[str, Any] = {"method": "fedavg", "clients": 8, "model": "mlp", "aux": 0.3, "rounds": 2}
     said: list[str] = []
     record = run(**setting, engine="stacked", out=tmp_path / "a", watch=lambda done, whole, what: said.append(what))
@@ -120,11 +120,11 @@ def test_a_stack_that_is_too_large_is_halved_and_said(tmp_path: Path, monkeypatc
 
 def test_a_slower_way_is_said_at_once() -> None:
     said: list[str] = []
-    recorded.unrecorded.clear()
-    with recorded.listening(said.append):
-        recorded.fall_back("a reason")
-        recorded.fall_back("a reason")
-    recorded.fall_back("another")
+    cuda_graphs.unrecorded.clear()
+    with cuda_graphs.listening(said.append):
+        cuda_graphs.fall_back("a reason")
+        cuda_graphs.fall_back("a reason")
+    cuda_graphs.fall_back("another")
     assert said == ["a reason"]
-    assert list(recorded.unrecorded) == ["a reason", "another"]
-    recorded.unrecorded.clear()
+    assert list(cuda_graphs.unrecorded) == ["a reason", "another"]
+    cuda_graphs.unrecorded.clear()

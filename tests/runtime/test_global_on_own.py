@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from fedaudit import Setting, read_record, run
 from fedaudit.cli.listing import summary
 from fedaudit.reports.runs import grouped, read_runs
-from fedaudit.reports.table import rows_of
+from fedaudit.reports.summary_rows import rows_of
 from fedaudit.runtime.world import World
 
 SETTING = {"device": "cpu", "clients": 4, "partition": "dirichlet:0.2", "rounds": 1, "set": {"eta": 0.1, "B": 16}}

@@ -15,9 +15,8 @@ from fedaudit.errors import WireError
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.task import ClientState, received
-from fedaudit.wire import packing
-from fedaudit.wire.codec import content_of, decode, encode, hold, read_header
-from fedaudit.wire.packing import Held
+from fedaudit.wire.codec import content_of, decode, encode, encode_lazily, packing, read_header
+from fedaudit.wire.codec.packing import Held
 
 CPU = torch.device("cpu")
 
@@ -35,7 +34,7 @@ def shared() -> Shared:
 
 def test_a_message_is_what_its_bytes_are(held_here: None) -> None:
     message = shared()
-    held, blob = hold(message, CPU), encode(message)
+    held, blob = encode_lazily(message, CPU), encode(message)
     assert isinstance(held, Held)
     assert bytes(held) == blob
     assert len(held) == len(blob)
@@ -61,7 +60,7 @@ def test_a_message_is_what_its_bytes_are(held_here: None) -> None:
 
 
 def test_a_broadcast_that_is_held_is_copied_for_each(held_here: None) -> None:
-    held = hold(Sent(State({"w": torch.ones(3)})), CPU)
+    held = encode_lazily(Sent(State({"w": torch.ones(3)})), CPU)
     first = received(held, CPU)
     assert isinstance(first, Sent)
     first.w["w"].zero_()
@@ -72,12 +71,12 @@ def test_a_broadcast_that_is_held_is_copied_for_each(held_here: None) -> None:
 
 def test_only_finite_values_are_held(held_here: None) -> None:
     with pytest.raises(WireError, match=r"Sent\.w\['w'\] holds NaN or infinity"):
-        hold(Sent(State({"w": torch.tensor([1.0, torch.inf])})), CPU)
+        encode_lazily(Sent(State({"w": torch.tensor([1.0, torch.inf])})), CPU)
 
 
 def test_for_another_process_nothing_is_held() -> None:
     message = shared()
-    assert hold(message, None) == encode(message)
+    assert encode_lazily(message, None) == encode(message)
 
 
 def kept(seed: int, memory: dict[str, Any]) -> ClientState:
@@ -90,7 +89,7 @@ def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: Non
     states = {0: kept(0, {"a": large, "b": [3, large + 1]}), 1: kept(1, {"c": large}), 2: kept(2, {})}
     one, two = Store(tmp_path / "held", stays=700_000), Store(tmp_path / "bytes")  # room for the first, and the last
     for k, state in states.items():
-        one.put_client(k, 1, 0, hold(state, CPU))
+        one.put_client(k, 1, 0, encode_lazily(state, CPU))
         two.put_client(k, 1, 0, encode(state))
         assert bytes(one.client(k) or b"") == encode(state)
     one.settle()
@@ -103,13 +102,13 @@ def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: Non
     again = Store(tmp_path / "held")
     again.head()
     assert [bytes(again.client(k) or b"") for k in states] == [encode(state) for state in states.values()]
-    one.put_client(1, 2, 0, hold(states[2], CPU))
-    one.put_client(1, 2, 1, hold(states[2], CPU))
+    one.put_client(1, 2, 0, encode_lazily(states[2], CPU))
+    one.put_client(1, 2, 1, encode_lazily(states[2], CPU))
     one.settle()
     assert not list((tmp_path / "held").glob("client-*.2.*")), "it is written with the round"
     one.put_client(0, 2, 0, encode(states[2]))
     assert one.client(0) == encode(states[2]), "another state has taken the held one's place"
-    one.put_client(0, 2, 1, hold(states[1], CPU))
+    one.put_client(0, 2, 1, encode_lazily(states[1], CPU))
     assert isinstance(one.client(0), Held)
     one.peek()  # the round is undone
     assert bytes(one.client(0) or b"") == encode(states[0])
@@ -136,17 +135,17 @@ def test_what_stays_as_it_was_is_neither_checked_nor_copied_again(
     copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever object it lies in, and whichever client's it is."""
-    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU)
+    first = encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU)
     assert copied == [30_000, 40_000]
     memory = decode(first, ClientState).memory
     summed: list[int] = []
     real = torch.Tensor.sum
     monkeypatch.setattr(torch.Tensor, "sum", lambda t: summed.append(t.numel()) or real(t))
-    second = hold(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}), CPU)
+    second = encode_lazily(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}), CPU)
     assert copied[2:] == summed == [30_000, 3]
     assert bytes(second) == encode(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}))
     del first, second
-    hold(kept(2, {"a": memory["a"]}), CPU)
+    encode_lazily(kept(2, {"a": memory["a"]}), CPU)
     assert copied[4:] == [30_000, 40_000], "nobody holds it any more"
 
 
@@ -163,13 +162,13 @@ CHANGES = {
 @pytest.mark.parametrize("stays", [None, 0])
 def test_what_changed_in_memory_is_kept_as_it_is_now(change: str, stays: int | None, tmp_path: Path) -> None:
     store = Store(tmp_path, stays)
-    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU))
+    store.put_client(0, 1, 0, encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU))
     store.commit(1, b"", {})
     before = store.client(0)
     assert before is not None
     was, state = bytes(before), decode(before, ClientState)
     CHANGES[change](state.memory["a"])
-    store.put_client(0, 2, 0, hold(state, CPU))
+    store.put_client(0, 2, 0, encode_lazily(state, CPU))
     store.commit(2, b"", {})
     assert bytes(before) == was, "who holds the state of before still has it"
     again = Store(tmp_path)
@@ -184,16 +183,16 @@ class Loose(Down):
 
 
 def test_what_was_sent_unchecked_is_checked_before_it_is_remembered() -> None:
-    sent = hold(Loose(torch.full((40_000,), torch.nan)), CPU)
+    sent = encode_lazily(Loose(torch.full((40_000,), torch.nan)), CPU)
     with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
-        hold(kept(0, {"a": decode(sent, Loose).e}), CPU)
+        encode_lazily(kept(0, {"a": decode(sent, Loose).e}), CPU)
 
 
 def test_a_model_that_was_sent_is_not_copied_again(copied: list[int]) -> None:
     state = kept(0, {})
-    sent = hold(Sent(state.model), CPU)
+    sent = encode_lazily(Sent(state.model), CPU)
     copied.clear()
-    second = hold(state, CPU)
+    second = encode_lazily(state, CPU)
     assert copied == []
     assert bytes(second) == encode(state)
     del sent
@@ -201,11 +200,11 @@ def test_a_model_that_was_sent_is_not_copied_again(copied: list[int]) -> None:
 
 
 def test_what_changed_in_memory_is_checked(tmp_path: Path) -> None:
-    first = hold(kept(0, {"a": torch.arange(40_000.0)}), CPU)
+    first = encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU)
     state = decode(first, ClientState)
     state.memory["a"][3] = torch.nan
     with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
-        hold(state, CPU)
+        encode_lazily(state, CPU)
 
 
 @pytest.mark.parametrize("stays", [None, 0])
@@ -214,7 +213,7 @@ def test_what_stays_as_it_was_is_not_written_again(
 ) -> None:
     """Also where a state is read from the disk, for there is no room for it: what is read counts as held."""
     store = Store(tmp_path, stays)
-    store.put_client(0, 1, 0, hold(kept(0, {"a": torch.arange(40_000.0)}), CPU))
+    store.put_client(0, 1, 0, encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU))
     store.commit(1, b"", {})
     written: list[str] = []
     real = Store._write
@@ -230,7 +229,7 @@ def test_what_stays_as_it_was_is_not_written_again(
         assert isinstance(before, Held)
         state = decode(before, ClientState)
         state.model["w"].add_(1)
-        store.put_client(0, t, 0, hold(state, CPU))
+        store.put_client(0, t, 0, encode_lazily(state, CPU))
         store.commit(t, b"", {})
         assert copied == [30_000], "the model alone"
     assert written == ["client-000000.2.0", "server.2", "client-000000.3.0", "server.3"]

@@ -142,7 +142,7 @@ def test_held_out_records_are_handed_out_as_copies():
 
 def test_what_a_client_deploys_is_what_is_saved(tmp_path, tiny, monkeypatch):
     """Its model as its state has it, or what the method makes of it."""
-    from fedaudit.methods.local import Local
+    from fedaudit.methods.references.local import Local
     from fedaudit.runtime.folder import RunFolder
     from fedaudit.runtime.task import ClientState
     from fedaudit.wire.codec import decode

@@ -16,7 +16,7 @@ import torch
 from fedaudit import read_record, run
 from fedaudit.cli.listing import summary
 from fedaudit.reports.runs import grouped, read_runs
-from fedaudit.reports.table import rows_of
+from fedaudit.reports.summary_rows import rows_of
 from fedaudit.rng import generator
 from fedaudit.runtime import utility
 from fedaudit.runtime.checkpoint import Store

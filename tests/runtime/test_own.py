@@ -132,7 +132,7 @@ def test_a_transfer_set_of_texts_is_sent_as_ids(tmp_path):
 def test_texts_are_told_apart_by_their_words():
     from types import SimpleNamespace
 
-    from fedaudit.attacks._view import numbers_of
+    from fedaudit.attacks.shared._view import numbers_of
 
     scene = SimpleNamespace(shape=Shape((3,), tokens=7))
     a, b, c = numbers_of(scene, torch.tensor([[1, 2, 2], [2, 1, 2], [1, 1, 2]]))
@@ -242,22 +242,22 @@ def test_other_arrays_of_the_same_function_are_other_data(tmp_path, monkeypatch)
     import mine
 
     from fedaudit.data import datasets
-    from fedaudit.runtime.source import code_of_setting, differences
+    from fedaudit.runtime.code_digest import code_of_setting, differences
 
     setting = Setting.make(**ROWS)
     before = code_of_setting(setting)
     x, y = mine.cancer()
     monkeypatch.setattr(mine, "cancer", lambda: (x + 1e-3, y))
     datasets._load.cache_clear()
-    from fedaudit.data import own
+    from fedaudit.data.readers import own_function
 
-    own.function.cache_clear()
+    own_function.function.cache_clear()
     try:
         changed = [line for line in differences(before, code_of_setting(setting)) if "arrays" in line]
     finally:
         monkeypatch.undo()
         datasets._load.cache_clear()
-        own.function.cache_clear()
+        own_function.function.cache_clear()
     assert len(changed) == 1
     assert changed[0].startswith("dataset (its arrays) was ")
 

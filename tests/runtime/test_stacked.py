@@ -150,16 +150,16 @@ def test_what_is_trained_alone_is_said(tmp_path: Path, fedaudit: Any, monkeypatc
 
 
 def test_a_stack_was_really_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedaudit.runtime.turns
+    import fedaudit.runtime.lockstep
 
     seen: list[int] = []
-    real = fedaudit.runtime.turns.fit_together
+    real = fedaudit.runtime.lockstep.fit_together
 
     def spy(jobs: Any, **more: Any) -> Any:
         seen.append(len(jobs))
         return real(jobs, **more)
 
-    monkeypatch.setattr(fedaudit.runtime.turns, "fit_together", spy)
+    monkeypatch.setattr(fedaudit.runtime.lockstep, "fit_together", spy)
     run(method="fedavg", clients=5, rounds=2, model="mlp", engine="stacked", together=3, aux=0.7, out=tmp_path / "a")
     assert seen == [3, 2] * 2
 

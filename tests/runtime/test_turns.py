@@ -10,7 +10,7 @@ import sys
 OTHER_BITS = {"MKL_CBWR": "COMPATIBLE"}
 SCRIPT = """
 import torch
-from fedaudit.runtime.turns import Globals, Turn, take_turns
+from fedaudit.runtime.lockstep import Globals, Turn, take_turns
 
 torch.manual_seed(0)
 a, w, c = torch.randn(6, 128), torch.randn(10, 128), torch.randn(10)

@@ -15,8 +15,8 @@ from fedaudit.errors import ContractError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.asking import drops_out, participants_of, quorum_of
 from fedaudit.runtime.run_record import RoundRecord
-from fedaudit.runtime.runner import _Run
 from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
 from fedaudit.runtime.utility import _frozen, results
 from fedaudit.runtime.world import World
@@ -158,25 +158,21 @@ def test_a_client_that_is_never_asked_spends_nothing_and_is_still_evaluated(tiny
     ("quorum", "participants", "needed"), [(0.5, 5, 3), (0.5, 4, 2), (0.34, 3, 2), (0.01, 7, 1), (1.0, 3, 3)]
 )
 def test_the_quorum_is_rounded_up(quorum, participants, needed):
-    made = object.__new__(_Run)
-    made.setting = Setting.make(quorum=quorum)
-    assert made._quorum(list(range(participants))) == needed
+    assert quorum_of(Setting.make(quorum=quorum), list(range(participants))) == needed
 
 
 @pytest.mark.parametrize(("share", "clients", "wanted"), [(0.1, 3, 1), (0.5, 5, 2), (0.8, 5, 4), (1.0, 3, 3)])
 def test_the_share_of_participants_is_rounded_and_never_zero(share, clients, wanted):
-    made = object.__new__(_Run)
-    made.setting = Setting.make(participation=share, clients=clients)
-    rounds = [made._participants(t) for t in range(1, 9)]
+    setting = Setting.make(participation=share, clients=clients)
+    rounds = [participants_of(setting, t) for t in range(1, 9)]
     assert {len(ids) for ids in rounds} == {wanted}
     assert all(ids == sorted(set(ids)) for ids in rounds)
     assert wanted in (1, clients) or len({tuple(ids) for ids in rounds}) > 1
 
 
 def test_drop_outs_are_as_frequent_as_set_and_differ_by_round_and_ask():
-    made = object.__new__(_Run)
-    made.setting = Setting.make(dropout=0.3)
-    drops = [made._drops(k, t, ask) for k in range(20) for t in range(20) for ask in range(5)]
+    setting = Setting.make(dropout=0.3)
+    drops = [drops_out(setting, k, t, ask) for k in range(20) for t in range(20) for ask in range(5)]
     assert abs(sum(drops) / 2000 - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 2000)
     by_ask = torch.tensor(drops).reshape(20, 20, 5)
     assert (by_ask != by_ask[:, :1]).any()

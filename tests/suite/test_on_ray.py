@@ -19,9 +19,9 @@ from fedaudit.runtime.engines.ray import RayEngine
 from fedaudit.runtime.engines.ray_contact import RayContact
 from fedaudit.runtime.folder import locked
 from fedaudit.setting import Setting
-from fedaudit.suite import on_ray
+from fedaudit.suite import ray_cells
 from fedaudit.suite.cell import Cell
-from fedaudit.suite.on_ray import carry_out_on_ray, needs
+from fedaudit.suite.ray_cells import carry_out_on_ray, needs
 from fedaudit.suite.scheduler import _Queue, audit
 from fedaudit.suite.suite_file import Suite
 
@@ -131,7 +131,7 @@ class Tried:
 def contact(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Where Ray is made up, it is there until a test says otherwise."""
     contact = SimpleNamespace(check=lambda then: None)
-    monkeypatch.setattr(on_ray, "RayContact", lambda ray: RayContact(ray) if hasattr(ray, "util") else contact)
+    monkeypatch.setattr(ray_cells, "RayContact", lambda ray: RayContact(ray) if hasattr(ray, "util") else contact)
     return contact
 
 
@@ -141,13 +141,13 @@ def cells(tmp_path: Path, **setting: Any) -> list[Cell]:
 
 def test_what_is_lost_for_good_fails_and_the_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray, told = Tried(lose=1), list[str]()
-    monkeypatch.setattr(on_ray, "_ray", lambda: ray)
+    monkeypatch.setattr(ray_cells, "_ray", lambda: ray)
     todo = cells(tmp_path, threads=2)
     carry_out_on_ray(_Queue(todo), lambda cell, what: told.append(what), None)
     assert [cell.status for cell in todo] == ["failed", "done", "done"]
     assert "its worker failed" in str(todo[0].reason)
     assert told == ["failed", "done", "done"]
-    assert all(asked == {"max_retries": on_ray.RETRIES, "num_cpus": 2.0, "num_gpus": 0.0} for asked in ray.asked)
+    assert all(asked == {"max_retries": ray_cells.RETRIES, "num_cpus": 2.0, "num_gpus": 0.0} for asked in ray.asked)
 
 
 def test_without_ray_no_cell_has_failed(
@@ -161,7 +161,7 @@ def test_without_ray_no_cell_has_failed(
 
     ray, todo, told = Tried(lose=3), cells(tmp_path), list[str]()
     contact.check = gone
-    monkeypatch.setattr(on_ray, "_ray", lambda: ray)
+    monkeypatch.setattr(ray_cells, "_ray", lambda: ray)
     with pytest.raises(RunError, match=r"Every cell is kept up to its last whole round.*the same audit"):
         carry_out_on_ray(_Queue(todo), lambda cell, what: told.append(what), None)
     assert [cell.status for cell in todo] == ["to do"] * 3
@@ -171,7 +171,7 @@ def test_without_ray_no_cell_has_failed(
 def test_a_cell_that_no_machine_could_take_does_not_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "_ray", lambda: Tried(lose=0))
+    monkeypatch.setattr(ray_cells, "_ray", lambda: Tried(lose=0))
     todo = cells(tmp_path, threads=3)  # the machine with 64 is gone
     carry_out_on_ray(_Queue(todo), lambda cell, what: None, None)
     assert [cell.status for cell in todo] == ["failed"] * 3
@@ -190,12 +190,12 @@ def test_a_cell_waits_until_its_lost_process_has_let_go(tmp_path: Path, monkeypa
     thread.start()
     held.wait()
     begun = time.monotonic()
-    on_ray._wait_for(folder)
+    ray_cells._wait_for(folder)
     assert time.monotonic() - begun > 0.1
     thread.join()
-    monkeypatch.setattr(on_ray, "PATIENCE", 0.1)
+    monkeypatch.setattr(ray_cells, "PATIENCE", 0.1)
     with locked(folder), pytest.raises(FedauditError, match="Another process"):
-        on_ray._wait_for(folder)
+        ray_cells._wait_for(folder)
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_one_failing_attack_fails_its_cell_and_stops_no_other_attack(tmp_path):
 
 def test_attacks_of_a_cell_share_its_blind_baselines(tmp_path, monkeypatch):
     """Each membership result is held against them; they are made once for a threat, not once for each attack."""
-    from fedaudit.attacks.blind_prior import BlindPrior
+    from fedaudit.attacks.baselines.blind_prior import BlindPrior
 
     made = []
     of = BlindPrior.run

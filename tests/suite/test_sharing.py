@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedaudit.setting import Setting
-from fedaudit.suite import sharing
+from fedaudit.suite import gpu_sharing
 from fedaudit.suite.cell import Cell
 from fedaudit.suite.forecast import Forecast, total
-from fedaudit.suite.sharing import CONTROL, SHARED, at_once, shared_gpu
+from fedaudit.suite.gpu_sharing import CONTROL, SHARED, at_once, shared_gpu
 
 GPU, CPU = Setting.make(device="cuda"), Setting.make(device="cpu")
 
@@ -63,7 +63,7 @@ def test_where_it_cannot_be_they_take_turns_and_it_is_said(control: Path, monkey
         assert "take turns" in what
         assert "Cannot find MPS" in what
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-    monkeypatch.setattr(sharing, "CONTROL", "no-such-program")
+    monkeypatch.setattr(gpu_sharing, "CONTROL", "no-such-program")
     with shared_gpu([GPU], 2) as what:
         assert what == "the processes take turns on the GPU: there is no no-such-program"
 

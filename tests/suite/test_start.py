@@ -13,7 +13,7 @@ from fedaudit.errors import RunError, SettingError, ThreatError
 from fedaudit.runtime.folder import RunFolder, folder_name
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.runner import run
-from fedaudit.runtime.start import first_setting
+from fedaudit.runtime.starting_clients import first_setting
 from fedaudit.runtime.task import ClientState
 from fedaudit.setting import Setting
 from fedaudit.suite.scheduler import _Queue, audit, make_cells

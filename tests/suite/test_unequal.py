@@ -9,7 +9,7 @@ import reported
 
 from fedaudit.errors import SettingError
 from fedaudit.setting import Setting
-from fedaudit.suite.budgets import Budget, hold, measure
+from fedaudit.suite.budgets import Budget, check_budget, measure
 from fedaudit.suite.cell import Cell, look, missing, untried
 from fedaudit.suite.forecast import Forecast, Pace, total
 
@@ -40,10 +40,10 @@ def test_directions_fields_and_conventions_are_told_apart(record):
 
 
 def test_a_budget_is_kept_up_to_its_limit_and_not_beyond(record):
-    assert hold(Budget(per="run", max=6000.0), record, "r").kept
-    assert not hold(Budget(per="run", max=5999.0), record, "r").kept
-    assert hold(Budget(metric="accuracy", min=0.8), record, "r").kept
-    assert not hold(Budget(metric="accuracy", min=0.81), record, "r").kept
+    assert check_budget(Budget(per="run", max=6000.0), record, "r").kept
+    assert not check_budget(Budget(per="run", max=5999.0), record, "r").kept
+    assert check_budget(Budget(metric="accuracy", min=0.8), record, "r").kept
+    assert not check_budget(Budget(metric="accuracy", min=0.81), record, "r").kept
 
 
 def test_accuracy_is_of_the_last_round(record):
@@ -56,9 +56,9 @@ def test_growth_is_measured_against_the_baseline(record, tmp_path):
     record.save(tmp_path)
     budget = Budget(per="run", baseline="record.json", max_growth="5 %")
     record.traffic[0].payload += 300
-    assert hold(budget, record, "r", tmp_path).kept
+    assert check_budget(budget, record, "r", tmp_path).kept
     record.traffic[0].payload += 1
-    found = hold(budget, record, "r", tmp_path)
+    found = check_budget(budget, record, "r", tmp_path)
     assert not found.kept
     assert found.limit == pytest.approx(6300)
     assert "Local.w grew most" in found.message()
@@ -99,7 +99,7 @@ def test_the_total_leaves_out_what_is_done_and_what_does_not_apply():
 def result(attack="loss", threat="server", clients=(0, 1), **more):
     from fedaudit.attack.attack_run import made
     from fedaudit.runtime.attack_result import MembershipResult
-    from fedaudit.runtime.source import source_of
+    from fedaudit.runtime.code_digest import source_of
 
     found = made(attack)[1]
     settings, source = found.model_dump(mode="json"), source_of(type(found))

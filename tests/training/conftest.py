@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedaudit.training import recorded
+from fedaudit.training import cuda_graphs
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     Returns how often each recording was replayed."""
     counts: list[int] = []
 
-    def capture(step: Callable[[], recorded.Outputs]) -> tuple[Callable[[], None], recorded.Outputs]:
-        for _ in range(recorded.WARM_UP):
+    def capture(step: Callable[[], cuda_graphs.Outputs]) -> tuple[Callable[[], None], cuda_graphs.Outputs]:
+        for _ in range(cuda_graphs.WARM_UP):
             outputs = step()
         counts.append(0)
         number = len(counts) - 1
@@ -30,11 +30,11 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return replay, outputs
 
-    monkeypatch.setattr(recorded, "_capture", capture)
-    monkeypatch.setattr(recorded, "_records", lambda device: True)
+    monkeypatch.setattr(cuda_graphs, "_capture", capture)
+    monkeypatch.setattr(cuda_graphs, "_records", lambda device: True)
     for module in ("fit", "stack"):
-        monkeypatch.setattr(f"fedaudit.training.{module}.recordable", recorded.recordable)
-    monkeypatch.setattr("fedaudit.training.stack.WORTH_IT", 2)
-    monkeypatch.setattr(recorded, "WORTH_IT", 2)
-    recorded.unrecorded.clear()
+        monkeypatch.setattr(f"fedaudit.training.{module}.recordable", cuda_graphs.recordable)
+    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 2)
+    monkeypatch.setattr(cuda_graphs, "WORTH_IT", 2)
+    cuda_graphs.unrecorded.clear()
     return counts

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.training.copying import copied, copied_with
+from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.training.models import build
 
 

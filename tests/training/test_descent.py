@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedaudit import adam, sgd
-from fedaudit.training import recorded
+from fedaudit.training import cuda_graphs
 from fedaudit.training.descent import Descent, Kept, side_by_side
 from fedaudit.training.fit import Opt
 
@@ -51,7 +51,7 @@ def test_a_recorded_descent_is_the_eager_one_to_the_bit(opt: Opt, replays: list[
     for how in ("eager", "recorded"):
         torch.manual_seed(5)
         x, d = descent(opt)
-        with recorded.conditions(how):  # type: ignore[arg-type]
+        with cuda_graphs.conditions(how):  # type: ignore[arg-type]
             d.alone()
         found.append(x.detach())
         assert torch.equal(torch.get_rng_state(), ended), "what was drawn while recording is given back"
@@ -75,7 +75,7 @@ def test_a_step_of_another_shape_is_not_replayed(replays: list[int]) -> None:
         def closure(x: torch.Tensor = x, now: list[torch.Tensor] = now) -> torch.Tensor:
             return (x[: len(now[0])] - now[0]).square().sum()
 
-        with recorded.conditions(how):  # type: ignore[arg-type]
+        with cuda_graphs.conditions(how):  # type: ignore[arg-type]
             Descent([x], closure, 12, sgd(0.1), repeats=True, before=before).alone()
         found.append(x.detach())
     assert replays == [9]
@@ -83,8 +83,8 @@ def test_a_step_of_another_shape_is_not_replayed(replays: list[int]) -> None:
 
 
 def test_what_does_not_repeat_or_is_short_is_not_recorded(replays: list[int]) -> None:
-    _, d = descent(sgd(0.1), steps=recorded.WORTH_IT - 1)
-    with recorded.conditions("recorded"):
+    _, d = descent(sgd(0.1), steps=cuda_graphs.WORTH_IT - 1)
+    with cuda_graphs.conditions("recorded"):
         assert not d.records
         assert not Descent(d.params, d.closure, 100, d.opt).records
         assert Descent(d.params, d.closure, 100, d.opt, repeats=True).records
@@ -107,7 +107,7 @@ def test_one_recording_serves_several_descents(replays: list[int], monkeypatch: 
     """Two networks in turn, as a generator and a model: their steps are recorded once each, batch norm's statistics
     are as if there had been no recording, and each network sees what the other has become. A turn of 5 steps would not
     be worth a recording; all turns together are."""
-    monkeypatch.setattr(recorded, "WORTH_IT", 16)
+    monkeypatch.setattr(cuda_graphs, "WORTH_IT", 16)
     found = []
     for how in ("eager", "recorded"):
         torch.manual_seed(3)
@@ -122,7 +122,7 @@ def test_one_recording_serves_several_descents(replays: list[int], monkeypatch: 
         def loss(a: torch.nn.Module = a, b: torch.nn.Module = b, x: torch.Tensor = x) -> torch.Tensor:
             return (b(a(x)) - 1).square().mean()
 
-        with recorded.conditions(how):  # type: ignore[arg-type]
+        with cuda_graphs.conditions(how):  # type: ignore[arg-type]
             for _ in range(4):
                 for net in (a, b):
                     for p in (*a.parameters(), *b.parameters()):
@@ -138,7 +138,7 @@ def test_one_recording_serves_several_descents(replays: list[int], monkeypatch: 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 def test_on_a_gpu_side_by_side_gives_the_bits_of_each_alone() -> None:
     alone, drawn, ended = [], [], []
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         for seed in range(3):
             torch.cuda.manual_seed(seed)
             x, d = descent(sgd(0.05, momentum=0.9), "cuda", seed, steps=50 + seed)

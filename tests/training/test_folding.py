@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedaudit.training.folding import folded, pairs
-from fedaudit.training.many import Many
+from fedaudit.training.folded_norms import folded, pairs
 from fedaudit.training.models import build
+from fedaudit.training.stacked.networks import Many
 
 
 def trained(arch: str, seed: int = 0) -> nn.Module:

@@ -8,17 +8,18 @@ from jobs import distance, make
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training import stack
-from fedaudit.training.layers import (
+from fedaudit.training.models import build
+from fedaudit.training.stacked import stack
+from fedaudit.training.stacked.layers import (
     ApartConv2d,
     HalvingPool2d,
     NarrowConv2d,
     SpreadingPool2d,
+    WideConv2d,
     _Convolutions,
     quicker,
 )
-from fedaudit.training.many import Many
-from fedaudit.training.models import build
+from fedaudit.training.stacked.networks import Many
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ from fedaudit.training.models import build
         (nn.Conv2d(1, 5, 3, padding=1), (1, 6, 7)),
         (nn.Conv2d(3, 4, 5, padding=2, bias=False), (3, 8, 5)),
         (nn.Conv2d(2, 3, (3, 1), padding=(2, 0)), (2, 4, 6)),
+        (nn.Conv2d(6, 4, 5, padding=2), (6, 6, 7)),
+        (nn.Conv2d(5, 4, (5, 6), padding=(0, 2), bias=False), (5, 9, 8)),
         (nn.Conv2d(6, 4, 3, padding=1), (6, 6, 7)),
         (nn.Conv2d(5, 4, 3, stride=2, padding=(1, 0), dilation=2, bias=False), (5, 9, 8)),
         (nn.AvgPool2d(2), (3, 6, 8)),
@@ -37,7 +40,7 @@ from fedaudit.training.models import build
 def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...], compiled: bool) -> None:
     layer = layer.double()
     other = quicker(layer, apart=True, compiled=compiled)
-    assert type(other) in (NarrowConv2d, HalvingPool2d if compiled else SpreadingPool2d, ApartConv2d)
+    assert type(other) in (NarrowConv2d, WideConv2d, HalvingPool2d if compiled else SpreadingPool2d, ApartConv2d)
     assert type(layer) in (nn.Conv2d, nn.AvgPool2d), "the model itself is as before"
     x = torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)  # two models, three rows
     found = []
@@ -84,7 +87,8 @@ def test_between_layers_of_a_stack_nothing_is_copied_but_for_convolutions() -> N
 
 def test_others_are_left_alone() -> None:
     for layer in (
-        nn.Conv2d(8, 8, 3), nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(1, 2, 3, dilation=2), nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(8, 8, 3), nn.Conv2d(33, 8, 5), nn.Conv2d(8, 8, 5, stride=2),
+        nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(1, 2, 3, dilation=2), nn.Conv2d(2, 2, 3, groups=2),
         nn.Conv2d(1, 2, 3, padding="same"), nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.AvgPool2d(3),
         nn.AvgPool2d(2, stride=1), nn.AvgPool2d(2, padding=1), nn.AvgPool2d(2, ceil_mode=True), nn.Linear(2, 2),
     ):  # fmt: skip
@@ -115,10 +119,10 @@ def test_stacks_and_many_run_them_on_a_gpu(tf32: bool, monkeypatch: pytest.Monke
     assert distance(together, alone) < 1e-10
     assert [type(m) for m in together[0].model.modules()] == [type(m) for m in alone[0].model.modules()]
     ran.clear()
-    monkeypatch.setattr("fedaudit.training.many._on_gpu", lambda x: True)
+    monkeypatch.setattr("fedaudit.training.stacked.networks._on_gpu", lambda x: True)
     nets = [build("convnet@0.05", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
     x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
-    monkeypatch.setattr("fedaudit.training.many.may_choose", lambda: False)
+    monkeypatch.setattr("fedaudit.training.stacked.networks.may_choose", lambda: False)
     for got, net in zip(Many(nets, stacked=True)(x), nets, strict=True):
         torch.testing.assert_close(got, net(x), atol=1e-12, rtol=0)
     assert ran

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.training import models
-from fedaudit.training.many import Many, _groups, answers
-from fedaudit.training.recorded import conditions
+from fedaudit.training.cuda_graphs import conditions
+from fedaudit.training.stacked.networks import Many, _groups, answers
 
 ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit import adam, state_of
-from fedaudit.methods._decoder import Decoder, train_decoder
+from fedaudit.methods.datafree._decoder import Decoder, train_decoder
 from fedaudit.shape import Shape
-from fedaudit.training import models, recorded
+from fedaudit.training import cuda_graphs, models
 from fedaudit.training.descent import Descent
 from fedaudit.training.fit import Opt
-from fedaudit.training.many import Many
-from fedaudit.training.mixed import Mixed
+from fedaudit.training.stacked.mixed_batches import Mixed
+from fedaudit.training.stacked.networks import Many
 
 SIZES = [5, 1, 9, 4]  # rows of four networks
 ORDER = [[0, 1, 5, 6, 14, 15], [2, 7, 8, 9, 10, 11], [3, 4, 12, 16, 17, 18], [0, 13]]  # by network: 2 1 1 2, ...
@@ -39,7 +39,7 @@ def test_each_row_goes_through_its_own_network_whatever_the_shapes(replays: list
     nets = networks()
     owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
     x = torch.randn(19, 1, 8, 8, dtype=torch.float64)
-    with recorded.conditions("recorded", stacked=True):
+    with cuda_graphs.conditions("recorded", stacked=True):
         fixed = mixed(nets)
     split = mixed(nets)
     assert (fixed.repeats, split.repeats) == (True, False)
@@ -61,13 +61,13 @@ def test_each_row_goes_through_its_own_network_whatever_the_shapes(replays: list
 
 def test_networks_that_look_at_whole_batches_are_not_filled_up(replays: list[int]) -> None:
     nets: list[nn.Module] = [net.train() for net in networks()]
-    with recorded.conditions("recorded", stacked=True):
+    with cuda_graphs.conditions("recorded", stacked=True):
         assert not mixed(nets).repeats
 
 
 @pytest.mark.parametrize("stepping", ["eager", "recorded"])
-def test_one_after_the_other_nothing_is_filled_up(stepping: recorded.Stepping, replays: list[int]) -> None:
-    with recorded.conditions(stepping, stacked=stepping == "eager"):
+def test_one_after_the_other_nothing_is_filled_up(stepping: cuda_graphs.Stepping, replays: list[int]) -> None:
+    with cuda_graphs.conditions(stepping, stacked=stepping == "eager"):
         assert not mixed(networks()).repeats
 
 
@@ -81,7 +81,7 @@ def test_a_decoder_that_is_trained_in_recorded_steps_is_the_eager_one(replays: l
         for k, net in nets.items():
             theta_z[k] = state_of(nn.Linear(net.width, 4).double())  # type: ignore[arg-type]
         E = {k: torch.randn(n, 4, dtype=torch.float64) for k, n in enumerate(SIZES)}
-        with recorded.conditions(stepping, stacked=True):  # type: ignore[arg-type]
+        with cuda_graphs.conditions(stepping, stacked=True):  # type: ignore[arg-type]
             state = train_decoder(Alone(), Dec, nets, theta_z, E, epochs=3, batch=6, opt=adam(0.01), md="none")  # type: ignore[arg-type]
         found.append(dict(state))
     assert replays == [6], "19 rows are two batches of six and one of seven"

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedaudit.errors import SettingError
 from fedaudit.shape import Shape
-from fedaudit.training import models, own
+from fedaudit.training import models, own_model
 from fedaudit.training.transformer import Transformer
 
 ROW, TEXT = Shape((6,)), Shape((5,), tokens=9)
@@ -64,7 +64,7 @@ def test_it_is_made_for_real_also_where_only_sizes_count(monkeypatch):
 def test_clients_may_differ_in_theirs():
     assert models.assign("mine:Net:2,mlp:1", 3) == ["mine:Net", "mine:Net", "mlp"]
     assert models.assign("mine:Net#head/8", 2) == ["mine:Net#head/8"] * 2
-    assert own.paths_in("mine:Net#head/8:2,mlp:1,mine:logistic:1") == ["mine:Net", "mine:logistic"]
+    assert own_model.paths_in("mine:Net#head/8:2,mlp:1,mine:logistic:1") == ["mine:Net", "mine:logistic"]
 
 
 class Lazy(nn.Module):

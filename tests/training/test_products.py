@@ -7,7 +7,8 @@ import torch
 from jobs import distance, make
 from torch.nn import functional as F
 
-from fedaudit.training import many, models, products, recorded, stack
+from fedaudit.training import cuda_graphs, models
+from fedaudit.training.stacked import convolution_products, networks, stack
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,7 @@ def test_a_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[in
     x = torch.randn(2, channels, 7, 6, dtype=torch.float64, requires_grad=True)
     w = torch.randn(4, channels, *kernel, dtype=torch.float64, requires_grad=True)
     b = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    ours, theirs = products.conv2d(x, w, b, padding), F.conv2d(x, w, b, padding=padding)
+    ours, theirs = convolution_products.conv2d(x, w, b, padding), F.conv2d(x, w, b, padding=padding)
     direction = torch.randn_like(theirs)
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, c in zip(*(torch.autograd.grad((out * direction).sum(), (x, w, b)) for out in (ours, theirs)), strict=True):
@@ -27,12 +28,12 @@ def test_a_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[in
 
 def test_other_convolutions_are_left_to_torch() -> None:
     x, w = torch.randn(2, 2, 6, 6), torch.randn(4, 2, 3, 3)
-    found = products.instead_of((x, w), {"padding": 1})
+    found = convolution_products.instead_of((x, w), {"padding": 1})
     assert found is not None
     assert torch.allclose(found, F.conv2d(x, w, padding=1), atol=1e-5)
     for other in ({"stride": 2}, {"dilation": (2, 2)}, {"groups": 2}, {"padding": "same"}):
-        assert products.instead_of((x, w), other) is None
-    assert products.instead_of((x[0], w), {}) is None
+        assert convolution_products.instead_of((x, w), other) is None
+    assert convolution_products.instead_of((x[0], w), {}) is None
 
 
 @pytest.mark.parametrize("arch", ["cnn", "cnn_bn"])
@@ -48,11 +49,11 @@ def test_a_stack_by_the_faster_way_is_what_each_would_be_alone(
     monkeypatch.setattr(stack, "PRODUCTS_WIN", win)
     monkeypatch.setattr(stack, "_faster", {})
     used: list[bool] = []
-    monkeypatch.setattr(stack, "instead_of", lambda *of: used.append(True) or products.instead_of(*of))
+    monkeypatch.setattr(stack, "instead_of", lambda *of: used.append(True) or convolution_products.instead_of(*of))
     counts = [12, 12, 12]
     alone, together = make(arch, counts), make(arch, counts)
     wanted = [job.alone() for job in alone]
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         found = stack.fit_together(together)
     assert distance(alone, together) < 1e-10
     for a, b in zip(found, wanted, strict=True):
@@ -65,35 +66,35 @@ def test_a_stack_by_the_faster_way_is_what_each_would_be_alone(
 
 @pytest.mark.parametrize("win", [0.0, 1e9], ids=["products", "grouped"])
 def test_many_networks_by_the_faster_way_say_what_each_says(win: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(many, "PRODUCTS_WIN", win)
-    monkeypatch.setattr(many, "_faster", {})
+    monkeypatch.setattr(networks, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(networks, "PRODUCTS_WIN", win)
+    monkeypatch.setattr(networks, "_faster", {})
     torch.manual_seed(0)
-    networks = [models.build("cnn_bn", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
+    nets = [models.build("cnn_bn", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
     x = torch.randn(5, 1, 8, 8, dtype=torch.float64, requires_grad=True)
-    found = many.answers(many.Many(networks, stacked=True), x)
-    wanted = torch.stack([f(x) for f in networks])
+    found = networks.answers(networks.Many(nets, stacked=True), x)
+    wanted = torch.stack([f(x) for f in nets])
     assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-12)
     a, b = (torch.autograd.grad(out.square().sum(), x)[0] for out in (found, wanted))
     assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
-    assert list(many._faster.values()) == [win == 0.0]
+    assert list(networks._faster.values()) == [win == 0.0]
 
 
 def test_a_run_that_promises_bits_has_one_way(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way is faster may come out otherwise in the next run."""
     monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
-    monkeypatch.setattr(many, "_on_gpu", lambda x: True)
-    for module in (stack, many):
+    monkeypatch.setattr(networks, "_on_gpu", lambda x: True)
+    for module in (stack, networks):
         monkeypatch.setattr(module, "PRODUCTS_WIN", 0.0)
         monkeypatch.setattr(module, "_faster", {})
     torch.use_deterministic_algorithms(True)
     try:
-        with recorded.conditions("recorded"):
+        with cuda_graphs.conditions("recorded"):
             stack.fit_together(make("cnn@0.25", [12, 12]))
-        networks = [models.build("cnn@0.25", shape=(1, 8, 8), classes=4).eval() for _ in range(2)]
-        many.answers(many.Many(networks, stacked=True), torch.randn(2, 1, 8, 8))
+        nets = [models.build("cnn@0.25", shape=(1, 8, 8), classes=4).eval() for _ in range(2)]
+        networks.answers(networks.Many(nets, stacked=True), torch.randn(2, 1, 8, 8))
     finally:
         torch.use_deterministic_algorithms(False)
     assert not stack._faster
-    assert not many._faster
+    assert not networks._faster
     assert len(replays) == 1

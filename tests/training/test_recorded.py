@@ -12,9 +12,9 @@ from jobs import CASES, COUNTS, distance, make, trained
 from torch import nn
 
 from fedaudit import adam, sgd
-from fedaudit.training import recorded
+from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import Opt
-from fedaudit.training.stack import _Fitting, fit_together
+from fedaudit.training.stacked.stack import _Fitting, fit_together
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -22,7 +22,7 @@ def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int
     eager, wanted = trained(case)
     steps = make(counts=COUNTS, **CASES[case])
     assert not replays
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         found = [job.alone() for job in steps]
     assert sum(replays) > 0
     assert distance(eager, steps) == 0
@@ -37,11 +37,11 @@ def test_adam_alone_is_recorded_with_its_step(case: str, replays: list[int], mon
     seen: list[int] = []
     core = _Fitting._core
     monkeypatch.setattr(_Fitting, "_core", lambda self, *given: seen.append(len(self.slots)) or core(self, *given))
-    monkeypatch.setattr("fedaudit.training.stack.vmap", lambda *given, **how: refused)
-    with recorded.conditions("recorded"):
+    monkeypatch.setattr("fedaudit.training.stacked.stack.vmap", lambda *given, **how: refused)
+    with cuda_graphs.conditions("recorded"):
         plain[0].alone()
         assert not seen, "one after the other has torch's bits"
-    with recorded.conditions("recorded", stacked=True):
+    with cuda_graphs.conditions("recorded", stacked=True):
         found = [job.alone() for job in one]
         make(counts=[8], arch="mlp")[0].alone()
     assert set(seen) == {1}
@@ -65,7 +65,7 @@ def test_what_a_loss_draws_while_it_is_recorded_is_given_back(opt: Opt, replays:
     for how in ("eager", "recorded"):
         jobs = make("cnn_bn", counts=[40], epochs=8, loss=noisy, opt=opt)
         torch.manual_seed(1)
-        with recorded.conditions(how, stacked=True):  # type: ignore[arg-type]
+        with cuda_graphs.conditions(how, stacked=True):  # type: ignore[arg-type]
             found.append((jobs, jobs[0].alone(), torch.rand(3)))
     assert sum(replays) > 0
     # A stack's Adam rounds otherwise than torch's, over 80 steps; another draw would move weights by about 0.01.
@@ -79,7 +79,7 @@ def test_a_recorded_stack_is_what_each_would_be_alone(case: str, replays: list[i
     """Those that are through stay in it as idle models, and leave when they are half of it."""
     alone, wanted = trained(case)
     together = make(counts=COUNTS, **CASES[case])
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         found = fit_together(together)
     assert sum(replays) > 0
     assert distance(alone, together) < 1e-10
@@ -91,7 +91,7 @@ def test_a_recorded_stack_is_what_each_would_be_alone(case: str, replays: list[i
 def test_a_stack_is_recorded_anew_when_half_of_it_is_through(replays: list[int]) -> None:
     counts = [8, 8, 8, 40]
     together, alone = make("mlp", counts), make("mlp", counts)
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         fit_together(together)
     assert len(replays) == 2
     for job in alone:
@@ -101,35 +101,35 @@ def test_a_stack_is_recorded_anew_when_half_of_it_is_through(replays: list[int])
 
 def test_a_smaller_stack_is_warmed_up_once(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     warm: list[int] = []
-    capture = recorded._capture
+    capture = cuda_graphs._capture
 
-    def counted(step: Callable[[], recorded.Outputs]) -> Any:
-        warm.append(recorded._now.warm_ups)
+    def counted(step: Callable[[], cuda_graphs.Outputs]) -> Any:
+        warm.append(cuda_graphs._now.warm_ups)
         return capture(step)
 
-    monkeypatch.setattr(recorded, "_capture", counted)
-    monkeypatch.setattr(recorded, "_warm", set())
-    monkeypatch.setattr("fedaudit.training.stack.may_choose", lambda: False)
-    with recorded.conditions("recorded"):
+    monkeypatch.setattr(cuda_graphs, "_capture", counted)
+    monkeypatch.setattr(cuda_graphs, "_warm", set())
+    monkeypatch.setattr("fedaudit.training.stacked.stack.may_choose", lambda: False)
+    with cuda_graphs.conditions("recorded"):
         fit_together(make("cnn_bn@0.25", [8, 8, 8, 40]))
         fit_together(make("cnn_bn@0.5", [8, 8]))
-    assert warm == [recorded.WARM_UP, 1, recorded.WARM_UP], "as many as another's; another network's are its own"
+    assert warm == [cuda_graphs.WARM_UP, 1, cuda_graphs.WARM_UP], "as many as another's; another network's are its own"
 
 
 def test_what_cannot_be_recorded_is_done_eagerly_and_said(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
-    def refuses(step: Callable[[], recorded.Outputs]) -> Any:
+    def refuses(step: Callable[[], cuda_graphs.Outputs]) -> Any:
         step()
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(recorded, "_capture", refuses)
+    monkeypatch.setattr(cuda_graphs, "_capture", refuses)
     alone, eager, stacked = (make("cnn_bn@0.25", COUNTS) for _ in range(3))
     for job in eager:
         job.alone()
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         for job in alone:
             job.alone()
         fit_together(stacked)
-    assert list(recorded.unrecorded) == ["RuntimeError: operation not permitted when stream is capturing"]
+    assert list(cuda_graphs.unrecorded) == ["RuntimeError: operation not permitted when stream is capturing"]
     assert distance(alone, eager) == 0
     assert distance(stacked, eager) < 1e-10
 
@@ -137,18 +137,18 @@ def test_what_cannot_be_recorded_is_done_eagerly_and_said(monkeypatch: pytest.Mo
 def test_dropout_and_few_steps_are_not_recorded(replays: list[int]) -> None:
     (job,) = make("mlp", [20])
     job.model.add_module("drop", nn.Dropout(0.5))
-    with recorded.conditions("recorded"):
+    with cuda_graphs.conditions("recorded"):
         job.alone()
-        assert list(recorded.unrecorded) == ["dropout draws in each step"]
+        assert list(cuda_graphs.unrecorded) == ["dropout draws in each step"]
         make("mlp", [3], epochs=1)[0].alone()
     assert not replays
 
 
 def test_without_a_gpu_nothing_is_recorded() -> None:
     (job,) = make("mlp", [20], epochs=20)
-    with recorded.conditions("recorded"):
-        assert not recorded.recordable(job.model, torch.device("cpu"), 100)
-    assert not recorded.recordable(job.model, torch.device("cuda"), 100), "eager was asked for"
+    with cuda_graphs.conditions("recorded"):
+        assert not cuda_graphs.recordable(job.model, torch.device("cpu"), 100)
+    assert not cuda_graphs.recordable(job.model, torch.device("cuda"), 100), "eager was asked for"
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -160,7 +160,7 @@ def test_bf16_is_near_and_parameters_stay(arch: str, together: bool) -> None:
 
     exact, jobs = single(), single()
     wanted = [job.alone().loss for job in exact]
-    with recorded.conditions("eager", bf16=True):
+    with cuda_graphs.conditions("eager", bf16=True):
         found = [fitted.loss for fitted in (fit_together(jobs) if together else [job.alone() for job in jobs])]
     assert 1e-5 < max(abs(a / b - 1) for a, b in zip(found, wanted, strict=True)) < 0.05, "near, and not the same"
     assert all(t.dtype in (torch.float32, torch.int64) for job in jobs for t in job.model.state_dict().values())

@@ -11,11 +11,12 @@ from jobs import CASES, COUNTS, distance, held_out, make, mirrored, trained
 from torch import Tensor, nn
 
 from fedaudit import adam
-from fedaudit.training import recorded, stack, steppers
+from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import Opt, Turns
-from fedaudit.training.norms import MaskedNorms
-from fedaudit.training.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
-from fedaudit.training.steppers import Stepper, stepper
+from fedaudit.training.stacked import stack, steppers
+from fedaudit.training.stacked.masked_norms import MaskedNorms
+from fedaudit.training.stacked.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
+from fedaudit.training.stacked.steppers import Stepper, stepper
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,7 +215,7 @@ def test_a_stack_on_a_gpu_has_no_gradient_of_an_index(monkeypatch: pytest.Monkey
             seen.add(str(func))
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr("fedaudit.training.stack._on_gpu", lambda rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stack._on_gpu", lambda rows: True)
     together, alone = make("cnn_bn@0.25", [9, 9]), make("cnn_bn@0.25", [9, 9])
     with Log():
         fit_together(together)
@@ -235,11 +236,11 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     for name, value in (("compiles", lambda: True), ("_on_gpu", lambda rows: True), ("fit_together", refuses)):
         monkeypatch.setattr(stack, name, value)
     monkeypatch.setattr(stack, "_refused", set())
-    monkeypatch.setattr(recorded, "unrecorded", {})
+    monkeypatch.setattr(cuda_graphs, "unrecorded", {})
     a, b = make("cnn", [8, 8])
     assert a.alone().steps == b.alone().steps == 4
     assert len(tried) == 1
-    assert list(recorded.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
+    assert list(cuda_graphs.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
 
 
 def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,11 +262,11 @@ def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.Mo
         monkeypatch.setattr(stack, name, value)
     monkeypatch.setattr(stack, "_refused", set())
     monkeypatch.setattr(stack, "_compiled", {})
-    monkeypatch.setattr(recorded, "unrecorded", {})
+    monkeypatch.setattr(cuda_graphs, "unrecorded", {})
     torch.manual_seed(3)
     found = mine[0].alone()
     assert len(compiled) == 1
-    assert not recorded.unrecorded
+    assert not cuda_graphs.unrecorded
     assert distance(eager, mine) < 1e-10
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)
 

@@ -12,7 +12,7 @@ import torch
 from fedaudit import State, Up
 from fedaudit.errors import ContractError, PrivacyError, RunError, WireError
 from fedaudit.privacy.policy import parse_policy
-from fedaudit.runtime.contract import check_declarations
+from fedaudit.runtime.declarations.contract import check_declarations
 from fedaudit.runtime.runner import run
 from fedaudit.training.forward import row_by_row
 from fedaudit.wire.codec import encode_tree

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fedaudit import read_record, registry, run
-from fedaudit.runtime import tested
-from fedaudit.runtime.contract import check_method
+from fedaudit.runtime.code_digest import source_of_method
+from fedaudit.runtime.declarations import tested
+from fedaudit.runtime.declarations.contract import check_method
 from fedaudit.runtime.run_record import Declarations
-from fedaudit.runtime.source import source_of_method
 
 MINE = """
 from outside import Averages, Weights, ce

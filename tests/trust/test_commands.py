@@ -193,7 +193,7 @@ def test_the_line_of_facts_is_escaped(tmp_path):
 
     from fedaudit.reports.formats import markdown
     from fedaudit.reports.runs import grouped, read_runs
-    from fedaudit.reports.table import rows_of
+    from fedaudit.reports.summary_rows import rows_of
 
     rows = rows_of(grouped(read_runs(reported.write(tmp_path))[0]))
     text = markdown(rows, {}, "a | b", "folder:<b>x</b> · *y*")

@@ -20,7 +20,7 @@ from fedaudit.wire.transcript import Transcript
 
 EVIL = """
 from pathlib import Path
-from fedaudit.methods.fedavg import FedAvg
+from fedaudit.methods.averaging.fedavg import FedAvg
 
 Path({path!r}).write_text("imported")
 
@@ -128,7 +128,7 @@ def test_a_bug_of_ours_is_not_called_a_damaged_record(fedaudit, a_run, monkeypat
     def broken(*_):
         return {}["a key that we forgot"]
 
-    monkeypatch.setattr("fedaudit.cli.look.print_summary", broken)
+    monkeypatch.setattr("fedaudit.cli.show.print_summary", broken)
     code, _, err = fedaudit("show", a_run)
     assert (code, "a bug of fedaudit" in err, "a key that we forgot" in err) == (2, True, True)
     monkeypatch.setenv("FEDAUDIT_TRACEBACK", "1")

@@ -7,7 +7,7 @@ import pytest
 from fedaudit import registry
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.policy import parse_policy
-from fedaudit.runtime.contract import setting_for
+from fedaudit.runtime.declarations.contract import setting_for
 from fedaudit.runtime.runner import run
 
 POLICIES = {

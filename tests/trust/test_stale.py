@@ -13,13 +13,13 @@ import pytest
 
 from fedaudit import read_record, run
 from fedaudit.errors import SettingError
-from fedaudit.runtime.source import _text as source_text
-from fedaudit.runtime.source import differences, source_of, sources
+from fedaudit.runtime.code_digest import _text as source_text
+from fedaudit.runtime.code_digest import differences, source_of, sources
 from fedaudit.suite.cell import Cell, missing, stale_attacks, why_stale
 from fedaudit.suite.scheduler import audit
 
 BASE = """
-from fedaudit.methods.fedavg import FedAvg
+from fedaudit.methods.averaging.fedavg import FedAvg
 
 
 def scale():
@@ -99,12 +99,12 @@ def test_an_edited_method_reruns_its_cells_and_no_other(own, quick, tmp_path):
 def test_code_is_the_module_its_bases_and_what_they_import(own):
     import importlib
 
-    from fedaudit.methods.fedavg import FedAvg
+    from fedaudit.methods.averaging.fedavg import FedAvg
 
     folder, name = own
     cls = importlib.import_module(name).Mine
     before = sources([cls])
-    assert {name, f"{name}_base", "fedaudit.methods.fedavg"} <= before.keys()
+    assert {name, f"{name}_base", "fedaudit.methods.averaging.fedavg"} <= before.keys()
     assert not any(module.startswith(("fedaudit.runtime", "pydantic", "torch")) for module in before)
     path = folder / f"{name}_base.py"
     path.write_text('"""What this is for."""\n# a remark\n' + path.read_text())
@@ -137,18 +137,20 @@ def test_other_defaults_versions_and_records_without_code_are_stale(kept):
 
 def test_the_harness_is_the_files_that_compute_a_run(tmp_path, monkeypatch):
     """An edit of any of them is another harness, without a new version; one of the command line is not."""
-    from fedaudit.runtime import source
+    from fedaudit.runtime import code_digest
 
-    shutil.copytree(Path(source.__file__).parents[1], tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc"))
-    monkeypatch.setattr(source, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
+    shutil.copytree(
+        Path(code_digest.__file__).parents[1], tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc")
+    )
+    monkeypatch.setattr(code_digest, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
     found = {}
     for name in ("", "cli/main.py", "training/fit.py", "runtime/engines/serial.py", "rng.py", "attack/score.py"):
         if name:
             path = tmp_path / "fedaudit" / name
             path.write_text(path.read_text() + "\nMORE = 1\n")
-        source.harness.cache_clear()
-        found[name] = source.harness(), source.harness(("attack",))
-    source.harness.cache_clear()
+        code_digest.harness.cache_clear()
+        found[name] = code_digest.harness(), code_digest.harness(("attack",))
+    code_digest.harness.cache_clear()
     assert found[""] == found["cli/main.py"]
     runs, attacks = zip(*found.values(), strict=True)
     assert len(set(runs)) == 4  # as it was; fit; serial; rng
@@ -177,7 +179,7 @@ def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, quick, tmp
     assert "again" not in said()
     assert "again: --force" in said("--force")
     changed(cell.folder, "2:another")
-    assert "again: fedaudit.methods.fedavg changed" in said()
+    assert "again: fedaudit.methods.averaging.fedavg changed" in said()
     assert "again" not in said("--keep-stale")
     assert read_record(cell.folder).status == "done"  # nothing was moved
 
@@ -227,7 +229,7 @@ def test_cells_of_an_older_scheme_are_kept_and_the_audit_says_so_once(fedaudit, 
 
 def changed(folder, to):
     record = json.loads((folder / "record.json").read_text())
-    record["code"]["modules"]["fedaudit.methods.fedavg"] = to
+    record["code"]["modules"]["fedaudit.methods.averaging.fedavg"] = to
     (folder / "record.json").write_text(json.dumps(record))
 
 
@@ -243,15 +245,15 @@ def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
     changed(tmp_path / "b" / "run", "2:another")
     _, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
     assert "the same to the bit" not in out
-    assert "made by other code: fedaudit.methods.fedavg changed" in out
+    assert "made by other code: fedaudit.methods.averaging.fedavg changed" in out
 
 
 def test_a_run_does_not_go_on_with_other_code(tmp_path):
     run(method="fedavg", rounds=1, clients=2, out=tmp_path)
     head = json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())
-    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "2:another"
+    head["record"]["code"]["modules"]["fedaudit.methods.averaging.fedavg"] = "2:another"
     (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps(head))
-    with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.fedavg changed"):
+    with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.averaging.fedavg changed"):
         run(method="fedavg", rounds=2, clients=2, out=tmp_path, resume=True)
 
 

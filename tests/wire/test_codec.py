@@ -187,7 +187,7 @@ def test_appended_bytes_are_a_wire_error(tail):
 )
 @settings(max_examples=100, deadline=None)
 def test_hostile_trees_with_a_right_checksum_are_wire_errors(text):
-    from fedaudit.wire.packing import digest
+    from fedaudit.wire.codec.packing import digest
 
     head = f"1:{digest(text, [])}:{text}"
     blob = safetensors.torch.save({}, metadata={"fedaudit": head})
@@ -200,7 +200,7 @@ def test_hostile_trees_with_a_right_checksum_are_wire_errors(text):
 
 def test_a_class_that_is_not_defined_here_is_not_made():
     text = '{"r":["builtins.dict",{}]}'
-    from fedaudit.wire.packing import digest
+    from fedaudit.wire.codec.packing import digest
 
     blob = safetensors.torch.save({}, metadata={"fedaudit": f"1:{digest(text, [])}:{text}"})
     with pytest.raises(WireError, match=r"no class builtins\.dict"):

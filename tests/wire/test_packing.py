@@ -7,9 +7,8 @@ import safetensors.torch
 import torch
 
 from fedaudit.errors import WireError
-from fedaudit.wire import packing
-from fedaudit.wire.codec import decode_tree, encode_tree, read_header
-from fedaudit.wire.packing import NAMES, at_home, file_of, packed, unpacked
+from fedaudit.wire.codec import decode_tree, encode_tree, packing, read_header
+from fedaudit.wire.codec.packing import NAMES, at_home, file_of, packed, unpacked
 
 ALL = [torch.ones(3).to(dtype) for dtype in NAMES]
 TENSORS = [*ALL, torch.zeros(0, 4), torch.tensor(2.5), torch.arange(6.0).view(2, 3).T, torch.tensor(True), *ALL]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from fedaudit import Client, load, sgd, state_of
-from fedaudit.methods.fedavg import FedAvg, Global, Local, ce
+from fedaudit.methods.averaging.fedavg import FedAvg, Global, Local, ce
 
 
 class Calm(FedAvg):

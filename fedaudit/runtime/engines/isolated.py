@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError
-from fedaudit.runtime.apart import Frame, Stream, done_of, error_of, receive, send, without_data
 from fedaudit.runtime.engines.losses import TRIES, lost_too_often
+from fedaudit.runtime.isolated_worker import Frame, Stream, done_of, error_of, receive, send, without_data
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
@@ -129,7 +129,14 @@ class _Nursery:
         home = str(scratch)
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedaudit.runtime.apart", str(there.fileno()), setting.method, *preload],
+                [
+                    sys.executable,
+                    "-m",
+                    "fedaudit.runtime.isolated_worker",
+                    str(there.fileno()),
+                    setting.method,
+                    *preload,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from fedaudit.errors import FedauditError
+from fedaudit.runtime.lockstep import Globals, Turn, take_turns
 from fedaudit.runtime.task import Done, Task, compute, run_task
-from fedaudit.runtime.turns import Globals, Turn, take_turns
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
 

@@ -1,0 +1,1 @@
+"""Blind baselines: guesses that saw no release. No attack should do worse."""

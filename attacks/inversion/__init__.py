@@ -1,0 +1,1 @@
+"""Inversion: what did a client's records look like?"""

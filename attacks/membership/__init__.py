@@ -1,0 +1,1 @@
+"""Membership: was this record among a client's training records?"""

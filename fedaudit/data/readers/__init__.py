@@ -1,0 +1,1 @@
+"""Reads data sets: one module a format."""

@@ -1,0 +1,221 @@
+"""Opens a run: begins a new folder, or goes on with one, and refuses what would not belong together."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
+from fedaudit.privacy.ledger import Ledger
+from fedaudit.rng import seeded
+from fedaudit.runtime.applicability import inapplicable, released_kinds
+from fedaudit.runtime.asking import participants_of
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.code_digest import NOT_COMPARED, code_of, differences, harness, is_same, not_compared
+from fedaudit.runtime.declarations.tested import declarations_of
+from fedaudit.runtime.folder import rounding
+from fedaudit.runtime.meter import Timings
+from fedaudit.runtime.plan import as_sent
+from fedaudit.runtime.run_commit import commit
+from fedaudit.runtime.run_record import (
+    DataFacts,
+    ModelFacts,
+    RunRecord,
+    device_name,
+    versions,
+)
+from fedaudit.runtime.run_state import RunState
+from fedaudit.runtime.starting_clients import take_over
+from fedaudit.setting import EXECUTION, ROUNDING, Setting
+from fedaudit.units import bytes_text
+from fedaudit.wire.codec import decode
+from fedaudit.wire.message import Record
+from fedaudit.wire.transcript import TranscriptWriter
+
+
+def _first_state(run: RunState) -> Record:
+    if run.isolated is not None:
+        _, (blob,) = run.isolated.server("init", 0, None, [], lambda path, *_: _refuse_asks(run, path))
+        return decode(blob, Record, device=run.world.device)
+    with seeded(run.setting.seed, "server", 0, device=run.world.device):
+        first = run.method.init(run.server(0))
+    check_state(run, first, "init")
+    return first
+
+
+def _refuse_asks(run: RunState, path: str) -> Any:
+    raise ContractError(
+        f"{type(run.method).__name__}.init asks clients ({path}), which only `round` may do. Move it there."
+    )
+
+
+def open_run(run: RunState) -> None:
+    """Begin the run in an empty folder, or read the last whole round of a begun one."""
+    head = run.store.head()
+    if head is None:
+        write_atomic(run.folder / "setting.json", run.setting.model_dump_json(indent=1).encode())
+        run.record = _new_record(run)
+        run.transcript = _open_transcript(run, offset=0, last_round=0, seq=0)
+        first = _first_state(run)
+        if run.first is not None:
+            run.ledger = Ledger(take_over(run.first, run.record, run.store).ledger)
+        commit(run, 0, first, run.transcript.end_round_behind(0))
+    else:
+        run.record = _read_head(run, head)
+        before = run.record.setting
+        _check_same(run, before)
+        run.record.setting = run.setting
+        run.started = head["round"]
+        run.timings = Timings(run.record.timings, run.record.peak_rss_bytes, run.record.peak_gpu_bytes)
+        run.traffic = {(row.direction, row.field): row for row in run.record.traffic}
+        run.releases = {release.field: release for release in run.record.releases}
+        run.ledger = Ledger(run.record.ledger)
+        run.digest = run.record.transcript_digest
+        run.transcript = _open_transcript(
+            run, offset=head["transcript"], last_round=run.started, seq=head["seq"], clock=head["clock"]
+        )
+        run.committed, run.decoded = run.store.server(head["server"]), None
+        if run.started < run.setting.rounds:
+            _go_on(run, head, before)
+    run.watch(run.started, run.setting.rounds, f"ready; the transcript takes {_expected_size(run)}")
+
+
+def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
+    """Go on with an unfinished or a longer run: what was recorded about its end no longer holds."""
+    made_by = (run.record.versions, run.record.device)
+    same = made_by == (versions(), device_name(run.world.device)) and is_same(run.record.harness, harness())
+    if not same:
+        run.record.notes.append(
+            "resumed under other versions, by another harness or on another device: the bits may differ from there"
+        )
+    if not_compared(run.record.code, run.record.harness):  # it may be other code: as if it were
+        same = False
+        if (note := f"resumed: {NOT_COMPARED}, and the bits may differ from there") not in run.record.notes:
+            run.record.notes.append(note)
+    if rounding(before) != rounding(run.setting):  # --step, --together or --engine after an error of the device
+        same = False
+        run.record.notes.append(
+            f"resumed after round {run.started} with other steps, stacks or engine: rounding may differ from there"
+        )
+    # A replayed round may give other values. Equal noise on unequal values would give both away: draw fresh noise.
+    run.attempt = head["attempt"] + (0 if run.setting.deterministic and same else 1)
+    run.store.amend(attempt=run.attempt)
+    run.record.status, run.record.finished, run.record.published = "running", None, []
+    for client in run.record.ledger:
+        client.reopen()
+
+
+def _expected_size(run: RunState) -> str:
+    """Return in words what one round adds to the transcript at most: a broadcast is stored once, old model states
+    are dropped."""
+    declared = run.method.traffic(run.world.plan(1, participants_of(run.setting, 1)))
+    if declared is None:
+        return "what the method sends, which it does not declare"
+    sizes = as_sent(run.method, run.setting.compress, declared)[0].values()
+    return f"up to {bytes_text(sum(s.payload + s.buffers for s in sizes))} a round"
+
+
+def check_records(run: RunState) -> None:
+    """Refuse records that the method cannot take. In a suite that is a result, and is kept."""
+    if why := run.world.misfit():
+        if run.refuse_idle and run.store.head() is None:
+            run.record = _new_record(run)
+            run.record.save(run.folder)
+        raise NotApplicable(f"{why}.")
+
+
+def check_applicable(run: RunState) -> None:
+    """Refuse a privacy setting that covers nothing that the method releases."""
+    first_and_last = {1, 2, max(run.setting.rounds, 1)}  # some messages are sent in one of these rounds only
+    plans = (run.world.plan(t, list(range(run.setting.clients))) for t in sorted(first_and_last))
+    if run.world.policies and (reason := inapplicable(run.setting.privacy, released_kinds(run.method, plans))):
+        run.transcript.close()
+        raise NotApplicable(f"{reason}.")
+
+
+def _read_head(run: RunState, head: dict[str, Any]) -> RunRecord:
+    try:
+        return RunRecord.model_validate(head["record"])
+    except ValidationError as e:
+        raise RunError(
+            f"{run.folder} was begun by another version of fedaudit ({e.error_count()} fields differ). Finish it "
+            "with that version, or start anew in another folder."
+        ) from None
+
+
+def _open_transcript(run: RunState, **where: Any) -> TranscriptWriter:
+    return TranscriptWriter(run.folder / "transcript", keep_weights=run.setting.keep_weights, **where)
+
+
+def _check_same(run: RunState, before: Setting) -> None:
+    old, new = before.model_dump(), run.setting.model_dump()
+    free = [*EXECUTION, *ROUNDING, "keep_weights", "quorum", "dropout"]
+    free += [] if _planned_for_rounds(run) else ["rounds"]
+    other = [key for key in old if old[key] != new[key] and key not in free]
+    other += [key for key in ("precision", "channels_last") if old[key] != new[key]]
+    if other:
+        raise SettingError(
+            f"{run.folder} was begun with another setting: "
+            + ", ".join(f"{key} = {old[key]!r}, now {new[key]!r}" for key in other)
+            + ". Resume with the same, or choose another --out."
+        )
+    code = run.record.code  # None: the record is older than this field
+    if code is not None and (changed := differences(code, code_of(run.method, run.setting))):
+        raise SettingError(
+            f"{run.folder} was begun by other code: {'; '.join(changed)}. Its rounds would not belong together: "
+            "choose another --out, or take the change back."
+        )
+    if run.setting.rounds < run.record.rounds[-1].round if run.record.rounds else False:
+        raise SettingError(
+            f"{run.folder} has {len(run.record.rounds)} rounds; --rounds asks for fewer. Ask for at least as many."
+        )
+
+
+def _planned_for_rounds(run: RunState) -> bool:
+    """Return whether some noise was calibrated so that all rounds together meet an epsilon: their number is then
+    fixed."""
+    return any(
+        policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
+        for policy in run.world.policies.values()
+    )
+
+
+def _new_record(run: RunState) -> RunRecord:
+    world, federation = run.world, run.world.federation
+    counts = federation.counts()
+    return RunRecord(
+        setting=run.setting,
+        versions=versions(),
+        device=device_name(world.device),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        data=DataFacts(
+            shape=list(world.shape),
+            tokens=world.shape.tokens,
+            classes=world.classes,
+            class_names=list(federation.dataset.class_names),
+            test=len(federation.dataset.test_y),
+            aux=len(federation.aux),
+            public=world.public_size,
+            members=[world.count(k) for k in range(len(federation.shards))],
+            nonmembers=[len(s.nonmembers) for s in federation.shards],
+            validation=[len(s.validation) for s in federation.shards],
+            counts=counts.tolist(),
+        ),
+        harness=harness(),
+        declarations=declarations_of(run.method),
+        code=code_of(run.method, run.setting),
+        models={
+            arch: ModelFacts(parameters=world.model_size(arch).payload // 4, clients=world.archs.count(arch))
+            for arch in dict.fromkeys(world.archs)
+        },
+    )
+
+
+def check_state(run: RunState, state: Any, where: str) -> None:
+    """Refuse a state of the server that is not a Record."""
+    if not isinstance(state, Record):
+        raise ContractError(
+            f"{type(run.method).__name__}.{where} returned a {type(state).__name__}; the state is a Record."
+        )

@@ -1,0 +1,1 @@
+"""Trains many models of one architecture at once, as a stack."""

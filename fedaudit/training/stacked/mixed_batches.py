@@ -1,0 +1,102 @@
+"""Batches whose rows belong to several networks; each row goes through its own network.
+
+The number of rows that belong to a network differs from batch to batch, so every step would have other shapes. Where
+steps are recorded and networks run stacked, each network therefore gets as many rows as any network has in any batch.
+The rows that only fill up count nothing. All batches are known beforehand, so that a step only has to say which one is
+next.
+
+    mixed = Mixed(networks, sizes, order, device)  # sizes: rows of each network; order: the rows of each batch, sorted
+    mixed.put(i)                                   # batch i is next; False: it has another size than the first
+    mixed.index                                    # its rows
+    mixed(x)                                       # each row's output from its own network, row by row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedaudit.training.cuda_graphs import records_steps, stacks_networks
+from fedaudit.training.stacked.networks import Many
+from fedaudit.training.stacked.stack import rowwise
+
+
+class Mixed:
+    def __init__(self, networks: Many, sizes: Sequence[int], order: Sequence[Tensor], device: torch.device):
+        self._networks, self._order, self._device = networks, order, device
+        owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        self._owners = [owner[rows] for rows in order]
+        self._counts = [torch.bincount(mine, minlength=len(sizes)) for mine in self._owners]
+        self._usual = len(order[0]) if order else 0
+        self._most = max((int(counts.max()) for counts in self._counts), default=0)
+        alone = all(rowwise(layer, not layer.training) for net in networks for layer in net.modules())
+        self.repeats = alone and stacks_networks() and records_steps(device)  # each step is the same operations
+        self._memory: list[Tensor] = []
+        self._whole: list[Tensor] = []
+        if self.repeats:
+            like = [i for i, rows in enumerate(order) if len(rows) == self._usual]
+            self._at = {i: at for at, i in enumerate(like)}
+            parts = zip(*(self._laid_out(i) for i in like), strict=True)
+            self._whole = [torch.stack(part).to(device) for part in parts]
+            self._memory = [part[0].clone() for part in self._whole]
+        self.put(0)
+
+    def put(self, i: int) -> bool:
+        """Make batch i the next one, and return whether it has the usual size."""
+        if i >= len(self._order):
+            return True
+        self.split: list[int] = self._counts[i].tolist()
+        usual = len(self._order[i]) == self._usual
+        if not self.repeats:
+            self.index = self._order[i].to(self._device)
+        elif usual:
+            for mine, whole in zip(self._memory, self._whole, strict=True):
+                mine.copy_(whole[self._at[i]])
+            self.index, self._there, self._back = self._memory
+        else:
+            self.index, self._there, self._back = (part.to(self._device) for part in self._laid_out(i))
+        return usual
+
+    def _laid_out(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return three index tensors for batch i: its rows, where to fetch each place from, and each row's place.
+
+        The places are those of all networks one after the other. A place that only fills up takes the batch's first
+        row.
+        """
+        mine, counts = self._owners[i], self._counts[i]
+        first = counts.cumsum(0) - counts
+        back = mine * self._most + torch.arange(len(mine)) - first[mine]
+        there = torch.zeros(len(counts) * self._most, dtype=torch.long)
+        there[back] = torch.arange(len(mine))
+        return self._order[i], there, back
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.repeats:
+            drawn = [(place, part) for place, part in enumerate(x.split(self.split)) if len(part)]
+            return torch.cat(self._networks.each([part for _, part in drawn], only=[place for place, _ in drawn]))
+        laid_out = _moved(x, self._there, self._back).unflatten(0, (-1, self._most))
+        return _moved(torch.cat(self._networks.each(laid_out.unbind(0))), self._back, self._there)
+
+
+def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
+    """Return x[there], with a gradient that `back` moves back and that leaves out the filling rows.
+
+    No two real rows share a place, so nothing has to be added up. torch would add the rows that share one, in no fixed
+    order, or by a sort that cannot be recorded.
+    """
+    return cast(Tensor, _Moved.apply(x, there, back))
+
+
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x[there]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return grads[0][back], None, None

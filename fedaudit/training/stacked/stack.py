@@ -1,0 +1,896 @@
+"""Trains many models of one architecture at once: the loop of `fedaudit.fit`, stacked by torch.func.
+
+Parameters and buffers of M models become tensors with M on dimension 0, the loss is mapped over them, and one optimiser
+steps them all. The M losses are summed. A model's parameters reach its own loss only, so each model gets the gradient
+that it would get alone. Every model has its own rows and its own generator, and draws from it what `fit` would draw.
+The result is that of M calls of `fit`, to rounding.
+
+The models may have different numbers of records, and take different numbers of steps. Batches of unequal size are
+filled up with rows that are masked out, also in the statistics of batch norms (see `norms`). If a loss does not
+separate over rows, the models are trained in groups of one batch size. A model that has taken all its steps leaves the
+stack.
+
+Not everything can be stacked: `stacks` says which jobs can, and why the others cannot.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+
+from fedaudit.errors import ContractError
+from fedaudit.training.cuda_graphs import (
+    WORTH_IT,
+    Recording,
+    compiles,
+    fall_back,
+    halves,
+    may_choose,
+    record,
+    record_giving_back,
+    recordable,
+    stacks_networks,
+    timed,
+)
+from fedaudit.training.fit import (
+    OFTEN,
+    Fitted,
+    Live,
+    Loss,
+    batches,
+    check_pure,
+    check_rows,
+    check_value,
+    fit,
+    train_mode,
+)
+from fedaudit.training.stacked.convolution_products import instead_of
+from fedaudit.training.stacked.layers import quicker
+from fedaudit.training.stacked.masked_norms import MaskedNorms, Unmaskable, maskable
+from fedaudit.training.stacked.steppers import Stepper, Tensors, stepper
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One call of `fit`, not yet carried out."""
+
+    model: nn.Module
+    loss: Loss
+    rows: Sequence[Tensor]
+    rng: torch.Generator
+    options: Mapping[str, Any]
+
+    def alone(self) -> Fitted:
+        alike = (self.loss, repr(self.structure)) if self._as_stack else None
+        # A stack that failed once is not tried again in the next round.
+        if alike is not None and alike not in _refused and _never(self) is None:
+            before = self.rng.get_state()
+            try:
+                return fit_together([self])[0]
+            except Exception as e:  # noqa: BLE001 (nothing was changed yet, and `fit` says better what is wrong)
+                _refused.add(alike)
+                if compiles():
+                    fall_back(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+                self.rng.set_state(before)
+        return fit(self.model, self.loss, self.rows, rng=self.rng, **self.options)
+
+    @property
+    def _as_stack(self) -> bool:
+        """Return whether the job, trained alone, runs as a stack of one.
+
+        It does where steps are compiled, because only stacks are compiled. It also does with Adam where it need not
+        have torch's bits, because a stack records Adam's step too: torch's own takes longer than a small model's
+        gradient.
+        """
+        if compiles():
+            return _on_gpu(self.rows)
+        small = stacks_networks() and self.option("opt").make is torch.optim.Adam
+        return small and recordable(self.model, self.rows[0].device, self.planned)
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return self.options.get(name, default)
+
+    @functools.cached_property
+    def structure(self) -> Any:
+        return structure(self.model), [(name, p.requires_grad) for name, p in self.model.named_parameters()]
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows in all batches but an epoch's last."""
+        return min(self.option("batch"), len(self.rows[0]))
+
+    @property
+    def planned(self) -> int:
+        """Return the number of steps, if nothing ends it early."""
+        if self.option("steps") is not None:
+            return int(self.option("steps"))
+        parts = self.option("turns").sizes if self.option("turns") is not None else (len(self.rows[0]),)
+        return int(self.option("epochs") or 0) * sum(-(-n // self.option("batch")) for n in parts)
+
+    @property
+    def size(self) -> int:
+        """Return the number of rows that it goes through, for its share of a stack's time."""
+        return self.planned * self.batch
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        return [self.rng]
+
+
+# --- what can be stacked ---------------------------------------------------------------------------------------------
+
+
+def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
+    """Return the groups of jobs that become one stack each, by number, and why each of the others is trained alone."""
+    groups: list[list[int]] = []
+    alone: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for i, job in enumerate(jobs):
+        if reason := _never(job):
+            alone[i] = reason
+            continue
+        for group in groups:
+            other = unlike(jobs[group[0]], job)
+            if other is None:
+                group.append(i)
+                break
+            reasons[i] = other
+            reasons.setdefault(group[0], other)
+        else:
+            groups.append([i])
+    for group in groups:
+        if len(group) == 1:
+            alone[group[0]] = reasons.get(group[0], "there is no other to train it with")
+    return [group for group in groups if len(group) > 1], alone
+
+
+def why_not(jobs: Sequence[Job]) -> str | None:
+    """Return why these cannot be trained as one stack; None if they can."""
+    return _never(jobs[0]) or next((r for job in jobs[1:] if (r := _never(job) or unlike(jobs[0], job))), None)
+
+
+def _never(job: Job) -> str | None:
+    """Return why a job cannot be part of any stack; None if it can."""
+    try:
+        check_rows(job.rows)
+        check_pure(job.loss)
+    except ContractError:
+        return "its training is refused"  # trained alone, it raises the error that says why
+    how = stepper(job.option("opt"))
+    if isinstance(how, str):
+        return how
+    if any(isinstance(m, _DropoutNd) and m.p > 0 for m in job.model.modules()):
+        return "dropout draws for each model in turn"
+    if not any(p.requires_grad for p in job.model.parameters()):
+        return "nothing in it is trained"
+    if job.option("norms", "batch") == "batch" and any(
+        isinstance(m, _BatchNorm) and m.num_features == 1 for m in job.model.modules()
+    ):
+        return "a batch norm of one channel cannot be mapped over models"
+    turns = job.option("turns")
+    if (job.option("epochs") is None) == (job.option("steps") is None) or (
+        turns is not None and sum(turns.sizes) != len(job.rows[0])
+    ):
+        return "its training is refused"
+    return None
+
+
+def unlike(a: Job, b: Job) -> str | None:
+    """Return why two jobs cannot be in one stack; None if they can."""
+    if not _same_function(a.loss, b.loss):
+        return "the models are trained on different losses"
+    if a.structure != b.structure or not same_hooks(a.model, b.model):
+        return "the models differ"
+    if [(row.shape[1:], row.dtype) for row in a.rows] != [(row.shape[1:], row.dtype) for row in b.rows]:
+        return "the forms of their records differ"
+    options = {"opt": None, "separable": True, "norms": "batch"}
+    if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
+        return "their optimisers or options differ"
+    together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is not a string: `_never` came before
+    if not (_fills(a) or _masks_norms(a)) and a.batch != b.batch:
+        return "their batches differ in size, and the loss or a layer looks at a whole batch"
+    if together and (a.planned, a.option("until")) != (b.planned, None):
+        return f"{a.option('opt').make.__name__} counts steps for all of a stack, and these take different numbers"
+    try:
+        _stacked([job.option("given") or {} for job in (a, b)], dry=True)
+    except ValueError as e:
+        return str(e)
+    return None
+
+
+def _fills(job: Job) -> bool:
+    """Return whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
+    frozen = job.option("norms", "batch") == "running"
+    return job.option("separable", True) and all(rowwise(layer, frozen) for layer in job.model.modules())
+
+
+def _masks_norms(job: Job) -> bool:
+    """Return whether a batch may be filled up if its batch norms leave out the filling: nothing else mixes rows."""
+    layers = list(job.model.modules())
+    return job.option("separable", True) and all(maskable(layer) or rowwise(layer, False) for layer in layers)
+
+
+def rowwise(layer: nn.Module, frozen: bool) -> bool:
+    if isinstance(layer, _BatchNorm):
+        return frozen and layer.running_mean is not None
+    if isinstance(layer, _InstanceNorm):
+        return False
+    return type(layer).__module__.split(".")[0] in (
+        "torch",
+        "torchvision",
+        "fedaudit",
+    )  # a layer from elsewhere may do anything
+
+
+def structure(model: nn.Module) -> Any:
+    """Return a description that is equal for networks of one stack."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return str(model), [(name, t.shape, t.dtype, t.device) for name, t in tensors]
+
+
+def same_hooks(a: nn.Module, b: nn.Module) -> bool:
+    def hooks(model: nn.Module) -> list[tuple[str, int, Any]]:
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+        found = []
+        for name, m in model.named_modules():
+            found += [(name, i, hook) for i, kind in enumerate(kinds) for hook in getattr(m, kind).values()]
+        return found
+
+    these, those = hooks(a), hooks(b)
+    return len(these) == len(those) and all(
+        x[:2] == y[:2] and _same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
+    )
+
+
+def _same_function(a: Any, b: Any) -> bool:
+    """Return whether two functions do the same: one function, or one text with equal plain values around it."""
+    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
+        return _same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
+    if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
+        return a is b or (isinstance(a, types.MethodType) and bool(a == b))
+    if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__ or a.__defaults__ != b.__defaults__:
+        return False
+    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
+    return a.__kwdefaults__ == b.__kwdefaults__ and all(_same_value(x, y) for x, y in cells)
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    a, b = x.cell_contents, y.cell_contents
+    plain = (bool, int, float, str, type(None))
+    return a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) or _both_same_function(a, b)
+
+
+def _both_same_function(a: Any, b: Any) -> bool:
+    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and _same_function(a, b)
+
+
+# --- the stack -------------------------------------------------------------------------------------------------------
+
+
+class Stack:
+    """The tensors of M models, with M on dimension 0: parameters, other tensors, and the optimiser's state."""
+
+    def __init__(self, params: Tensors, rest: Tensors, state: Tensors, given: Any, given_dims: Any, total: Tensor):
+        self.params, self.rest, self.state = params, rest, state
+        self.given, self.given_dims, self.total = given, given_dims, total
+
+    def __len__(self) -> int:
+        return len(self.total)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Stack:
+        params, rest, state = ({n: fn(t) for n, t in part.items()} for part in (self.params, self.rest, self.state))
+        return Stack(params, rest, state, _map_given(self.given, self.given_dims, fn), self.given_dims, fn(self.total))
+
+    def take(self, slots: Sequence[int]) -> Stack:
+        """Return the models in `slots`: the same memory if they come first in the stack, else copies (see `put`)."""
+        if list(slots) == list(range(len(slots))):
+            return self if len(slots) == len(self) else self.map(lambda t: t[: len(slots)])
+        index = torch.tensor(slots, device=self.total.device)
+        return self.map(lambda t: t.index_select(0, index))
+
+    def put(self, slots: Sequence[int], part: Stack) -> None:
+        """Write back a part that `take` returned, if it is a copy."""
+        if list(slots) == list(range(len(slots))):
+            return
+        index = torch.tensor(slots, device=self.total.device)
+        for mine, theirs in ((self.params, part.params), (self.rest, part.rest), (self.state, part.state)):
+            for name, t in mine.items():
+                t.index_copy_(0, index, theirs[name])
+        self.total.index_copy_(0, index, part.total)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that training changes."""
+        return [*self.params.values(), *self.rest.values(), *self.state.values(), self.total]
+
+    def write(self, slot: int, model: nn.Module) -> None:
+        """Put one model's numbers into the model itself."""
+        with torch.no_grad():
+            for name, t in _tensors(model).items():
+                t.copy_((self.params[name] if name in self.params else self.rest[name])[slot])
+
+
+def _tensors(model: nn.Module) -> Tensors:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def build(jobs: Sequence[Job], how: Stepper) -> Stack:
+    states = [_tensors(job.model) for job in jobs]
+    trained = [name for name, p in jobs[0].model.named_parameters() if p.requires_grad]
+    whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
+    params = {name: whole.pop(name) for name in trained}
+    given, dims = _stacked([job.option("given") or {} for job in jobs])
+    total = torch.zeros(len(jobs), device=jobs[0].rows[0].device)
+    return Stack(params, whole, how.state(params), given, dims, total)
+
+
+class _Course:
+    """Tracks how far one job has come. Its own generator says which rows are next, as in `fit`."""
+
+    def __init__(self, job: Job, stop: Callable[[], bool], begin: Callable[[], None]):
+        self.job, self._stop, self._begin = job, stop, begin
+        self.epochs = self.steps = 0
+        self.seen = len(job.rows[0])
+        self._next = self._run()
+        self.index: Tensor | None = next(self._next, None)
+
+    def advance(self) -> None:
+        self.index = next(self._next, None)
+
+    def _run(self) -> Iterator[Tensor]:
+        n, epochs, steps = len(self.job.rows[0]), self.job.option("epochs"), self.job.option("steps")
+        stop = False
+        while not stop and (self.epochs < epochs if epochs is not None else self.steps < steps):
+            if self.epochs:
+                self._begin()
+            self.seen = 0
+            for index in batches(n, self.job.option("batch"), self.job.rng, self.job.option("turns")):
+                yield index
+                self.seen += len(index)
+                self.steps += 1
+                if self.steps == steps:
+                    break
+            self.epochs += 1
+            stop = self._stop()
+
+
+def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
+    """Carry out all jobs as one stack, and return their results. The models end as `fit` would leave each of them.
+
+    Nothing is written into the models before all have come to their end, so that after a failure they can be trained
+    alone. The caller then has to put the generators back.
+
+    `compile` has an effect on a GPU only. There a step is many small kernels, and compiling takes seconds; on a CPU it
+    takes minutes.
+    """
+    drawn = [job.rng.get_state() for job in jobs]
+    try:
+        return _fitted(_Fitting(jobs, compile))
+    except Unmaskable:  # a batch norm sees other rows than the batch's, so train in groups of one size
+        for job, state in zip(jobs, drawn, strict=True):
+            job.rng.set_state(state)
+        return _fitted(_Fitting(jobs, compile, by_size=True))
+
+
+def _fitted(fitting: _Fitting) -> list[Fitted]:
+    try:
+        fitting.go()
+    finally:
+        fitting.close()
+    return fitting.result()
+
+
+_Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
+
+
+class _Fitting:
+    def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False):
+        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # the job that ends first stands last
+        self.order, self.jobs = order, [jobs[i] for i in order]
+        first = self.jobs[0]
+        how = stepper(first.option("opt"))
+        assert isinstance(how, Stepper), how
+        self.how, self.fills = how, _fills(first)
+        self.masks_norms = not self.fills and not by_size and _masks_norms(first)
+        self.norms = first.option("norms", "batch")
+        self.device = first.rows[0].device
+        self.stack = build(self.jobs, how)
+        self.slots = list(range(len(self.jobs)))  # which job stands where in the stack
+        self.rows = [torch.cat([job.rows[i] for job in self.jobs]) for i in range(len(first.rows))]
+        sizes = torch.tensor([0, *(len(job.rows[0]) for job in self.jobs)])
+        self.offsets = sizes.cumsum(0)[:-1].to(self.device)[:, None]
+        self.known: dict[tuple[int, ...], Tensor] = {}
+        self.modes = [job.model.training for job in self.jobs]
+        self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
+        compile = (compile or compiles()) and _on_gpu(first.rows)
+        self.mapped = _mapped(first, self.stack.given_dims, compile, len(jobs) > 1)
+        self.usual = max(job.batch for job in self.jobs)
+        self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
+        self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None]] = {}  # with its places and mask
+        self.came: dict[_Form, int] = {}  # how often all had batches of that form
+        self.idle: set[int] = set()  # jobs that ended, but stay in the stack to keep its shapes
+        self.masks: dict[tuple[int, ...], Tensor] = {}
+        self.mask_all = self.fills and (self.records or compile)  # one shape for all
+        self.ended: dict[int, Tensors] = {}
+        self.totals: dict[int, Tensor] = {}
+        self.courses = [
+            _Course(job, functools.partial(self._stops, i), functools.partial(self._begin, i))
+            for i, job in enumerate(self.jobs)
+        ]
+
+    def go(self) -> None:
+        train_mode(self.mapped.model, self.norms)
+        while True:
+            self._leave()
+            if not self.active:
+                return
+            for group in self._groups():
+                if not self._recorded_step(group):
+                    self._step(group)
+                for i in group:
+                    self.courses[i].advance()
+
+    @property
+    def active(self) -> list[int]:
+        return [i for i in self.slots if i not in self.idle]
+
+    def _groups(self) -> list[list[int]]:
+        """Return the groups of jobs that take their next step together.
+
+        Usually all jobs step. Those with a batch of unequal size step first and alone, so that the others are as many
+        as before.
+        """
+        if self.fills:
+            sizes = {i: len(self._index(i)) for i in self.active}
+            return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
+        if self.masks_norms:
+            sizes = {i: len(self._index(i)) for i in self.active}
+            lone = [i for i, size in sizes.items() if size == 1]  # a batch norm may refuse it, with its own error
+            if not lone and len(set(sizes.values())) > 1:
+                return [self.active] if self.records and max(sizes.values()) <= self.usual else _filled(sizes)
+        by_size: dict[int, list[int]] = {}
+        for i in self.active:
+            by_size.setdefault(len(self._index(i)), []).append(i)
+        odd = [group for size, group in by_size.items() if size != self.usual]
+        return odd or list(by_size.values())
+
+    def _index(self, i: int) -> Tensor:
+        index = self.courses[i].index
+        assert index is not None
+        return index
+
+    def _step(self, group: Sequence[int]) -> None:
+        places = [self.slots.index(i) for i in group]
+        part = self.stack.take(places)
+        if self.how.together and part is not self.stack:
+            raise RuntimeError(f"{self.jobs[0].option('opt').make.__name__} steps all models of a stack at once")
+        index, mask = self._places(group)
+        self._core(part, self._rows(index), mask)
+        self.stack.put(places, part)
+
+    def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
+        leaves = {name: p.detach().requires_grad_() for name, p in part.params.items()}
+        means, sums = self.mapped(leaves, part.rest, rows, part.given, mask)
+        grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
+        self.how.step(part.params, dict(zip(leaves, grads, strict=True)), part.state)
+        part.total += sums
+        return []  # nothing to return: all changes are in place
+
+    def _recorded_step(self, group: Sequence[int]) -> bool:
+        """Replay a recorded step of the whole stack, and return whether the group could be stepped in this way.
+
+        Jobs that have ended step too, and the result is thrown away.
+        """
+        if not self.records or list(group) != self.active:
+            return False
+        sizes = {len(self._index(i)) for i in group}
+        ragged = len(sizes) > 1
+        size = self.usual if self.fills or ragged else max(sizes)
+        if max(sizes) > size or (ragged and not (self.fills or self.masks_norms)):
+            return False
+        form = size, ragged and not self.fills
+        if form not in self.recordings and not self._record(form, group):
+            return False
+        recording, static, static_mask = self.recordings[form]
+        index, mask = self._places(self.slots, size)
+        static.copy_(index)
+        if mask is not None and static_mask is not None:
+            static_mask.copy_(mask)
+        recording()
+        return True
+
+    def _record(self, form: _Form, group: Sequence[int]) -> bool:
+        """Record the step of the whole stack with batches of this form, if enough of them are to come. Return whether
+        it was.
+        """
+        size, usual = form[0], form == (self.usual, False)
+        self.came[form] = self.came.get(form, 0) + 1
+        often = usual or self.came[form] >= OFTEN
+        if not often or max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
+            return False
+        static, mask = self._places(self.slots, size)
+        static_mask = None if mask is None else mask.clone()
+        stack = self.stack
+        core = functools.partial(self._core, stack)
+        made = self._choose(lambda: core(self._rows(static), static_mask), stack.tensors(), size, mask is not None)
+        if made is None and not usual:
+            self.came[form] = -self.jobs[0].planned  # not again
+            return False
+        if made is None:
+            self.records = False
+            self._shrink()
+            return False
+        self.recordings[form] = made, static, static_mask
+        return True
+
+    def _choose(
+        self, step: Callable[[], list[Tensor | None]], state: list[Tensor], size: int, masked: bool
+    ) -> Recording | None:
+        """Return the recording of a step with the faster of two ways to do convolutions, measured if not known yet."""
+        how = repr((self.jobs[0].structure, torch.backends.cudnn.allow_tf32, halves()))
+        key = how, len(self.slots), size
+        if not (self.mapped.convolves and may_choose()):  # a stack of fewer models does the same operations
+            return record_giving_back(step, state, self.device, like=(how, masked))
+        if key in _faster:
+            self.mapped.products = _faster[key]
+            return record(step, state)
+        made: dict[bool, Recording | None] = {}
+        for products in (True, False):
+            self.mapped.products = products
+            made[products] = record(step, state)
+        one, other = made[True], made[False]
+        if one is not None and other is not None:
+            _faster[key] = PRODUCTS_WIN * timed(one, state) < timed(other, state)
+        self.mapped.products = _faster.get(key, False)
+        return made[self.mapped.products]
+
+    def _rows(self, index: Tensor) -> list[Tensor]:
+        return [row[index] for row in self.rows]
+
+    def _places(self, group: Sequence[int], most: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return where each job's next rows stand, filled up to one number, and which of them count (None: all)."""
+        drawn = [self._index(i) if i not in self.idle else self.offsets.new_zeros(most or 1) for i in group]
+        sizes = [len(index) for index in drawn]
+        most = most or max(sizes)
+        ragged = min(sizes) < most
+        if ragged:  # fill up with row 0, which does not count
+            drawn = [nn.functional.pad(index, (0, most - len(index))) for index in drawn]
+        index = torch.stack(drawn) + self._offsets(tuple(group))
+        mask = self._mask(tuple(sizes), most) if ragged or self.mask_all else None
+        return index, mask
+
+    def _mask(self, sizes: tuple[int, ...], most: int) -> Tensor:
+        if (most, *sizes) not in self.masks:
+            counts = torch.tensor(sizes, device=self.device)[:, None]
+            self.masks[(most, *sizes)] = torch.arange(most, device=self.device) < counts
+        return self.masks[(most, *sizes)]
+
+    def _offsets(self, group: tuple[int, ...]) -> Tensor:
+        """Return where each job's rows begin among all. It is kept, because making it anew would be a transfer to the
+        device.
+        """
+        if group not in self.known:
+            self.known[group] = self.offsets[list(group)]
+        return self.known[group]
+
+    def _begin(self, i: int) -> None:
+        self.stack.total[self.slots.index(i)].zero_()
+
+    def _stops(self, i: int) -> bool:
+        until, model = self.jobs[i].option("until"), self.jobs[i].model
+        if until is None:
+            return False
+        self.stack.write(self.slots.index(i), model)
+        model.eval()
+        with torch.no_grad():
+            stops = bool(until(Live(model), *self.jobs[i].rows))
+        train_mode(self.mapped.model, self.norms)  # this job's model may be the one that is mapped
+        return stops
+
+    def _leave(self) -> None:
+        through = [i for i in self.active if self.courses[i].index is None]
+        if not through:
+            return
+        for i in through:
+            slot = self.slots.index(i)
+            both = {**self.stack.params, **self.stack.rest}
+            self.ended[i] = {name: t[slot].clone() for name, t in both.items()}
+            self.totals[i] = self.stack.total[slot].clone()
+        self.idle.update(through)
+        if not self.records or 2 * len(self.active) <= len(self.slots):
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Take the jobs that have ended out of the stack."""
+        stay = [place for place, i in enumerate(self.slots) if i not in self.idle]
+        self.slots = [self.slots[place] for place in stay]
+        self.idle.clear()
+        self.recordings.clear()
+        if stay:
+            self.stack = self.stack.take(stay)
+
+    def close(self) -> None:
+        for job, mode in zip(self.jobs, self.modes, strict=True):
+            job.model.train(mode)
+        self.mapped.model.train(self.modes[0])
+        self.recordings.clear()  # frees the graphs' memory now; garbage collection may come much later
+        for i, tensors in self.before.items():
+            if len(self.ended) < len(self.jobs):  # it failed
+                _write(self.jobs[i].model, tensors)
+
+    def result(self) -> list[Fitted]:
+        found: dict[int, Fitted] = {}
+        for i, job in enumerate(self.jobs):
+            _write(job.model, self.ended[i])
+        losses = torch.stack([self.totals[i] for i in range(len(self.jobs))]).tolist()
+        for i, course in enumerate(self.courses):
+            found[self.order[i]] = Fitted(course.epochs, course.steps, losses[i] / max(course.seen, 1))
+        return [found[i] for i in range(len(self.jobs))]
+
+
+def _copies(model: nn.Module) -> Tensors:
+    return {name: t.detach().clone() for name, t in _tensors(model).items()}
+
+
+def _write(model: nn.Module, tensors: Tensors) -> None:
+    with torch.no_grad():
+        for name, t in _tensors(model).items():
+            t.copy_(tensors[name])
+
+
+def _filled(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Return groups of jobs whose batches are filled up to one size.
+
+    All jobs are one group, unless more than half of the rows would be filling.
+    """
+    groups = []
+    left = dict(sizes)
+    while left:
+        most = max(left.values())
+        group = list(left)
+        if most * len(left) > 2 * sum(left.values()):
+            group = [i for i, size in left.items() if 2 * size > most]
+        groups.append(group)
+        left = {i: size for i, size in left.items() if i not in group}
+    return groups
+
+
+# --- the loss of all models at once ----------------------------------------------------------------------------------
+
+Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows, given -> mean and sum of each model
+
+
+class _Mapped:
+    """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
+
+    def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool):
+        self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
+        if _on_gpu(job.rows) and (compile or several):
+            slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
+            self.model = quicker(self.model, apart=slow, compiled=compile)
+        self._caller = Caller(self.model)
+        self._places = places(self._caller)
+        self._dims = given_dims
+        self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
+        self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
+        self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
+        self._compile, self._several = compile, several
+        self._masks_norms = not _fills(job)
+        self.products = False  # convolutions as products of matrices
+
+    def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        run = (self._plain if mask is None else self._masked) if self._several else self._alone
+        if self._compile and not (self._masks_norms and mask is not None):
+            if (mask is None) not in self._compiled:
+                self._compiled[mask is None] = _compile(run), rows[0].shape
+            compiled, shape = self._compiled[mask is None]
+            run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
+        return run(params, rest, rows, given, mask)
+
+    def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
+        such as one view of a mini-batch, which a map refuses."""
+        mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
+        told = _map_given(given, self._dims, lambda t: t.squeeze(0))
+        only = None if mask is None else mask.squeeze(0)
+        mean, total = self._of_one(mine, others, [row.squeeze(0) for row in rows], told, only)
+        return mean[None], total[None]
+
+    @property
+    def convolves(self) -> bool:
+        """Return whether there is a choice between two ways: convolutions, on a GPU, not left to a compiler."""
+        return self._several and not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+
+    def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        f = Functional(self._caller, params, rest, self._places)
+        if self._masks_norms and mask is not None:
+            with MaskedNorms(mask), _PICKS[self.products] if _on_gpu(rows) else nullcontext():
+                value = self._loss(f, *rows, **given)
+        elif torch.compiler.is_compiling() or not _on_gpu(rows):
+            value = self._loss(f, *rows, **given)
+        else:
+            with _PICKS[self.products]:
+                value = self._loss(f, *rows, **given)
+        check_value(value, len(rows[0]), self._loss, self._separable)
+        if mask is not None:
+            value = torch.where(mask, value, 0.0)
+            return value.sum() / mask.sum(), value.detach().sum()
+        detached = value.detach()
+        return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
+
+
+def _compile(run: Mapped) -> Mapped:
+    """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does."""
+    made: Mapped = torch.compile(run, dynamic=False, options={"fallback_random": True})
+    return made
+
+
+def _on_gpu(rows: Sequence[Tensor]) -> bool:
+    return rows[0].device.type == "cuda"
+
+
+class _Picks(TorchFunctionMode):
+    """Makes cross-entropy pick each row's class by comparing.
+
+    Mapped over models, torch's own picks by an index. On a GPU the gradient of that is a sum in no fixed order or, if a
+    fixed order is asked for, a sort that cannot be recorded.
+
+    With `products`, convolutions are done as products of matrices.
+    """
+
+    def __init__(self, products: bool = False):
+        super().__init__()
+        self._products = products
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._products and func is torch.conv2d and (found := instead_of(args, kwargs)) is not None:
+            return found
+        plain = kwargs.get("reduction") == "none" and not kwargs.get("label_smoothing") and kwargs.get("weight") is None
+        if func in (F.cross_entropy, F.nll_loss) and len(args) == 2 and plain:
+            out, y = args
+            if out.dim() == 2 and not y.is_floating_point():
+                logs = F.log_softmax(out, 1) if func is F.cross_entropy else out
+                mine = y[:, None] == torch.arange(out.shape[1], device=out.device)
+                return -torch.where(mine, logs, 0.0).sum(1)
+        return func(*args, **kwargs)
+
+
+_PICKS = {products: _Picks(products) for products in (False, True)}
+_faster: dict[Any, bool] = {}  # whether products were the faster way, by what was measured
+PRODUCTS_WIN = 1.2  # times as fast, so that a tie is not left to chance
+
+
+def picking(products: bool) -> AbstractContextManager[Any]:
+    """Return a context in which convolutions are products of matrices, or one that changes nothing."""
+    return _PICKS[True] if products else nullcontext()
+
+
+_refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
+_compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
+
+
+def _mapped(job: Job, given_dims: Any, compile: bool, several: bool) -> _Mapped:
+    compile = compile and not any(
+        m._forward_hooks or m._forward_pre_hooks for m in job.model.modules()
+    )  # hooks come and go
+    if not compile:
+        return _Mapped(job, given_dims, False, several)
+    how = given_dims, job.option("separable", True), job.option("norms", "batch")
+    key = repr((job.structure, how, several)), job.loss
+    if key not in _compiled:
+        _compiled[key] = _Mapped(job, given_dims, True, several)
+    return _compiled[key]
+
+
+class Caller(nn.Module):
+    """Makes every method of a model reachable for `functional_call`, which knows `forward` only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *args: Any) -> Any:
+        return self.model(*args) if method == "forward" else getattr(self.model, method)(*args)
+
+
+def places(caller: Caller) -> dict[str, str]:
+    """Return the name of the tensor at each place of the caller: a shared parameter has one name and several places.
+
+    A layer under two names is visited once: `functional_call` would leave a replaced tensor behind in it.
+    """
+    model = caller.model
+    name_of = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    own = {"recurse": False, "remove_duplicate": False}
+    return {
+        place: name_of[id(t)]
+        for prefix, layer in caller.named_modules()
+        for place, t in [*layer.named_parameters(prefix, **own), *layer.named_buffers(prefix, **own)]
+    }
+
+
+class Functional:
+    """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`."""
+
+    def __init__(self, caller: Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):
+        self._caller = caller
+        tensors = {**params, **rest}
+        self._tensors = {place: tensors[name] for place, name in places.items()}
+        self.params = {name: tensors[name] for name, _ in caller.model.named_parameters()}
+
+    def _call(self, method: str, *args: Any) -> Any:
+        if (dtype := halves()) is None:
+            return functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
+        norms = {name: m for name, m in self._caller.named_modules() if isinstance(m, _BatchNorm)}
+        kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
+        tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}
+        before, full = [_cast(a, dtype) for a in args], args[0].dtype
+        hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in norms.values()]
+        hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in norms.values()]
+        try:
+            return _cast(functional_call(self._caller, tensors, (method, *before), tie_weights=False), full)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call("forward", *args)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self._call("encode", x)
+
+    def classify(self, e: Tensor) -> Tensor:
+        return self._call("classify", e)
+
+
+def _cast(t: Any, dtype: torch.dtype) -> Any:
+    return t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+
+# --- what losses are given -------------------------------------------------------------------------------------------
+
+
+def _stacked(values: Sequence[Any], dry: bool = False) -> tuple[Any, Any]:
+    """Return trees of one form as one tree of stacked tensors, and the dimension that each leaf is mapped over."""
+    first = values[0]
+    if any(type(value) is not type(first) for value in values):
+        raise ValueError("what their losses are given differs in form")
+    if isinstance(first, Tensor):
+        if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
+            raise ValueError("what their losses are given differs in shape")
+        return (first if dry else torch.stack(list(values)).detach()), 0
+    if isinstance(first, dict):
+        if any(value.keys() != first.keys() for value in values):
+            raise ValueError("what their losses are given differs in form")
+        parts = {key: _stacked([value[key] for value in values], dry) for key in first}
+        return {key: part[0] for key, part in parts.items()}, {key: part[1] for key, part in parts.items()}
+    if isinstance(first, list | tuple):
+        if any(len(value) != len(first) for value in values):
+            raise ValueError("what their losses are given differs in form")
+        items = [_stacked(list(value), dry) for value in zip(*values, strict=True)]
+        return type(first)(item[0] for item in items), type(first)(item[1] for item in items)
+    if first is None or isinstance(first, bool | int | float | str):
+        if any(value != first for value in values):
+            raise ValueError("what their losses are given differs in its numbers")
+        return first, None
+    raise ValueError(f"their losses are given a {type(first).__name__}")
+
+
+def _map_given(given: Any, dims: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(given, dict):
+        return {key: _map_given(value, dims[key], fn) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        return type(given)(_map_given(value, dim, fn) for value, dim in zip(given, dims, strict=True))
+    return given if dims is None else fn(given)

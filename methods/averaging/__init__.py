@@ -1,0 +1,1 @@
+"""Averaging: clients train one architecture and the server averages what they send."""

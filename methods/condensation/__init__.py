@@ -1,0 +1,1 @@
+"""Condensation: clients share small synthetic data sets and class statistics."""

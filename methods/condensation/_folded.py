@@ -1,0 +1,246 @@
+"""A plain encoder at weights that change in each step, with its frozen batch norms folded into the convolutions.
+
+In evaluation mode a batch norm is a line, a z + c for each channel, which the convolution before it can absorb:
+a (w * x + b) + c = (a w) * x + (a b + c). Convolution, ReLU and halving remain, which read and write a GPU's memory
+half as often. Channels lie innermost. The first layer, which sees one or three channels, is a product with the nine
+(or 27) neighbours of each pixel: no kernel for convolutions is made for so few channels.
+
+Where steps are compiled, bias, ReLU and halving are one kernel. The first layer is part of that kernel too, so that its
+output at full size never exists. For the gradient of its images it is computed once more (`_Narrow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fedaudit.training.cuda_graphs import compiles, fall_back, halves
+from fedaudit.training.models import Net
+from fedaudit.training.stacked import convolution_products
+
+Pool = Literal["average", "max", "none"]
+Pair = tuple[int, int]
+Folding = tuple[Tensor, Tensor]  # weight and bias of a convolution
+FORMS = 64  # the most forms of images, with and without gradient, for which a kernel is compiled
+NARROW = 4  # channels up to which a convolution is a product with each pixel's neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d | None
+    pool: Pool
+
+    def folded(self) -> Folding:
+        """Return weight and bias of the convolution that does the batch norm's part as well."""
+        w, b = self.conv.weight.detach(), cast(Tensor, self.conv.bias).detach()
+        if self.norm is None:
+            return w, b
+        mean, var = cast(Tensor, self.norm.running_mean), cast(Tensor, self.norm.running_var)
+        run = _compiled(fold, rows=False) if _fuses(w) else fold
+        return run(w, b, mean, var, self.norm.weight.detach(), self.norm.bias.detach(), self.norm.eps)
+
+    @property
+    def padding(self) -> Pair:
+        return cast(Pair, self.conv.padding)
+
+
+class Folded:
+    """Does `net.encode` for a network whose encoder is stages of convolution, norm, ReLU and halving; see `of`."""
+
+    def __init__(self, stages: list[_Stage], rest: nn.Sequential):
+        self._stages, self._rest = stages, rest
+
+    @classmethod
+    def of(cls, net: Net) -> Folded | None:
+        """Return the folded network, or None if the encoder is of another form."""
+        if not isinstance(net.encoder, nn.Sequential):
+            return None
+        layers, stages = list(net.encoder), []
+        while layers and isinstance(layers[0], nn.Conv2d):
+            conv = cast(nn.Conv2d, layers.pop(0))
+            plain = conv.groups == 1 and set(conv.stride) == set(conv.dilation) == {1} and conv.bias is not None
+            norm = layers.pop(0) if isinstance(layers[0], nn.BatchNorm2d) else None
+            if not plain or isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+                return None
+            if not isinstance(layers.pop(0), nn.ReLU) or (norm is not None and norm.running_mean is None):
+                return None
+            stages.append(_Stage(conv, norm, _pool(layers)))
+        return cls(stages, nn.Sequential(*layers)) if stages else None
+
+    @torch.no_grad()
+    def weights(self) -> list[Folding]:
+        """Return weight and bias of each stage at the network's present weights.
+
+        They serve all images that go through before the weights change.
+        """
+        return [_laid_out(*stage.folded()) for stage in self._stages]
+
+    def __call__(self, x: Tensor, weights: list[Folding]) -> Tensor:
+        full = x.dtype
+        x = x.to(halves() or full)
+        for stage, (w, b) in zip(self._stages, weights, strict=True):
+            x = _carry_out(x, w, b, stage.padding, stage.pool)
+        return cast(Tensor, self._rest(x.to(full)))
+
+
+def fold(w: Tensor, b: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Folding:
+    a = scale * (var + eps).rsqrt()
+    return w * a[:, None, None, None], (b - mean) * a + shift
+
+
+def _laid_out(w: Tensor, b: Tensor) -> Folding:
+    """Return weight and bias in the type that is computed in. On a GPU, many channels are laid innermost."""
+    dtype = halves() or w.dtype
+    w, b = w.to(dtype), b.to(dtype)
+    return w.contiguous(memory_format=torch.channels_last) if w.is_cuda and w.shape[1] > NARROW else w, b
+
+
+def _pool(layers: list[nn.Module]) -> Pool:
+    """Return how the stage ends. If it ends in a pooling layer, take that layer off the list."""
+    first = layers[0]
+    if isinstance(first, nn.AvgPool2d | nn.MaxPool2d) and first.kernel_size == first.stride == 2:
+        layers.pop(0)
+        return "average" if isinstance(first, nn.AvgPool2d) else "max"
+    return "none"
+
+
+def _fuses(x: Tensor) -> bool:
+    return compiles() and x.is_cuda and not is_in_torch_dispatch_mode()
+
+
+def _carry_out(x: Tensor, w: Tensor, b: Tensor, padding: Pair, pool: Pool) -> Tensor:
+    fused = _fuses(x)
+    if w.shape[1] > NARROW:
+        return _finished(F.conv2d(x, w, padding=padding), b, pool, fused)
+    if fused and pool == "average":
+        taps = w.flatten(1).T.contiguous()
+        if x.requires_grad and torch.is_grad_enabled():
+            return cast(Tensor, _Narrow.apply(x, taps, b, w.shape[2:], padding))
+        return _compiled(narrow)(x, taps, b, w.shape[2:], padding)
+    return _finished(convolution_products.conv2d(x, w, None, padding), b, pool, fused)
+
+
+def _finished(z: Tensor, b: Tensor, pool: Pool, fused: bool) -> Tensor:
+    if fused and pool == "average":
+        return _compiled(finish)(z, b)
+    z = z.add_(b[:, None, None]).relu_()
+    return F.avg_pool2d(z, 2) if pool == "average" else F.max_pool2d(z, 2) if pool == "max" else z
+
+
+def finish(z: Tensor, b: Tensor) -> Tensor:
+    """Return z after bias, ReLU and the mean of each 2 x 2 pixels.
+
+    z is (row, channel, height, width) with the channels innermost.
+    """
+    h, w = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
+    corners = [z[:, :, i:h:2, j:w:2] for i in (0, 1) for j in (0, 1)]
+    a, b_, c, d = ((corner + b[:, None, None]).relu() for corner in corners)
+    return (a + b_ + c + d) * 0.25
+
+
+def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """Return convolution, bias, ReLU and the mean of each 2 x 2 pixels, written so that a compiler makes one kernel of
+    it.
+
+    It sums over the neighbours for each of the four corners, on tensors of the output's size. `w` is (neighbour,
+    channel).
+    """
+    found = [total.relu() for total in _corners(x, w, b, kernel, padding)]
+    return ((found[0] + found[1] + found[2] + found[3]) * 0.25).permute(0, 3, 1, 2)
+
+
+def _corners(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> list[Tensor]:
+    """Return convolution and bias at the four corners of each 2 x 2 pixels: (row, height / 2, width / 2, channel)."""
+    channels = x.shape[1]
+    h, width = x.shape[2] + 2 * padding[0] - kernel[0] + 1, x.shape[3] + 2 * padding[1] - kernel[1] + 1
+    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))[..., None]
+    high, wide = h // 2 * 2, width // 2 * 2
+    found = []
+    for i in (0, 1):
+        for j in (0, 1):
+            total = b
+            for at in range(channels * kernel[0] * kernel[1]):
+                c, dy, dx = at // (kernel[0] * kernel[1]), at // kernel[1] % kernel[0], at % kernel[1]
+                total = total + x[:, c, i + dy : dy + high : 2, j + dx : dx + wide : 2] * w[at]
+            found.append(total)
+    return found
+
+
+def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """Return the gradient of the convolution inside `narrow`, from the gradient g of `narrow`.
+
+    It is (row, corner, height / 2, width / 2, channel).
+    """
+    g = g.permute(0, 2, 3, 1) * 0.25
+    return torch.stack([torch.where(total > 0, g, 0.0) for total in _corners(x, w, b, kernel, padding)], 1)
+
+
+def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """Return the gradient of the images x from that of each neighbour.
+
+    g is (row, corner, height / 2, width / 2, neighbour).
+    """
+    channels, height, width = x.shape[1:]
+    full = g.unflatten(1, (2, 2)).permute(0, 5, 3, 1, 4, 2).flatten(4, 5).flatten(2, 3)  # (row, neighbour, y, x)
+    bottom = height + 2 * padding[0] - kernel[0] + 1 - full.shape[2]  # a last row or column that `narrow` dropped
+    right = width + 2 * padding[1] - kernel[1] + 1 - full.shape[3]
+    more = kernel[1] - 1, kernel[1] - 1 + right, kernel[0] - 1, kernel[0] - 1 + bottom
+    full = F.pad(full, more).unflatten(1, (channels, kernel[0] * kernel[1]))
+    total = torch.zeros_like(x)
+    for at in range(kernel[0] * kernel[1]):
+        top, left = kernel[0] - 1 - at // kernel[1] + padding[0], kernel[1] - 1 - at % kernel[1] + padding[1]
+        total = total + full[:, :, at, top : top + height, left : left + width]
+    return total
+
+
+class _Narrow(torch.autograd.Function):
+    """`narrow`, with the gradient of its images alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+        ctx.save_for_backward(x, w, b)
+        ctx.form = kernel, padding
+        return cast(Tensor, _compiled(narrow)(x.detach(), w, b, kernel, padding))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, w, b = (t.detach() for t in ctx.saved_tensors)
+        inside = _compiled(narrow_inside)(gradients[0], x, w, b, *ctx.form)
+        each = inside @ w.T  # of the neighbours
+        return _compiled(narrow_images)(each, x, *ctx.form), None, None, None, None
+
+
+def _compiled(fn: Callable[..., Any], rows: bool = True) -> Callable[..., Any]:
+    """Return the function compiled for each form of image; with `rows`, for any number of rows."""
+
+    def call(x: Tensor, *rest: object) -> Any:
+        from torch import _dynamo as dynamo  # takes a second to import
+
+        for t in (x, *rest) if rows else ():
+            if isinstance(t, Tensor) and t.dim() >= 4:
+                dynamo.maybe_mark_dynamic(t, 0)
+        dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, FORMS)
+        try:
+            return _kept(fn)(x, *rest) if fn not in _uncompiled else fn(x, *rest)
+        except Exception as e:  # noqa: BLE001 (whatever the compiler has against it: the numbers are the same without)
+            _uncompiled.add(fn)
+            fall_back(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+            return fn(x, *rest)
+
+    return call
+
+
+_uncompiled: set[Callable[..., Any]] = set()
+
+
+@lru_cache
+def _kept(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(fn, dynamic=False)

@@ -1,0 +1,1 @@
+"""Distillation without data: the server makes the inputs itself, or clients share embeddings."""

@@ -1,0 +1,177 @@
+"""The embedding decoder of DFFKE, Dec: R^h -> R^d (Sections 3.2 and 4.1), "3-layer, 4.4M-parameter", and its training.
+
+The paper gives this description, a source (the generator of Fang et al., "Contrastive Model Inversion", IJCAI 2021) and
+a size on disk, 16.89 MB. The structure below is the one with these numbers: a linear layer h -> 128 x H/4 x W/4, batch
+norm, two times (up-sampling x 2, convolution 3x3 without bias, batch norm, leaky ReLU 0.2) of widths 128 and 64, and an
+output convolution 3x3 with bias. At h = 512 and 3x32x32 it has 4,426,051 parameters, and with the batch norms' buffers
+17,706,788 bytes = 16.89 MiB (without them 16.88).
+
+The paper leaves these points open, and we chose:
+
+- The output's range is that of tanh, because images live in [-1, 1] here.
+- The size of the images. They are 128 x 128 in the experiments, where a decoder of H/4 x W/4 would have 67.5 M
+  parameters. The 4.4 M are those of 32 x 32. So larger images are decoded at 32 x 32 and resized (bilinear). Smaller
+  ones are decoded at their own size, rounded up to a multiple of four, and resized back.
+- Batches mix all clients, so that Dec's batch norms see in training what they are averaged over.
+- The clients' batch norms are in evaluation mode while Dec is trained, with the statistics of the records behind E_k.
+- The student of L_md (Appendix E) is every peer of the client whose embedding is decoded, on average. MAE and MSE are
+  of probabilities, which the bound 2/n implies. L_fid and L_md add up, KL scaled by 0.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaudit import Many, Opt, Server, Size, State, in_chunks, kl, load, state_of
+from fedaudit.shape import Shape
+from fedaudit.training.descent import Kept
+from fedaudit.training.fit import batches
+from fedaudit.training.models import Net
+from fedaudit.training.stacked.mixed_batches import Mixed
+
+Discrepancy = Literal["none", "KL", "MAE", "MSE"]
+LARGEST = 32  # pixels along a side that the decoder itself makes
+
+
+class Decoder(nn.Module):
+    def __init__(self, h: int, shape: Shape, width: int = 64) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        self.size = (height, breadth)
+        self.seed = tuple(math.ceil(min(side, LARGEST) / 4) for side in self.size)  # before two up-samplings
+        self.width = width
+        self.linear = nn.Linear(h, 2 * width * math.prod(self.seed))
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(2 * width),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, channels, 3, padding=1),
+            nn.Tanh(),
+        )
+
+    def forward(self, e: Tensor) -> Tensor:
+        return resize(self.layers(self.linear(e).unflatten(1, (2 * self.width, *self.seed))), self.size)
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return x resized bilinearly, by one matrix product per side.
+
+    torch's own has no fast gradient on CUDA that repeats its bits.
+    """
+    for dim, side in zip((-2, -1), size, strict=True):
+        if x.shape[dim] != side:
+            x = (x.transpose(dim, -1) @ _linear_weights(x.shape[dim], side, x.device)).transpose(dim, -1)
+    return x
+
+
+@functools.cache
+def _linear_weights(old: int, new: int, device: torch.device) -> Tensor:
+    """Return the old x new matrix of linear interpolation: its rows are the images of the unit vectors."""
+    return F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0].to(device)
+
+
+@torch.no_grad()
+def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000) -> Tensor:
+    """Return D^ = Dec(E~): the synthetic images that a decoder's checkpoint makes of translated embeddings."""
+    with torch.device("meta"):  # no initialisation: the checkpoint replaces it
+        blank = Decoder(e.shape[1], shape, width=len(Dec["layers.6.weight"]))
+    model = load(blank.to_empty(device=e.device), Dec).eval()
+    return in_chunks(model, e, batch)
+
+
+@functools.cache
+def decoder_size(h: int, shape: Shape, width: int = 64) -> Size:
+    """Return |Dec| in bytes, parameters and buffers, found without allocating it."""
+    with torch.device("meta"):
+        model = Decoder(h, shape, width)
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Size(parameters, sum(b.numel() * b.element_size() for b in model.buffers()))
+
+
+# --- training it ------------------------------------------------------------------------------------------------------
+
+
+def fidelity(pred: Tensor, e: Tensor) -> Tensor:
+    """Return MSE(z(h(Dec(e); theta_k^h); theta_k^z), e), Eq. 12."""
+    return (pred - e).square().mean(1)
+
+
+def discrepancy(choice: Discrepancy, teacher: Tensor, student: Tensor) -> Tensor:
+    """Return L_md of Eq. 4 and Appendix E: minus the gap of two models' logits. MAE and MSE lie in [-2/n, 0]."""
+    if choice == "KL":
+        return -0.1 * kl(teacher, student)  # Appendix E says that it diverges unscaled
+    gap = teacher.softmax(-1) - student.softmax(-1)
+    return -(gap.abs() if choice == "MAE" else gap.square()).mean(-1)
+
+
+def model_discrepancy(k: int, x: Tensor, clients: Mapping[int, Net], choice: Discrepancy) -> Tensor:
+    """Return L_md (Eq. 4) of client k's images x: the mean over every peer."""
+    peers = [model for i, model in clients.items() if i != k]
+    teacher = clients[k](x)
+    return torch.stack([discrepancy(choice, teacher, model(x)) for model in peers] or [x.new_zeros(len(x))]).mean(0)
+
+
+class Docked(nn.Module):
+    """z(h(x; theta_k^h); theta_k^z): client k's encoder and its docking layer, frozen."""
+
+    def __init__(self, model: Net, theta_z: State) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False).eval()
+        self.register_buffer("weight", theta_z["weight"])
+        self.register_buffer("bias", theta_z["bias"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.model.encode(x), self.weight, self.bias)  # type: ignore[arg-type]
+
+
+def train_decoder(
+    server: Server,
+    Dec: Decoder,
+    clients: Mapping[int, Net],
+    theta_z: Mapping[int, State],
+    E: Mapping[int, Tensor],
+    *,
+    epochs: int,
+    batch: int,
+    opt: Opt,
+    md: Discrepancy,
+) -> State:
+    """Train Dec by Eq. 12, and return its state.
+
+    Dec's images have to give each row back when they go through the frozen encoder and docking layer of the row's
+    client.
+    """
+    rows, rng = torch.cat(list(E.values())), server.rng("Dec")
+    order = [i.cpu().sort().values for _ in range(epochs) for i in batches(len(rows), batch, rng)]  # sorted: by client
+    docked = Many(Docked(clients[k], theta_z[k]) for k in E)
+    drawn = Mixed(docked, [len(e) for e in E.values()], order, rows.device)
+
+    def loss() -> Tensor:
+        e = rows[drawn.index]
+        x = Dec(e)
+        L_fid = fidelity(drawn(x), e)
+        if md == "none":
+            return L_fid.mean()
+        L_md = [model_discrepancy(k, x_k, clients, md) for k, x_k in zip(E, x.split(drawn.split), strict=True)]
+        return (L_fid + torch.cat(L_md)).mean()
+
+    Dec.train()
+    same = drawn.repeats and md == "none"
+    kept = Kept(len(order), list(Dec.buffers()))
+    server.optimise(
+        list(Dec.parameters()), loss, steps=len(order), opt=opt, repeats=same, before=drawn.put, kept=kept
+    )  # fmt: skip
+    return state_of(Dec)

@@ -1,0 +1,79 @@
+"""Counts the bytes of a round of DFFKE: models, everybody's rows circulated twice (Appendix D), and what `sync`
+resends.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from fedaudit import NUMBER, Plan, Size
+from fedaudit.methods.datafree._decoder import decoder_size
+from fedaudit.shape import Shape
+from fedaudit.training import models
+
+if TYPE_CHECKING:
+    from fedaudit.methods.datafree.dffke import DFFKE
+
+Traffic = dict[tuple[str, str], Size | int]
+
+
+@functools.cache
+def width_of(arch: str, shape: Shape, classes: int) -> int:
+    return int(models.describe(arch, shape, classes)["width"])
+
+
+def traffic(method: DFFKE, plan: Plan) -> Traffic:
+    unifies = 2 if method.sync else 1  # the number of the ask that does
+    shared, answered = method.members(plan, plan.replied(0)), method.members(plan, plan.replied(unifies))
+    unified, asked = method.members(plan, plan.asked(unifies)), method.members(plan, plan.asked(unifies + 1))
+    width = {k: width_of(plan.archs[k], plan.shape, plan.classes) for k in shared}
+    embeddings = sum(plan.tensor(plan.n[k], method.h) + NUMBER for k in shared)
+    logits = {k: _logits(method, plan, k) for k in answered}
+    return {
+        ("up", "Shared.theta"): sum(plan.state(k) for k in shared),
+        ("up", "Shared.E"): sum(plan.tensor(plan.n[k], width[k]) for k in shared),
+        ("up", "Shared.Y"): sum(plan.tensor(plan.n[k], size=8) for k in shared),
+        **(_missed(method, plan) if method.sync else {}),
+        ("down", "Unified.Dec"): decoder_size(method.h, plan.shape, method.w_Dec) * len(unified),
+        ("down", "Unified.E"): embeddings * len(unified),
+        ("down", "Unified.seed"): NUMBER * len(unified),
+        ("up", "Answered.Y"): sum(logits.values()),
+        ("down", "Peers.Y"): sum(logits[i] + NUMBER for k in asked for i in answered if i != k),
+    }
+
+
+def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
+    """Return the size of client k's logits: N_k rows on D^_k, as many on B^t_k once there is a buffer.
+
+    Each round has a key.
+    """
+    rounds = plan.choice("Answered.Y", k)
+    if rounds is None:  # planning: the rounds in which a client is expected to have taken part
+        rho = len(plan.participants) / max(plan.clients, 1)
+        window = plan.t - 1 if method.R == "unlimited" else min(plan.t - 1, method.R)
+        past = round(window * rho) if method.sync else round((plan.t - 1) * rho)
+        past = past if method.R == "unlimited" else min(past, method.R)
+    else:
+        past = len(rounds) - 1
+    of_round = plan.tensor(plan.n[k], plan.classes)
+    return of_round * (2 if past else 1) + NUMBER * (1 + past)
+
+
+def _missed(method: DFFKE, plan: Plan) -> Traffic:
+    """Return the traffic for the rounds that a client lacks: for each the decoder, and the rows of all its members."""
+    Dec = decoder_size(method.h, plan.shape, method.w_Dec) + NUMBER
+    if plan.asks is None:  # planning: a client lacks the round j back if it sat out that one and all since
+        members = method.members(plan, plan.participants)
+        absent = 1 - len(plan.participants) / max(plan.clients, 1)
+        window = plan.t - 1 if method.R == "unlimited" else min(plan.t - 1, method.R)
+        lacking = round(len(members) * sum(absent**j for j in range(1, window + 1)))
+        rows = sum(plan.tensor(plan.n[k], method.h) + NUMBER for k in members) + NUMBER
+        return {("down", "Missed.Dec"): Dec * lacking, ("down", "Missed.E"): rows * lacking}
+    sizes = {("down", "Missed.Dec"): Size(), ("down", "Missed.E"): Size()}
+    for k in plan.asked(1):
+        for peers in plan.choice("Missed.E", k, {}).values():
+            sizes["down", "Missed.Dec"] += Dec
+            sizes["down", "Missed.E"] += NUMBER
+            sizes["down", "Missed.E"] += sum(plan.tensor(plan.records[i], method.h) + NUMBER for i in peers)
+    return dict(sizes)

@@ -1,0 +1,45 @@
+"""FedGen as HtFLlib has it, and DFFKE compares with (FedGen with a dagger in its Tables 2 and 3): FedGen on LG-FedAvg.
+
+FedGen (see fedgen.py) averages whole models. If models differ, only their classifiers can be averaged: theta^p, the
+predictor on top of the embedding, travels with the label counts; encoders stay with the clients. The generator of
+latents is trained as in FedGen, by the uploaded classifiers, and clients learn from its latents as in Eq. 5.
+
+These points are left open, and we chose:
+
+- Everything is as in FedGen, but the classifiers' average is weighted by records, as in LG-FedAvg. The sums of the
+  label counts are the numbers of records. (`weights = "equal"`: all weigh the same.)
+- All embeddings have one width. There is no global model: a client deploys its own.
+- Images instead of latents (`space = "image"`) need a whole model on the server; there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fedaudit import Part, Server, register, state_of
+from fedaudit.methods.datafree.fedgen import FedGen, Learned
+from fedaudit.methods.prototypes.fedproto import DFFKE
+from fedaudit.methods.shared._prototypes import common_width, head
+
+
+@register("fedgen_lg", tables="DFFKE")
+class FedGenLG(FedGen):
+    space: Literal["latent"] = "latent"
+    weights: Literal["equal", "samples"] = "samples"
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
+
+    def part(self) -> Part:
+        return head
+
+    def init(self, server: Server) -> Learned:
+        width = common_width(server, self.registered_name)
+        p = torch.full((server.classes,), 1 / server.classes, device=server.device)
+        theta = state_of(server.model(server.arch(0)), head)
+        return Learned(theta, state_of(self.generator(server, width)), p)
+
+    def predictor(self, s: Learned, server: Server) -> None:
+        return None

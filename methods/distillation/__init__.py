@@ -1,0 +1,1 @@
+"""Distillation: clients learn from each other's outputs on public or their own records."""

@@ -1,0 +1,1 @@
+"""Layers: clients share some layers of their models, and keep the others."""

@@ -1,0 +1,1 @@
+"""Prototypes: clients share one vector for each class, or a shared head."""

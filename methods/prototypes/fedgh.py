@@ -1,0 +1,113 @@
+"""FedGH. Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023, Algorithm 1.
+
+    client k: put the global header theta into the model; train it on its records; V_k^s = mean of the embeddings of its
+              records of class s
+    server:   theta <- theta - eta_theta grad l(H(V_k^s; theta), s) over what all clients sent
+
+Encoders stay with the clients and may differ, but for the width of their embeddings. A class mean is computed from the
+records again: a release of its own (kind `prototypes`).
+
+We do not have the paper; this is written from its published description. That leaves these points open, and we chose:
+
+- Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`); libraries
+  train for many epochs.
+- A header that is random in round 1 replaces the clients' own in it as in every round.
+- A client deploys its model after local training.
+- As a rival in FedFree: eta_theta = 0.01 (Table A2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    in_chunks,
+    load,
+    private,
+    register,
+    sgd,
+    state_of,
+)
+from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
+from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, head, width_of
+
+
+class Header(Down):
+    theta: State
+
+
+class Representations(Up):
+    V: ByClass = private("prototypes", via="data", unit="client")
+
+
+class Generalised(Record):
+    theta: State
+
+
+def header_loss(H: Any, V: Tensor, s: Tensor) -> Tensor:
+    return cross_entropy(H(V), s, reduction="none")
+
+
+class HeaderNet(nn.Module):
+    """The classifier of a client's model, under the names that it has there."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, V: Tensor) -> Tensor:
+        return self.classifier(V)
+
+
+@register("fedgh", tables="DFFKE FedFree")
+class FedGH(WithOptimiser):
+    single_replies: ClassVar[str] = "the header is trained on each client's class means, one row each"
+
+    E: int = 1  # local epochs
+    B: int = 64  # local batch size
+    eta: float = 0.01  # local learning rate
+    S: int = 1  # epochs of the header in a round
+    B_s: int = 1  # representations in a step of the header
+    eta_s: float = 0.01  # eta_theta, learning rate of the header
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": FEDFREE}
+
+    def init(self, server: Server) -> Generalised:
+        width = common_width(server, self.registered_name)
+        return Generalised(state_of(HeaderNet(width, server.classes).to(server.device)))
+
+    def round(self, s: Generalised, server: Server, cohort: Cohort) -> Generalised:
+        replies = cohort.ask(self.local_update, Header(s.theta))
+        V = torch.stack([r.V[c] for r in replies.values() for c in sorted(r.V)])
+        labels = torch.tensor([c for r in replies.values() for c in sorted(r.V)], device=server.device)
+        H = load(HeaderNet(V.shape[1], server.classes).to(server.device), s.theta)
+        server.fit(H, header_loss, (V, labels), epochs=self.S, batch=self.B_s, opt=sgd(self.eta_s))
+        return Generalised(state_of(H))
+
+    def local_update(self, client: Client, msg: Header) -> Representations:  # on client k
+        load(client.model, msg.theta, head)
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        return Representations(client.class_means(in_chunks(client.model.eval().encode, client.x), "prototypes"))
+
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
+        width = width_of(plan.archs[plan.participants[0]], plan.shape, plan.classes)
+        return {
+            ("down", "Header.theta"): sum((plan.state(k, head) for k in plan.asked(0)), Size()),
+            ("up", "Representations.V"): bill(plan, "Representations.V", plan.replied(0), width),
+        }

@@ -1,0 +1,49 @@
+"""No collaboration: each client trains alone. The floor that every method has to beat.
+
+Nothing of any content crosses the wire; the two empty messages are the harness's own start and end of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, ce, register
+from fedaudit.methods.shared._optimiser import WithOptimiser
+
+
+class Go(Down):
+    pass
+
+
+class Trained(Up):
+    pass
+
+
+class Nothing(Record):
+    pass
+
+
+@register("local")
+class Local(WithOptimiser):
+    E: int = 1  # epochs a round
+    B: int = 64  # batch size
+    eta: float = 0.01  # learning rate
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
+    }
+
+    def init(self, server: Server) -> Nothing:
+        return Nothing()
+
+    def round(self, s: Nothing, server: Server, cohort: Cohort) -> Nothing:
+        cohort.ask(self.train, Go())
+        return s
+
+    def train(self, client: Client, msg: Go) -> Trained:
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        return Trained()
+
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
+        return {}

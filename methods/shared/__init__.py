@@ -1,0 +1,1 @@
+"""Parts that methods of several families use."""

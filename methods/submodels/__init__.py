@@ -1,0 +1,1 @@
+"""Sub-models: clients train parts of a wide model, cut to their size."""

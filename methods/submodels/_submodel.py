@@ -1,0 +1,343 @@
+"""Sub-models by width, and the selective average that puts them together again (DFRD, Section 2, Eq. 1).
+
+`heterofl` (static), `feddropout` (random) and `fedrolex` (rolling) differ only in which units a client trains. They
+share what is here: who gets which width, which units of which layer belong together, extraction, and Eq. 1.
+
+- Units that must go together are found by walking the network's graph. A layer's outputs are the inputs of the next
+  one, both sides of a sum have equal units, a concatenation keeps its parts, and a flattened channel takes its pixels
+  along. Networks that split or shuffle channels, and transformers, are refused.
+- A client's model is a dense, narrow network (`cnn@0.25`). It needs no index to train, and as many bytes travel as a
+  network of that width has.
+- If the setting's `model` names one family, widths follow the paper's budgets R_i. A list such as `cnn:2,cnn@0.5:3`
+  says them itself. The global model is the family at full width.
+- Eq. 1 leaves p_i open ("generally the size of data held"): it is n_i. HeteroFL and FedRolex average without weights in
+  their papers; DFRD's equation is the default here, `weighted = false` gives theirs.
+- Batch-norm statistics have a unit each, and are extracted and averaged like parameters (HeteroFL does otherwise).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from fedaudit import (
+    NUMBER,
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    load,
+    private,
+    state_of,
+)  # fmt: skip
+from fedaudit.errors import SettingError
+from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.shape import Shape
+from fedaudit.training import models
+
+Axis = tuple[int, ...] | None  # the groups of units that a dimension runs over, in order; None: taken whole
+Units = dict[int, Tensor]  # group: the units taken, as indices into its full width
+Where = dict[str, tuple[Tensor, ...]]  # tensor: indices that pick a sub-model's entries out of the full one's
+Pick = Callable[[int, int], Tensor]  # full width, how many: which
+
+
+# --- who gets which width -------------------------------------------------------------------------------------------
+
+
+def budgets(N: int, sigma: int, rho: int) -> list[Fraction]:
+    """Return R_i = (1/2)^min(sigma, floor(rho i / N)), i = 1..N (DFRD, Section 4.1).
+
+    Our copy prints floor(rho / N), the same for all. With the i, rho = 40 gives everybody 1/16, as Section 4.2 says.
+    """
+    return [Fraction(1, 2 ** min(sigma, rho * i // N)) for i in range(1, N + 1)]
+
+
+def ratio_of(arch: str) -> Fraction:
+    return Fraction(arch.partition("@")[2] or 1)
+
+
+def family_of(model: str) -> str:
+    """Return the one family that a setting's `model` names."""
+    families = {block.partition(":")[0].strip().partition("@")[0] for block in model.split(",")}
+    if len(families) > 1 or families & models.GROUPS.keys():
+        raise SettingError(
+            f"Sub-models are cut out of one network, and --model {model!r} names several families. Name one, such as "
+            "cnn, or one family in several widths, such as cnn:2,cnn@0.5:3."
+        )
+    return families.pop()
+
+
+# --- which units belong together ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A network's groups of units, and which of them each dimension of each tensor runs over."""
+
+    widths: dict[int, int]  # group: its full width
+    axes: dict[str, tuple[Axis, ...]]  # tensor: its leading dimensions; those not named are taken whole
+
+
+_SAME = {"relu", "relu6", "adaptive_avg_pool2d", "max_pool2d", "dropout", "flatten", "stochastic_depth", "mean"}
+_JOIN = {"add", "iadd", "mul"}  # element by element: both sides have the same units (or one is a number)
+_LAYERS = (
+    nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Dropout, nn.Identity, nn.Flatten,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+
+
+@lru_cache
+def layout(arch: str, shape: Shape, classes: int) -> Layout:
+    """Return the layout, found by walking the network in the order of execution.
+
+    That order numbers the groups, so the numbers are the same everywhere.
+    """
+    with torch.device("meta"):  # the structure is enough
+        net = models.build(arch, shape=shape, classes=classes)
+
+    def refuse(what: str) -> SettingError:
+        return SettingError(
+            f"Model {arch!r} has no sub-models: {what}, so which units belong together is not known. Use mlp, cnn, "
+            "cnn_bn, convnet, fedfree_cnn or a ResNet."
+        )
+
+    try:
+        graph = fx.symbolic_trace(net).graph
+    except Exception as e:
+        raise refuse(f"its layers cannot be traced ({type(e).__name__}: {e})") from e
+    widths: dict[int, int] = {}
+    parent: dict[int, int] = {}
+    axes: dict[str, tuple[Axis, ...]] = {}
+    flow: dict[fx.Node, Axis] = {}  # the units on dimension 1 of what each node puts out
+
+    def new(width: int) -> Axis:
+        group = len(parent)
+        parent[group], widths[group] = group, width
+        return (group,)
+
+    def root(group: int) -> int:
+        while parent[group] != group:
+            group = parent[group]
+        return group
+
+    def join(a: Axis, b: Axis, where: str) -> Axis:
+        if a is None or b is None or [widths[g] for g in a] != [widths[g] for g in b]:
+            raise refuse(f"{where} combines layers of different widths")
+        for one, other in zip(a, b, strict=True):
+            parent[max(root(one), root(other))] = min(root(one), root(other))
+        return a
+
+    for node in graph.nodes:
+        name = str(node.target)
+        came = [flow[arg] for arg in node.all_input_nodes]
+        if node.op == "call_module":
+            layer = net.get_submodule(name)
+            if isinstance(layer, nn.Conv2d) and layer.groups == 1:
+                out = new(layer.out_channels)
+                axes[f"{name}.weight"], axes[f"{name}.bias"] = (out, came[0]), (out,)
+            elif isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
+                out = came[0]  # depthwise: a filter belongs to its channel
+                axes[f"{name}.weight"] = axes[f"{name}.bias"] = (out,)
+            elif isinstance(layer, nn.Linear):
+                out = None if name == "classifier" else new(layer.out_features)
+                axes[f"{name}.weight"], axes[f"{name}.bias"] = (out, came[0]), (out,)
+            elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+                out = came[0]
+                axes |= {f"{name}.{part}": (out,) for part in ("weight", "bias", "running_mean", "running_var")}
+            elif isinstance(layer, _LAYERS):
+                out = came[0]
+            else:
+                raise refuse(f"{name} is a {type(layer).__name__}")
+            flow[node] = out
+        elif node.op in ("call_function", "call_method"):
+            does = getattr(node.target, "__name__", name)
+            if does == "cat":
+                flow[node] = tuple(group for axis in came for group in axis or ())
+            elif does in _JOIN and len(came) == 2:
+                flow[node] = join(came[0], came[1], node.name)
+            elif does in _SAME | _JOIN | {"truediv"}:
+                flow[node] = came[0]
+            else:
+                raise refuse(f"{node.name} splits, moves or mixes channels")
+        elif node.op == "get_attr":
+            raise refuse(f"{name} is used outside of a layer")
+        else:
+            flow[node] = came[0] if came else None  # the images, and the logits
+
+    named = {name: tuple(None if axis is None else tuple(map(root, axis)) for axis in of) for name, of in axes.items()}
+    return Layout({g: w for g, w in widths.items() if root(g) == g}, named)
+
+
+def choose(plan: Layout, R: Fraction, pick: Pick) -> Units:
+    """Return ceil(R width) units of each group: the widths of `name@R`."""
+    return {group: pick(width, max(1, math.ceil(width * R))) for group, width in plan.widths.items()}
+
+
+def positions(plan: Layout, units: Units, full: Mapping[str, Tensor]) -> Where:
+    """Return where a sub-model's entries lie in the full tensors: `full[name][where[name]]` is the sub-model's."""
+    where: Where = {}
+    for name, t in full.items():
+        index = []
+        for dim, axis in enumerate(plan.axes.get(name, ())[: t.dim()]):
+            if axis is None:
+                index.append(torch.arange(t.shape[dim], device=t.device))
+                continue
+            pixels = t.shape[dim] // sum(plan.widths[g] for g in axis)  # of a flattened channel; else 1
+            begin, parts = 0, []
+            for group in axis:
+                parts.append(units[group].to(t.device) + begin)
+                begin += plan.widths[group]
+            channels = torch.cat(parts)
+            index.append((channels[:, None] * pixels + torch.arange(pixels, device=t.device)).flatten())
+        where[name] = (index[0][:, None], index[1]) if len(index) == 2 else tuple(index)
+    return where
+
+
+def extract(w: Mapping[str, Tensor], where: Where, buffers: frozenset[str] = frozenset()) -> State:
+    """Return theta_i: the sub-model's own copy of its entries."""
+    return State({name: t[where[name]].clone() for name, t in w.items()}, buffers)
+
+
+def average(w: State, parts: Mapping[int, State], where: Mapping[int, Where], p: Mapping[int, float]) -> State:
+    """Return Eq. 1: each entry is the mean over the clients that trained it, weighted by p; the others stay as they
+    are.
+
+    The sum is FedAvg's over zero-filled parts, divided by the share of the weights that an entry had. If everybody
+    trained it, that share is exactly 1, and the bits are FedAvg's.
+    """
+    ids = sorted(parts)
+    n = sum(p[k] for k in ids)
+    mean = {}
+    for name, old in w.items():
+        if name not in parts[ids[0]]:  # does not travel
+            mean[name] = old
+            continue
+        exact = old.dtype if old.is_floating_point() else torch.float64
+        total = torch.zeros_like(old, dtype=exact)
+        held = torch.zeros_like(old, dtype=torch.float64)
+        for k in ids:
+            filled = torch.zeros_like(total)
+            filled[where[k][name]] = parts[k][name].to(exact)
+            total.add_(filled, alpha=p[k] / n)
+            held[where[k][name]] += p[k]
+        new = total / (held / n).to(exact)
+        new = new if old.is_floating_point() else new.nan_to_num().round().to(old.dtype)
+        mean[name] = torch.where(held > 0, new, old)
+    return State(mean, buffers=w.buffers)
+
+
+# --- what the three methods share -----------------------------------------------------------------------------------
+
+
+class Part(Down):
+    w: State  # theta_i
+
+
+class TrainedPart(Up):
+    w: State = private("weights", via="model", unit="client")
+    n: int = private("count", via="data", unit="client")
+
+
+class Whole(Record):
+    w: State  # theta
+
+
+class SubModels(WithOptimiser):
+    """Partial training: extract, train, average. A method says in `units` which units a client trains."""
+
+    single_replies: ClassVar[str] = "clients hold sub-models of unequal shape, which the server places one by one"
+
+    on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.1}
+    quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
+
+    E: int = 1  # local epochs
+    B: int = 64  # local batch size
+    eta: float = 0.01  # local learning rate
+    sigma: int = 4  # the narrowest client has (1/2)^sigma of the width
+    rho: int = 5  # how fast budgets fall: R_i = (1/2)^min(sigma, floor(rho i / N))
+    weighted: bool = True  # p_i = n_i in Eq. 1; false: p_i = 1
+
+    def archs(self, model: str, clients: int) -> list[str]:
+        family_of(model)
+        if "@" in model or "," in model or ":" in model:
+            return models.assign(model, clients)
+        scaled = budgets(clients, self.sigma, self.rho)
+        return [model if R == 1 else f"{model}@{float(R)}" for R in scaled]
+
+    def server_arch(self, model: str) -> str | None:
+        return family_of(model)
+
+    def init(self, server: Server) -> Whole:
+        net = server.model()
+        family = family_of(server.arch(0))
+        if net.arch != family:
+            raise SettingError(
+                f"Sub-models of {family} are cut out of {family} itself; --server-model {net.arch} is another network. "
+                "Leave it out."
+            )
+        layout(family, server.shape, server.classes)  # refuses at once a network that has no sub-models
+        return Whole(state_of(net))
+
+    def round(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
+        return self.settle(self.train(s, server, cohort), server, cohort)
+
+    def train(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
+        plan, w = layout(family_of(server.arch(0)), server.shape, server.classes), self.travels(s.w)
+        messages, where = dict[int, Down](), dict[int, Where]()
+        for k in cohort.ids:
+            units, message = self.units(plan, ratio_of(server.arch(k)), server, k)
+            where[k] = positions(plan, units, w)
+            messages[k] = message(extract(w, where[k], w.buffers))
+        replies = cohort.ask(self.client_update, messages)
+        p: dict[int, float] = {k: r.n if self.weighted else 1 for k, r in replies.items()}
+        return Whole(average(s.w, {k: r.w for k, r in replies.items()}, where, p))  # Eq. 1
+
+    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
+        """Return which units client k trains in this round, and the message that brings it its part."""
+        raise NotImplementedError
+
+    def travels(self, w: State) -> State:
+        """Return the part of the global model that is sent, trained and averaged."""
+        return w
+
+    def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
+        """Do what is left once a round's model is final: a distillation may come before it."""
+        return s
+
+    def client_update(self, client: Client, msg: Any) -> TrainedPart:
+        load(client.model, msg.w)
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        return TrainedPart(state_of(client.model), len(client))
+
+    def teacher(self, server: Server, k: int, w: State) -> nn.Module:
+        """Return client k's model as the server can run it from the upload."""
+        return load(server.model(server.arch(k)), w)
+
+    def goes_on(self) -> bool:
+        return False
+
+    def measures_statistics(self) -> bool:
+        return False
+
+    def predictor(self, s: Whole, server: Server) -> nn.Module:
+        return load(server.model(), s.w)
+
+    def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
+        return {
+            ("down", "Part.w"): sum((plan.state(k) for k in plan.asked(0)), Size()),
+            ("up", "TrainedPart.w"): sum((plan.state(k) for k in plan.replied(0)), Size()),
+            ("up", "TrainedPart.n"): NUMBER * len(plan.replied(0)),
+        }

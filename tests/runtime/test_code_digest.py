@@ -1,0 +1,215 @@
+"""Digests of code: prose does not count, code does, and only the code that computes a run or an attack."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedaudit
+from fedaudit import read_record, run
+from fedaudit.runtime import code_digest
+from fedaudit.runtime.code_digest import LEFT_OUT, NOT_COMPARED, SCHEME, _imported, comparable, differences, is_same
+
+HOUSE = Path(code_digest.__file__).parents[1]
+CODE = '''"""A module."""
+
+import functools
+
+
+@functools.cache
+def scaled(x, by=2):
+    """A function."""
+    return x * by  # a remark
+
+
+class Thing:
+    """A class."""
+
+    async def later(self):
+        """A coroutine."""
+
+
+def empty():
+    """Nothing but this."""
+'''
+
+
+def digest(text: str) -> str:
+    return code_digest._digest(code_digest._text(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""A module."""', '"""A module, said otherwise."""'),
+        ('"""A module."""\n', ""),
+        ('"""A function."""', '"""A function.\n\n    With more.\n    """'),
+        ('    """A function."""\n', ""),
+        ('    """A class."""\n', ""),
+        ('"""A coroutine."""', '"""Another."""'),
+        ("  # a remark", ""),
+        ("import functools\n", "import functools\n\n\n\n"),
+        ('    """Nothing but this."""', "    pass"),
+        ('        """A coroutine."""', "        pass"),
+    ],
+)
+def test_prose_and_layout_do_not_count(old, new):
+    assert CODE.count(old) == 1
+    assert digest(CODE.replace(old, new)) == digest(CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("by=2", "by=3"),
+        ("by=2", "by=2.0"),
+        ("x * by", "x + by"),
+        ("@functools.cache\n", ""),
+        ("@functools.cache", "@functools.lru_cache"),
+        ("return x * by", 'return x * by + len("text")'),
+        ("return x * by", '"no docstring"\n    return x * by'),
+        ('    """A function."""\n', '    f"""{x}"""\n'),
+        ('    """A function."""\n', "    x = 1\n"),
+        ('    """A function."""\n', "    1\n"),
+        ("class Thing", "class Other"),
+        ("async def", "def"),
+        ('    """Nothing but this."""', "    return 1"),
+    ],
+)
+def test_code_counts(old, new):
+    """A string that is not the first statement, or is no constant, is no docstring."""
+    assert CODE.count(old) == 1
+    assert digest(CODE.replace(old, new)) != digest(CODE)
+
+
+def test_reading_a_tree_leaves_it_as_it_is():
+    tree = ast.parse(CODE)
+    before = ast.dump(tree)
+    code_digest._text(tree)
+    assert ast.dump(tree) == before
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of the package, whose digests a function gives: of what computes a run, and of what scores attacks."""
+    shutil.copytree(HOUSE, tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(code_digest, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
+
+    def digests():
+        code_digest.harness.cache_clear()
+        return code_digest.harness(), code_digest.harness(("attack",))
+
+    yield tmp_path / "fedaudit", digests
+    code_digest.harness.cache_clear()
+
+
+def test_an_edit_of_what_only_judges_or_prints_makes_no_run_stale(copied):
+    top, digests = copied
+    before = digests()
+    for name in LEFT_OUT:
+        path = top / f"{name.replace('.', '/')}.py"
+        path.write_text(path.read_text() + "\nMORE = 1\n")  # no such file: the list names a module that is gone
+    assert digests() == before
+
+
+def test_a_remark_in_the_harness_makes_no_run_stale_and_a_number_does(copied):
+    top, digests = copied
+    before = digests()
+    path = top / "training" / "fit.py"
+    text = path.read_text()
+    path.write_text('"""Other words."""\n# and a remark\n\n' + text[text.index("\nfrom __future__") :])
+    assert digests() == before
+    path.write_text(text + "\nMORE = 1\n")
+    assert digests()[0] != before[0]
+
+
+def test_a_renamed_file_is_another_harness(copied):
+    top, digests = copied
+    (top / "wire" / "more.py").write_text("MORE = 1\n")
+    before = digests()
+    (top / "wire" / "more.py").rename(top / "wire" / "most.py")
+    assert digests()[0] != before[0]
+
+
+def _reached(starts: list[str]) -> set[str]:
+    """The modules of the package that these import, also inside functions, and what those import in turn."""
+    lazy = {name: module for module, names in fedaudit._NAMES.items() for name in names.split()}
+    seen: set[str] = set()
+    waiting = [f"fedaudit.{name}" for name in starts]
+    while waiting:
+        name = waiting.pop()
+        inner = name.removeprefix("fedaudit.")
+        if name.startswith("fedaudit.") and inner in lazy:  # `from fedaudit import run`
+            waiting.append(f"fedaudit.{lazy[inner]}")
+        base = HOUSE.parent / name.replace(".", "/")
+        path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+        if name in seen or name == "fedaudit" or path is None or not name.startswith("fedaudit."):
+            continue
+        seen.add(name)
+        waiting += [name.rpartition(".")[0], *_imported(name, ast.parse(path.read_text()), path.name == "__init__.py")]
+    return {name.removeprefix("fedaudit.") for name in seen}
+
+
+def test_nothing_that_computes_a_run_or_an_attack_imports_what_is_left_out():
+    own = [
+        f"{room}.{path.parent.name}.{path.stem}"
+        for room in ("methods", "attacks")
+        for path in sorted((HOUSE / room).glob("*/*.py"))
+    ]
+    engines = [f"runtime.engines.{path.stem}" for path in sorted((HOUSE / "runtime" / "engines").glob("*.py"))]
+    reached = _reached(["runtime.runner", "attack.attack_run", *engines, *own])
+    assert {"training.losses", "privacy.accounting", "attack.membership", "methods.averaging.fedavg"} <= reached
+    assert not reached & LEFT_OUT.keys(), "these count: take them off the list"
+
+
+WHOLE_RUN = """
+import sys
+from fedaudit import run
+from fedaudit.attack.attack_run import attack_run
+from fedaudit.runtime.code_digest import LEFT_OUT
+out = sys.argv[1]
+run(method="fedavg", rounds=1, clients=2, model="mlp", set={"E": 1}, privacy={"training": {"epsilon": 8}}, out=out)
+attack_run(out, attacks=["loss"])
+print(sorted(name for name in LEFT_OUT if f"fedaudit.{name}" in sys.modules))
+"""
+
+
+def test_a_run_and_an_attack_load_nothing_that_is_left_out(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WHOLE_RUN, tmp_path / "run"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+# --- records of another scheme ---------------------------------------------------------------------------------------
+
+
+def test_digests_of_two_schemes_are_not_compared():
+    now, other = digest("x = 1"), digest("x = 2")
+    old = now.partition(":")[2]
+    assert now.startswith(f"{SCHEME}:")
+    assert (comparable(old, now), comparable(other, now), comparable(None, now)) == (False, True, True)
+    assert (is_same(old, now), is_same(now, now), is_same(other, now), is_same(None, now)) == (True, True, False, False)
+    assert differences({"modules": {"a": old}}, {"modules": {"a": now}}) == []
+    assert differences({"modules": {"a": other}}, {"modules": {"a": now}}) == ["a changed"]
+    assert differences({"modules": {"a": old, "b": old}}, {"modules": {"a": now}}) == ["b is gone"]
+
+
+def test_a_run_of_another_scheme_goes_on_with_one_note_and_fresh_noise(tmp_path):
+    run(method="fedavg", rounds=1, clients=2, model="mlp", set={"E": 1}, out=tmp_path)
+    head = json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())
+    record, attempt = head["record"], head["attempt"]
+    record["harness"] = record["harness"].partition(":")[2]
+    record["code"]["modules"] = {name: old.partition(":")[2] for name, old in record["code"]["modules"].items()}
+    (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps(head))
+    for rounds in (2, 3):
+        run(method="fedavg", rounds=rounds, clients=2, model="mlp", set={"E": 1}, out=tmp_path, resume=True)
+    notes = read_record(tmp_path).notes
+    assert [NOT_COMPARED in note for note in notes] == [True], notes
+    assert json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())["attempt"] == attempt + 2
