@@ -32,6 +32,7 @@ class LedgerEntry(StoredModel):
     condition: str | None = None
     delta: float | None = None
     claim: float | None = None  # the epsilon by the paper's way of counting: one release, no composition
+    grid: float | None = None  # the step between values that a release may have
     rounds: list[int] = Field(default_factory=list)
     cosine: float | None = None  # mean over releases; for the auditor only
     unit: str = "record"  # whom it protects: one record of a client, or the whole client

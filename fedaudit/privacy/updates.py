@@ -21,7 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
+
+import numpy as np
 
 from fedaudit.errors import PrivacyError, SettingError, did_you_mean
 from fedaudit.privacy.accounting import Event, compose
@@ -126,6 +129,8 @@ class Guarantee:
         if self.policy.noise_multiplier is not None:
             return self.policy.noise_multiplier
         assert self.policy.epsilon is not None  # the policy was checked
+        if self.policy.where == "shares":
+            return _skellam_multiplier(self.policy.epsilon, self.delta, max(self.rounds, 1))
         if self.amplified:
             return multiplier_for(self.policy.epsilon, self.delta, self.rate, max(self.rounds, 1))
         return total(self.policy.epsilon, self.delta, 1.0, max(self.rounds, 1))
@@ -134,9 +139,9 @@ class Guarantee:
     def sigma(self) -> float:
         return self.multiplier * self.policy.clip
 
-    def entry(self, field: str, kind: str, multiplier: float | None = None) -> LedgerEntry:
-        """Return one round's entry in the ledger of a client. `multiplier`: where the noise was not the planned one."""
-        z = self.multiplier if multiplier is None else multiplier
+    def entry(self, field: str, kind: str, grid: float | None = None) -> LedgerEntry:
+        """Return one round's entry in the ledger of a client. `grid`: the step of discrete noise."""
+        z = self.multiplier
         return LedgerEntry(
             field=field,
             kind=kind,
@@ -150,6 +155,7 @@ class Guarantee:
             condition=self.condition(),
             delta=self.delta,
             claim=self.policy.epsilon,
+            grid=grid,
             unit="client",
             to=TO[self.policy.where],
         )
@@ -165,12 +171,39 @@ class Guarantee:
 
     def epsilon(self) -> float:
         """Return what all rounds together cost a client that is in every cohort that it may be in."""
+        if self.policy.where == "shares":
+            return skellam_epsilon(self.multiplier, self.rounds, self.delta)
         event = Event(self.multiplier, self.rate if self.amplified else 1.0, self.rounds)
         return compose([event], self.delta, compare=False).epsilon_of_record
 
 
-MECHANISMS = {
-    "server": "gaussian on the sum",
-    "shares": "skellam in shares",
-    "client": "gaussian on the update",
-}
+MECHANISMS = {"server": "gaussian", "shares": "skellam", "client": "gaussian"}
+FINE = 256  # the least number of steps in a deviation of discrete noise
+ORDERS = np.arange(2, 2049, dtype=np.float64)
+
+
+def skellam_epsilon(multiplier: float, rounds: int, delta: float) -> float:
+    """Return epsilon of Skellam noise on whole vectors, over all rounds, by its Renyi divergence.
+
+    With sigma = m Delta_2 and at least 256 steps of the grid in sigma, one release has at most
+    a / (2 m^2) + ((2 a - 1) Delta_2^2 + 6 Delta_1) / (4 sigma^4) at a whole order a (Agarwal et al. 2021, Theorem 3.5),
+    and Delta_1 <= Delta_2^2 for whole vectors. The conversion is that of Balle et al. 2020, Theorem 21.
+    """
+    squared = multiplier**2
+    divergence = rounds * (ORDERS / (2 * squared) + (2 * ORDERS + 5) / (4 * squared * FINE**2))
+    found = divergence + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
+    return max(float(found.min()), 0.0)
+
+
+@lru_cache(maxsize=256)
+def _skellam_multiplier(epsilon: float, delta: float, rounds: int) -> float:
+    """Return the least multiplier, to one in a million, that meets epsilon over all rounds."""
+    low, high = 1e-2, 1.0
+    while skellam_epsilon(high, rounds, delta) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e7:
+            raise PrivacyError(f"No noise makes {rounds} rounds meet epsilon = {epsilon:g}. Raise epsilon.")
+    while high / low > 1 + 1e-6:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if skellam_epsilon(middle, rounds, delta) > epsilon else (low, middle)
+    return high

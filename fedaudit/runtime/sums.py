@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,12 +32,13 @@ from fedaudit.aggregation.secure.messages import (
     words_of,
 )
 from fedaudit.aggregation.secure.protocol import SEALED, Member, Revealed, total
+from fedaudit.aggregation.secure.ring import HALF
 from fedaudit.aggregation.secure.shamir import BYTES
 from fedaudit.aggregation.terms import Noise, Terms
 from fedaudit.aggregation.update import Layout, clipped, restored, update_of
 from fedaudit.errors import PrivacyError, RunError
 from fedaudit.privacy.ledger import LedgerEntry
-from fedaudit.privacy.updates import Guarantee
+from fedaudit.privacy.updates import FINE, Guarantee
 from fedaudit.rng import numpy_generator
 from fedaudit.runtime.asking import Asker, RoundSoFar, drops_out
 from fedaudit.runtime.method import function_path
@@ -45,6 +47,7 @@ from fedaudit.runtime.run_record import Absence, SumRecord
 from fedaudit.runtime.run_state import RunState
 from fedaudit.wire.message import Down, Record, Up
 
+IN_SUMS = "in sums of clients, without noise"
 TAIL = 12.0  # deviations of noise in a sum for which the ring keeps room: beyond it a sum would wrap round
 
 
@@ -84,6 +87,7 @@ class Summing:
             noise = Noise(guarantee.policy.clip, guarantee.sigma, secure=guarantee.policy.secure)
             terms = {k: self._terms(k, number, by, 1, base is not None, noise) for k in cohort.ids}
         invited = list(cohort.ids)
+        mark = len(self.so_far.entries)
         replies = self.ask(cohort, fn, message, terms)
         if not replies:
             raise RunError(f"Round {self.so_far.t}, {path}: no client answered, so there is no sum.")
@@ -98,7 +102,7 @@ class Summing:
             real = real + self._server_noise(number, len(real))
         divisor = self._divisor(len(invited))
         value = restored(updates[0].layout, real / divisor, whole / divisor, divisor, base, self.run.world.device)
-        self._bill(type(value), invited)
+        self._bill(type(value), invited, mark)
         self.records.append(
             SumRecord(
                 ask=number, fn=path, invited=len(invited), stayed=len(ids), divisor=divisor, **self._noise_facts()
@@ -133,13 +137,33 @@ class Summing:
             "where": self.guarantee.policy.where,
         }
 
-    def _bill(self, cls: type[Up], invited: Sequence[int]) -> None:
-        """Enter what this sum cost the clients. Where sampling amplifies, every client pays in every round."""
+    def _bill(self, cls: type[Up], invited: Sequence[int], mark: int, grid: float | None = None) -> None:
+        """Enter what this sum cost the clients. Where sampling amplifies, every client pays in every round.
+
+        The reply by itself was entered as unprotected by its client's task, after `mark`; it is in the sum alone.
+        """
         guarantee = self._guaranteed()
         kinds = sorted({d.kind for d in cls.declared().values() if d is not None and d.kind not in (None, "count")})
-        entry = guarantee.entry(f"{cls.__name__} (update)", kinds[0] if kinds else "weights")
+        entry = guarantee.entry(f"{cls.__name__} (update)", kinds[0] if kinds else "weights", grid)
+        fields = {f"{cls.__name__}.{name}" for name in cls.declared()}
+        for at in range(mark, len(self.so_far.entries)):
+            k, of_client = self.so_far.entries[at]
+            self.so_far.entries[at] = k, [e for e in of_client if e.field not in fields or e.noise_multiplier > 0]
         who = range(guarantee.clients) if guarantee.amplified else invited
         self.entries += [(k, [entry]) for k in who]
+
+    def _hide(self, cls: type[Up], mark: int) -> None:
+        """Say of the releases after `mark` that they are in sums alone. That is no guarantee, and costs as before."""
+        fields = {f"{cls.__name__}.{name}" for name in cls.declared()}
+        for at in range(mark, len(self.so_far.entries)):
+            k, of_client = self.so_far.entries[at]
+            self.so_far.entries[at] = (
+                k,
+                [
+                    e.model_copy(update={"condition": IN_SUMS}) if e.field in fields and e.noise_multiplier == 0 else e
+                    for e in of_client
+                ],
+            )
 
     # --- secure sums ---
 
@@ -218,6 +242,7 @@ class Summing:
             if isinstance(message, Down)
             else {k: message[k] for k in sorted(sealed)}
         )
+        mark = len(self.so_far.entries)
         masked: dict[int, Masked] = self.ask(cohort, fn, messages, terms)
         self._enough(len(masked), len(invited), path, "sent a masked vector")
         layout = self._layout(path)
@@ -260,8 +285,10 @@ class Summing:
         base = message if isinstance(message, Down) else None
         value = restored(layout, real / divisor, parts[1] / divisor, divisor, base, self.run.world.device)
         self.facts.append(SumFacts(invited, near, sorted(sealed), sorted(masked), sorted(revealed), ring.length))
-        if self.guarantee is not None:
-            self._bill(type(value), invited)
+        if self.guarantee is None:
+            self._hide(type(value), mark)
+        else:
+            self._bill(type(value), invited, mark, ring.steps()[0])
         self.records.append(
             SumRecord(
                 ask=number, fn=path, invited=len(invited), stayed=len(masked), divisor=divisor, secure=True,
@@ -283,7 +310,17 @@ class Summing:
         if policy.where == "client":
             bound = policy.clip + TAIL * self.guarantee.sigma
             return z, Noise(policy.clip, self.guarantee.sigma, secure=policy.secure), bound
-        raise PrivacyError("where=shares is not there yet.")
+        # Each client adds a part, so that as many as the threshold asks for add all of it; who stays beyond adds more.
+        least = graph.needed(self.run.setting.threshold, invited)
+        part = self.guarantee.sigma**2 / least
+        bound = policy.clip + TAIL * math.sqrt(invited * part) / invited
+        step = bound / (HALF // invited)
+        if self.guarantee.sigma < FINE * step:
+            raise PrivacyError(
+                f"privacy.updates: noise of deviation {self.guarantee.sigma:.3g} has fewer than {FINE} steps of the "
+                f"ring, {step:.3g}. Ask fewer clients in a round, or raise the noise."
+            )
+        return z, Noise(policy.clip, variance=part / step**2, secure=policy.secure), bound
 
     def _layout(self, path: str) -> Layout:
         texts = set(self.so_far.layouts.values())
