@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
-from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.policy import TRAINING, UPDATES, Policy
+from fedaudit.privacy.updates import UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
@@ -138,6 +139,8 @@ def privacy_text(privacy: dict[str, Any]) -> str:
 
 
 def _policy_text(kind: str, values: dict[str, Any]) -> str:
+    if kind == UPDATES:
+        return UpdatePolicy(**values).text()
     policy = Policy(**{**({"mechanism": "dp-sgd"} if kind == TRAINING else {}), **values})
     if policy.mechanism == "pure-noise":
         return "replaced by noise"

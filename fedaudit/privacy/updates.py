@@ -37,6 +37,7 @@ from fedaudit.setting import Frozen, parse_value, validated
 Where = Literal["server", "shares", "client"]
 EVERYBODY = "server, peers, outsiders"
 TO = {"server": "peers, outsiders", "shares": EVERYBODY, "client": EVERYBODY}  # against whom it holds
+ADDED = {"server": "by the server", "shares": "in shares", "client": "by each client"}
 RELATION = "zero-out"
 
 
@@ -50,6 +51,11 @@ class UpdatePolicy(Frozen):
     noise_multiplier: float | None = None  # instead of epsilon: sigma / clip, of the noise on the sum
     delta: float | str = "1/K"  # K: the number of clients
     secure: bool = False  # draw the noise from the operating system's entropy; a replay then draws anew
+
+    def text(self) -> str:
+        """Return the policy in a few words, for the labels of reports."""
+        amount = f"ε={self.epsilon:g}" if self.epsilon is not None else f"noise {self.noise_multiplier:g}x"
+        return f"{amount} per client, clip {self.clip:g}, noise {ADDED[self.where]}"
 
     def delta_for(self, clients: int) -> float:
         return check_delta(1 / max(clients, 2) if self.delta == "1/K" else float(self.delta))

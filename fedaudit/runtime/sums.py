@@ -48,6 +48,9 @@ from fedaudit.runtime.run_state import RunState
 from fedaudit.wire.message import Down, Record, Up
 
 IN_SUMS = "in sums of clients, without noise"
+# Steps in a deviation of one client's discrete noise, at most. numpy draws Poisson numbers by logarithms of factorials,
+# which cancel: at a variance of 2^30 to a millionth, at 2^52 the noise has a fifth too much variance.
+FINEST = 1 << 15
 TAIL = 12.0  # deviations of noise in a sum for which the ring keeps room: beyond it a sum would wrap round
 
 
@@ -314,13 +317,13 @@ class Summing:
         least = graph.needed(self.run.setting.threshold, invited)
         part = self.guarantee.sigma**2 / least
         bound = policy.clip + TAIL * math.sqrt(invited * part) / invited
-        step = bound / (HALF // invited)
+        step = max(bound / (HALF // invited), math.sqrt(part) / FINEST)
         if self.guarantee.sigma < FINE * step:
             raise PrivacyError(
                 f"privacy.updates: noise of deviation {self.guarantee.sigma:.3g} has fewer than {FINE} steps of the "
                 f"ring, {step:.3g}. Ask fewer clients in a round, or raise the noise."
             )
-        return z, Noise(policy.clip, variance=part / step**2, secure=policy.secure), bound
+        return z, Noise(policy.clip, variance=part / step**2, secure=policy.secure), step * (HALF // invited)
 
     def _layout(self, path: str) -> Layout:
         texts = set(self.so_far.layouts.values())
