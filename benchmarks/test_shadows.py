@@ -14,7 +14,8 @@ import torch
 
 from fedaudit import ce, sgd
 from fedaudit.training import models
-from fedaudit.training.stacked.stack import Job, fit_together, why_not
+from fedaudit.training.stacked.stack import Job, fit_together
+from fedaudit.training.stacked.stackable import why_not
 
 
 def jobs(arch: str, *, count: int, shape, n: int, batch: int, steps: int, device="cpu", dtype=torch.float32):

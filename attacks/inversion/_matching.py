@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedaudit.attacks.inversion._invert import stacks_on, total_variation
 from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.lockstep import join
-from fedaudit.training.stacked.stack import structure
+from fedaudit.training.stacked.stackable import structure
 
 Update = dict[str, Tensor]  # by parameter: the model before training minus the model after
 

@@ -25,7 +25,9 @@ from fedaudit.privacy.persample import validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.cuda_graphs import halves
 from fedaudit.training.fit import Fitted, check_bare, traces
-from fedaudit.training.stacked.stack import Caller, Functional, Job, Stack, build, places, stacks
+from fedaudit.training.stacked.mapped_loss import Caller, Functional, places
+from fedaudit.training.stacked.stack import Job, Stack, build
+from fedaudit.training.stacked.stackable import stacks
 from fedaudit.training.stacked.steppers import Stepper, Tensors, stepper
 
 ROWS = 512  # rows, over all clients, whose gradients are in memory at a time

@@ -24,7 +24,8 @@ from fedaudit.rng import numpys, seeded
 from fedaudit.runtime.meter import Away
 from fedaudit.training.descent import Descent, Moments, side_by_side
 from fedaudit.training.fit import Fitted
-from fedaudit.training.stacked.stack import Job, fit_together, stacks
+from fedaudit.training.stacked.stack import Job, fit_together
+from fedaudit.training.stacked.stackable import stacks
 
 Found = dict[int, tuple[Fitted | Trained, Away]]  # by number of the job: its result, and its share of the time
 _here = threading.local()

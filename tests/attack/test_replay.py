@@ -20,7 +20,8 @@ from fedaudit.errors import ThreatError
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import World
 from fedaudit.training import models
-from fedaudit.training.stacked.stack import Job, fit_together, why_not
+from fedaudit.training.stacked.stack import Job, fit_together
+from fedaudit.training.stacked.stackable import why_not
 
 
 def proximal(f, x, y, received, mu):

@@ -19,6 +19,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedaudit.data import Dataset, available, datasets, describe, load, to_float, to_uint8
+from fedaudit.data.readers import digits
+from fedaudit.data.readers.idx import _idx_file
 from fedaudit.errors import DataError, SettingError
 
 RNG = np.random.default_rng(0)
@@ -59,7 +61,7 @@ def test_digits_are_scikit_learns(installed, monkeypatch):
     if installed == "no file":
         monkeypatch.setattr(datasets, "find_spec", lambda _: None)
     bunch = load_digits()
-    assert np.array_equal(datasets._digits_table(), np.column_stack([bunch.data, bunch.target]))
+    assert np.array_equal(digits._digits_table(), np.column_stack([bunch.data, bunch.target]))
 
 
 def test_digits_are_there_without_files(tmp_path):
@@ -165,7 +167,7 @@ def test_no_bytes_make_the_idx_reader_stumble(tmp_path_factory, content):
     for data in (content, b"\0\0\x08" + content):
         path.write_bytes(data)
         with contextlib.suppress(DataError):
-            datasets._idx_file("mnist", path)
+            _idx_file("mnist", path)
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path):

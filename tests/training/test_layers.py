@@ -101,7 +101,7 @@ def test_others_are_left_alone() -> None:
 @pytest.mark.parametrize("tf32", [False, True])
 def test_stacks_and_many_run_them_on_a_gpu(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's way, taken on this CPU."""
-    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stackable.on_gpu", lambda rows: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     loops: list[int] = []
     convolve = _Convolutions.apply

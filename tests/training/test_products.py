@@ -45,11 +45,14 @@ def test_a_stack_by_the_faster_way_is_what_each_would_be_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both ways are recorded and timed, which changes nothing; then the winner steps."""
-    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stackable.on_gpu", lambda rows: True)
     monkeypatch.setattr(stack, "PRODUCTS_WIN", win)
     monkeypatch.setattr(stack, "_faster", {})
     used: list[bool] = []
-    monkeypatch.setattr(stack, "instead_of", lambda *of: used.append(True) or convolution_products.instead_of(*of))
+    monkeypatch.setattr(
+        "fedaudit.training.stacked.mapped_loss.instead_of",
+        lambda *of: used.append(True) or convolution_products.instead_of(*of),
+    )
     counts = [12, 12, 12]
     alone, together = make(arch, counts), make(arch, counts)
     wanted = [job.alone() for job in alone]
@@ -82,7 +85,7 @@ def test_many_networks_by_the_faster_way_say_what_each_says(win: float, monkeypa
 
 def test_a_run_that_promises_bits_has_one_way(replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way is faster may come out otherwise in the next run."""
-    monkeypatch.setattr(stack, "_on_gpu", lambda rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stackable.on_gpu", lambda rows: True)
     monkeypatch.setattr(networks, "_on_gpu", lambda x: True)
     for module in (stack, networks):
         monkeypatch.setattr(module, "PRODUCTS_WIN", 0.0)

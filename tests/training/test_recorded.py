@@ -37,7 +37,7 @@ def test_adam_alone_is_recorded_with_its_step(case: str, replays: list[int], mon
     seen: list[int] = []
     core = _Fitting._core
     monkeypatch.setattr(_Fitting, "_core", lambda self, *given: seen.append(len(self.slots)) or core(self, *given))
-    monkeypatch.setattr("fedaudit.training.stacked.stack.vmap", lambda *given, **how: refused)
+    monkeypatch.setattr("fedaudit.training.stacked.mapped_loss.vmap", lambda *given, **how: refused)
     with cuda_graphs.conditions("recorded"):
         plain[0].alone()
         assert not seen, "one after the other has torch's bits"

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from fedaudit import adam
 from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import Opt, Turns
-from fedaudit.training.stacked import stack, steppers
+from fedaudit.training.stacked import mapped_loss, stack, stackable, steppers
+from fedaudit.training.stacked.mapped_loss import _Picks
 from fedaudit.training.stacked.masked_norms import MaskedNorms
-from fedaudit.training.stacked.stack import Job, _filled, _Fitting, _Picks, fit_together, stacks, why_not
+from fedaudit.training.stacked.stack import Job, _filled, _Fitting, fit_together
+from fedaudit.training.stacked.stackable import stacks, why_not
 from fedaudit.training.stacked.steppers import Stepper, stepper
 
 
@@ -215,7 +217,7 @@ def test_a_stack_on_a_gpu_has_no_gradient_of_an_index(monkeypatch: pytest.Monkey
             seen.add(str(func))
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr("fedaudit.training.stacked.stack._on_gpu", lambda rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stackable.on_gpu", lambda rows: True)
     together, alone = make("cnn_bn@0.25", [9, 9]), make("cnn_bn@0.25", [9, 9])
     with Log():
         fit_together(together)
@@ -233,9 +235,9 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
         tried.append(jobs)
         raise RuntimeError("a loss that draws")
 
-    for name, value in (("compiles", lambda: True), ("_on_gpu", lambda rows: True), ("fit_together", refuses)):
+    for name, value in (("compiles", lambda: True), ("fit_together", refuses), ("refused", set())):
         monkeypatch.setattr(stack, name, value)
-    monkeypatch.setattr(stack, "_refused", set())
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
     monkeypatch.setattr(cuda_graphs, "unrecorded", {})
     a, b = make("cnn", [8, 8])
     assert a.alone().steps == b.alone().steps == 4
@@ -258,10 +260,11 @@ def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.Mo
     eager, mine = (make("cnn_bn@0.25", [8], loss=noisy, epochs=2) for _ in range(2))
     torch.manual_seed(3)
     wanted = eager[0].alone()
-    for name, value in (("compiles", lambda: True), ("_on_gpu", lambda rows: True), ("_compile", traced)):
-        monkeypatch.setattr(stack, name, value)
-    monkeypatch.setattr(stack, "_refused", set())
-    monkeypatch.setattr(stack, "_compiled", {})
+    monkeypatch.setattr(stack, "compiles", lambda: True)
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    monkeypatch.setattr(mapped_loss, "_compile", traced)
+    monkeypatch.setattr(stack, "refused", set())
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
     monkeypatch.setattr(cuda_graphs, "unrecorded", {})
     torch.manual_seed(3)
     found = mine[0].alone()

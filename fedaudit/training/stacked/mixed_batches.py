@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedaudit.training.cuda_graphs import records_steps, stacks_networks
 from fedaudit.training.stacked.networks import Many
-from fedaudit.training.stacked.stack import rowwise
+from fedaudit.training.stacked.stackable import rowwise
 
 
 class Mixed:

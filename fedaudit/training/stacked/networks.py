@@ -26,8 +26,9 @@ from torch.func import functional_call, vmap
 from fedaudit.training.cuda_graphs import capturing, clocked, may_choose, stacks_networks
 from fedaudit.training.folded_norms import folded
 from fedaudit.training.stacked.layers import quicker
+from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, Caller, picking, places
 from fedaudit.training.stacked.masked_norms import one_channel
-from fedaudit.training.stacked.stack import PRODUCTS_WIN, Caller, picking, places, rowwise, same_hooks, structure
+from fedaudit.training.stacked.stackable import rowwise, same_hooks, structure
 
 _faster: dict[Any, bool] = {}  # whether convolutions as products were the faster way, by what was measured
 

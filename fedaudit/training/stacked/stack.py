@@ -10,28 +10,19 @@ filled up with rows that are masked out, also in the statistics of batch norms (
 separate over rows, the models are trained in groups of one batch size. A model that has taken all its steps leaves the
 stack.
 
-Not everything can be stacked: `stacks` says which jobs can, and why the others cannot.
+Not everything can be stacked: `jobs.stacks` says which jobs can, and why the others cannot.
 """
 
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.overrides import TorchFunctionMode
 
-from fedaudit.errors import ContractError
 from fedaudit.training.cuda_graphs import (
     WORTH_IT,
     Recording,
@@ -51,15 +42,14 @@ from fedaudit.training.fit import (
     Live,
     Loss,
     batches,
-    check_pure,
-    check_rows,
-    check_value,
     fit,
     train_mode,
 )
-from fedaudit.training.stacked.convolution_products import instead_of
-from fedaudit.training.stacked.layers import quicker
-from fedaudit.training.stacked.masked_norms import MaskedNorms, Unmaskable, maskable
+from fedaudit.training.stacked import stackable
+from fedaudit.training.stacked.given import map_given, stacked_given
+from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, mapped_loss
+from fedaudit.training.stacked.masked_norms import Unmaskable
+from fedaudit.training.stacked.stackable import fills, masks_norms, never_stacked, refused, structure
 from fedaudit.training.stacked.steppers import Stepper, Tensors, stepper
 
 
@@ -76,12 +66,12 @@ class Job:
     def alone(self) -> Fitted:
         alike = (self.loss, repr(self.structure)) if self._as_stack else None
         # A stack that failed once is not tried again in the next round.
-        if alike is not None and alike not in _refused and _never(self) is None:
+        if alike is not None and alike not in refused and never_stacked(self) is None:
             before = self.rng.get_state()
             try:
                 return fit_together([self])[0]
             except Exception as e:  # noqa: BLE001 (nothing was changed yet, and `fit` says better what is wrong)
-                _refused.add(alike)
+                refused.add(alike)
                 if compiles():
                     fall_back(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
                 self.rng.set_state(before)
@@ -96,7 +86,7 @@ class Job:
         gradient.
         """
         if compiles():
-            return _on_gpu(self.rows)
+            return stackable.on_gpu(self.rows)
         small = stacks_networks() and self.option("opt").make is torch.optim.Adam
         return small and recordable(self.model, self.rows[0].device, self.planned)
 
@@ -130,154 +120,7 @@ class Job:
         return [self.rng]
 
 
-# --- what can be stacked ---------------------------------------------------------------------------------------------
-
-
-def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
-    """Return the groups of jobs that become one stack each, by number, and why each of the others is trained alone."""
-    groups: list[list[int]] = []
-    alone: dict[int, str] = {}
-    reasons: dict[int, str] = {}
-    for i, job in enumerate(jobs):
-        if reason := _never(job):
-            alone[i] = reason
-            continue
-        for group in groups:
-            other = unlike(jobs[group[0]], job)
-            if other is None:
-                group.append(i)
-                break
-            reasons[i] = other
-            reasons.setdefault(group[0], other)
-        else:
-            groups.append([i])
-    for group in groups:
-        if len(group) == 1:
-            alone[group[0]] = reasons.get(group[0], "there is no other to train it with")
-    return [group for group in groups if len(group) > 1], alone
-
-
-def why_not(jobs: Sequence[Job]) -> str | None:
-    """Return why these cannot be trained as one stack; None if they can."""
-    return _never(jobs[0]) or next((r for job in jobs[1:] if (r := _never(job) or unlike(jobs[0], job))), None)
-
-
-def _never(job: Job) -> str | None:
-    """Return why a job cannot be part of any stack; None if it can."""
-    try:
-        check_rows(job.rows)
-        check_pure(job.loss)
-    except ContractError:
-        return "its training is refused"  # trained alone, it raises the error that says why
-    how = stepper(job.option("opt"))
-    if isinstance(how, str):
-        return how
-    if any(isinstance(m, _DropoutNd) and m.p > 0 for m in job.model.modules()):
-        return "dropout draws for each model in turn"
-    if not any(p.requires_grad for p in job.model.parameters()):
-        return "nothing in it is trained"
-    if job.option("norms", "batch") == "batch" and any(
-        isinstance(m, _BatchNorm) and m.num_features == 1 for m in job.model.modules()
-    ):
-        return "a batch norm of one channel cannot be mapped over models"
-    turns = job.option("turns")
-    if (job.option("epochs") is None) == (job.option("steps") is None) or (
-        turns is not None and sum(turns.sizes) != len(job.rows[0])
-    ):
-        return "its training is refused"
-    return None
-
-
-def unlike(a: Job, b: Job) -> str | None:
-    """Return why two jobs cannot be in one stack; None if they can."""
-    if not _same_function(a.loss, b.loss):
-        return "the models are trained on different losses"
-    if a.structure != b.structure or not same_hooks(a.model, b.model):
-        return "the models differ"
-    if [(row.shape[1:], row.dtype) for row in a.rows] != [(row.shape[1:], row.dtype) for row in b.rows]:
-        return "the forms of their records differ"
-    options = {"opt": None, "separable": True, "norms": "batch"}
-    if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
-        return "their optimisers or options differ"
-    together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is not a string: `_never` came before
-    if not (_fills(a) or _masks_norms(a)) and a.batch != b.batch:
-        return "their batches differ in size, and the loss or a layer looks at a whole batch"
-    if together and (a.planned, a.option("until")) != (b.planned, None):
-        return f"{a.option('opt').make.__name__} counts steps for all of a stack, and these take different numbers"
-    try:
-        _stacked([job.option("given") or {} for job in (a, b)], dry=True)
-    except ValueError as e:
-        return str(e)
-    return None
-
-
-def _fills(job: Job) -> bool:
-    """Return whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
-    frozen = job.option("norms", "batch") == "running"
-    return job.option("separable", True) and all(rowwise(layer, frozen) for layer in job.model.modules())
-
-
-def _masks_norms(job: Job) -> bool:
-    """Return whether a batch may be filled up if its batch norms leave out the filling: nothing else mixes rows."""
-    layers = list(job.model.modules())
-    return job.option("separable", True) and all(maskable(layer) or rowwise(layer, False) for layer in layers)
-
-
-def rowwise(layer: nn.Module, frozen: bool) -> bool:
-    if isinstance(layer, _BatchNorm):
-        return frozen and layer.running_mean is not None
-    if isinstance(layer, _InstanceNorm):
-        return False
-    return type(layer).__module__.split(".")[0] in (
-        "torch",
-        "torchvision",
-        "fedaudit",
-    )  # a layer from elsewhere may do anything
-
-
-def structure(model: nn.Module) -> Any:
-    """Return a description that is equal for networks of one stack."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return str(model), [(name, t.shape, t.dtype, t.device) for name, t in tensors]
-
-
-def same_hooks(a: nn.Module, b: nn.Module) -> bool:
-    def hooks(model: nn.Module) -> list[tuple[str, int, Any]]:
-        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-        found = []
-        for name, m in model.named_modules():
-            found += [(name, i, hook) for i, kind in enumerate(kinds) for hook in getattr(m, kind).values()]
-        return found
-
-    these, those = hooks(a), hooks(b)
-    return len(these) == len(those) and all(
-        x[:2] == y[:2] and _same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
-    )
-
-
-def _same_function(a: Any, b: Any) -> bool:
-    """Return whether two functions do the same: one function, or one text with equal plain values around it."""
-    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
-        return _same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
-    if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
-        return a is b or (isinstance(a, types.MethodType) and bool(a == b))
-    if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__ or a.__defaults__ != b.__defaults__:
-        return False
-    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
-    return a.__kwdefaults__ == b.__kwdefaults__ and all(_same_value(x, y) for x, y in cells)
-
-
-def _same_value(x: Any, y: Any) -> bool:
-    a, b = x.cell_contents, y.cell_contents
-    plain = (bool, int, float, str, type(None))
-    return a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) or _both_same_function(a, b)
-
-
-def _both_same_function(a: Any, b: Any) -> bool:
-    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and _same_function(a, b)
-
-
-# --- the stack -------------------------------------------------------------------------------------------------------
+_faster: dict[Any, bool] = {}  # whether products were the faster way, by what was measured
 
 
 class Stack:
@@ -292,7 +135,7 @@ class Stack:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Stack:
         params, rest, state = ({n: fn(t) for n, t in part.items()} for part in (self.params, self.rest, self.state))
-        return Stack(params, rest, state, _map_given(self.given, self.given_dims, fn), self.given_dims, fn(self.total))
+        return Stack(params, rest, state, map_given(self.given, self.given_dims, fn), self.given_dims, fn(self.total))
 
     def take(self, slots: Sequence[int]) -> Stack:
         """Return the models in `slots`: the same memory if they come first in the stack, else copies (see `put`)."""
@@ -331,7 +174,7 @@ def build(jobs: Sequence[Job], how: Stepper) -> Stack:
     trained = [name for name, p in jobs[0].model.named_parameters() if p.requires_grad]
     whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
     params = {name: whole.pop(name) for name in trained}
-    given, dims = _stacked([job.option("given") or {} for job in jobs])
+    given, dims = stacked_given([job.option("given") or {} for job in jobs])
     total = torch.zeros(len(jobs), device=jobs[0].rows[0].device)
     return Stack(params, whole, how.state(params), given, dims, total)
 
@@ -402,8 +245,8 @@ class _Fitting:
         first = self.jobs[0]
         how = stepper(first.option("opt"))
         assert isinstance(how, Stepper), how
-        self.how, self.fills = how, _fills(first)
-        self.masks_norms = not self.fills and not by_size and _masks_norms(first)
+        self.how, self.fills = how, fills(first)
+        self.masks_norms = not self.fills and not by_size and masks_norms(first)
         self.norms = first.option("norms", "batch")
         self.device = first.rows[0].device
         self.stack = build(self.jobs, how)
@@ -414,8 +257,8 @@ class _Fitting:
         self.known: dict[tuple[int, ...], Tensor] = {}
         self.modes = [job.model.training for job in self.jobs]
         self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
-        compile = (compile or compiles()) and _on_gpu(first.rows)
-        self.mapped = _mapped(first, self.stack.given_dims, compile, len(jobs) > 1)
+        compile = (compile or compiles()) and stackable.on_gpu(first.rows)
+        self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None]] = {}  # with its places and mask
@@ -665,232 +508,3 @@ def _filled(sizes: Mapping[int, int]) -> list[list[int]]:
         groups.append(group)
         left = {i: size for i, size in left.items() if i not in group}
     return groups
-
-
-# --- the loss of all models at once ----------------------------------------------------------------------------------
-
-Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows, given -> mean and sum of each model
-
-
-class _Mapped:
-    """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
-
-    def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool):
-        self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
-        if _on_gpu(job.rows) and (compile or several):
-            slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
-            self.model = quicker(self.model, apart=slow, compiled=compile)
-        self._caller = Caller(self.model)
-        self._places = places(self._caller)
-        self._dims = given_dims
-        self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
-        self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
-        self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
-        self._compile, self._several = compile, several
-        self._masks_norms = not _fills(job)
-        self.products = False  # convolutions as products of matrices
-
-    def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
-        run = (self._plain if mask is None else self._masked) if self._several else self._alone
-        if self._compile and not (self._masks_norms and mask is not None):
-            if (mask is None) not in self._compiled:
-                self._compiled[mask is None] = _compile(run), rows[0].shape
-            compiled, shape = self._compiled[mask is None]
-            run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
-        return run(params, rest, rows, given, mask)
-
-    def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
-        """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
-        such as one view of a mini-batch, which a map refuses."""
-        mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
-        told = _map_given(given, self._dims, lambda t: t.squeeze(0))
-        only = None if mask is None else mask.squeeze(0)
-        mean, total = self._of_one(mine, others, [row.squeeze(0) for row in rows], told, only)
-        return mean[None], total[None]
-
-    @property
-    def convolves(self) -> bool:
-        """Return whether there is a choice between two ways: convolutions, on a GPU, not left to a compiler."""
-        return self._several and not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
-
-    def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        f = Functional(self._caller, params, rest, self._places)
-        if self._masks_norms and mask is not None:
-            with MaskedNorms(mask), _PICKS[self.products] if _on_gpu(rows) else nullcontext():
-                value = self._loss(f, *rows, **given)
-        elif torch.compiler.is_compiling() or not _on_gpu(rows):
-            value = self._loss(f, *rows, **given)
-        else:
-            with _PICKS[self.products]:
-                value = self._loss(f, *rows, **given)
-        check_value(value, len(rows[0]), self._loss, self._separable)
-        if mask is not None:
-            value = torch.where(mask, value, 0.0)
-            return value.sum() / mask.sum(), value.detach().sum()
-        detached = value.detach()
-        return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
-
-
-def _compile(run: Mapped) -> Mapped:
-    """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does."""
-    made: Mapped = torch.compile(run, dynamic=False, options={"fallback_random": True})
-    return made
-
-
-def _on_gpu(rows: Sequence[Tensor]) -> bool:
-    return rows[0].device.type == "cuda"
-
-
-class _Picks(TorchFunctionMode):
-    """Makes cross-entropy pick each row's class by comparing.
-
-    Mapped over models, torch's own picks by an index. On a GPU the gradient of that is a sum in no fixed order or, if a
-    fixed order is asked for, a sort that cannot be recorded.
-
-    With `products`, convolutions are done as products of matrices.
-    """
-
-    def __init__(self, products: bool = False):
-        super().__init__()
-        self._products = products
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._products and func is torch.conv2d and (found := instead_of(args, kwargs)) is not None:
-            return found
-        plain = kwargs.get("reduction") == "none" and not kwargs.get("label_smoothing") and kwargs.get("weight") is None
-        if func in (F.cross_entropy, F.nll_loss) and len(args) == 2 and plain:
-            out, y = args
-            if out.dim() == 2 and not y.is_floating_point():
-                logs = F.log_softmax(out, 1) if func is F.cross_entropy else out
-                mine = y[:, None] == torch.arange(out.shape[1], device=out.device)
-                return -torch.where(mine, logs, 0.0).sum(1)
-        return func(*args, **kwargs)
-
-
-_PICKS = {products: _Picks(products) for products in (False, True)}
-_faster: dict[Any, bool] = {}  # whether products were the faster way, by what was measured
-PRODUCTS_WIN = 1.2  # times as fast, so that a tie is not left to chance
-
-
-def picking(products: bool) -> AbstractContextManager[Any]:
-    """Return a context in which convolutions are products of matrices, or one that changes nothing."""
-    return _PICKS[True] if products else nullcontext()
-
-
-_refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
-_compiled: dict[Any, _Mapped] = {}  # a compiled one is used again for models of the same structure
-
-
-def _mapped(job: Job, given_dims: Any, compile: bool, several: bool) -> _Mapped:
-    compile = compile and not any(
-        m._forward_hooks or m._forward_pre_hooks for m in job.model.modules()
-    )  # hooks come and go
-    if not compile:
-        return _Mapped(job, given_dims, False, several)
-    how = given_dims, job.option("separable", True), job.option("norms", "batch")
-    key = repr((job.structure, how, several)), job.loss
-    if key not in _compiled:
-        _compiled[key] = _Mapped(job, given_dims, True, several)
-    return _compiled[key]
-
-
-class Caller(nn.Module):
-    """Makes every method of a model reachable for `functional_call`, which knows `forward` only."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, method: str, *args: Any) -> Any:
-        return self.model(*args) if method == "forward" else getattr(self.model, method)(*args)
-
-
-def places(caller: Caller) -> dict[str, str]:
-    """Return the name of the tensor at each place of the caller: a shared parameter has one name and several places.
-
-    A layer under two names is visited once: `functional_call` would leave a replaced tensor behind in it.
-    """
-    model = caller.model
-    name_of = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    own = {"recurse": False, "remove_duplicate": False}
-    return {
-        place: name_of[id(t)]
-        for prefix, layer in caller.named_modules()
-        for place, t in [*layer.named_parameters(prefix, **own), *layer.named_buffers(prefix, **own)]
-    }
-
-
-class Functional:
-    """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`."""
-
-    def __init__(self, caller: Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):
-        self._caller = caller
-        tensors = {**params, **rest}
-        self._tensors = {place: tensors[name] for place, name in places.items()}
-        self.params = {name: tensors[name] for name, _ in caller.model.named_parameters()}
-
-    def _call(self, method: str, *args: Any) -> Any:
-        if (dtype := halves()) is None:
-            return functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
-        norms = {name: m for name, m in self._caller.named_modules() if isinstance(m, _BatchNorm)}
-        kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
-        tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}
-        before, full = [_cast(a, dtype) for a in args], args[0].dtype
-        hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in norms.values()]
-        hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in norms.values()]
-        try:
-            return _cast(functional_call(self._caller, tensors, (method, *before), tie_weights=False), full)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def __call__(self, *args: Any) -> Any:
-        return self._call("forward", *args)
-
-    def encode(self, x: Tensor) -> Tensor:
-        return self._call("encode", x)
-
-    def classify(self, e: Tensor) -> Tensor:
-        return self._call("classify", e)
-
-
-def _cast(t: Any, dtype: torch.dtype) -> Any:
-    return t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
-
-
-# --- what losses are given -------------------------------------------------------------------------------------------
-
-
-def _stacked(values: Sequence[Any], dry: bool = False) -> tuple[Any, Any]:
-    """Return trees of one form as one tree of stacked tensors, and the dimension that each leaf is mapped over."""
-    first = values[0]
-    if any(type(value) is not type(first) for value in values):
-        raise ValueError("what their losses are given differs in form")
-    if isinstance(first, Tensor):
-        if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
-            raise ValueError("what their losses are given differs in shape")
-        return (first if dry else torch.stack(list(values)).detach()), 0
-    if isinstance(first, dict):
-        if any(value.keys() != first.keys() for value in values):
-            raise ValueError("what their losses are given differs in form")
-        parts = {key: _stacked([value[key] for value in values], dry) for key in first}
-        return {key: part[0] for key, part in parts.items()}, {key: part[1] for key, part in parts.items()}
-    if isinstance(first, list | tuple):
-        if any(len(value) != len(first) for value in values):
-            raise ValueError("what their losses are given differs in form")
-        items = [_stacked(list(value), dry) for value in zip(*values, strict=True)]
-        return type(first)(item[0] for item in items), type(first)(item[1] for item in items)
-    if first is None or isinstance(first, bool | int | float | str):
-        if any(value != first for value in values):
-            raise ValueError("what their losses are given differs in its numbers")
-        return first, None
-    raise ValueError(f"their losses are given a {type(first).__name__}")
-
-
-def _map_given(given: Any, dims: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(given, dict):
-        return {key: _map_given(value, dims[key], fn) for key, value in given.items()}
-    if isinstance(given, list | tuple):
-        return type(given)(_map_given(value, dim, fn) for value, dim in zip(given, dims, strict=True))
-    return given if dims is None else fn(given)

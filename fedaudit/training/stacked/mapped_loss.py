@@ -1,0 +1,214 @@
+"""Maps a loss over a stack of models: one call gives the mean loss of each, eager or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from fedaudit.training.cuda_graphs import (
+    halves,
+)
+from fedaudit.training.fit import (
+    check_value,
+)
+from fedaudit.training.stacked import stackable
+from fedaudit.training.stacked.convolution_products import instead_of
+from fedaudit.training.stacked.given import map_given
+from fedaudit.training.stacked.layers import quicker
+from fedaudit.training.stacked.masked_norms import MaskedNorms
+from fedaudit.training.stacked.stackable import fills
+from fedaudit.training.stacked.steppers import Tensors
+
+if TYPE_CHECKING:
+    from fedaudit.training.stacked.stack import Job
+
+Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows, given -> mean and sum of each model
+
+
+class MappedLoss:
+    """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
+
+    def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool):
+        self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
+        if stackable.on_gpu(job.rows) and (compile or several):
+            slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
+            self.model = quicker(self.model, apart=slow, compiled=compile)
+        self._caller = Caller(self.model)
+        self._places = places(self._caller)
+        self._dims = given_dims
+        self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
+        self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
+        self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
+        self._compile, self._several = compile, several
+        self._masks_norms = not fills(job)
+        self.products = False  # convolutions as products of matrices
+
+    def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        run = (self._plain if mask is None else self._masked) if self._several else self._alone
+        if self._compile and not (self._masks_norms and mask is not None):
+            if (mask is None) not in self._compiled:
+                self._compiled[mask is None] = _compile(run), rows[0].shape
+            compiled, shape = self._compiled[mask is None]
+            run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
+        return run(params, rest, rows, given, mask)
+
+    def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
+        such as one view of a mini-batch, which a map refuses."""
+        mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
+        told = map_given(given, self._dims, lambda t: t.squeeze(0))
+        only = None if mask is None else mask.squeeze(0)
+        mean, total = self._of_one(mine, others, [row.squeeze(0) for row in rows], told, only)
+        return mean[None], total[None]
+
+    @property
+    def convolves(self) -> bool:
+        """Return whether there is a choice between two ways: convolutions, on a GPU, not left to a compiler."""
+        return self._several and not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+
+    def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        f = Functional(self._caller, params, rest, self._places)
+        if self._masks_norms and mask is not None:
+            with MaskedNorms(mask), _PICKS[self.products] if stackable.on_gpu(rows) else nullcontext():
+                value = self._loss(f, *rows, **given)
+        elif torch.compiler.is_compiling() or not stackable.on_gpu(rows):
+            value = self._loss(f, *rows, **given)
+        else:
+            with _PICKS[self.products]:
+                value = self._loss(f, *rows, **given)
+        check_value(value, len(rows[0]), self._loss, self._separable)
+        if mask is not None:
+            value = torch.where(mask, value, 0.0)
+            return value.sum() / mask.sum(), value.detach().sum()
+        detached = value.detach()
+        return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
+
+
+def _compile(run: Mapped) -> Mapped:
+    """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does."""
+    made: Mapped = torch.compile(run, dynamic=False, options={"fallback_random": True})
+    return made
+
+
+class _Picks(TorchFunctionMode):
+    """Makes cross-entropy pick each row's class by comparing.
+
+    Mapped over models, torch's own picks by an index. On a GPU the gradient of that is a sum in no fixed order or, if a
+    fixed order is asked for, a sort that cannot be recorded.
+
+    With `products`, convolutions are done as products of matrices.
+    """
+
+    def __init__(self, products: bool = False):
+        super().__init__()
+        self._products = products
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._products and func is torch.conv2d and (found := instead_of(args, kwargs)) is not None:
+            return found
+        plain = kwargs.get("reduction") == "none" and not kwargs.get("label_smoothing") and kwargs.get("weight") is None
+        if func in (F.cross_entropy, F.nll_loss) and len(args) == 2 and plain:
+            out, y = args
+            if out.dim() == 2 and not y.is_floating_point():
+                logs = F.log_softmax(out, 1) if func is F.cross_entropy else out
+                mine = y[:, None] == torch.arange(out.shape[1], device=out.device)
+                return -torch.where(mine, logs, 0.0).sum(1)
+        return func(*args, **kwargs)
+
+
+_PICKS = {products: _Picks(products) for products in (False, True)}
+PRODUCTS_WIN = 1.2  # times as fast, so that a tie is not left to chance
+
+
+def picking(products: bool) -> AbstractContextManager[Any]:
+    """Return a context in which convolutions are products of matrices, or one that changes nothing."""
+    return _PICKS[True] if products else nullcontext()
+
+
+compiled_losses: dict[Any, MappedLoss] = {}  # a compiled one is used again for models of the same structure
+
+
+def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool) -> MappedLoss:
+    compile = compile and not any(
+        m._forward_hooks or m._forward_pre_hooks for m in job.model.modules()
+    )  # hooks come and go
+    if not compile:
+        return MappedLoss(job, given_dims, False, several)
+    how = given_dims, job.option("separable", True), job.option("norms", "batch")
+    key = repr((job.structure, how, several)), job.loss
+    if key not in compiled_losses:
+        compiled_losses[key] = MappedLoss(job, given_dims, True, several)
+    return compiled_losses[key]
+
+
+class Caller(nn.Module):
+    """Makes every method of a model reachable for `functional_call`, which knows `forward` only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, method: str, *args: Any) -> Any:
+        return self.model(*args) if method == "forward" else getattr(self.model, method)(*args)
+
+
+def places(caller: Caller) -> dict[str, str]:
+    """Return the name of the tensor at each place of the caller: a shared parameter has one name and several places.
+
+    A layer under two names is visited once: `functional_call` would leave a replaced tensor behind in it.
+    """
+    model = caller.model
+    name_of = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    own = {"recurse": False, "remove_duplicate": False}
+    return {
+        place: name_of[id(t)]
+        for prefix, layer in caller.named_modules()
+        for place, t in [*layer.named_parameters(prefix, **own), *layer.named_buffers(prefix, **own)]
+    }
+
+
+class Functional:
+    """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`."""
+
+    def __init__(self, caller: Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):
+        self._caller = caller
+        tensors = {**params, **rest}
+        self._tensors = {place: tensors[name] for place, name in places.items()}
+        self.params = {name: tensors[name] for name, _ in caller.model.named_parameters()}
+
+    def _call(self, method: str, *args: Any) -> Any:
+        if (dtype := halves()) is None:
+            return functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
+        norms = {name: m for name, m in self._caller.named_modules() if isinstance(m, _BatchNorm)}
+        kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
+        tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}
+        before, full = [_cast(a, dtype) for a in args], args[0].dtype
+        hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in norms.values()]
+        hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in norms.values()]
+        try:
+            return _cast(functional_call(self._caller, tensors, (method, *before), tie_weights=False), full)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call("forward", *args)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self._call("encode", x)
+
+    def classify(self, e: Tensor) -> Tensor:
+        return self._call("classify", e)
+
+
+def _cast(t: Any, dtype: torch.dtype) -> Any:
+    return t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t

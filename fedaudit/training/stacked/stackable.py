@@ -1,0 +1,177 @@
+"""Says which trainings can be carried out as one stack, and why the others cannot."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedaudit.errors import ContractError
+from fedaudit.training.fit import (
+    check_pure,
+    check_rows,
+)
+from fedaudit.training.stacked.given import stacked_given
+from fedaudit.training.stacked.masked_norms import maskable
+from fedaudit.training.stacked.steppers import stepper
+
+if TYPE_CHECKING:
+    from fedaudit.training.stacked.stack import Job
+
+refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
+
+
+def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
+    """Return the groups of jobs that become one stack each, by number, and why each of the others is trained alone."""
+    groups: list[list[int]] = []
+    alone: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for i, job in enumerate(jobs):
+        if reason := never_stacked(job):
+            alone[i] = reason
+            continue
+        for group in groups:
+            other = unlike(jobs[group[0]], job)
+            if other is None:
+                group.append(i)
+                break
+            reasons[i] = other
+            reasons.setdefault(group[0], other)
+        else:
+            groups.append([i])
+    for group in groups:
+        if len(group) == 1:
+            alone[group[0]] = reasons.get(group[0], "there is no other to train it with")
+    return [group for group in groups if len(group) > 1], alone
+
+
+def why_not(jobs: Sequence[Job]) -> str | None:
+    """Return why these cannot be trained as one stack; None if they can."""
+    return never_stacked(jobs[0]) or next(
+        (r for job in jobs[1:] if (r := never_stacked(job) or unlike(jobs[0], job))), None
+    )
+
+
+def never_stacked(job: Job) -> str | None:
+    """Return why a job cannot be part of any stack; None if it can."""
+    try:
+        check_rows(job.rows)
+        check_pure(job.loss)
+    except ContractError:
+        return "its training is refused"  # trained alone, it raises the error that says why
+    how = stepper(job.option("opt"))
+    if isinstance(how, str):
+        return how
+    if any(isinstance(m, _DropoutNd) and m.p > 0 for m in job.model.modules()):
+        return "dropout draws for each model in turn"
+    if not any(p.requires_grad for p in job.model.parameters()):
+        return "nothing in it is trained"
+    if job.option("norms", "batch") == "batch" and any(
+        isinstance(m, _BatchNorm) and m.num_features == 1 for m in job.model.modules()
+    ):
+        return "a batch norm of one channel cannot be mapped over models"
+    turns = job.option("turns")
+    if (job.option("epochs") is None) == (job.option("steps") is None) or (
+        turns is not None and sum(turns.sizes) != len(job.rows[0])
+    ):
+        return "its training is refused"
+    return None
+
+
+def unlike(a: Job, b: Job) -> str | None:
+    """Return why two jobs cannot be in one stack; None if they can."""
+    if not _same_function(a.loss, b.loss):
+        return "the models are trained on different losses"
+    if a.structure != b.structure or not same_hooks(a.model, b.model):
+        return "the models differ"
+    if [(row.shape[1:], row.dtype) for row in a.rows] != [(row.shape[1:], row.dtype) for row in b.rows]:
+        return "the forms of their records differ"
+    options = {"opt": None, "separable": True, "norms": "batch"}
+    if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
+        return "their optimisers or options differ"
+    together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is not a string: `never_stacked` came before
+    if not (fills(a) or masks_norms(a)) and a.batch != b.batch:
+        return "their batches differ in size, and the loss or a layer looks at a whole batch"
+    if together and (a.planned, a.option("until")) != (b.planned, None):
+        return f"{a.option('opt').make.__name__} counts steps for all of a stack, and these take different numbers"
+    try:
+        stacked_given([job.option("given") or {} for job in (a, b)], dry=True)
+    except ValueError as e:
+        return str(e)
+    return None
+
+
+def fills(job: Job) -> bool:
+    """Return whether a batch may be filled up with rows that do not count: no row's loss depends on the other rows."""
+    frozen = job.option("norms", "batch") == "running"
+    return job.option("separable", True) and all(rowwise(layer, frozen) for layer in job.model.modules())
+
+
+def masks_norms(job: Job) -> bool:
+    """Return whether a batch may be filled up if its batch norms leave out the filling: nothing else mixes rows."""
+    layers = list(job.model.modules())
+    return job.option("separable", True) and all(maskable(layer) or rowwise(layer, False) for layer in layers)
+
+
+def rowwise(layer: nn.Module, frozen: bool) -> bool:
+    if isinstance(layer, _BatchNorm):
+        return frozen and layer.running_mean is not None
+    if isinstance(layer, _InstanceNorm):
+        return False
+    return type(layer).__module__.split(".")[0] in (
+        "torch",
+        "torchvision",
+        "fedaudit",
+    )  # a layer from elsewhere may do anything
+
+
+def structure(model: nn.Module) -> Any:
+    """Return a description that is equal for networks of one stack."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return str(model), [(name, t.shape, t.dtype, t.device) for name, t in tensors]
+
+
+def same_hooks(a: nn.Module, b: nn.Module) -> bool:
+    def hooks(model: nn.Module) -> list[tuple[str, int, Any]]:
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+        found = []
+        for name, m in model.named_modules():
+            found += [(name, i, hook) for i, kind in enumerate(kinds) for hook in getattr(m, kind).values()]
+        return found
+
+    these, those = hooks(a), hooks(b)
+    return len(these) == len(those) and all(
+        x[:2] == y[:2] and _same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
+    )
+
+
+def _same_function(a: Any, b: Any) -> bool:
+    """Return whether two functions do the same: one function, or one text with equal plain values around it."""
+    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
+        return _same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
+    if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
+        return a is b or (isinstance(a, types.MethodType) and bool(a == b))
+    if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__ or a.__defaults__ != b.__defaults__:
+        return False
+    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
+    return a.__kwdefaults__ == b.__kwdefaults__ and all(_same_value(x, y) for x, y in cells)
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    a, b = x.cell_contents, y.cell_contents
+    plain = (bool, int, float, str, type(None))
+    return a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) or _both_same_function(a, b)
+
+
+def _both_same_function(a: Any, b: Any) -> bool:
+    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and _same_function(a, b)
+
+
+def on_gpu(rows: Sequence[Tensor]) -> bool:
+    return rows[0].device.type == "cuda"
