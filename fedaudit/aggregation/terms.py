@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,26 +67,42 @@ class Entered:
 def entered(reply: Up, message: Down, terms: Terms, k: int, device: torch.device) -> Entered:
     """Return what client k sends instead of its reply."""
     base = message if terms.based else None
-    update = update_of(reply, base, terms.by)
-    ring = update.layout.ring(terms.clients, terms.bound, terms.largest)
-    norm = None
-    if terms.noise is not None:
-        C = terms.noise.clip if terms.secret is None else rounded_down(terms.noise.clip, ring, update.real.size)
-        update, norm = clipped(update, C)
-        if terms.noise.sigma:
-            rng = numpy_generator(terms.key, "update noise", secure=terms.noise.secure)
-            noisy = update.real + rng.normal(0.0, terms.noise.sigma, update.real.shape)
-            update = Update(update.layout, noisy, update.whole, 1.0)
+    update, norm = bounded(update_of(reply, base, terms.by), terms)
+    layout = update.layout
     if terms.secret is None:
-        back = restored(update.layout, update.real, update.whole, 1.0, base, device)
-        return Entered(back, update.layout.text(), norm=norm)
-    words, cut = ring.encoded(update.parts())
+        return Entered(restored(layout, update.real, update.whole, 1.0, base, device), layout.text(), norm=norm)
+    words, cut = in_ring(update, terms)
+    peers = {int(v): keys_of(bytes.fromhex(keys)) for v, keys in terms.peers.items()}
+    masked = Member(k, bytes.fromhex(terms.secret)).mask(words, peers)
+    return Entered(Masked(as_words(masked)), layout.text(), cut, norm)
+
+
+def bounded(update: Update, terms: Terms) -> tuple[Update, float | None]:
+    """Return the update as a policy lets it go on, clipped and with Gaussian noise, and the norm that it had."""
+    if terms.noise is None:
+        return update, None
+    C = terms.noise.clip
+    if terms.secret is not None:
+        C = rounded_down(C, update.layout.ring(terms.clients, terms.bound, terms.largest), update.real.size)
+    update, norm = clipped(update, C)
+    if terms.noise.sigma:
+        noise = gaussian(terms.key, "update noise", terms.noise.sigma, update.real.size, secure=terms.noise.secure)
+        update = replace(update, real=update.real + noise)
+    return update, norm
+
+
+def in_ring(update: Update, terms: Terms) -> tuple[np.ndarray, int]:
+    """Return the update's words with its part of discrete noise, before any mask, and how many numbers were cut off."""
+    words, cut = update.layout.ring(terms.clients, terms.bound, terms.largest).encoded(update.parts())
     if terms.noise is not None and terms.noise.variance:
         rng = numpy_generator(terms.key, "update noise", secure=terms.noise.secure)
         words += skellam(rng, terms.noise.variance, update.real.size, len(words))
-    peers = {int(v): keys_of(bytes.fromhex(keys)) for v, keys in terms.peers.items()}
-    masked = Member(k, bytes.fromhex(terms.secret)).mask(words, peers)
-    return Entered(Masked(as_words(masked)), update.layout.text(), cut, norm)
+    return words, cut
+
+
+def gaussian(key: tuple[object, ...], purpose: str, sigma: float, length: int, *, secure: bool) -> np.ndarray:
+    """Return Gaussian noise on a vector. The same key always gives the same noise, unless it is secure."""
+    return numpy_generator(key, purpose, secure=secure).normal(0.0, sigma, length)
 
 
 def rounded_down(C: float, ring: Ring, length: int) -> float:

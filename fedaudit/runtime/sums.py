@@ -34,17 +34,17 @@ from fedaudit.aggregation.secure.messages import (
 from fedaudit.aggregation.secure.protocol import SEALED, Member, Revealed, total
 from fedaudit.aggregation.secure.ring import HALF
 from fedaudit.aggregation.secure.shamir import BYTES
-from fedaudit.aggregation.terms import Noise, Terms
+from fedaudit.aggregation.terms import Noise, Terms, gaussian
 from fedaudit.aggregation.update import Layout, clipped, restored, update_of
 from fedaudit.errors import PrivacyError, RunError
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.updates import FINE, Guarantee
-from fedaudit.rng import numpy_generator
 from fedaudit.runtime.asking import Asker, RoundSoFar, drops_out
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort
 from fedaudit.runtime.run_record import Absence, SumRecord
 from fedaudit.runtime.run_state import RunState
+from fedaudit.setting import Setting
 from fedaudit.wire.message import Down, Record, Up
 
 IN_SUMS = "in sums of clients, without noise"
@@ -111,6 +111,7 @@ class Summing:
                 ask=number, fn=path, invited=len(invited), stayed=len(ids), divisor=divisor, **self._noise_facts()
             )
         )
+        self.so_far.wire.summed(value, path, number, [])  # the server knows the replies themselves
         return Mean(value, round(divisor))
 
     def _guaranteed(self) -> Guarantee:
@@ -119,8 +120,8 @@ class Summing:
 
     def _server_noise(self, number: int, length: int) -> np.ndarray:
         guarantee = self._guaranteed()
-        rng = numpy_generator((*self.key, "server", self.so_far.t, number), "sum noise", secure=guarantee.policy.secure)
-        return rng.normal(0.0, guarantee.sigma, length)
+        key = (*self.key, "server", self.so_far.t, number)
+        return gaussian(key, "sum noise", guarantee.sigma, length, secure=guarantee.policy.secure)
 
     def _divisor(self, invited: int) -> float:
         """Return the public number that a noised sum is divided by: who answered must not show in it."""
@@ -195,7 +196,7 @@ class Summing:
             )
         members = {k: Member(k, self._secret(k, number)) for k in invited}
         largest = 1.0 if by is None or self.guarantee is not None else float(self.largest)
-        multiplier, noise, bound = self._own_noise(len(invited))
+        multiplier, noise, bound = own_noise(self.guarantee, len(invited), self.run.setting)
 
         # Phase 0: keys.
         invitation = Invited(len(invited), self.run.setting.threshold, bound, largest)
@@ -303,28 +304,6 @@ class Summing:
         self.so_far.wire.summed(value, path, number, sorted(masked))
         return Mean(value, len(masked) if self.guarantee is None else round(divisor))
 
-    def _own_noise(self, invited: int) -> tuple[float | None, Noise | None, float]:
-        """Return the multiplier of the noise on the sum, what each client adds, and the bound of single numbers."""
-        if self.guarantee is None:
-            return None, None, self.run.setting.update_bound
-        policy, z = self.guarantee.policy, self.guarantee.multiplier
-        if policy.where == "server":
-            return z, Noise(policy.clip), policy.clip
-        if policy.where == "client":
-            bound = policy.clip + TAIL * self.guarantee.sigma
-            return z, Noise(policy.clip, self.guarantee.sigma, secure=policy.secure), bound
-        # Each client adds a part, so that as many as the threshold asks for add all of it; who stays beyond adds more.
-        least = graph.needed(self.run.setting.threshold, invited)
-        part = self.guarantee.sigma**2 / least
-        bound = policy.clip + TAIL * math.sqrt(invited * part) / invited
-        step = max(bound / (HALF // invited), math.sqrt(part) / FINEST)
-        if self.guarantee.sigma < FINE * step:
-            raise PrivacyError(
-                f"privacy.updates: noise of deviation {self.guarantee.sigma:.3g} has fewer than {FINE} steps of the "
-                f"ring, {step:.3g}. Ask fewer clients in a round, or raise the noise."
-            )
-        return z, Noise(policy.clip, variance=part / step**2, secure=policy.secure), step * (HALF // invited)
-
     def _layout(self, path: str) -> Layout:
         texts = set(self.so_far.layouts.values())
         if len(texts) != 1:
@@ -359,3 +338,25 @@ def summing_of(run: RunState, so_far: RoundSoFar, ask: Asker) -> Summing:
     """Return what carries out the sums of a round."""
     largest = max(map(run.world.count, range(run.setting.clients)))
     return Summing(run, so_far, ask, (run.setting.seed, run.attempt), run.world.guarantee, largest)
+
+
+def own_noise(guarantee: Guarantee | None, invited: int, setting: Setting) -> tuple[float | None, Noise | None, float]:
+    """Return the multiplier of the noise on the sum, what each client adds, and the bound of single numbers."""
+    if guarantee is None:
+        return None, None, setting.update_bound
+    policy, z = guarantee.policy, guarantee.multiplier
+    if policy.where == "server":
+        return z, Noise(policy.clip), policy.clip
+    if policy.where == "client":
+        bound = policy.clip + TAIL * guarantee.sigma
+        return z, Noise(policy.clip, guarantee.sigma, secure=policy.secure), bound
+    # Each client adds a part, so that as many as the threshold asks for add all of it; who stays beyond adds more.
+    part = guarantee.sigma**2 / graph.needed(setting.threshold, invited)
+    bound = policy.clip + TAIL * math.sqrt(invited * part) / invited
+    step = max(bound / (HALF // invited), math.sqrt(part) / FINEST)
+    if guarantee.sigma < FINE * step:
+        raise PrivacyError(
+            f"privacy.updates: noise of deviation {guarantee.sigma:.3g} has fewer than {FINE} steps of the ring, "
+            f"{step:.3g}. Ask fewer clients in a round, or raise the noise."
+        )
+    return z, Noise(policy.clip, variance=part / step**2, secure=policy.secure), step * (HALF // invited)

@@ -98,7 +98,7 @@ def test_skellam_s_bound_by_hand_and_above_the_truth():
     both = skellam_epsilon(1.0, 3, 1e-5)
     gaussian = compose([Event(1.0, 1.0, 3)], 1e-5).by_accountant["rdp"]
     assert gaussian < both + 1e-3
-    assert both < gaussian + 0.05
+    assert both < gaussian + 0.15  # whole orders only
 
 
 def test_the_command_line_s_words():
