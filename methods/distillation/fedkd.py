@@ -110,8 +110,8 @@ class FedKD(WithOptimiser):
         theta = changed(s.theta, g)
         whole, change = Mentee(theta, None), Mentee(None, g)
         messages = {k: change if k in s.current else whole for k in cohort.ids}
-        g = cohort.mean(self.local_update, messages, by="n").value.g
-        return Shared(theta, g, self.energy(server), sorted(cohort.ids))
+        mean = cohort.mean(self.local_update, messages, by="n").value.g
+        return Shared(theta, mean, self.energy(server), sorted(cohort.ids))
 
     def local_update(self, client: Client, msg: Mentee) -> Update:  # on client k
         theta = msg.theta if msg.theta is not None else changed(client.memory["theta"], msg.g)
