@@ -125,11 +125,8 @@ class Summing:
 
     def _divisor(self, invited: int) -> float:
         """Return the public number that a noised sum is divided by: who answered must not show in it."""
-        return (
-            max(self.run.setting.participation * self.run.setting.clients, 1.0)
-            if self._guaranteed().poisson
-            else float(invited)
-        )
+        expected = self.run.setting.participation * self.run.setting.clients
+        return max(expected, 1.0) if self._guaranteed().poisson else float(invited)
 
     def _noise_facts(self, multiplier: float | None = None) -> dict[str, Any]:
         if self.guarantee is None:
