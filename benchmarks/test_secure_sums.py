@@ -1,8 +1,8 @@
 """What secure aggregation costs: a round of FedAvg with it against the same round without.
 
 100 clients with 500 images each and a CNN of 1.18 million parameters, FedAvg's own work on CIFAR-10 (McMahan et al.
-2017, section 3) with one epoch of the paper's five. The quick form has 50 images a client, a tenth of the training for
-the same messages: its limit is the same. Both rounds are timed in one process, whole `run`s, without evaluation.
+2017, section 3) with one epoch of the paper's five. The quick form has 100 images a client, a fifth of the training
+for the same messages: its limit is the same. Both rounds are timed in one process, whole `run`s, without evaluation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def seconds(folder, records: int, aggregate: str) -> float:
     return took
 
 
-@pytest.mark.parametrize("records", [50, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("records", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_secure_round_costs_at_most_three_plain_ones(records, tmp_path):
     pytest.importorskip("cryptography")
     plain, secure = (seconds(tmp_path, records, aggregate) for aggregate in ("plain", "secure"))

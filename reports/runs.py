@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
-from fedaudit.privacy.policy import TRAINING, UPDATES, Policy
-from fedaudit.privacy.updates import UpdatePolicy
+from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.update_policy import UPDATES, UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedaudit.epsilon.joint_verdict import refuting
-from fedaudit.privacy.policy import UPDATES
+from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.runs import Group, Run

@@ -35,7 +35,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a reply enters a sum. Without `secret` it stays a reply, with the client's own noise."""
+    """The way in which a reply enters a sum. Without `secret` it stays a reply, with the client's own noise."""
 
     by: str | None
     clients: int  # the most clients in the sum
@@ -56,7 +56,7 @@ def terms_of(values: Mapping[str, Any]) -> Terms:
 
 @dataclass(frozen=True)
 class Entered:
-    """What a client sends for a sum, and what only the auditor learns of it."""
+    """A client's part in a sum as it is sent, and figures that only the auditor learns."""
 
     reply: Up
     layout: str = ""

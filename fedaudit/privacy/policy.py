@@ -18,10 +18,10 @@ from typing import Any, Literal, get_args
 
 from fedaudit.errors import PrivacyError, SettingError, did_you_mean, unknown
 from fedaudit.privacy.calibration import check_delta, check_epsilon
+from fedaudit.privacy.update_policy import UPDATES, parse_updates
 from fedaudit.setting import Frozen, parse_value, validated
 
 TRAINING = "training"
-UPDATES = "updates"
 Mechanism = Literal["gaussian", "pure-noise", "dp-sgd"]
 Calibration = Literal["analytic", "classical", "total"]
 Relation = Literal["replace-one", "zero-out"]
@@ -69,7 +69,7 @@ def read_policies(privacy: Mapping[str, Any], kinds: frozenset[str]) -> dict[str
     """Return the policies by kind. Raise, before anything runs, if one is wrong."""
     policies = {}
     for name, values in privacy.items():
-        if name == UPDATES:  # for clients, not for records: see fedaudit.privacy.updates
+        if name == UPDATES:  # for clients, not for records: see fedaudit.privacy.update_policy
             continue
         if name not in kinds and name != TRAINING:
             raise PrivacyError(unknown("kind of release", name, [*kinds, TRAINING, UPDATES]))
@@ -159,8 +159,6 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     if not colon or not rest:
         raise PrivacyError(f"--privacy {text!r}: write KIND:OPTIONS, for example embeddings:eps=1,clip=1.")
     if kind == UPDATES:
-        from fedaudit.privacy.updates import parse_updates
-
         return kind, parse_updates(text, rest)
     values: dict[str, Any] = {}
     for part in rest.split(","):

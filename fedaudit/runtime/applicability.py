@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fedaudit.privacy.policy import TRAINING, UPDATES
+from fedaudit.privacy.policy import TRAINING
+from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.runtime.method import Method
 from fedaudit.wire.message import Up, message_classes
 from fedaudit.wire.traffic import Plan

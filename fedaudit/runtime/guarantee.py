@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedaudit.errors import NotApplicable, PrivacyError, SettingError
-from fedaudit.privacy.updates import Guarantee, read_updates
+from fedaudit.privacy.update_policy import read_updates
+from fedaudit.privacy.updates import Guarantee
 from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
 

@@ -15,7 +15,8 @@ from fedaudit.epsilon import sums as audits
 from fedaudit.epsilon.lower_bounds import gdp_mean_shift
 from fedaudit.epsilon.sums import CANARIES, MASKS, NOISE, audit_sums, canary_audit, projection
 from fedaudit.errors import RunError
-from fedaudit.privacy.updates import Guarantee, UpdatePolicy
+from fedaudit.privacy.update_policy import UpdatePolicy
+from fedaudit.privacy.updates import Guarantee
 from fedaudit.runtime import sums as run_sums
 
 BASE = {

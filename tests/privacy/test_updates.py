@@ -10,7 +10,8 @@ import pytest
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.policy import parse_policy
-from fedaudit.privacy.updates import FINE, Guarantee, UpdatePolicy, read_updates, skellam_epsilon
+from fedaudit.privacy.update_policy import UpdatePolicy, read_updates
+from fedaudit.privacy.updates import FINE, Guarantee, skellam_epsilon
 
 SETTINGS = [  # where, multiplier, clients, rounds, rate, poisson
     ("server", 0.7, 100, 10, 1.0, False),

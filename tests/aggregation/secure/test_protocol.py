@@ -196,6 +196,8 @@ def test_no_mask_is_used_twice():
     zeros = {k: np.zeros(256, np.uint32) for k in range(4)}
     words = np.concatenate([m for t in range(20) for m in summed(zeros, trial=t)[2].values()])
     assert len(words) - len(np.unique(words)) <= 5  # expected 0.05 among 20,480 words of 32 bits
+    own = np.concatenate([Member(k, secret(k, t)).mask(zeros[0], {}) for t in range(20) for k in range(4)])
+    assert len(own) - len(np.unique(own)) <= 5
 
 
 # --- agreement ------------------------------------------------------------------------------------------------------
