@@ -19,7 +19,7 @@ from test_overhead import CLIENTS, make_setting
 
 import fedaudit
 from fedaudit.methods.averaging.fedavg import FedAvg
-from fedaudit.privacy import mechanism, provenance
+from fedaudit.privacy import mechanism, provenance, sensitivity
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime import party
 from fedaudit.setting import Setting
@@ -52,7 +52,7 @@ def timed_digests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         return call
 
     with monkeypatch.context() as patch:
-        for module in (provenance, mechanism, party):
+        for module in (provenance, mechanism, sensitivity, party):
             patch.setattr(module, "digest_of", timed(module.digest_of))
         yield seconds
 

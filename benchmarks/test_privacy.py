@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedaudit import Up, private
-from fedaudit.privacy.mechanism import Context, protect
+from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.policy import Policy
+from fedaudit.privacy.sensitivity import Context
 
 ROWS, WIDTH, PAIRS = 50_000, 512, 5
 # Random numbers cost less on x86, and what is held against them more.

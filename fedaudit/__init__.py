@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedaudit.runtime.runner import run
     from fedaudit.setting import Setting
     from fedaudit.suite.scheduler import audit
+    from fedaudit.training.augment import Augment
     from fedaudit.training.fit import Opt, Turns, adam, sgd
     from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
@@ -76,6 +77,7 @@ _NAMES = {
     "runtime.runner": "run",
     "setting": "Setting",
     "suite.scheduler": "audit",
+    "training.augment": "Augment",
     "training.fit": "Opt Turns adam sgd",
     "training.forward": "in_chunks",
     "training.losses": "ce kl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -235,6 +236,28 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         raise SettingError(f"There is no file {path}. Check the path.") from None
     except (ValueError, RecursionError) as e:  # not TOML, not text, a number of 5,000 digits, endless brackets
         raise SettingError(f"{path} is not valid TOML: {e}.") from None
+    if problem := out_of_bounds(values):
+        raise SettingError(f"{path}: {problem}.")
+    return values
+
+
+def read_values(path: Path | str) -> dict[str, Any]:
+    """Return the table in a file: TOML, or JSON as a run leaves it in setting.json."""
+    path = Path(path)
+    if path.is_dir():
+        raise SettingError(f"{path} is a folder. --from {path} runs the setting of the run in it again.")
+    return read_json(path) if path.suffix == ".json" else read_toml(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SettingError(f"There is no file {path}. Check the path.") from None
+    except (ValueError, RecursionError, OSError) as e:
+        raise SettingError(f"{path} is not valid JSON: {str(e)[:200]}.") from None
+    if not isinstance(values, dict):
+        raise SettingError(f"{path} does not hold a table. Name a setting.json that a run left.")
     if problem := out_of_bounds(values):
         raise SettingError(f"{path}: {problem}.")
     return values

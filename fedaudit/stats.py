@@ -9,10 +9,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import model_validator
 from scipy.special import betainccinv, betaincinv, ndtri, stdtrit  # scipy.stats takes a second to import
 
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.stored_model import AsGiven
+
+ROUNDING = 1e-9  # by how much a value may lie outside of its interval, relative to its size: limits are rounded, too
+
+
+def check_interval(name: str, value: float | None, low: float | None, high: float | None) -> None:
+    """Raise ValueError if a value lies outside of its own interval: no computation of ours leaves such a figure."""
+    if value is None:
+        return
+    room = ROUNDING * max(1.0, abs(value)) if math.isfinite(value) else 0.0
+    if (low is not None and value < low - room) or (high is not None and value > high + room):
+        raise ValueError(f"{name} = {value:.6g} lies outside of its own interval [{low:.6g}, {high:.6g}]")
 
 
 class Estimate(AsGiven):
@@ -24,6 +36,11 @@ class Estimate(AsGiven):
     interval: str = ""  # the name of the interval
     reason: str = ""  # why there is no value
     n: int | None = None
+
+    @model_validator(mode="after")
+    def _lies_within_its_interval(self) -> Estimate:
+        check_interval("value", self.value, self.low, self.high)
+        return self
 
     def shown(self) -> str:
         """Return the value with its interval as text, to three decimal places."""

@@ -16,6 +16,13 @@ def plain(value: Any) -> Any:
     return json.loads(_anything.dump_json(value))
 
 
+def number_of(value: Any) -> float | None:
+    """Return a number as JSON holds it, also an infinite one, which is a text there; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return float(value) if isinstance(value, str) and value in ("Infinity", "-Infinity", "NaN") else None
+
+
 class StoredModel(BaseModel):
     """A part of a run record or of a file beside it. Infinity is written as a string, because JSON has no infinity."""
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
 from fedaudit.reports.summary_rows import SummaryRow, rows_of
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
 from fedaudit.reports.vocabulary import COLUMNS, Column, text
+from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.code_digest import comparable, differences
+from fedaudit.runtime.run_record import RunRecord, same_machine_type
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Comparison:
     only_after: list[str]
     environment: dict[str, list[Any]]  # versions and devices that differ
     problems: dict[str, str]
+    alarms: list[str] = field(default_factory=list)  # equal messages and unequal results, or the other way round
 
     @property
     def changed(self) -> bool:
@@ -158,6 +161,7 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
         only_after=[row.label for row in sides[1] if not any(row is b for _, b in pairs)],
         environment=_environment(pairs),
         problems=problems,
+        alarms=[f"{a.label}: {told}" for a, b in pairs for told in _alarms(a.group, b.group)],
     )
 
 
@@ -230,6 +234,86 @@ def _same_bits(a: Group, b: Group) -> bool:
     return bool(shared) and all(x[seed] and x[seed] == y[seed] for seed in shared)
 
 
+FROM_MESSAGES = ("traffic", "releases", "ledger")  # parts of a record that follow from the messages
+
+
+def _alarms(a: Group, b: Group) -> Iterator[str]:
+    """Yield what cannot be if both folders are as their runs left them."""
+    theirs = {run.seed: run.record for run in b.runs}
+    for run in a.runs:
+        one, other = run.record, theirs.get(run.seed)
+        if other is None or not one.transcript_digest or "done" not in (one.status, other.status):
+            continue
+        if one.transcript_digest == other.transcript_digest:
+            for where, x, y in _results_apart(one, other):
+                yield (
+                    f"seed {run.seed}: every message is the same to the bit, but {where} is {x} in one and {y} in the "
+                    "other. One of the folders was changed: `fedaudit verify` tells which"
+                )
+        elif _must_be_equal(one, other) and not _other_code(a, b) and not _settings(a, b):
+            yield (
+                f"seed {run.seed}: the setting, the code and the machine type are the same, and the messages are not. "
+                "One of the folders was changed, or the method is not deterministic: `fedaudit verify --rerun` tells"
+            )
+
+
+def _results_apart(a: RunRecord, b: RunRecord) -> list[tuple[str, Any, Any]]:
+    """Return the first figures that differ, of those that follow from the messages, the models and the data."""
+    # Elsewhere a few records may lie on the other side of a boundary.
+    close = 1e-9 if same_machine_type(a, b) else 0.01
+    found = []
+    for x, y in zip(a.rounds, b.rounds, strict=False):
+        if x.utility is None or y.utility is None:
+            continue  # they were evaluated in other rounds
+        for name, one, other in (
+            ("accuracy", x.utility.test_score(), y.utility.test_score()),
+            ("validation accuracy", x.utility.validation_score(), y.utility.validation_score()),
+        ):
+            if one is not None and other is not None and abs(one - other) > close:
+                found.append((f"{name} of round {x.round}", one, other))
+    if len(a.rounds) != len(b.rounds):
+        found.append(("the number of rounds", len(a.rounds), len(b.rounds)))
+    for part in FROM_MESSAGES:
+        one, other = (_without_chance(part, record) for record in (a, b))
+        if one != other:
+            found.append((part, *_first_apart(one, other)))
+    attacks = {(r.attack, r.threat): r for r in b.attacks}
+    for result in a.attacks:
+        again = attacks.get((result.attack, result.threat))
+        same = again is not None and (again.source, again.settings) == (result.source, result.settings)
+        if same and isinstance(result, MembershipResult) and isinstance(again, MembershipResult):
+            x_, y_ = result.pooled.auc.value, again.pooled.auc.value
+            if abs(x_ - y_) > close and result.clients == again.clients:
+                found.append((f"the AUC of {result.attack} by the {result.threat}", x_, y_))
+    return found
+
+
+def _without_chance(part: str, record: RunRecord) -> Any:
+    rows = [row.model_dump() for row in getattr(record, part)]
+    if part == "ledger":  # means over releases, and epsilons by accountants of other versions, are rounded otherwise
+        return [
+            [row["client"], row["n"], [{k: v for k, v in e.items() if k != "cosine"} for e in row["entries"]],
+             None if row["epsilon"] is None else float(f"{row['epsilon']:.3g}")]
+            for row in rows
+        ]  # fmt: skip
+    return rows
+
+
+def _first_apart(one: Any, other: Any) -> tuple[Any, Any]:
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return next((_first_apart(x, y) for x, y in zip(one, other, strict=True) if x != y), (one, other))
+    return one, other
+
+
+def _must_be_equal(a: RunRecord, b: RunRecord) -> bool:
+    """Return whether two runs must have sent the same bits. With a privacy policy, each run draws its own noise."""
+    resumed = any(note.startswith("resumed") for record in (a, b) for note in record.notes)
+    alike = a.harness is not None and a.harness == b.harness and same_machine_type(a, b) and not resumed
+    deterministic = a.setting.deterministic and b.setting.deterministic and not a.setting.privacy
+    options = ("engine", "together", "threads", "onednn")
+    return alike and deterministic and all(getattr(a.setting, key) == getattr(b.setting, key) for key in options)
+
+
 def _other_code(a: Group, b: Group) -> list[str]:
     """Return what differs in the code that made two groups. Runs from before this was recorded tell nothing."""
     x, y = ([run.record.code for run in group.runs if run.record.code is not None] for group in (a, b))
@@ -256,7 +340,7 @@ def _environment(pairs: Sequence[tuple[SummaryRow, SummaryRow]]) -> dict[str, li
 
 
 def as_text(result: Comparison) -> str:
-    lines = []
+    lines = [f"ALARM: {alarm}" for alarm in result.alarms]
     for label, keys in result.settings.items():
         changed = ", ".join(f"{key} {x!r} -> {y!r}" for key, (x, y) in keys.items())
         lines.append(f"{label}: the setting changed: {changed}")
@@ -310,6 +394,7 @@ def _line(change: Change) -> str:
 def as_json(result: Comparison) -> str:
     document = {
         "compare_schema": 1,
+        "alarms": result.alarms,
         "changed": result.changed,
         "untold": result.untold,
         "changes": [

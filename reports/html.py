@@ -15,6 +15,7 @@ import jinja2
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.checked import checked
 from fedaudit.reports.figures import against_bytes, inline, inside, looks, partition, per_round, roc, style, tradeoff
 from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.row_comparisons import best_row, differences, is_noise
@@ -66,7 +67,7 @@ def facts(rows: Sequence[SummaryRow]) -> str:
     for key, form in words.items():
         if all(getattr(row.group.setting, key) == getattr(setting, key) for row in rows):
             parts.append(form.format(getattr(setting, key)))
-    return " · ".join(parts)
+    return " · ".join([*parts, checked(rows)])
 
 
 def _parts() -> list[tuple[str, int]]:

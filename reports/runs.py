@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
-from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.mechanisms.base import mechanism_of
+from fedaudit.privacy.policy import policy_of
 from fedaudit.privacy.update_policy import UPDATES, UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
@@ -141,13 +142,8 @@ def privacy_text(privacy: dict[str, Any]) -> str:
 def _policy_text(kind: str, values: dict[str, Any]) -> str:
     if kind == UPDATES:
         return UpdatePolicy(**values).text()
-    policy = Policy(**{**({"mechanism": "dp-sgd"} if kind == TRAINING else {}), **values})
-    if policy.mechanism == "pure-noise":
-        return "replaced by noise"
-    amount = f"ε={policy.epsilon:g}" if policy.epsilon is not None else f"noise {policy.noise_multiplier:g}x"
-    sensitivity = "random-pixel" if policy.clip is None else f"clip {policy.clip:g}"
-    total = ", whole run" if policy.calibration == "total" else ""
-    return f"{amount}{total}, {sensitivity}"
+    policy = policy_of(kind, values)
+    return mechanism_of(policy).label(policy)
 
 
 def command(setting: Setting, out: str | None = None) -> str:

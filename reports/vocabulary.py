@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.reports.cell import ReportCell
 from fedaudit.units import UNITS, bytes_text
 
@@ -176,33 +177,4 @@ def protection_text(entries: Sequence[LedgerEntry]) -> tuple[str, str]:
     """Return how a field was protected, in words, and one of "open", "noise", "free" for its colour."""
     if not entries:
         return "not in the ledger", "open"
-    rounds = sum(len(e.rounds) for e in entries)
-    times = f"{rounds} release" + ("s" if rounds != 1 else "")
-    worst = min(entries, key=lambda e: e.noise_multiplier)
-    sigma = _span([e.sigma for e in entries if e.sigma is not None])
-    asked = f"; asked for: ε = {worst.claim:g} per release" if worst.claim is not None else ""
-    cosines = [e.cosine for e in entries if e.cosine is not None]
-    kept = f"; cosine to the raw values {math.fsum(cosines) / len(cosines):.2f}" if cosines else ""
-    if worst.noise_multiplier == 0 and worst.sigma is not None:
-        return f"noise (sigma {sigma}) by a heuristic that guarantees nothing{asked}{kept}", "open"
-    if worst.noise_multiplier == 0:
-        return f"sent as it is, {times}", "open"
-    if math.isinf(worst.noise_multiplier):
-        reason = f": {worst.condition}" if worst.condition else ""
-        known = {"none": "costs nothing", "pure-noise": "replaced by noise", "post-processing": "costs nothing more"}
-        how = "covered by the noise in training" if "DP-SGD" in worst.mechanism else known.get(worst.mechanism, "free")
-        return (how if "DP-SGD" in worst.mechanism else f"{how}{reason}"), "free"
-    if worst.mechanism == "dp-sgd":
-        steps = _span([float(e.steps * len(e.rounds)) for e in entries])
-        return f"DP-SGD: noise {worst.noise_multiplier:.3g} times the clipping norm, {steps} steps a client", "noise"
-    clip = f", clipped to {worst.clip:g}" if worst.clip is not None else ""
-    condition = f" ({worst.condition})" if worst.condition else ""
-    return f"Gaussian noise, sigma {sigma}{clip}{condition}, {times}{asked}{kept}", "noise"
-
-
-def _span(values: Sequence[float]) -> str:
-    """Return one number as text, or the smallest and the largest."""
-    if not values:
-        return "–"
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    return low if low == high else f"{low} to {high}"
+    return mechanism_of(min(entries, key=lambda e: e.noise_multiplier)).words(entries)

@@ -247,7 +247,7 @@ def test_a_failing_client_is_left_out_and_its_state_unchanged(tiny, tmp_path):
     ("name", "error", "words"),
     [
         ("Broken", RunError, r"0 clients are left, the quorum is 2.*ZeroDivisionError"),
-        ("Diverged", RunError, r"WireError \(_checked, codec\.py"),
+        ("Diverged", RunError, r"WireError \(_checked, grammar\.py"),
         ("NoState", ContractError, "round returned a NoneType"),
     ],
 )

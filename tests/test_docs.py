@@ -1,4 +1,7 @@
-"""The pages on architecture and privacy: every path in them exists, and the walk is the way that a run takes."""
+"""The pages on architecture and privacy: every path in them exists, and the walk is the way that a run takes.
+
+The reviewer's page: every block runs.
+"""
 
 from __future__ import annotations
 
@@ -103,3 +106,30 @@ def test_the_walk_is_the_way_of_an_embedding(undrawn, tmp_path):
     skipped = [walk()[number] for number in range(len(steps)) if number not in first]
     assert not skipped, f"never called: {skipped}"
     assert sorted(first, key=lambda number: first[number]) == list(range(len(steps)))
+
+
+# --- the reviewer's page -----------------------------------------------------------------------------------------
+
+REVIEW = ROOT / "docs" / "guide" / "review.md"
+TAGGED = re.compile(r"^<!-- run(, exit code 1)? -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_every_block_of_the_reviewers_page_runs(fedaudit, tmp_path, monkeypatch):
+    """In order, in an empty folder; what it says of the forgery is what comes out."""
+    pytest.importorskip("cryptography")
+    monkeypatch.chdir(tmp_path)
+    text = REVIEW.read_text()
+    blocks = TAGGED.findall(text)
+    assert len(blocks) == text.count("```") // 2
+    printed = []
+    for fails, language, body in blocks:
+        if language == "python":
+            exec(compile(body, REVIEW.name, "exec"), {})
+            continue
+        for line in body.splitlines():
+            code, out, err = fedaudit(*line.split()[1:])
+            assert code == (1 if fails else 0), f"{line}\n{out}\n{err}"
+            printed.append(" ".join(out.split()))
+    assert "record.json: rounds.1.utility.global.test.accuracy is" in printed[-3]
+    assert "it is not signed" in printed[-2]
+    assert "every message is the same to the bit, but accuracy of round 2" in printed[-1]

@@ -23,6 +23,7 @@ ROOMS = [
     "runtime",
     "attack",
     "epsilon",
+    "verify",
     "suite",
     "flower",
     "cli",
@@ -195,3 +196,77 @@ def test_a_record_is_typed():
     visit(RunRecord)
     assert loose == OPEN
     assert len(seen) > 30, "it reaches the parts of parts"
+
+
+# --- mechanisms are asked, not told apart ---
+
+COMPARING = ("startswith", "endswith", "get", "index", "partition", "split")  # methods that tell names apart
+
+
+def names_compared(source: str, names: set[str]) -> list[int]:
+    """Return the lines that tell a mechanism by its name: they compare with it, match it, or look it up in a table."""
+    found = []
+
+    def is_name(node: ast.AST) -> bool:
+        texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        return any(text in names for text in texts)
+
+    def is_of_a_mechanism(node: ast.AST) -> bool:
+        inner = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
+        return isinstance(inner, ast.Attribute) and inner.attr == "mechanism"
+
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                told = any(is_name(side) or is_of_a_mechanism(side) for side in (left, *others))
+            case ast.MatchValue(value=value):
+                told = is_name(value)
+            case ast.Match(subject=subject):
+                told = is_of_a_mechanism(subject)
+            case ast.Subscript(slice=key):
+                told = is_of_a_mechanism(key)
+            case ast.Call(func=ast.Attribute(value=of, attr=attr), args=given) if attr in COMPARING:
+                told = is_of_a_mechanism(of) or any(is_of_a_mechanism(arg) for arg in given)
+            case _:
+                told = False
+        if told:
+            found.append(node.lineno if hasattr(node, "lineno") else 0)
+    return found
+
+
+def test_no_mechanism_is_told_by_its_name():
+    """All that depends on a mechanism is in its file. "none" is left out of the names: other things are called so."""
+    from fedaudit.privacy.mechanisms.base import mechanisms
+
+    names = {*mechanisms()} - {"none"} | {"DP-SGD"}
+    home = "fedaudit/privacy/mechanisms/"
+    told = [
+        f"{path}:{line}"
+        for path, text in sources().items()
+        if not path.startswith(home)
+        for line in names_compared(text, names)
+    ]
+    assert not told, f"ask the mechanism (fedaudit.privacy.mechanisms.base) instead: {', '.join(told)}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if policy.mechanism == "gaussian": pass',
+        'if "gaussian" != name: pass',
+        'if name in ("dp-sgd", "none"): pass',
+        'if "DP-SGD" in worst.mechanism: pass',
+        "if a.mechanism != b.name: pass",
+        'words = {"pure-noise": 1}[worst.mechanism]',
+        "words = known.get(worst.mechanism)",
+        'if policy.mechanism.startswith("gauss"): pass',
+        'match name:\n    case "gaussian": pass',
+        "match policy.mechanism:\n    case x: pass",
+    ],
+)
+def test_a_test_on_a_mechanisms_name_is_found(line):
+    assert names_compared(line, {"gaussian", "dp-sgd", "pure-noise", "DP-SGD"})
+
+
+def test_naming_a_mechanism_is_no_test():
+    assert not names_compared('entry = Entry(mechanism="gaussian")\nhow = mechanism_of(policy).words(x)', {"gaussian"})

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks.shared._view import model_of, received
-from fedaudit.privacy.mechanism import clip_rows
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.lockstep import join
 from fedaudit.shape import Shape
@@ -292,8 +292,4 @@ def same_noise(rows: Tensor, protection: Protection | None, rng: torch.Generator
     """Return what would have been released of these rows, clipped and noised by the mechanism's public parameters."""
     if protection is None:
         return rows
-    noise = torch.randn(rows.shape, generator=rng, device=rows.device, dtype=rows.dtype)
-    if protection.mechanism == "pure-noise":
-        return noise
-    clipped = clip_rows(rows, protection.clip) if protection.clip is not None else rows
-    return clipped + (protection.sigma or 0.0) * noise
+    return mechanism_of(protection).imitated(rows, protection, rng)

@@ -25,7 +25,7 @@ from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.inversion._invert import descend, model_at, starts, total_variation
 from fedaudit.attacks.shared._view import by_class
-from fedaudit.privacy.mechanism import clip_rows
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.registry import register_attack
 from fedaudit.shape import IMAGES, Kind
 from fedaudit.training.models import Net
@@ -75,13 +75,13 @@ class FeatureMatch(Attack):
     def _loss(
         self, kind: str, model: Net, targets: Tensor, protection: Protection
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        clip = protection.clip if kind == "embeddings" else None
+        clip, how = protection.clip if kind == "embeddings" else None, mechanism_of(protection)
         function = model if kind == "logits" else model.encode
         scale = targets.square().sum(1).clamp(min=1e-12)
 
         def loss(x: Tensor, index: Tensor) -> Tensor:
             made = function(x)
-            made = made if clip is None else clip_rows(made, clip)
+            made = made if clip is None else how.clipped(made, clip)
             gap = (made - targets[index]).square().sum(1) / scale[index]
             return gap + self.tv * total_variation(x)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.shared._view import encoder_of, in_chunks, received, uploaded
-from fedaudit.privacy.mechanism import clip_rows
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
 from fedaudit.wire.release import UNPROTECTED
@@ -100,7 +100,7 @@ class EmbeddingMatch(Attack):
 
         def as_released(x: Tensor) -> Tensor:
             e = in_chunks(encoder_of(model), x)
-            return clip_rows(e, protection.clip) if protection.clip else e
+            return mechanism_of(protection).clipped(e, protection.clip) if protection.clip else e
 
         labels = self._labels(scene, entry, name) if self.labels else None
         rows = entry[name].to(scene.device).flatten(1)

@@ -25,7 +25,7 @@ from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.shared._surrogate import Pairs, distilled, imitated, shared, taught
 from fedaudit.attacks.shared._view import by_class, confidence, in_chunks, others, received
-from fedaudit.privacy.mechanism import clip_rows
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
 from fedaudit.wire.release import UNPROTECTED, Protection
@@ -98,7 +98,7 @@ def tracing(scene: Scene, model: Net, means: dict[int, Tensor], kind: str, prote
 
     def values(x: Tensor) -> Tensor:
         z = in_chunks(function, x).flatten(1).double()
-        return clip_rows(z, protection.clip) if protection.clip else z
+        return mechanism_of(protection).clipped(z, protection.clip) if protection.clip else z
 
     x, y = scene.auxiliary
     z, known = values(scene.x), values(x)

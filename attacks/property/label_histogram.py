@@ -30,9 +30,11 @@ from torch.nn.functional import one_hot
 from fedaudit.attack.claims import Histogram
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.shared._view import in_chunks, received, uploaded
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.registry import register_attack
 from fedaudit.training.models import Net
 from fedaudit.wire.message import State
+from fedaudit.wire.release import UNPROTECTED
 
 SOURCES = ("label_counts", "labels", "weights", "layers", "classes", "outputs")
 SHARPNESS = 8.0  # of the softmax that makes shares of a bias: a bias moves by tenths where shares differ by a factor
@@ -69,9 +71,14 @@ class LabelHistogram(Attack):
         return shrunk(torch.stack([n for n, _ in right]), sigma)  # the mean: noise, if there was any, averages out
 
     def _labels(self, scene: Scene) -> Tensor | None:
-        found = [entry[name] for entry, name in scene.released("labels")]
-        rows = [y.flatten() for y in found if isinstance(y, Tensor) and not y.is_floating_point() and len(y)]
-        return torch.bincount(torch.cat(rows), minlength=scene.classes)[: scene.classes] if rows else None
+        found = [(entry[name], entry.fields[name].protection) for entry, name in scene.released("labels")]
+        right = [(y, p) for y, p in found if isinstance(y, Tensor) and not y.is_floating_point() and len(y)]
+        if not right:
+            return None
+        rows = torch.cat([y.flatten() for y, _ in right])
+        counts = torch.bincount(rows, minlength=scene.classes)[: scene.classes]
+        protection = right[0][1] or UNPROTECTED
+        return mechanism_of(protection).label_counts(counts, protection)
 
     def _weights(self, scene: Scene) -> Tensor | None:
         uploads = uploaded(scene, scene.target)

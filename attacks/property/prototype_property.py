@@ -24,6 +24,7 @@ from torch import Tensor
 from fedaudit.attack.claims import Histogram
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.shared._means import Means, releases, vectors
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.registry import register_attack
 
 
@@ -65,11 +66,8 @@ def is_own(v: Tensor, got: Sequence[Tensor]) -> bool:
 def from_noise(found: Sequence[Means], held: set[int]) -> dict[int, float] | None:
     """Return N_c of each class by the size of its noise; None without noise of class means, or with one round only."""
     public = found[-1].protection
-    if public.mechanism != "gaussian" or not public.clip or not public.sensitivity:
-        return None
-    swing = 2.0 if public.relation == "replace-one" else 1.0
-    smallest = math.sqrt(2) * swing * public.clip / public.sensitivity  # N_c - 1 where sigma_c is the largest
-    if smallest < 1 - 1e-9:
+    smallest = mechanism_of(public).smallest_class(public)  # N_c - 1 where sigma_c is the largest
+    if smallest is None or smallest < 1 - 1e-9:
         return None  # more than one record can do to any class mean: the noise of another kind of release
     K = smallest * (public.sigma or 0.0)
     counts = {}

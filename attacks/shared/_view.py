@@ -94,18 +94,31 @@ def images_in(scene: Scene, value: Any) -> Iterator[Tensor]:
 
 
 def inputs_of(scene: Scene, upload: TranscriptEntry, rows: int) -> Tensor | None:
-    """Return the images of which `rows` outputs were computed: sent in the same ask, or the public set; else None."""
-    sent = [
-        images
+    """Return the images of which `rows` outputs were computed, else None.
+
+    They were sent in the same ask, or they are the rows of the public set whose numbers were sent, or that whole set.
+    """
+    came = [
+        entry[name]
         for entry in scene.view.entries(direction="down", client=upload.client, t=upload.round)
         if entry.ask == upload.ask
         for name in entry.fields
-        for images in images_in(scene, entry[name])
     ]
-    for images in [*sent, *([torch.cat(sent)] if sent else []), *([] if scene.public is None else [scene.public])]:
+    sent = [images for value in came for images in images_in(scene, value)]
+    whole = [] if scene.public is None else [scene.public]
+    named = [public[value.long().to(public.device)] for public in whole for value in came if row_numbers(value, public)]
+    for images in [*sent, *([torch.cat(sent)] if sent else []), *named, *whole]:
         if len(images) == rows:
             return images
     return None
+
+
+def row_numbers(value: Any, public: Tensor) -> bool:
+    """Return whether a value is a list of numbers of rows of the public set, each once."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.dim() != 1 or not len(value):
+        return False
+    low, high = int(value.min()), int(value.max())
+    return low >= 0 and high < len(public) and len(value.unique()) == len(value)
 
 
 def by_class(value: Any, classes: int) -> dict[int, Tensor]:

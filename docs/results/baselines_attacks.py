@@ -4,7 +4,8 @@ python docs/results/baselines_attacks.py AUDIT... --json FILE     the figures ar
 python docs/results/baselines_attacks.py FILE                     the table from what was kept
 
 One line per method and epsilon: means over seeds with a 95 % interval of Student's t, or one seed with the interval
-within its run. "leak" counts the seeds in which the attack's own verdict is a leak.
+within its run. "leak" counts the seeds in which the attack's own verdict is a leak. If none has one, the cell
+says "not found by this attack": there may be one.
 """
 
 from __future__ import annotations
@@ -74,14 +75,19 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = [str(len(of)), _cell(own, 1)]
         for attack, (_, _, _, digits) in FIGURES.items():
             found = [row["attacks"][attack] for row in of if "value" in row["attacks"].get(attack, {})]
-            leaks = f"; leak in {sum(f['leak'] for f in found)} of {len(found)}" if found else ""
-            cells.append(_cell([f["value"] for f in found], digits) + leaks)
+            cells.append(_cell([f["value"] for f in found], digits) + _verdict([f["leak"] for f in found]))
             if attack == "prototype_property":
                 cells.append(_cell([f["presence"] for f in found], 2))
             if attack == "prototype_inversion":
                 cells.append(_cell([f["class_mean"] for f in found], digits))
         lines.append(f"| {method} | {'open' if epsilon is None else f'{epsilon:g}'} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _verdict(leaks: list[bool]) -> str:
+    if not leaks:
+        return ""
+    return f"; leak in {sum(leaks)} of {len(leaks)}" if any(leaks) else "; not found by this attack"
 
 
 def _cell(estimates: list[list[Any]], digits: int) -> str:

@@ -2,9 +2,11 @@
 
 python docs/results/baselines_readings.py AUDIT... --json FILE     the figures are kept in FILE
 python docs/results/baselines_readings.py FILE                     the tables from what was kept
+python docs/results/baselines_readings.py FILE AUDIT --json FILE   what was kept, and more runs
 
 A gain is an accuracy minus that of `local` on the same split and seed, in points; its mean over seeds has a 95 %
-interval of Student's t. FedProto and FedTGP have two ways to predict; FML and FedKD have a shared model, too.
+interval of Student's t. FedProto and FedTGP have two ways to predict; LG-FedAvg, FedGH and FedGen-LG are scored after
+training and with the new head; FML and FedKD have a shared model, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def figures(record: RunRecord) -> list[dict[str, Any]]:
         "seed": record.setting.seed,
         "set": record.setting.set,
     }
-    ways = {way: of for way, of in record.result.last.points.items() if way in ("prototypes", "classifier")}
+    points = record.result.last.points
+    ways = {f"by {way}": of for way, of in points.items() if way in ("prototypes", "classifier")}
+    if "new head" in points:
+        ways = {"after training": last, "with the new head": points["new head"]}
     shared_model = record.result.last.global_
     return [
         {
@@ -50,7 +55,7 @@ def name_of(row: dict[str, Any]) -> str:
     differs = {key: value for key, value in row["set"].items() if key not in COMMON}
     if row["set"].get("eta", ETA) != ETA:
         differs = {"eta": row["set"]["eta"], **differs}
-    words = [f"{key} {value}" for key, value in differs.items()] + ([f"by {row['point']}"] if row["point"] else [])
+    words = [f"{key} {value}" for key, value in differs.items()] + ([row["point"]] if row["point"] else [])
     return f"{row['method']}{': ' if words else ''}{', '.join(words)}"
 
 
@@ -73,8 +78,8 @@ def gains(rows: list[dict[str, Any]], measure: str) -> dict[str, Estimate]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line per reading; `local` has its accuracy instead of a gain."""
-    lines = [f"| method and reading | {' | '.join(words for _, words in MEASURES.values())} |"]
-    lines.append("|---|" + "---:|" * len(MEASURES))
+    lines = [f"| method and reading | seeds | {' | '.join(words for _, words in MEASURES.values())} |"]
+    lines.append("|---|---:|" + "---:|" * len(MEASURES))
     by_measure = {measure: gains(rows, measure) for measure in MEASURES}
     for name in dict.fromkeys(map(name_of, rows)):
         cells = [_shown(by_measure[measure][name], "+") for measure in MEASURES]
@@ -83,7 +88,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 [100 * row[m] for row in rows if row["method"] == "local" and row[m] is not None] for m in MEASURES
             ]
             cells = [_shown(student_t(each), "") for each in alone]
-        lines.append(f"| {name}{', %' if name == 'local' else ''} | {' | '.join(cells)} |")
+        seeds = len({row["seed"] for row in rows if name_of(row) == name})
+        lines.append(f"| {name}{', %' if name == 'local' else ''} | {seeds} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -95,16 +101,25 @@ def _shown(found: Estimate, sign: str) -> str:
     return f"{found.value:{sign}.1f} [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
 
 
+def kept(paths: list[Path]) -> list[dict[str, Any]]:
+    """Every run once, `local` first: of the same one the last that is given."""
+    runs: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for path in paths:
+        if path.is_file():
+            rows = json.loads(path.read_text())["runs"]
+        else:
+            found = map(read_record, sorted(path.glob("runs/*/record.json")))
+            rows = [row for record in found if record.status == "done" for row in figures(record)]
+        of = [(row["method"], json.dumps(row["set"], sort_keys=True), row["seed"]) for row in rows]
+        for key in dict.fromkeys(of):
+            runs[key] = [row for row, its in zip(rows, of, strict=True) if its == key]
+    return [row for key in sorted(runs, key=lambda key: (key[0] != "local", *key)) for row in runs[key]]
+
+
 def main(words: list[str]) -> None:
     keep = Path(words.pop(words.index("--json") + 1)) if "--json" in words else None
     paths = [Path(word) for word in words if word != "--json"]
-    if len(paths) == 1 and paths[0].is_file():
-        rows = json.loads(paths[0].read_text())["runs"]
-    else:
-        found = sorted(file for path in paths for file in path.glob("runs/*/record.json"))
-        records = [record for record in map(read_record, found) if record.status == "done"]
-        rows = [row for record in records for row in figures(record)]
-        rows.sort(key=lambda row: (row["method"] != "local", row["method"], json.dumps(row["set"]), row["seed"]))
+    rows = kept(paths)
     if keep:
         keep.write_text(json.dumps({"runs": rows}, separators=(",", ":")) + "\n")
     print(table(rows))

@@ -20,6 +20,8 @@ import json
 import statistics
 import sys
 import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ makes it again. What the verdicts mean is in the script. The records are made fr
 copies of the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is
 "reproduced" in the sense of the papers' tables. An interval is Wilson's of one model on 10,000 test records (95 %): it
 knows nothing of other seeds. Where a default was chosen among such runs, it was chosen by test accuracy. Minutes are of
-the rounds, on the shared GPU. The commit is the one that ran, with `precision = "tf32"` where TF32 is said.
+the rounds, on the shared GPU. Seeds, rounds, precision, device and commit are read from the records. A row whose runs
+do not agree in one of them says so for each seed, and its verdict counts that as another setting.
 """
 
 
@@ -67,6 +70,57 @@ def best(record: dict[str, Any]) -> dict[str, float]:
     return max((r["global"] for r in record["rounds"]), key=lambda test: test["accuracy"])
 
 
+@dataclass(frozen=True)
+class Made:
+    """What made the runs of a row, as their records have it, one entry for each run."""
+
+    seeds: tuple[int, ...]
+    rounds: tuple[int, ...]
+    precisions: tuple[str, ...]
+    devices: tuple[str, ...]
+    commits: tuple[str, ...]
+    minutes: float
+
+    @classmethod
+    def of(cls, records: list[dict[str, Any]]) -> Made:
+        settings = [record["setting"] for record in records]
+        return cls(
+            tuple(setting["seed"] for setting in settings),
+            tuple(record["rounds_done"] for record in records),
+            tuple({"tf32": "TF32", "float32": "float32"}.get(s["precision"], s["precision"]) for s in settings),
+            tuple(record["device"] for record in records),
+            tuple(record["commit"] for record in records),
+            sum(record["minutes"] for record in records),
+        )
+
+    def said(self, values: Sequence[Any]) -> str:
+        """Return the one value that all runs have, or that of each seed."""
+        if len(set(values)) == 1:
+            return str(values[0])
+        return ", ".join(f"{value} (seed {seed})" for seed, value in zip(self.seeds, values, strict=True))
+
+    def mixed(self) -> str:
+        """Return in which respects the runs differ; empty if they agree."""
+        kinds = {"rounds": self.rounds, "precision": self.precisions, "commit": self.commits, "device": self.devices}
+        return ", ".join(name for name, values in kinds.items() if len(set(values)) > 1)
+
+    def differs(self) -> str:
+        """Return what the runs themselves have that no paper states: TF32, and that they are not of one kind."""
+        tf32 = ["TF32" if set(self.precisions) == {"TF32"} else f"precision {self.said(self.precisions)}"]
+        mixed = [f"the seeds differ in {self.mixed()}"] if self.mixed() else []
+        return "; ".join([*(tf32 if "TF32" in self.precisions else []), *mixed])
+
+    def text(self, planned: Any) -> str:
+        seeds = ", ".join(map(str, self.seeds))
+        how = f"{self.said(self.precisions)} on {self.said(self.devices)}, {self.minutes:.1f} min"
+        return f"{seeds} / {self.said(self.rounds)} of {planned} / {how} / {self.said(self.commits)}"
+
+
+def off(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """Return all that differs from the paper: what published.toml says, and what the records show."""
+    return "; ".join(filter(None, (Made.of(records).differs() if records else "", cell.get("differs", ""))))
+
+
 def percent(test: dict[str, float]) -> str:
     return f"{100 * test['accuracy']:.2f} [{100 * test['low']:.2f}, {100 * test['high']:.2f}]"
 
@@ -80,7 +134,7 @@ def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
         asked = {**cell["asked"], "set": cell["control_set"]}
         why = why.format(control=percent(best(checked(cell["control"], asked))))
     figure = (cell["mean"], cell["spread"])
-    return published.verdict(figure, ours, cell.get("rounds", 0), cell["seeds"], cell.get("differs", ""), why)
+    return published.verdict(figure, ours, cell.get("rounds", 0), cell["seeds"], off(cell, records), why)
 
 
 def values(records: list[dict[str, Any]]) -> tuple[float, ...]:
@@ -95,10 +149,9 @@ def row(cell: dict[str, Any]) -> list[str]:
         return [*start, cell["published"], "-", "-", f"`{cell['suite']}`", verdict(cell, records)]
     one, found = len(records) == 1, values(records)
     ours = percent(best(records[0])) if one else f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"
-    rounds = f"{min(r['rounds_done'] for r in records)} of {cell.get('rounds', '?')}"
-    minutes = sum(record["minutes"] for record in records)
-    made = f"{len(records)} / {rounds} / {records[0]['device']}, {minutes:.1f} min / {records[0]['commit']}"
-    return [*start, f"{cell['mean']:.2f} ± {cell['spread']:.2f}", ours, made, cell["differs"], verdict(cell, records)]
+    made = Made.of(records).text(cell.get("rounds") or "?")
+    figure = f"{cell['mean']:.2f} ± {cell['spread']:.2f}"
+    return [*start, figure, ours, made, off(cell, records), verdict(cell, records)]
 
 
 def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str]:
@@ -134,7 +187,8 @@ def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str
 
 def differs(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> str:
     """What is not the paper's setting in one of the two."""
-    return "; ".join(filter(None, (cells[key].get("differs", "") for key in order["cells"])))
+    found = (off(cells[key], [read(name) for name in cells[key].get("records", [])]) for key in order["cells"])
+    return "; ".join(filter(None, found))
 
 
 def lines(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -144,7 +198,7 @@ def lines(head: list[str], rows: list[list[str]]) -> list[str]:
 def markdown() -> str:
     told = tomllib.loads((HERE / "published.toml").read_text())
     cells = {cell["key"]: cell for cell in told["cell"]}
-    made = "seeds / rounds / device, time / commit"
+    made = "seeds / rounds / precision, device, time / commit"
     head = [
         "paper",
         "table",

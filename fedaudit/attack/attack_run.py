@@ -26,6 +26,7 @@ from fedaudit.runtime.code_digest import source_of
 from fedaudit.runtime.folder import RunFolder, claim_for_attacks
 from fedaudit.runtime.lockstep import Globals, Turn, take_turns
 from fedaudit.runtime.run_record import save_attacks
+from fedaudit.runtime.seal import seal_again, unseal
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import World
 from fedaudit.setting import validated
@@ -58,6 +59,7 @@ def attack_run(
         if not 0 <= k < world.setting.clients:
             raise ThreatError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
     claim_for_attacks(run.folder)
+    unseal(run.folder)
     chosen = [made(spec) for spec in (names("attacks") if attacks is None else attacks)]
     named = {name for name, _ in chosen}
     blind = [made(name) for name in names("attacks") if find(name, "attacks").blind]  # type: ignore[attr-defined]
@@ -93,7 +95,10 @@ def attack_run(
                 save()
                 saved = time.perf_counter()
     _judge(baselines)
-    return save()
+    results = save()
+    if run.record.status == "done":
+        seal_again(run.folder)
+    return results
 
 
 def rescore(folder: Path | str) -> list[AnyResult]:
@@ -103,11 +108,28 @@ def rescore(folder: Path | str) -> list[AnyResult]:
     Results without scores, from an earlier version, stay as they are.
     """
     run = RunFolder(folder)
+    found = rescored(run)
+    if not any(parts for _, parts in found):
+        raise RunError(
+            f"{folder} keeps no scores of a membership attack. Run `fedaudit attack {folder}` first, which leaves them."
+        )
+    unseal(run.folder)
+    save_attacks(run.folder, run.record.transcript_digest, [result for result, _ in found])
+    if run.record.status == "done":
+        seal_again(run.folder)
+    return [result for result, parts in found if parts]
+
+
+def rescored(run: RunFolder) -> list[tuple[AnyResult, list[Attacked]]]:
+    """Return each attack's result, scored and judged again where its scores were kept, and those scores.
+
+    Nothing is written. A result without scores comes back as it is, with an empty list.
+    """
     found: list[tuple[AnyResult, list[Attacked]]] = []
     for result in run.record.attacks:
         parts: list[Attacked] = []
         if isinstance(result, MembershipResult):
-            same = kept(folder, attack=result.attack, threat=result.threat, clients=result.clients)
+            same = kept(run.folder, attack=result.attack, threat=result.threat, clients=result.clients)
             if [part.client for part in same] == sorted(result.clients):
                 order = {k: place for place, k in enumerate(result.clients)}
                 parts = [part.attacked() for part in sorted(same, key=lambda part: order[part.client])]
@@ -115,15 +137,9 @@ def rescore(folder: Path | str) -> list[AnyResult]:
                 anew = membership(parts, result.attack, _seed(result.attack))
                 result = result_of(ran, anew, result.wall_s)
         found.append((result, parts))
-    if not any(parts for _, parts in found):
-        raise RunError(
-            f"{folder} keeps no scores of a membership attack. Run `fedaudit attack {folder}` first, which leaves them."
-        )
     for threat in dict.fromkeys(result.threat for result, _ in found):
         _judge([(result, parts) for result, parts in found if result.threat == threat and parts])
-    results = [result for result, _ in found]
-    save_attacks(run.folder, run.record.transcript_digest, results)
-    return [result for result, parts in found if parts]
+    return found
 
 
 def _judge(found: list[tuple[AnyResult, list[Attacked]]]) -> None:
@@ -186,7 +202,7 @@ def _one(
         waiting.clear()
 
     for place, k in enumerate(targets):
-        x, y, member = _candidates(world, k)
+        x, y, member = candidates_of(world, k)
         watch(place, len(targets), f"{name}, client {k}" if len(targets) > 1 else name)
         scene = Scene(run, view, k, x, y, _within(watch, place, len(targets), f"{name}, client {k}: "))
         if threat.name == ACTIVE and not (attack.active or attack.blind):
@@ -274,7 +290,7 @@ def _seed(name: str) -> int:
     return seed_of("attack", name, "scorer") % 2**32
 
 
-def _candidates(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def candidates_of(world: World, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return as many members as non-members of client k, in random order; the third tensor is the scorer's secret."""
     (xm, ym), (xn, yn) = world.candidates(k), world.nonmembers(k)
     n = min(len(ym), len(yn))

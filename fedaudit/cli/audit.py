@@ -78,6 +78,9 @@ def audit(
     suite: Annotated[
         Path | None, typer.Argument(help="A suite file. Default: the quickstart.", show_default=False)
     ] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Run the suite of this audit again.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time, each in its own process.")] = 1,
     engine: Annotated[
@@ -88,6 +91,7 @@ def audit(
     keep_stale: Annotated[
         bool, typer.Option("--keep-stale", help="Keep finished cells that another version of the code made.")
     ] = False,
+    trust: Trust = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
     on: Annotated[str, typer.Option(help="here | ray: cells as processes, or as tasks of a Ray cluster.")] = "here",
     ray_address: Annotated[
@@ -98,9 +102,17 @@ def audit(
 
     Exit code 0 if every cell succeeded and every budget was kept, 1 if not, 2 if the suite is not valid.
     """
-    from fedaudit.suite.suite_file import read_suite
+    from fedaudit import registry
+    from fedaudit.suite.suite_file import read_suite, saved_suite
 
-    what = read_suite(suite)
+    registry.trust(trust)
+    if from_ is not None:
+        if suite is not None or out.resolve() == from_.resolve():
+            raise SettingError(f"--from {from_} runs its suite again: name no suite file, and another folder as --out.")
+        with registry.read_from(from_):
+            what = saved_suite(from_)
+    else:
+        what = read_suite(suite)
     if dry_run:
         _forecast(what, out, jobs, engine, measure, force=force, keep_stale=keep_stale)
         return

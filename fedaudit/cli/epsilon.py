@@ -120,7 +120,7 @@ def release_path(
             run, kinds=kind, clients=chosen_clients(client), trials=trials, confidence=confidence, watch=watch
         )
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and claims_refuted(audits))
+    _fail_if(fail_if_refuted and run_refuted(run))
 
 
 @epsilon_app.command("residuals")
@@ -141,7 +141,7 @@ def residuals(
     with progress_bar("residuals") as watch:
         audits = audit_residuals(run, kinds=kind, clients=chosen_clients(client), confidence=confidence, watch=watch)
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and claims_refuted(audits))
+    _fail_if(fail_if_refuted and run_refuted(run))
 
 
 @epsilon_app.command("sums")
@@ -188,7 +188,7 @@ def canaries(
             run, canaries=number, clients=chosen_clients(client), confidence=confidence, watch=watch
         )
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and claims_refuted(audits))
+    _fail_if(fail_if_refuted and run_refuted(run))
 
 
 @epsilon_app.command("audit")
@@ -216,7 +216,7 @@ def audit(
             watch=watch,
         )  # fmt: skip
     print_audits(audits, run, as_json)
-    _fail_if(fail_if_refuted and claims_refuted(audits))
+    _fail_if(fail_if_refuted and run_refuted(run))
 
 
 # --- input and output --------------------------------------------------------------------------------------------
@@ -273,6 +273,17 @@ def claims_refuted(audits: list[EpsilonAudit]) -> bool:
     from fedaudit.epsilon.joint_verdict import refuting
 
     return bool(refuting(audits))
+
+
+def run_refuted(run: Path) -> bool:
+    """Say if anything in the run is refuted, by these audits or by earlier ones that the folder keeps.
+
+    It is what a budget of refuted claims counts: see `fedaudit check`.
+    """
+    from fedaudit.runtime.run_record import read_record
+    from fedaudit.suite.measured import METRICS
+
+    return METRICS["refuted"](read_record(run)) > 0
 
 
 def _fail_if(refuted: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
@@ -42,6 +43,11 @@ def listing(what: str, data_dir: str = ".data") -> list[dict[str, Any]]:
             for name, of in ((name, models.takes(name)) for name in models.names())
         ]
         return rows + [{"name": group, "clients get in turn": ", ".join(of)} for group, of in models.GROUPS.items()]
+    if what == "mechanisms":
+        return [
+            {"name": name, "what it does": mechanism_named(name).summary, "in full": mechanism_named(name).about()}
+            for name in choices()
+        ]
     from fedaudit.data import partitions
 
     return [{"name": name, "what it does": text} for name, text in partitions.names().items()]
@@ -260,9 +266,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]
-        text = f"    {field} ({first.kind}): {first.mechanism}"
-        if first.sigma is not None:
-            text += f", sigma {first.sigma:.4g}, sensitivity {first.sensitivity:.4g}, {first.relation}"
+        text = f"    {field} ({first.kind}): {mechanism_of(first).shown(first)}"
         if first.condition:
             text += f", {first.condition}"
         if first.claim is not None:

@@ -23,6 +23,7 @@ from fedaudit.cli.reproduce import reproduce
 from fedaudit.cli.run import run
 from fedaudit.cli.show import compare, export, report, show, transcript
 from fedaudit.cli.traffic import check, comm
+from fedaudit.cli.verify import seal, verify
 from fedaudit.errors import FedauditError, SettingError, unknown
 
 
@@ -86,7 +87,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 # --- lists and starters ---------------------------------------------------------------------------------------------
 
-LISTS = ("methods", "attacks", "datasets", "models", "partitions")
+LISTS = ("methods", "attacks", "datasets", "models", "partitions", "mechanisms")
 
 
 @app.command("list")
@@ -98,9 +99,14 @@ def list_(
     as_json: Json = False,
     data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
 ) -> None:
-    """List methods, attacks, datasets, models or partitions, one per line; with a NAME, describe that one in full."""
+    """List methods, attacks, datasets, models, partitions or mechanisms; with a NAME, describe that one in full."""
     if what not in LISTS:
         raise SettingError(unknown("list", what, LISTS))
+    if what in ("methods", "attacks") and name is None and not as_json:
+        from fedaudit.cli.method_list import print_by_family
+
+        print_by_family("methods" if what == "methods" else "attacks")
+        return
     from fedaudit.cli.listing import details, listing, short_rows
 
     rows = listing(what, data_dir)
@@ -118,9 +124,6 @@ def list_(
     else:
         short = short_rows([row for row in rows if "+" not in row["name"]])
         print_lines(short, (max(len(row[0]) for row in short),))
-        if both := [row["name"] for row in rows if "+" in row["name"]]:
-            hosts, parts = (sorted({name.split("+")[i] for name in both}) for i in (0, 1))
-            print(f"and HOST+NAME, with hosts {', '.join(hosts)}\n  and names {', '.join(parts)}")
         print(f"{len(rows)} {what}; for one in full: fedaudit list {what} NAME")
 
 
@@ -152,7 +155,7 @@ def doctor(data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] =
 
 # --- all others, in the order in which --help lists them -------------------------------------------------------
 
-for command in (run, show, transcript, attack, audit, report, compare, comm, check):
+for command in (run, show, transcript, attack, audit, report, compare, verify, seal, comm, check):
     app.command()(command)
 app.command("check-method")(check_method)
 app.command()(reproduce)

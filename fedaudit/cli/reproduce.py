@@ -60,6 +60,7 @@ def reproduce(
             "tables to reproduce: fedaudit reproduce PAPER TABLE",
         )
         return
+    from fedaudit.suite.paper_settings import by_column
     from fedaudit.suite.reproduce import carry_out_plan, foreseen, plan, results
 
     found, size = find_table(paper, table), _scale(scale)
@@ -71,11 +72,18 @@ def reproduce(
         print(f"{found.title}\n{len(fits)} of {len(planned)} runs, in {folder}")
         for why, number in Counter(one.why_not for one in left_out).items():
             print(f"not run: {number} x {why}")
+    cells = list({(one.cell.column.name, one.cell.method): one.cell for one in planned}.values())
+    off = by_column(found, cells) if size == "gpu" else []
     if dry_run:
         if as_json:
             print(json.dumps([asdict(row) for row in foreseen(planned)], indent=1))
-        elif fits:
+            return
+        if fits:
             print_forecast([one.forecast for one in fits], jobs)
+        for row in off:
+            print(f"{row.column}: differs from the paper: {row.differs or 'nothing that the paper states'}")
+        if size == "cpu":
+            print(f"A small version on another data set: {found.small}")
         return
     try:
         with progress_bar("reproduce", remaining=False) as watch:
@@ -96,9 +104,10 @@ def reproduce(
         print_table(shown, name)
     if size == "cpu":
         print(f"What this small run can and cannot show: {found.small}")
-    for title, text in (("differs from the paper", found.differs), ("read so", found.reading)):
-        if text and size == "gpu":
-            print(f"{title}: {text}")
+    for row in off:
+        print(f"{row.column}: differs from the paper: {row.differs or 'nothing that the paper states'}")
+    if found.reading and size == "gpu":
+        print(f"read so: {found.reading}")
 
 
 def _scale(scale: str | None) -> Scale:

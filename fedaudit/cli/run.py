@@ -14,8 +14,8 @@ import typer
 
 from fedaudit.cli.options import Json, Trust
 from fedaudit.cli.output import print_summary, progress_bar
-from fedaudit.errors import SettingError
-from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_toml
+from fedaudit.errors import FedauditError, SettingError
+from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_values
 
 _SHORT = {"set", "privacy"}  # given by repeated options of their own
 AS_IS = "Keep the method's own defaults on digits too, instead of settings tuned for digits."
@@ -23,8 +23,10 @@ AS_IS = "Keep the method's own defaults on digits too, instead of settings tuned
 
 def run(
     file: Path | None,
+    from_: Path | None,
     out: Path | None,
     resume: bool,
+    overwrite: bool,
     as_is: bool,
     trust: bool,
     as_json: bool,
@@ -34,9 +36,15 @@ def run(
 ) -> None:
     """Run one method on one data set, and write record, transcript and models to a folder.
 
-    Options can also come from a TOML file. The command line wins over the file, and the file over the defaults.
+    Options can also come from a file, TOML or a run's setting.json, or from a run (--from). The command line wins over
+    the file, and the file over the defaults.
     """
     values: dict[str, Any] = {}
+    if from_ is not None:
+        if file is not None or resume:
+            raise SettingError("--from runs a run's setting again, in another folder. Leave out the file and --resume.")
+        values = _setting_of(from_)
+        out = out or from_.parent / f"{from_.resolve().name}-again"
     if resume and out is not None and file is None and (out / "setting.json").exists():
         try:
             values = json.loads((out / "setting.json").read_text())
@@ -45,10 +53,12 @@ def run(
         if not isinstance(values, dict):
             raise SettingError(f"{out / 'setting.json'} is damaged: it does not hold a table. Name the settings again.")
     of_folder = dict(values)  # the user did not type these: code that they name is imported by the rules of trust
+    of_run = file is not None and file.suffix == ".json"  # a run left it: code in it needs --trust, as with --from
     if file is not None:
-        values |= read_toml(file)
+        values |= read_values(file)
+        of_folder = dict(values) if of_run else of_folder
     given = {key: value for key, value in options.items() if value is not None}
-    named_by_user = file is not None or "method" in given or not values
+    named_by_user = (file is not None and not of_run) or "method" in given or not values
     values |= given
     if isinstance(values.get("start"), str):
         values["start"] = parse_value(values["start"])
@@ -71,10 +81,14 @@ def run(
     folder = out or default_folder(setting)
     registry.trust(trust)
     by_folder = not named_by_user or bool(outside_code(of_folder, but=given))
-    source = registry.read_from(folder) if by_folder else contextlib.nullcontext()
+    named_in = from_ or (file.parent if file is not None and of_run else folder)
+    source = registry.read_from(named_in) if by_folder else contextlib.nullcontext()
     try:
         with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
-            record = run_setting(setting, out=folder, resume=resume, watch=watch)
+            record = run_setting(setting, out=folder, resume=resume, watch=watch, overwrite=overwrite)
+    except Exception as e:
+        _say_ways_on(folder, str(e))
+        raise
     except KeyboardInterrupt:
         words = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume"])
         print(f"stopped; `{words}` goes on from the last whole round", file=sys.stderr)
@@ -84,6 +98,28 @@ def run(
     else:
         print_summary(record)
         print(f"Everything is in {folder}")
+
+
+def _setting_of(folder: Path) -> dict[str, Any]:
+    """Return the setting of a run: that of its record, which is the one of its last round, or that of setting.json."""
+    from fedaudit.runtime.run_record import read_record
+
+    if not folder.is_dir():
+        raise SettingError(f"--from {folder}: there is no such folder. Name the folder of a run.")
+    if (folder / "record.json").is_file():
+        return read_record(folder).setting.model_dump()
+    return read_values(folder / "setting.json")
+
+
+def _say_ways_on(folder: Path, error: str) -> None:
+    """Print what can be done with the folder of a run that has just failed, unless the error has said it."""
+    from fedaudit.runtime.folder import ways_on
+    from fedaudit.runtime.run_record import read_record
+
+    with contextlib.suppress(FedauditError):
+        there = "--overwrite" not in error and (folder / "record.json").is_file()
+        if there and read_record(folder).status == "running":
+            print(ways_on(folder), file=sys.stderr)
 
 
 def _first_run(values: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +161,9 @@ def _run_signature() -> inspect.Signature:
     def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
-    setting_file = typer.Argument(metavar="[SETTING.toml]", help="A file with settings.", show_default=False)
+    setting_file = typer.Argument(
+        metavar="[SETTING.toml]", help="A file with settings, or a run's setting.json.", show_default=False
+    )
     set_option = typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter of the method; repeatable.")
     privacy_option = typer.Option(
         "--privacy", metavar="KIND:...", help="A policy, such as training:eps=8,clip=1; repeatable."
@@ -136,6 +174,21 @@ def _run_signature() -> inspect.Signature:
             "out",
             Annotated[Path | None, typer.Option(help="The run folder, for all that is written.", show_default=False)],
             None,
+        ),
+        keyword(
+            "from_",
+            Annotated[
+                Path | None,
+                typer.Option(
+                    "--from", help="Run the setting of this run again, to RUN-again if no --out.", show_default=False
+                ),
+            ],
+            None,
+        ),
+        keyword(
+            "overwrite",
+            Annotated[bool, typer.Option("--overwrite", help="Start anew in the folder of an unfinished run.")],
+            False,
         ),
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
         keyword("as_is", Annotated[bool, typer.Option("--as-is", help=AS_IS)], False),

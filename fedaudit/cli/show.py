@@ -34,6 +34,10 @@ def show(
     else:
         with reading(run):
             print_summary(record)
+        if (run / "transcript").is_dir():
+            from fedaudit.verify.check import checked_lines
+
+            print(wrapped("\n".join(f"  {line}" for line in checked_lines(run))))
 
 
 def show_audit(folder: Path, as_json: bool) -> None:
@@ -108,8 +112,9 @@ def compare(
 ) -> None:
     """Compare two folders of runs: what changed, and is it more than noise?
 
-    Exit code 0 if nothing changed, 1 if a figure changed by more than noise (time and memory do not count), 3 if none
-    did but one differs and the seeds are too few to tell, 2 if there is nothing to compare. With --max-drop only the
+    Exit code 0 if nothing changed, 1 if a figure changed by more than noise (time and memory do not count) or if
+    messages are equal and results are not, or the other way round (an alarm). 3 if no figure changed by more than noise
+    but one differs and the seeds are too few to tell, 2 if there is nothing to compare. With --max-drop only the
     named figures count: 1 if the mean of one became worse by more than allowed, otherwise 0.
     """
     from fedaudit.reports import compare as compare_
@@ -123,9 +128,9 @@ def compare(
         broken = [line for limit in limits for line in limit.breaks(result)]
         for line in broken:
             print(f"worse than allowed: {line}", file=sys.stderr)
-        raise typer.Exit(1 if broken else 0)
-    if result.changed or result.untold:
-        raise typer.Exit(1 if result.changed else 3)
+        raise typer.Exit(1 if broken or result.alarms else 0)
+    if result.alarms or result.changed or result.untold:
+        raise typer.Exit(1 if result.alarms or result.changed else 3)
 
 
 def export(

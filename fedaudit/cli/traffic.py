@@ -80,12 +80,22 @@ def check(
     budget: Annotated[Path, typer.Option(help="A TOML file of ceilings and floors.")],
     format: Annotated[str, typer.Option(help="table | github | junit")] = "table",
 ) -> None:
-    """Check runs against budgets. Exit code 0 if all are kept, 1 if one is broken, 2 if a budget is not valid."""
+    """Check runs against budgets, and that their folders do not contradict themselves.
+
+    Exit code 0 if all budgets are kept, 1 if one is broken or a folder contradicts itself, 2 if a budget is not valid.
+    """
     from fedaudit.runtime.run_record import reading
-    from fedaudit.suite.budgets import FORMATS, check_runs, github_error
+    from fedaudit.suite.budgets import FORMATS, check_runs, contradicted_in, github_error
+    from fedaudit.suite.junit import Case, junit
 
     if format not in FORMATS:
         raise SettingError(unknown("format", format, FORMATS))
+    if wrong := contradicted_in(runs):
+        if format == "junit":
+            print(junit([Case("verify", text.partition(": ")[0], "failure", text) for text in wrong]))
+        for text in wrong if format != "junit" else ():
+            print(github_error("fedaudit verify", text) if format == "github" else text)
+        raise typer.Exit(1)
     try:
         with reading(", ".join(map(str, runs))):
             outcomes = check_runs(runs, budget)

@@ -162,6 +162,27 @@ def _dirichlet_capped(task: _Task) -> np.ndarray:
     return task.deal(_at_least(task, draw))
 
 
+def _dirichlet_balanced(task: _Task) -> np.ndarray:
+    """Return owners of exactly equal numbers of records, whose shares of the classes are ~ Dir(alpha, ..., alpha).
+
+    Clients are filled in turns of a tenth, in an order drawn anew for each turn. A class that is used up is left out,
+    and what a client lacks then comes from its other classes.
+    """
+    alpha, left = _alpha(task), task.size.astype(np.int64).copy()
+    share = _spread(len(task.y), task.clients)
+    p = task.rng.dirichlet(np.full(len(task.size), alpha), size=task.clients)
+    counts = np.zeros((task.clients, len(task.size)), dtype=np.int64)
+    while (lacking := share - counts.sum(1)).any():
+        for k in task.rng.permutation(np.flatnonzero(lacking)):
+            wanted = p[k] * (left > 0)
+            wanted = wanted if wanted.sum() > 0 else (left > 0) * 1.0
+            turn = min(int(lacking[k]), max(1, int(share[k]) // 10))
+            got = np.minimum(task.rng.multinomial(turn, wanted / wanted.sum()), left)
+            counts[k] += got
+            left -= got
+    return task.deal(counts)
+
+
 def _alpha(task: _Task) -> float:
     try:
         alpha = float(task.argument)
@@ -302,6 +323,11 @@ _SCHEMES = {
         "dirichlet-capped:ALPHA",
         "like dirichlet, but a client with its fair share of all records gets no more, as in much published code",
         _dirichlet_capped,
+    ),
+    "dirichlet-balanced": _Scheme(
+        "dirichlet-balanced:ALPHA",
+        "all clients of one size, with shares of the classes drawn from a Dirichlet distribution",
+        _dirichlet_balanced,
     ),
     "classes": _Scheme("classes:K", "each client holds K classes, each class is held equally often", _classes),
     "ratio": _Scheme(

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from fedaudit.epsilon.lower_bounds import Bound, ceiling
 from fedaudit.epsilon.noise_tests import POWER
-from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.runtime.run_record import EpsilonAudit, Guesses
 from fedaudit.significance import level_of, said
 from fedaudit.stats import Floats
 
@@ -37,7 +37,7 @@ class AuditedClaim:
 
 def held(
     place: AuditedClaim, test: str, bound: Bound, top: float, how: str, *, tells_at: float | None,
-    seeks: float | None = None, finds: float | None = None,
+    seeks: float | None = None, finds: float | None = None, guesses: Guesses | None = None,
 ) -> EpsilonAudit:  # fmt: skip
     """The audit of one claim by one bound. `top`: the largest bound that so many trials could have given."""
     p = bound.p_value(place.epsilon) if math.isfinite(place.epsilon) else 1.0
@@ -60,20 +60,22 @@ def held(
         finds=finds,
         seeks=seeks,
         tells_at=tells_at,
+        guesses=guesses,
     )
 
 
 def held_path(
     place: AuditedClaim, test: str, bound: Callable[..., Bound], scores: Floats, member: Floats, distance: float,
-    delta: float, confidence: float, how: str,
+    delta: float, confidence: float, how: str, quantiles: Callable[[Floats], Floats] = ndtri,
 ) -> EpsilonAudit:  # fmt: skip
-    """The audit of a path's scores. `distance`: of the two neighbours, in deviations of the promised noise."""
+    """The audit of a path's scores. `distance`: of the two neighbours, in deviations of the promised noise, which has
+    these quantiles."""
     trials = len(scores) // 2
     top = ceiling(bound, len(scores), delta, confidence)
     words = f"{how}; so many trials can show {top:.3g}"
     finds = tells_at = None
     if place.epsilon > 0:
-        finds, tells_at = would_find(bound, distance, trials, place.epsilon, delta, confidence)
+        finds, tells_at = would_find(bound, distance, trials, place.epsilon, delta, confidence, quantiles)
         words += f" and would find noise x {finds:g}" if finds else ", and would find no lack of noise"
         words += f" at a level of {level_of(confidence):g}"
     measured = bound(scores, member, delta, confidence)
@@ -81,21 +83,23 @@ def held_path(
 
 
 def would_find(
-    bound: Callable[..., Bound], distance: float, trials: int, claim: float, delta: float, confidence: float
-) -> tuple[float, float]:
+    bound: Callable[..., Bound], distance: float, trials: int, claim: float, delta: float, confidence: float,
+    quantiles: Callable[[Floats], Floats] = ndtri,
+) -> tuple[float, float]:  # fmt: skip
     """The largest share of the promised noise that such an audit would refute with a probability of about 99 %, and the
     strictest level at which it would find half of it.
 
-    On the quantiles of two Gaussians, as far apart as they would be with so little noise, less what chance takes from
-    the difference of means of so many draws (its deviation is that of a standardised difference).
+    On the quantiles of two neighbours (Gaussians, by default), as far apart as they would be with so little noise, less
+    what chance takes from the difference of means of so many draws (its deviation is that of a standardised
+    difference).
     """
-    quantiles = ndtri((np.arange(trials) + 0.5) / trials)
+    values = quantiles((np.arange(trials) + 0.5) / trials)
     member = np.repeat([True, False], trials)
 
     def p(scale: float) -> float:
         apart = distance / scale
         unlucky = apart - float(ndtri(POWER)) * math.sqrt((2 + apart**2 / 4) / trials)
-        return bound(np.concatenate([quantiles + unlucky, quantiles]), member, delta, confidence).p_value(claim)
+        return bound(np.concatenate([values + unlucky, values]), member, delta, confidence).p_value(claim)
 
     level = level_of(confidence)
     return next((scale for scale in SCALES if p(scale) < level), 0.0), p(SEEKS)

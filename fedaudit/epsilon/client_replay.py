@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
-from fedaudit.privacy.mechanism import Prepared, leaves_of, prepare, rebuilt, with_noise
+from fedaudit.privacy.mechanism import prepare, with_noise
+from fedaudit.privacy.mechanisms.base import Prepared, mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.progress import Watch
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -36,6 +38,7 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
+from fedaudit.training.augment import Augmentation
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_field
 from fedaudit.wire.compression import Stage, applies
@@ -134,7 +137,11 @@ class Witness(Client):
             again = rebuilt(value, iter(noisy))
             if digest_of(self._arrived(again, where, declared)) == digest_of(sent):
                 arrived, sent = noisy, again
-            elif self.compression.name == "int8" and [t.shape for t in arrived] == [t.shape for t in ready.leaves]:
+            elif (
+                self.compression.name == "int8"
+                and mechanism_of(policy).rounds
+                and [t.shape for t in arrived] == [t.shape for t in ready.leaves]
+            ):
                 rounded = True
             else:
                 how = "its noise cannot be drawn again" if policy.secure else "it does not come out again"
@@ -177,7 +184,7 @@ class Witness(Client):
                 self.id, self.t, before, loss, tuple(_double(row) for row in rows),
                 {name: _double(value) for name, value in (options["given"] or {}).items()},
                 options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
-                policy.releases or self._site.rounds, (*key, self._fits), self.device,
+                policy.releases or self._site.rounds, (*key, self._fits), self.device, options.get("augment"),
             )  # fmt: skip
             for probe in self.probes:
                 with seeded("witness", self.id, self.t, device=self.device):
@@ -204,6 +211,7 @@ class PrivateFit:
     fits: int
     key: tuple[object, ...]
     device: torch.device
+    augment: Augmentation | None = None
 
     @property
     def C(self) -> float:
@@ -233,7 +241,7 @@ class PrivateFit:
         with seeded("witness", "layers", device=self.device):  # dropout draws the same each time
             fit_private(
                 copied, self.loss, self.rows, opt=sgd(STEP), batch=self.batch, epochs=self.epochs, steps=self.steps,
-                given=self.given, policy=self.with_noise(multiplier), fits=self.fits,
+                given=self.given, policy=self.with_noise(multiplier), fits=self.fits, augment=self.augment,
                 rng=generator(*self.key[:-1], f"sample {self.key[-1]}", device=self.device),
                 noise=generator(*self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
             )  # fmt: skip

@@ -14,6 +14,7 @@ def closed_run(folder: Path | str, kinds: Sequence[str] | None, clients: Sequenc
     run = RunFolder(folder)
     if run.record.status != "done":
         raise RunError(f"The run in {folder} is not finished, so its ledger is open. Finish it with --resume.")
+    _ = run.transcript  # every part of it is looked at first: an audit of what is left would say too much
     world = run.world
     if not world.policies:
         raise SettingError(f"Nothing that left clients in {folder} was protected: {lacks}")

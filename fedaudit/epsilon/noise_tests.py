@@ -35,6 +35,8 @@ from scipy.special import betainc, chdtr, chdtrc, chdtri, gammainc, gammaincc, n
 
 from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.errors import ContractError
+from fedaudit.privacy.mechanisms.base import Sizes
+from fedaudit.privacy.score_sums import ScaleTest
 from fedaudit.significance import level_of
 from fedaudit.stats import Floats, check_confidence
 
@@ -54,7 +56,7 @@ class Residual:
     part: str  # which tensor: the same for all clients and rounds
     z: Floats  # (rows, columns), standard normal if all is as promised
     clean: Floats  # the release without noise, of the same shape
-    rounded: Rounded | None = None
+    sizes: Sizes | None = None  # where something else than the squares of z tells the scale
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,8 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
         raise ContractError("There are no residuals to examine: nothing was sent.")
     z = np.concatenate([r.z.ravel() for r in residuals])
     clean = np.concatenate([r.clean.ravel() for r in residuals])
-    rounded = _rounded(residuals)
-    squares = float(z @ z)
-    p_scale, p_more = (chdtr(len(z), squares), chdtrc(len(z), squares)) if rounded is None else rounded.p_values()
+    of_scale = _scale_test(residuals)
+    p_scale, p_more = of_scale.p_values()
     tests = [Test("scale", float(p_scale)), Test("mean", _two_sided(z.sum() / math.sqrt(len(z))))]
     if exact:
         tests.append(Test("excess", float(p_more)))
@@ -136,7 +137,7 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
         tests.append(Test("signal", _two_sided(float(z @ clean) / length)))
     if len(z) >= LEAST and np.ptp(z) > 0:
         tests.append(Test("shape", _shape(z)))
-    if rounded is None:
+    if not isinstance(of_scale, RoundedScale):
         for name, key in (("client", lambda r: f"client {r.client}"), ("part", lambda r: r.part)):
             tests += _worst_scale(name, residuals, key)
         if len({r.round for r in residuals}) > 1:
@@ -144,16 +145,12 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
         tests += _worst_row(residuals)
     tests += [t for t in (_rows(residuals), _columns(residuals), _shared(residuals), _reused(residuals)) if t]
     each, strict = level / 2, level_of(confidence) / 2
-    if rounded is None:
-        low, high = _limits(len(z), squares, level, each)
-        scale, finds, tells_at = math.sqrt(squares / len(z)), _finds(len(z), strict), _level(len(z), SEEKS)
-    else:
-        low, high = rounded.limits(level, each)
-        scale, finds, tells_at = rounded.scale, rounded.finds(strict, POWER), rounded.level(SEEKS, POWER)
+    low, high = of_scale.limits(level, each)
+    finds, tells_at = of_scale.finds(strict, POWER), of_scale.level(SEEKS, POWER)
     others = min(test.p for test in tests[1:]) * (len(tests) - 1)
     p = min(1.0, 2 * tests[0].p, 2 * others)
     return Finding(
-        len(z), scale, low, high, confidence, p, float(p_more), tuple(tests), finds, min(1.0, 2 * tells_at)
+        len(z), of_scale.scale, low, high, confidence, p, float(p_more), tuple(tests), finds, min(1.0, 2 * tells_at)
     )  # fmt: skip
 
 
@@ -161,27 +158,44 @@ def _two_sided(t: float) -> float:
     return float(2 * ndtr(-abs(t)))
 
 
-def _limits(n: int, squares: float, level: float, each: float) -> tuple[float, float]:
-    """Return the limits of the scale: two-sided below, and above what the scale test's share of the failure probability
-    allows."""
-    return math.sqrt(squares / float(chdtri(n, level / 2))), math.sqrt(squares / float(chdtri(n, 1 - each)))
+@dataclass(frozen=True)
+class NormalScale:
+    """The test of the scale of n normal numbers, by the sum of their squares, which is a chi-square number."""
+
+    n: int
+    squares: float
+
+    @property
+    def scale(self) -> float:
+        return math.sqrt(self.squares / self.n)
+
+    def p_values(self) -> tuple[float, float]:
+        return float(chdtr(self.n, self.squares)), float(chdtrc(self.n, self.squares))
+
+    def limits(self, level: float, each: float) -> tuple[float, float]:
+        """Return the limits: two-sided below, and above what the scale test's share of the failure probability
+        allows."""
+        low, high = float(chdtri(self.n, level / 2)), float(chdtri(self.n, 1 - each))
+        return math.sqrt(self.squares / low), math.sqrt(self.squares / high)
+
+    def finds(self, each: float, power: float) -> float:
+        """Return r, for which r^2 X < the limit with that probability, X chi-square."""
+        return math.sqrt(float(chdtri(self.n, 1 - each)) / float(chdtri(self.n, 1 - power)))
+
+    def level(self, scale: float, power: float) -> float:
+        """Return P[X < scale^2 times the quantile of X]: the level at which the sum would be found too small."""
+        return float(chdtr(self.n, scale**2 * float(chdtri(self.n, 1 - power))))
 
 
-def _finds(n: int, each: float) -> float:
-    """r^2 X < the limit with probability 99 %, X chi-square."""
-    return math.sqrt(float(chdtri(n, 1 - each)) / float(chdtri(n, 1 - POWER)))
-
-
-def _level(n: int, scale: float) -> float:
-    """P[X < scale^2 times the 99 % quantile of X]: the level at which the sum of squares would be found too small."""
-    return float(chdtr(n, scale**2 * float(chdtri(n, 1 - POWER))))
-
-
-def _rounded(residuals: Sequence[Residual]) -> RoundedScale | None:
-    cells = [r.rounded for r in residuals if r.rounded is not None]
-    if cells and len(cells) != len(residuals):
+def _scale_test(residuals: Sequence[Residual]) -> ScaleTest:
+    """Return the test of the scale: that of the mechanism's noise, or of normal numbers."""
+    parts = [r.sizes for r in residuals if r.sizes is not None]
+    if parts and len(parts) != len(residuals):
         raise ContractError("Rounded releases and others do not belong in one test: examine each field by itself.")
-    return RoundedScale(cells) if cells else None
+    if parts:
+        return parts[0].test(parts)
+    z = np.concatenate([r.z.ravel() for r in residuals])
+    return NormalScale(len(z), float(z @ z))
 
 
 def _shape(z: Floats) -> float:

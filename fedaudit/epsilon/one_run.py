@@ -43,7 +43,7 @@ from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
-from fedaudit.runtime.run_record import EpsilonAudit, save_audits
+from fedaudit.runtime.run_record import EpsilonAudit, Guesses, save_audits
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import Rows, World
 from fedaudit.wire.transcript import Threat, TranscriptView
@@ -93,6 +93,7 @@ def audit_run(
             claim,
             ledger,
             how,
+            Guesses(bound=short, pairs=m, made=r, right=v, steps=_terms(claim, ledger, confidence)[2]),
         )
         for claim in _claims(ledger, run.record.models_covered)
         for short, bound in BOUNDS.items()
@@ -184,8 +185,9 @@ def _terms(claim: Claim, ledger: list[ClientLedger], confidence: float) -> tuple
 
 
 def _verdict(
-    test: str, threat: Threat, bound: Bound, best: Bound, claim: Claim, ledger: list[ClientLedger], how: str
-) -> EpsilonAudit:
+    test: str, threat: Threat, bound: Bound, best: Bound, claim: Claim, ledger: list[ClientLedger], how: str,
+    guesses: Guesses,
+) -> EpsilonAudit:  # fmt: skip
     """`best`: the bound if every guess had been right. A claim that it does not refute could not have been refuted."""
     words, epsilon, relation = claim
     totals = [row.epsilon for row in ledger]
@@ -193,5 +195,5 @@ def _verdict(
     return held(
         AuditedClaim("run", str(threat), words, epsilon, spent), test, bound, best.epsilon,
         f"{how}; so many guesses can show {best.epsilon:.3g}; {relation}",
-        tells_at=best.p_value(epsilon) if math.isfinite(epsilon) else None,
+        tells_at=best.p_value(epsilon) if math.isfinite(epsilon) else None, guesses=guesses,
     )  # fmt: skip

@@ -14,7 +14,7 @@ Each pair is held against its claim twice: without taking any distribution for g
 rounded away) as the Gaussians that the claim says they are, which finds more. Both rows say what they could have found,
 and "cannot tell" where not even half of the promised noise would have been.
 
-What one record can do, by how a release depends on records (fedaudit.privacy.mechanism):
+What one record can do, by how a release depends on records (fedaudit.privacy.sensitivity):
 
     record, class, histogram   a record is swapped, as above. A class mean's claim is "given the classes and their
                                counts", so its records keep their label; a histogram's change it. Of clipped records
@@ -46,18 +46,11 @@ from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.finished_run import closed_run
 from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import SettingError
-from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.mechanism import (
-    Context,
-    Prepared,
-    dependence,
-    leaves_of,
-    prepare,
-    protect_field,
-    rebuilt,
-    row_count,
-)
+from fedaudit.privacy.mechanism import prepare, protect_field
+from fedaudit.privacy.mechanisms.base import Mechanism, Prepared, mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy
+from fedaudit.privacy.sensitivity import Context, dependence
+from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -137,6 +130,10 @@ class Tried:
     def where(self) -> str:
         return f"{self.message.__name__}.{self.name}"
 
+    @property
+    def how(self) -> Mechanism:
+        return mechanism_of(self.policy)
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -155,13 +152,8 @@ class Pair:
 
     def claim(self) -> tuple[float, float]:
         """The epsilon that the policy promises for one release, and its delta."""
-        policy, side = self.release.policy, self.sides[0].client
-        delta = policy.delta_for(len(side))
-        if policy.mechanism == "pure-noise":
-            return 0.0, delta
-        if policy.epsilon is not None and policy.calibration != "total":
-            return policy.epsilon, delta
-        return gaussian_epsilon(1 / _prepared(self.release, self.sides[0]).multiplier, delta), delta
+        ready = _prepared(self.release, self.sides[0])
+        return self.release.how.claim(self.release.policy, ready), ready.delta
 
     def outcome(self, side: int, trial: int) -> float:
         """The real path, once: mechanism, quantisation, bytes; and the statistic of what arrives. Compression is left
@@ -210,6 +202,8 @@ def _audit_kind(
     by_field: dict[str, list[Tried]] = {}
     for release in _releases(run, kind, clients):
         by_field.setdefault(release.where, []).append(release)
+    if by_field and (reason_why := mechanism_of(run.world.policies[kind]).path) is not None:
+        return [_not_tried(run, kind, where, reason_why, confidence) for where in by_field]
     if not by_field:
         return [_not_tried(run, kind, kind, f"{run.record.setting.method} released no {kind}", confidence)]
     return [row for found in by_field.values() for row in _audit_field(run, kind, found, trials, confidence, watch)]
@@ -239,7 +233,7 @@ def _audit_field(
         f"{worst.distance:.3g} standard deviations of the noise apart"
     )
     tests: dict[str, Callable[..., Bound]] = {TEST: from_scores}
-    if worst.release.policy.mechanism == "gaussian" and worst.release.declared.dtype != "uint8":
+    if worst.release.how.normal and worst.release.declared.dtype != "uint8":
         tests[GAUSSIAN] = gdp_mean_shift
     ledger = next(c for c in run.record.ledger if c.client == worst.client)
     place = AuditedClaim(
@@ -250,7 +244,18 @@ def _audit_field(
         ledger=ledger.by_kind.get(kind, math.inf),
     )
     return [
-        held_path(place, test, bound, scores.ravel(), member, worst.distance, delta, confidence, how)
+        held_path(
+            place,
+            test,
+            bound,
+            scores.ravel(),
+            member,
+            worst.distance,
+            delta,
+            confidence,
+            how,
+            worst.release.how.quantiles,
+        )
         for test, bound in tests.items()
     ]
 
@@ -324,10 +329,12 @@ def _opposite_ends(world: World, release: Tried, state: bytes, depends: str) -> 
     )
     template = release.sent[release.name]
     C = release.policy.clip or 1.0
+    leaves = [leaf for leaf in leaves_of(template, release.where) if leaf.numel()]
     ends = [
-        torch.ones_like(leaf) * (C / math.sqrt(leaf.numel() / row_count(leaf)) if depends == "all" else 1.0)
-        for leaf in leaves_of(template, release.where)
-        if leaf.numel()
+        C * release.how.direction(leaf[0] if leaf.dim() > 1 else leaf).expand_as(leaf)
+        if depends == "all"
+        else torch.ones_like(leaf)
+        for leaf in leaves
     ]
     sides = [Side(client, rebuilt(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
     words = "values at opposite ends of the clipping ball" if depends == "all" else "all pixels at 1, and all at -1"
@@ -338,16 +345,16 @@ def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> P
     """Return the ends of what the clipping norm C allows one record to do, for which the noise was scaled; None without
     C."""
     policy = release.policy
-    if depends not in ("record", "class") or policy.mechanism != "gaussian" or policy.sensitivity.startswith("random"):
+    C = release.how.clip(policy)
+    if depends not in ("record", "class") or C is None:
         return None
     side = _rehearse(world, release, state, world.members(release.sent.client))
-    C = policy.clip or 1.0
     leaves = leaves_of(side.value, release.where)
     ends: list[tuple[Tensor, Tensor]] = []
     if depends == "record":
         for leaf in leaves:
             a, b = leaf.clone(), leaf.clone()
-            u = torch.ones_like(leaf[0]) / math.sqrt(max(leaf[0].numel(), 1))
+            u = release.how.direction(leaf[0])
             a[0], b[0] = C * u, 0 * u if policy.relation == "zero-out" else -C * u
             ends.append((a, b))
         words = (
@@ -358,7 +365,7 @@ def _clipped_ends(world: World, release: Tried, state: bytes, depends: str) -> P
         counts = [means[digest_of(leaf)][1] for leaf in leaves]
         moved = sorted(range(len(leaves)), key=lambda i: -counts[i])[:2]
         for i, (leaf, n) in enumerate(zip(leaves, counts, strict=True)):
-            step = C / max(n - 1, 1) / math.sqrt(leaf.numel()) if i in moved else 0.0
+            step = release.how.direction(leaf) * (C / max(n - 1, 1) if i in moved else 0.0)
             ends.append((leaf + step, leaf - step))
             for end in ends[-1]:
                 means[digest_of(end)] = (C, n)
@@ -423,8 +430,7 @@ def _norm(difference: Tensor) -> float:
 def _noise_free(release: Tried, side: Side) -> tuple[list[Tensor], list[float], list[float]]:
     """The release as it would be without noise, the noise's standard deviation, and the sensitivity, by tensor."""
     ready = _prepared(release, side)
-    sensitivities = [] if release.policy.mechanism == "pure-noise" else ready.sensitivities
-    return [leaf.detach() for leaf in ready.leaves], ready.sigmas, sensitivities
+    return [leaf.detach() for leaf in ready.leaves], ready.sigmas, ready.sensitivities
 
 
 def _prepared(release: Tried, side: Side) -> Prepared:

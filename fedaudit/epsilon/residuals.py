@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,9 @@ from torch import Tensor
 from fedaudit.epsilon.client_replay import Probe, Repeated, Seen, Stepped, noise_of, repeat
 from fedaudit.epsilon.finished_run import closed_run
 from fedaudit.epsilon.noise_tests import SEEKS, Finding, Residual, examine, residual
-from fedaudit.errors import FedauditError
+from fedaudit.errors import ContractError, FedauditError
 from fedaudit.privacy.accounting import Event, compose
-from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.mechanisms.base import Mechanism, mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seed_of
@@ -73,9 +74,26 @@ def audit_residuals(
                 reasons.append(f"client {k} could not be repeated: {type(e).__name__}: {e}")
     audits = []
     for kind in sorted(wanted):
-        audits += _audit_kind(run, kind, repeated, reasons, confidence)
+        of_kind = _audit_kind(run, kind, repeated, reasons, confidence)
+        audits += [_counted(audit, run, kind, took_part, repeated, reasons) for audit in of_kind]
     save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
+
+
+def _counted(
+    audit: EpsilonAudit, run: RunFolder, kind: str, clients: list[int], repeated: list[Repeated], reasons: list[str]
+) -> EpsilonAudit:
+    """Return the audit, held against how many clients it should have looked at. Of some, it cannot tell of all."""
+    due = {
+        row.client for row in run.record.ledger if row.client in clients and any(e.kind == kind for e in row.entries)
+    }
+    missing = sorted(due - {found.client for found in repeated})
+    if not missing or not audit.trials:
+        return audit
+    why = f"; client {missing[0]} could not be repeated: {reasons[0]}" if reasons else ""
+    how = f"{audit.how}; {len(due) - len(missing)} of {len(due)} clients were looked at{why}"
+    quiet = audit.verdict == "not refuted"
+    return audit.model_copy(update={"how": how} | ({"verdict": "cannot tell", "tells_at": 1.0} if quiet else {}))
 
 
 def _audit_kind(
@@ -99,17 +117,11 @@ def _audit_kind(
 def _audit_field(run: RunFolder, seen: list[Seen], repeated: list[Repeated], confidence: float) -> EpsilonAudit:
     first, policy = seen[0], run.world.policies[seen[0].kind]
     exact = all(found.exact for found in repeated)
-    pure = policy.mechanism == "pure-noise"
-    finding = examine([r for s in seen for r in _of_field(s, pure)], confidence, exact=exact)
+    how = mechanism_of(policy)
+    finding = examine([r for s in seen for r in _of_field(s, how)], confidence, exact=exact)
     delta = max(s.ready.delta for s in seen)
-    multiplier = first.ready.multiplier
-    promised = gaussian_epsilon(1 / multiplier, delta)
-    if pure:
-        claim, bound = 0.0, 0.0
-    else:
-        stated = policy.epsilon is not None and policy.calibration != "total"
-        claim = policy.epsilon if stated and policy.epsilon is not None else promised
-        bound = _epsilon(multiplier * finding.high, delta)
+    claim = how.claim(policy, replace(first.ready, delta=delta))
+    bound = how.epsilon_at(first.ready, finding.high, delta)
     said = [s for s in seen if s.sigma is not None and not math.isclose(s.sigma, max(s.ready.sigmas), rel_tol=1e-4)]
     wrong = (
         f"the transcript says sigma = {said[0].sigma:.4g} of round {said[0].round}, the policy gives "
@@ -122,16 +134,24 @@ def _audit_field(run: RunFolder, seen: list[Seen], repeated: list[Repeated], con
     )
 
 
-def _of_field(seen: Seen, pure: bool) -> list[Residual]:
-    """The residuals of one release, by tensor. Pure noise takes the place of the release: nothing is subtracted."""
+def _of_field(seen: Seen, how: Mechanism) -> list[Residual]:
+    """Return the residuals of one release, by tensor."""
     found = []
     for i, (arrived, clean, sigma) in enumerate(zip(seen.sent, seen.ready.leaves, seen.ready.sigmas, strict=True)):
         sent, free = _array(arrived), _array(clean)
-        made = residual(
-            sent, 0 * free if pure else free, sigma, client=seen.client, round=seen.round, part=f"{seen.where} {i}",
-            levels=_levels(seen, sent), seed=seed_of(TEST, seen.client, seen.round, i) % 2**32,
-        )  # fmt: skip
-        found.append(Residual(made.client, made.round, made.part, made.z, free.reshape(made.z.shape), made.rounded))
+        at = (seen.client, seen.round, f"{seen.where} {i}")
+        seed = seed_of(TEST, seen.client, seen.round, i) % 2**32
+        if sent.shape != free.shape:
+            raise ContractError(f"{at[2]}: {sent.shape} was sent, and {free.shape} comes out again.")
+        if (levels := _levels(seen, sent)) is None:
+            noise = how.noise(sent, seen.ready, i, seed)
+            whole = free.reshape(noise.z.shape) if noise.z.size == free.size else np.zeros(noise.z.shape)
+            found.append(Residual(*at, noise.z, whole, noise.sizes))
+        else:  # rounded numbers are looked at for normal noise alone
+            made = residual(
+                sent, how.centre(free), sigma, client=at[0], round=at[1], part=at[2], levels=levels, seed=seed
+            )
+            found.append(Residual(*at, made.z, free.reshape(made.z.shape), made.sizes))
     return found
 
 
@@ -190,10 +210,6 @@ def _matrix(t: Tensor) -> Floats:
     if flat.numel() > LARGE:
         flat = flat.reshape(1, -1)[:, :: -(-flat.numel() // LARGE)]
     return _array(flat)
-
-
-def _epsilon(multiplier: float, delta: float) -> float:
-    return gaussian_epsilon(1 / multiplier, delta) if multiplier > 1e-6 else math.inf
 
 
 def _audit(

@@ -25,8 +25,9 @@ from fedaudit.errors import PrivacyError
 from fedaudit.flower.messages import AUDIT, Field, fields_of, replaced, tensor_of, ups
 from fedaudit.flower.record_kinds import Names, app_policies
 from fedaudit.flower.records import Records
-from fedaudit.privacy import mechanism
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism import protect
+from fedaudit.privacy.sensitivity import Context as Release
 from fedaudit.stored_model import AsGiven
 from fedaudit.wire.message import State, Up
 from fedaudit.wire.release import Protection
@@ -129,7 +130,7 @@ class AuditMod:
         asked, spent = _remembered(context)
         reply = ups([_as_updates(fields, before)], message_type)[0]
         assert isinstance(reply, Up)
-        told = mechanism.Context(
+        told = Release(
             key=(self.terms.seed, f"client {k}", "flower", asked),
             n=self._n(n, k),
             policies=self.policies,
@@ -138,7 +139,7 @@ class AuditMod:
             encode=_no_records,
             spent=spent,
         )
-        out, protection, entries = mechanism.protect(reply, told)
+        out, protection, entries = protect(reply, told)
         changed = {name: getattr(out, name) for name in fields if getattr(out, name) is not getattr(reply, name)}
         for name, value in changed.items():
             if (named := fields[name].named) is not None and named.update:

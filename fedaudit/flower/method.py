@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -25,6 +25,8 @@ from fedaudit.wire.message import Declared, Down, Up
 
 class FlowerApp(Method):
     """A Flower app by its name. `messages` has the shapes of the messages that its run saw."""
+
+    foreign_transport: ClassVar[bool] = True
 
     app: str = "app"
     kinds: dict[str, Any] = Field(default_factory=dict)

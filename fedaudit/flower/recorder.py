@@ -42,6 +42,7 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.scores import Utility
+from fedaudit.runtime.seal import seal_again
 from fedaudit.runtime.task import absence, compute
 from fedaudit.runtime.utility import evaluate, results, sampling_note
 from fedaudit.runtime.world import World, world_of
@@ -250,6 +251,7 @@ class Recorder:
         record.status, record.finished = "done", datetime.now(UTC).isoformat(timespec="seconds")
         record.save(self.folder)
         self.store.amend(record=json.loads(record.model_dump_json(exclude=set(BESIDE))))
+        seal_again(self.folder)
         return record
 
     def close(self) -> None:

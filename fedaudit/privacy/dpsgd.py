@@ -19,8 +19,10 @@ from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanisms.dp_sgd import DpSgd
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
+from fedaudit.training.augment import Augmentation, augmented, treats_rows_alone
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
 
 CHUNK = 64  # the least number of rows whose gradients are in memory at a time
@@ -41,12 +43,15 @@ def fit_private(
     given: Mapping[str, Any] | None,
     policy: Policy,
     fits: int,
+    augment: Augmentation | None = None,
 ) -> tuple[Fitted, LedgerEntry]:
     """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
-    trainings like this one together meet the policy's epsilon.
+    trainings like this one together meet the policy's epsilon. `augment` makes another image of each drawn record; it
+    looks at one record at a time.
     """
+    check_augmentation(augment)
     optimizer_class = _dp_optimizer()
     n = check_rows(rows)
     check_pure(loss)
@@ -66,18 +71,22 @@ def fit_private(
     together = max(CHUNK, ROOM // max(1, sum(p.numel() * p.element_size() for p in parameters.values())))
     was_training = model.training
     model.train()
-    for _ in range(plan.steps):
+    for t in range(plan.steps):
         index = (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
         optimizer.zero_grad()
         for p in parameters.values():
             p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
             p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
-        for part in index.split(together):  # clip and sum chunk by chunk: memory holds one model copy per row
-            gradients = row_gradients(model, loss, [row[part] for row in rows], given)
+        drawn = augmented(augment, [row[index] for row in rows], rng) if augment is not None else None
+        for at in torch.arange(len(index), device=index.device).split(together):
+            # Clip and sum chunk by chunk: memory holds one model copy per row.
+            picked = [row[index[at]] for row in rows] if drawn is None else [row[at] for row in drawn]
+            gradients = row_gradients(model, loss, picked, given)
             for name, total in clip_and_sum(gradients, C)[0].items():
                 parameters[name].summed_grad += total  # type: ignore[attr-defined]
         optimizer.add_noise()
         optimizer.scale_grad()
+        opt.set_rate(optimizer.original_optimizer, *plan.done(t, epochs))
         optimizer.original_optimizer.step()
     if traces(loss, given or {}) != before:
         raise ContractError(
@@ -110,12 +119,16 @@ class Planned:
         """Return the expected number of records in a step. The noisy sum is divided by it."""
         return max(1, round(self.q * self.n))
 
+    def done(self, t: int, epochs: int | None) -> tuple[int, int]:
+        """Return how many of how many epochs, or steps if it is planned in steps, are through before step t."""
+        return (t, self.steps) if not epochs else (t * epochs // self.steps, epochs)
+
     def entry(self) -> LedgerEntry:
         """Return the entry for the ledger."""
         return LedgerEntry(
             field="training",
             kind="training",
-            mechanism="dp-sgd",
+            mechanism=DpSgd.name,
             noise_multiplier=self.multiplier,
             sample_rate=self.q,
             steps=self.steps,
@@ -138,6 +151,15 @@ def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: P
     delta, C = policy.delta_for(n), policy.clip or 1.0
     multiplier = policy.noise_multiplier or multiplier_for(policy.epsilon or 0.0, delta, q, max(count * fits, 1))
     return Planned(n, q, count, C, multiplier, delta, policy.epsilon)
+
+
+def check_augmentation(augment: Augmentation | None) -> None:
+    """Refuse an augmentation under which what one record does to a step could depend on the others."""
+    if not treats_rows_alone(augment):
+        raise PrivacyError(
+            f"{type(augment).__name__} is not known to treat each record alone. Under DP-SGD a step may mix records in "
+            "no way but in the clipped sum. Use fedaudit.Augment, or train without privacy.training."
+        )
 
 
 def multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:

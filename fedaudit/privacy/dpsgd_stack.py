@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.functional import pad
 
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy import dpsgd
@@ -23,6 +24,7 @@ from fedaudit.privacy.dpsgd import Planned, planned
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.persample import validate
 from fedaudit.privacy.policy import Policy
+from fedaudit.training.augment import Augment
 from fedaudit.training.cuda_graphs import halves
 from fedaudit.training.fit import Fitted, check_bare, traces
 from fedaudit.training.stacked.mapped_loss import Caller, Functional, places
@@ -113,6 +115,7 @@ class _Training:
         self.offsets = sizes.cumsum(0)[:-1].to(self.rows[0].device)
         self.C = torch.tensor([plan.C for plan in plans], dtype=torch.float64, device=self.offsets.device)
         self.expected = torch.tensor([plan.expected for plan in plans], device=self.offsets.device)
+        self.augment: Augment | None = first.option("augment")
         self.gradients = _row_gradients(first, self.stack.given_dims)
 
     def go(self) -> None:
@@ -120,18 +123,23 @@ class _Training:
         self.model.train()
         try:
             for t in range(self.plans[0].steps):
-                self._step(sum(plan.steps > t for plan in self.plans))
+                self._step(t, sum(plan.steps > t for plan in self.plans))
         finally:
             self.model.train(was_training)
 
-    def _step(self, active: int) -> None:
-        """Take one step for the first `active` clients."""
+    def _step(self, t: int, active: int) -> None:
+        """Take step t for the first `active` clients."""
+        if self.how.scheduled:
+            ahead = zip(self.jobs[:active], self.plans, strict=False)
+            done = [(private.job.option("opt"), plan.done(t, private.job.option("epochs"))) for private, plan in ahead]
+            rates = torch.tensor([opt.factor(*at) for opt, at in done], dtype=torch.float64)
+            self.stack.state["rate"][:active].copy_(rates)
         part = self.stack.take(range(active))
         drawn = [
             (torch.rand(plan.n, generator=private.job.rng, device=private.job.rng.device) < plan.q).nonzero()[:, 0]
             for private, plan in zip(self.jobs[:active], self.plans, strict=False)
         ]
-        sums = self._clipped(part, drawn)
+        sums = self._clipped(part, drawn, self._numbers(drawn))
         grads: dict[str, Tensor | None] = {}
         noise = [self._noise(k, sums) for k in range(active)]
         for name, total in sums.items():
@@ -139,7 +147,21 @@ class _Training:
             grads[name] = noisy / _along(self.expected[:active], noisy).to(noisy.dtype)
         self.how.step(part.params, grads, part.state)
 
-    def _clipped(self, part: Stack, drawn: Sequence[Tensor]) -> Tensors:
+    def _numbers(self, drawn: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return the numbers of each client's augmentation, drawn as it would be alone."""
+        if self.augment is None:
+            return None
+        return [
+            self.augment.draw(len(index), private.job.rng) for private, index in zip(self.jobs, drawn, strict=False)
+        ]
+
+    def _rows(self, places: Tensor, u: Tensor | None) -> list[Tensor]:
+        rows = [row[places] for row in self.rows]
+        if self.augment is not None and u is not None:
+            rows[0] = self.augment(rows[0].flatten(0, 1), u.flatten(0, 1)).view_as(rows[0])
+        return rows
+
+    def _clipped(self, part: Stack, drawn: Sequence[Tensor], numbers: Sequence[Tensor] | None) -> Tensors:
         """Return for each client the sum of its rows' gradients, each clipped to the client's norm C."""
         sums = {name: torch.zeros_like(p) for name, p in part.params.items()}
         counts = torch.tensor([len(index) for index in drawn], device=self.offsets.device)
@@ -147,9 +169,11 @@ class _Training:
         if most == 0:  # a Poisson sample can be empty
             return sums
         filled = torch.stack([_filled(index, most) for index in drawn]) + self.offsets[: len(drawn), None]
+        u = None if numbers is None else torch.stack([pad(of_one, (0, 0, 0, most - len(of_one))) for of_one in numbers])
         live = torch.arange(most, device=counts.device) < counts[:, None]
         for columns in torch.arange(most, device=counts.device).split(max(1, ROWS // len(drawn))):
-            grads = self.gradients(part.params, part.rest, part.given, *(row[filled[:, columns]] for row in self.rows))
+            rows = self._rows(filled[:, columns], None if u is None else u[:, columns])
+            grads = self.gradients(part.params, part.rest, part.given, *rows)
             flat = [g.flatten(2) if g.dim() > 2 else g[..., None] for g in grads.values()]
             norms = torch.stack([g.norm(2, dim=2) for g in flat], dim=2).norm(2, dim=2)
             counted = live[:, columns]

@@ -1,7 +1,8 @@
 """The ledger: what each client has spent, release by release, and the epsilon that is really guaranteed.
 
 An unprotected release has epsilon infinity, and so has its client's total. "epsilon = 1 on the embeddings" beside
-unprotected weights is reported as exactly that. Entries of different neighbouring relations are never composed.
+unprotected weights is reported as exactly that. Entries of different neighbouring relations are never composed; but an
+entry may hold under more than one. DP-SGD holds under zero-out, too, and has one epsilon with releases that do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.stored_model import StoredModel
 from fedaudit.wire.release import Protection
 
@@ -33,6 +35,8 @@ class LedgerEntry(StoredModel):
     delta: float | None = None
     claim: float | None = None  # the epsilon by the paper's way of counting: one release, no composition
     grid: float | None = None  # the step between values that a release may have
+    moves: int | None = None  # counts that one record may change, by 1 each
+    keep: float | None = None  # probability that a label stays as it is
     rounds: list[int] = Field(default_factory=list)
     cosine: float | None = None  # mean over releases; for the auditor only
     unit: str = "record"  # whom it protects: one record of a client, or the whole client
@@ -56,7 +60,8 @@ class LedgerEntry(StoredModel):
         return Protection(**{name: value for name, value in known.items() if value is not None})
 
     def events(self) -> Event:
-        return Event(self.noise_multiplier, self.sample_rate, self.steps * len(self.rounds))
+        """Return the cost of all releases, as the mechanism counts it."""
+        return mechanism_of(self).event(self)
 
     def same_as(self, other: LedgerEntry) -> bool:
         apart = {"rounds", "cosine"}
@@ -117,8 +122,12 @@ class ClientLedger(StoredModel):
 
 def _by_relation(entries: Iterable[LedgerEntry], delta: float, compare: bool = False) -> dict[str, Total]:
     grouped: dict[str, list[LedgerEntry]] = {}
+    entries = list(entries)
+    told = {entry.relation for entry in entries if entry.noise_multiplier < math.inf}
     for entry in entries:
-        grouped.setdefault(entry.relation, []).append(entry)
+        # A mechanism that holds under other entries' neighbours as well is counted with them.
+        also = next((relation for relation in mechanism_of(entry).relations if relation in told), entry.relation)
+        grouped.setdefault(also, []).append(entry)
     totals = {}
     for relation, group in sorted(grouped.items()):
         done = compose([e.events() for e in group], delta, compare=compare)

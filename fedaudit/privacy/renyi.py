@@ -32,6 +32,13 @@ def renyi_divergence(sigma: float, q: float, orders: Sequence[float]) -> Floats:
     return log_A / (alphas - 1)
 
 
+def renyi_epsilon(orders: Sequence[float], divergence: Floats, delta: float) -> float:
+    """Return the least epsilon at `delta` over all orders (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    a = np.asarray(orders, dtype=np.float64)
+    epsilon = divergence + np.log1p(-1 / a) - np.log(delta * a) / (a - 1)
+    return max(0.0, float(epsilon.min()))
+
+
 def _whole(sigma: float, q: float, alpha: int) -> float:
     """Return log A_alpha, A = sum_i binom(alpha, i) (1 - q)^(alpha - i) q^i exp((i^2 - i) / (2 sigma^2))."""
     i = np.arange(alpha + 1, dtype=np.float64)

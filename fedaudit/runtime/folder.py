@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -20,13 +21,14 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedaudit.errors import RunError, TranscriptError
+from fedaudit.errors import RunError
 from fedaudit.registry import read_from
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.world import World, chosen_engine, name_of, world_of
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.wire.codec.packing import file_of
+from fedaudit.wire.contents import Contents, check_contents
 from fedaudit.wire.message import state_of
 from fedaudit.wire.transcript import Transcript
 
@@ -67,9 +69,15 @@ def rounding(setting: Setting) -> dict[str, Any]:
 
 STALE = ".stale"  # in the folder of an audit: runs of code that has changed since
 MARKER = ".fedaudit"  # says that a folder is ours
-_RUN_NAMES = ("record.json", "setting.json", "attacks.json", "audits.json", "checkpoint", "transcript", "models")
+_RUN_NAMES = (
+    "record.json", "setting.json", "attacks.json", "audits.json", "seal.json", "verified.json", "checkpoint",
+    "transcript", "models",
+)  # fmt: skip
 _OF_ATTACKS = ("pictures", "scores", "shadows", "active")
-NAMES = {"run": (*_RUN_NAMES, *_OF_ATTACKS), "audit": ("runs", "audit.json", STALE)}  # what is written, by purpose
+NAMES = {
+    "run": (*_RUN_NAMES, *_OF_ATTACKS),
+    "audit": ("runs", "audit.json", "suite.json", STALE),
+}  # what is written, by purpose
 
 
 def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
@@ -98,6 +106,38 @@ def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
         )
     if not (folder / MARKER).exists():
         write_atomic(folder / MARKER, f"fedaudit {purpose} 1\n".encode())
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what an unfinished run of ours left in its folder, so that it can be used again. Call it with the lock.
+
+    A finished run is refused: nobody means to lose one. Files that are not ours stay.
+    """
+    if not (folder / "record.json").exists():
+        return
+    try:
+        done = read_record(folder).status == "done"
+    except RunError:
+        done = False  # a record that cannot be read is no result
+    if done:
+        raise RunError(
+            f"{folder} holds a finished run, and --overwrite is for unfinished ones. Choose another --out, or remove "
+            "the folder yourself."
+        )
+    for name in NAMES["run"]:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def ways_on(folder: Path) -> str:
+    """Return what can be done with the folder of a run that did not finish."""
+    return (
+        f"{folder} holds a run that did not finish. --resume goes on from its last whole round, with the same code; "
+        "--overwrite starts anew in the same folder."
+    )
 
 
 def claim_for_attacks(folder: Path) -> None:
@@ -159,16 +199,27 @@ def saving_state(path: Path, state: Mapping[str, Tensor], arch: str) -> Callable
     return lambda: write_atomic(path, file_of(tensors, {"arch": arch}))
 
 
-def check_transcript(folder: Path, record: RunRecord) -> None:
-    """Raise TranscriptError if the transcript of a finished run does not have the digest in its record."""
+def check_transcript(folder: Path, record: RunRecord) -> Contents | None:
+    """Return what the transcript of a finished run holds; raise TranscriptError if any part of it is not as it was.
+
+    Every row and every stored tensor is held against its digest, and all rows together against the record's digest.
+    """
     if record.status != "done" or not record.rounds:
-        return
-    found = Transcript(folder / "transcript").digest(record.rounds[-1].round)
-    if found != record.transcript_digest:
-        raise TranscriptError(
-            f"{folder / 'transcript'} is not what the run left: its digest is {found or 'that of nothing'}, the record "
-            f"has {record.transcript_digest[:40] or 'none'}. Run it again in another folder."
-        )
+        return None
+    return check_contents(folder / "transcript", record.rounds[-1].round, kept_rounds(record), record.transcript_digest)
+
+
+RAISED = re.compile(r"keep_weights was raised after round (\d{1,9})")  # a note in the record
+
+
+def kept_rounds(record: RunRecord) -> int:
+    """Return the number of last rounds whose model states the transcript must hold.
+
+    A run that goes on with a larger keep_weights cannot bring back what was dropped before. Its record has a note.
+    """
+    kept, last = record.setting.keep_weights, record.rounds[-1].round if record.rounds else 0
+    raised = [int(found[1]) for note in record.notes if (found := RAISED.match(note))]
+    return min([kept, *(last - t for t in raised)])
 
 
 class RunFolder:

@@ -40,6 +40,8 @@ class Method(Frozen):
     images_only: ClassVar[str] = ""  # in words, what it does that needs images; empty if it takes any records
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the paper's hyper-parameters per data set, by name
+    # True: another framework carries the messages and decides the rounds, and its bytes are not those of our wire.
+    foreign_transport: ClassVar[bool] = False
 
     def archs(self, model: str, clients: int) -> list[str]:
         """Return which architecture each client runs, by the setting's `model`. Sub-model methods scale widths here."""
@@ -90,6 +92,11 @@ class Method(Frozen):
         one."""
         return {}
 
+    def next_points(self, s: Any, client: Client) -> dict[str, nn.Module]:
+        """Return this client's models as the next round's message would leave them, by name: they are evaluated beside
+        the deployed one. `s` is the state after the round. Nothing crosses the wire for it."""
+        return {}
+
     def global_points(self, s: Any, server: Server) -> dict[str, nn.Module]:
         """Return the server's models at other points of the round, by name: they are evaluated like the global one."""
         return {}
@@ -114,6 +121,10 @@ class Method(Frozen):
             tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **value} if tables else value
         return validated(cls, merged, f"hyper-parameter of {name}")
+
+
+def offers_next_points(method: Method) -> bool:
+    return type(method).next_points is not Method.next_points
 
 
 def function_path(method: Method, fn: Callable[..., Any]) -> str:

@@ -14,15 +14,18 @@ from fedaudit.aggregation.mean import Mean, mean_of
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.dpsgd_stack import PrivateJob
 from fedaudit.privacy.ledger import LedgerEntry
-from fedaudit.privacy.mechanism import Context, clip_rows, protect, protect_field
+from fedaudit.privacy.mechanism import protect, protect_field
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
+from fedaudit.privacy.sensitivity import Context
 from fedaudit.rng import generator
 from fedaudit.runtime.lockstep import carry_out, descend
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
 from fedaudit.shape import Shape
 from fedaudit.training import models
+from fedaudit.training.augment import Augmentation
 from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
@@ -121,10 +124,13 @@ class Server(Party):
         given: Mapping[str, Any] | None = None,
         until: Until | None = None,
         separable: bool = True,
+        turns: Turns | None = None,
+        augment: Augmentation | None = None,
     ) -> Fitted:
+        """Train a model on the server's data. The options are those of `Client.fit`."""
         return self._fit(
             model, loss, data, opt=opt, batch=batch, epochs=epochs, steps=steps, given=given, until=until,
-            separable=separable,
+            separable=separable, turns=turns, augment=augment,
         )  # fmt: skip
 
 
@@ -240,6 +246,7 @@ class Client(Party):
             images=lambda: self._rows()[0],
             encode=lambda x: self.model.eval().encode(x),
             predict=lambda x: self.model.eval()(x),
+            classes=self.classes,
             plain_fits=self.plain_fits,
             dirty=self.dirty,
             provenance=self._provenance,
@@ -287,9 +294,10 @@ class Client(Party):
         """Return the mean of the rows of each class present. The rows are clipped first if the kind's policy clips."""
         y = self.y if y is None else y
         policy = self._site.policies.get(kind)
-        C = policy.clip if policy is not None and policy.mechanism == "gaussian" else None
-        if C is not None:
-            rows = clip_rows(rows, C)
+        how = None if policy is None else mechanism_of(policy)
+        C = None if how is None or policy is None else how.clip(policy)
+        if how is not None and C is not None:
+            rows = how.clipped(rows, C)
             if len(rows) > len(self):
                 raise PrivacyError(
                     f"client.class_means was given {len(rows)} rows, and the client has {len(self)} records: a record "
@@ -370,14 +378,17 @@ class Client(Party):
         turns: Turns | None = None,
         norms: Norms = "batch",
         beside: Sequence[Callable[[Tensor], Tensor]] = (),
+        augment: Augmentation | None = None,
     ) -> Fitted:
         """Train this client's model on its private records, or on `data` built from received messages or noise.
 
         `beside`: what fixed models compute for each record, computed once; the loss gets it after the record's own
         rows. Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds
         what a record can do. In a private training it is given the records one at a time.
+        `augment`: what makes other images of each batch. `beside` and `until` see the records as they are.
         """
-        options = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
+        options: dict[str, Any] = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
+        options["augment"] = augment
         model = model or self.model
         # Training copies the rows that it picks, so it may look at the kept ones; the method's functions get all.
         rows = self._rows(fitting=True, look=until is None and not beside) if data is None else data
@@ -447,6 +458,7 @@ class Client(Party):
         seen.after_fit(model)
         if self.looked:  # it must be equally often and the same for all clients, or it tells of the records
             how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
+            how += [] if options["augment"] is None else options["augment"].chosen()
             self.told.append([f"{options['opt'].make.__name__} of {named(loss)}"])
             self.told += [["nothing"] if value is None else seen.ways(value) for value in how]
         if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):

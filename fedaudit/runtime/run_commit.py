@@ -18,6 +18,7 @@ from fedaudit.runtime.run_record import (
     curve_of,
 )
 from fedaudit.runtime.run_state import Entries, RunState
+from fedaudit.runtime.seal import seal_again
 from fedaudit.runtime.task import ClientState
 from fedaudit.runtime.utility import results
 from fedaudit.runtime.world import name_of
@@ -38,6 +39,7 @@ def finish(run: RunState) -> None:
     text = run.record.text()
     write_atomic(run.folder / "record.json", text.encode())
     run.store.amend(record=Json(text))
+    seal_again(run.folder)
 
 
 def who_sees(run: RunState) -> list[str]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedaudit.data.readers.own_function import digest as digest_of_data
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Ledger
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.rng import seeded
 from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.asking import participants_of
@@ -27,7 +29,9 @@ from fedaudit.runtime.run_record import (
     versions,
 )
 from fedaudit.runtime.run_state import RunState
+from fedaudit.runtime.seal import NAME as SEAL
 from fedaudit.runtime.starting_clients import take_over
+from fedaudit.runtime.world import World
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.units import bytes_text
 from fedaudit.wire.codec import decode
@@ -99,9 +103,14 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
         run.record.notes.append(
             f"resumed after round {run.started} with other steps, stacks or engine: rounding may differ from there"
         )
+    if before.keep_weights < run.setting.keep_weights:
+        run.record.notes.append(
+            f"keep_weights was raised after round {run.started}: model states from before were not all kept"
+        )
     # A replayed round may give other values. Equal noise on unequal values would give both away: draw fresh noise.
     run.attempt = head["attempt"] + (0 if run.setting.deterministic and same else 1)
     run.store.amend(attempt=run.attempt)
+    (run.folder / SEAL).unlink(missing_ok=True)
     run.record.status, run.record.finished, run.record.published = "running", None, []
     for client in run.record.ledger:
         client.reopen()
@@ -165,7 +174,7 @@ def _check_same(run: RunState, before: Setting) -> None:
     if code is not None and (changed := differences(code, code_of(run.method, run.setting))):
         raise SettingError(
             f"{run.folder} was begun by other code: {'; '.join(changed)}. Its rounds would not belong together: "
-            "choose another --out, or take the change back."
+            "say --overwrite to start anew in this folder, choose another --out, or take the change back."
         )
     if run.setting.rounds < run.record.rounds[-1].round if run.record.rounds else False:
         raise SettingError(
@@ -176,41 +185,48 @@ def _check_same(run: RunState, before: Setting) -> None:
 def _planned_for_rounds(run: RunState) -> bool:
     """Return whether some noise was calibrated so that all rounds together meet an epsilon: their number is then
     fixed."""
-    return any(
-        policy.calibration == "total" or (policy.mechanism == "dp-sgd" and policy.epsilon is not None)
-        for policy in run.world.policies.values()
-    )
+    return any(mechanism_of(policy).plans_ahead(policy) for policy in run.world.policies.values())
 
 
 def _new_record(run: RunState) -> RunRecord:
-    world, federation = run.world, run.world.federation
-    counts = federation.counts()
     return RunRecord(
         setting=run.setting,
         versions=versions(),
-        device=device_name(world.device),
+        device=device_name(run.world.device),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        data=DataFacts(
-            shape=list(world.shape),
-            tokens=world.shape.tokens,
-            classes=world.classes,
-            class_names=list(federation.dataset.class_names),
-            test=len(federation.dataset.test_y),
-            aux=len(federation.aux),
-            public=world.public_size,
-            members=[world.count(k) for k in range(len(federation.shards))],
-            nonmembers=[len(s.nonmembers) for s in federation.shards],
-            validation=[len(s.validation) for s in federation.shards],
-            counts=counts.tolist(),
-        ),
+        data=data_facts(run.world),
         harness=harness(),
         declarations=declarations_of(run.method),
         code=code_of(run.method, run.setting),
-        models={
-            arch: ModelFacts(parameters=world.model_size(arch).payload // 4, clients=world.archs.count(arch))
-            for arch in dict.fromkeys(world.archs)
-        },
+        models=model_facts(run.world),
     )
+
+
+def data_facts(world: World) -> DataFacts:
+    """Return the sizes of the parts of a run's data, and the digest of the data set."""
+    federation = world.federation
+    return DataFacts(
+        shape=list(world.shape),
+        tokens=world.shape.tokens,
+        classes=world.classes,
+        class_names=list(federation.dataset.class_names),
+        test=len(federation.dataset.test_y),
+        aux=len(federation.aux),
+        public=world.public_size,
+        members=[world.count(k) for k in range(len(federation.shards))],
+        nonmembers=[len(s.nonmembers) for s in federation.shards],
+        validation=[len(s.validation) for s in federation.shards],
+        counts=federation.counts().tolist(),
+        digest=digest_of_data(federation.dataset),
+    )
+
+
+def model_facts(world: World) -> dict[str, ModelFacts]:
+    """Return the size of each architecture of a run, and how many clients have it."""
+    return {
+        arch: ModelFacts(parameters=world.model_size(arch).payload // 4, clients=world.archs.count(arch))
+        for arch in dict.fromkeys(world.archs)
+    }
 
 
 def check_state(run: RunState, state: Any, where: str) -> None:

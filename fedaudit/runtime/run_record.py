@@ -22,7 +22,9 @@ from fedaudit.runtime.attack_result import AnyResult, results
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result, Utility
+from fedaudit.runtime.seal import seal_again, unseal
 from fedaudit.setting import Setting
+from fedaudit.stats import check_interval
 from fedaudit.stored_model import StoredModel, plain
 from fedaudit.wire.release import Release
 
@@ -130,6 +132,16 @@ def curve_of(rounds: list[RoundRecord]) -> list[CurvePoint]:
     return curve
 
 
+class Guesses(StoredModel):
+    """The guesses about pairs of records from which a bound on epsilon follows, and the name of the bound."""
+
+    bound: str
+    pairs: int
+    made: int
+    right: int
+    steps: int  # how many steps of the claim's neighbouring relation the records of a pair are apart
+
+
 class EpsilonAudit(StoredModel):
     """A claimed epsilon held against a lower bound that was found by experiment, or why it was not tried."""
 
@@ -153,6 +165,16 @@ class EpsilonAudit(StoredModel):
     finds: float | None = None
     seeks: float | None = None  # the test should notice noise of this multiple of the promised one
     tells_at: float | None = None  # the strictest level at which it would notice that; None: not computed
+    guesses: Guesses | None = None  # from which the bound follows; None for tests that do not guess, and older records
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> EpsilonAudit:
+        """Refuse probabilities outside of 0 to 1, and a bound above the largest that so many trials could give."""
+        for name in ("p_value", "confidence"):
+            check_interval(name, getattr(self, name), 0.0, 1.0)
+        if self.trials and self.ceiling is not None:
+            check_interval("lower_bound", self.lower_bound, 0.0, self.ceiling)
+        return self
 
 
 class Declarations(StoredModel):
@@ -195,6 +217,7 @@ class DataFacts(StoredModel):
     nonmembers: list[int]
     validation: list[int]
     counts: list[list[int]]  # records of each class
+    digest: str | None = None  # of all arrays of the data set; None: the record is older than this field
 
 
 class ModelFacts(StoredModel):
@@ -384,7 +407,9 @@ def save_audits(folder: Path, transcript_digest: str, found: list[EpsilonAudit],
     known = _read_beside(folder / "record.json", "audits", transcript_digest, audits)
     by_claim = {(audit.test, audit.claim): audit for audit in [*known, *found]}
     took = audit_seconds(folder, transcript_digest) | ({found[0].test: round(seconds, 3)} if found else {})
+    unseal(folder)
     _save_beside(folder, "audits", transcript_digest, plain([by_claim[key] for key in sorted(by_claim)]), seconds=took)
+    seal_again(folder)
 
 
 def audit_seconds(folder: Path, transcript_digest: str) -> dict[str, float]:
@@ -429,6 +454,7 @@ def _versions() -> dict[str, str]:
     from fedaudit import __version__  # known also in a checkout that is not installed
 
     found = {"python": platform.python_version(), "platform": f"{sys.platform}-{platform.machine()}"}
+    found["cpu"] = _cpu()
     found["fedaudit"] = __version__
     for name in ("torch", "torchvision", "numpy", "safetensors", "opacus", "ray"):
         try:
@@ -438,6 +464,28 @@ def _versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
+
+
+BITS = ("platform", "cpu", "torch", "cuda")  # versions on which the last bits of a result depend
+
+
+def same_machine_type(a: RunRecord, b: RunRecord) -> bool:
+    """Return whether two runs were on one type of machine, where equal settings give equal bits.
+
+    A record from before the processor was recorded is on none.
+    """
+    known = "cpu" in a.versions and "cpu" in b.versions
+    return known and a.device == b.device and all(a.versions.get(name) == b.versions.get(name) for name in BITS)
+
+
+def _cpu() -> str:
+    """Return the processor and the instructions that torch uses on it: with others, the last bits may differ."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), model)
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def device_name(device: torch.device) -> str:

@@ -16,11 +16,13 @@ from fedaudit.rng import seeded
 from fedaudit.runtime.checkpoint import Store, room_for_states
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
+from fedaudit.runtime.folder import ways_on
 from fedaudit.runtime.meter import Meter, Timings
 from fedaudit.runtime.party import Client, Server
 from fedaudit.runtime.run_record import (
     FieldTraffic,
     RunRecord,
+    read_record,
 )
 from fedaudit.runtime.task import Done, open_client
 from fedaudit.runtime.utility import Known
@@ -49,6 +51,8 @@ class RunState:
         first: Path | None = None,
     ):
         if (folder / "record.json").exists() and not resume:
+            if read_record(folder).status == "running":
+                raise RunError(f"{folder} already holds a run. {ways_on(folder)}")
             raise RunError(f"{folder} already holds a run. Use --resume to go on with it, or another --out.")
         if setting.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from fedaudit.runtime.code_digest import code_of_setting, differences
 from fedaudit.runtime.device_errors import device_error, explained
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
-from fedaudit.runtime.folder import default_folder, folder_name, locked
+from fedaudit.runtime.folder import clear_unfinished, default_folder, folder_name, locked
 from fedaudit.runtime.meter import Meter, Span, peak_rss
-from fedaudit.runtime.method import check_path, find_function
+from fedaudit.runtime.method import check_path, find_function, offers_next_points
 from fedaudit.runtime.party import Cohort
 from fedaudit.runtime.plan import in_sums, unplanned
 from fedaudit.runtime.run_commit import commit, count, enter, finish
@@ -52,12 +53,14 @@ def run(
     watch: Watch | None = None,
     engine: Engine | str | None = None,
     refuse_idle: bool = False,
+    overwrite: bool = False,
     **values: Any,
 ) -> RunRecord:
     """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
 
     `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy setting
     if none of its policies covers anything that the method releases; otherwise it runs, and the record says so.
+    `overwrite` starts anew in the folder of a run of ours that did not finish.
     """
     if isinstance(engine, str):
         values["engine"], engine = engine, None
@@ -72,6 +75,8 @@ def run(
     if first is not None and beside is not None and (not _is_done(beside) or _is_other_code(beside, first)):
         run(first, out=beside, resume=True, watch=watch, engine=engine)
     with locked(folder):
+        if overwrite:
+            clear_unfinished(folder)
         return _go(RunState(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside))
 
 
@@ -225,6 +230,7 @@ def _evaluate_round(run: RunState, t: int, state: Record) -> Utility | None:
             version=run.store.clients.get,
             known=run.scores,
             global_points=run.method.global_points(state, run.server(t)),
+            next_points=partial(run.method.next_points, state) if offers_next_points(run.method) else None,
         )
     run.timings.add(meter.close())
     run.note(sampling_note(utility))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fedaudit.stats import check_interval
 from fedaudit.stored_model import Sparse, StoredModel
 
 
@@ -16,6 +17,11 @@ class Accuracy(StoredModel):
     low: float
     high: float
     n: int
+
+    @model_validator(mode="after")
+    def _lies_within_its_interval(self) -> Accuracy:
+        check_interval("accuracy", self.accuracy, self.low, self.high)
+        return self
 
 
 class Sampled(StoredModel):
@@ -39,6 +45,12 @@ class Spread(Sparse):
     std: float
     each: list[float]
     sampled: Sampled | None = None
+
+    @model_validator(mode="after")
+    def _lies_within_its_interval(self) -> Spread:
+        if self.sampled is not None:
+            check_interval("mean", self.mean, self.sampled.low, self.sampled.high)
+        return self
 
 
 class GlobalScores(Sparse):

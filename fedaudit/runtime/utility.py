@@ -40,6 +40,9 @@ EVERY_CLIENT = 1_000
 Scores = dict[str, dict[str, float]]  # by point of the round and by test set
 
 
+Points = Callable[[Client], Mapping[str, nn.Module]]  # a client's models at other points, by name
+
+
 @dataclass
 class Known:
     """A cache of earlier evaluations, so that nothing is evaluated twice."""
@@ -95,6 +98,7 @@ def evaluate(
     version: Callable[[int], object] = lambda k: None,
     known: Known | None = None,
     global_points: Mapping[str, nn.Module] = MappingProxyType({}),
+    next_points: Points | None = None,
 ) -> Utility:
     """Return one round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
@@ -102,8 +106,8 @@ def evaluate(
     held-out records (`local_test`). A client whose state is of a `version` that is in `known` is not evaluated again.
     If there are more than EVERY_CLIENT clients, a sample is looked at (`looked_at`), and the means over clients say so.
     If the method offers further points of a round (`Method.points`), their models are scored like the deployed ones,
-    under `points` by name. The server's points (`Method.global_points`) are scored like the global model, under
-    `global_points`.
+    under `points` by name; so are those that depend on the server's new state (`Method.next_points`). The server's
+    points (`Method.global_points`) are scored like the global model, under `global_points`.
     """
     known = Known() if known is None else known
     utility = Utility()
@@ -116,8 +120,8 @@ def evaluate(
         each: list[Scores] = []
         for k in looked_at(world.setting.seed, world.setting.clients):
             now = version(k)
-            if k not in known.clients or known.clients[k][0] != now:
-                known.clients[k] = now, _client_scores(world, k, open_client, known.starts)
+            if k not in known.clients or known.clients[k][0] != now or next_points is not None:
+                known.clients[k] = now, _client_scores(world, k, open_client, known.starts, next_points)
             each.append(known.clients[k][1])
         utility.clients = _over_clients(world, [scores[DEPLOYED] for scores in each])
         utility.points = {name: _over_clients(world, [scores[name] for scores in each]) for name in _points(each)}
@@ -169,14 +173,17 @@ def _counts_in_batches(world: World, model: nn.Module, clients: Sequence[int], w
     return [(right[end] - right[end - len(of)], len(of)) for end, of in zip(ends, held, strict=True)]
 
 
-def _client_scores(world: World, k: int, open_client: Callable[[int], Client], starts: dict[str, float]) -> Scores:
+def _client_scores(
+    world: World, k: int, open_client: Callable[[int], Client], starts: dict[str, float], next_points: Points | None
+) -> Scores:
     """Return the scores of a client's models.
 
     The model of a client that was never asked is still the start of its architecture. All such models have the same
     accuracy on the common test set, which is computed once (`starts`).
     """
     client = open_client(k)
-    models = {**world.method.points(client), DEPLOYED: world.method.personal(client)}
+    further = next_points(client) if next_points is not None else {}
+    models = {**world.method.points(client), **further, DEPLOYED: world.method.personal(client)}
     local, validation = world.held_out(k, "nonmembers"), world.held_out(k, "validation")
     sets = {"global_test": world.test, "local_test": local, "validation": validation}
     scored: dict[int, dict[str, float]] = {}  # by the module's id(): the deployed one is often a point, too

@@ -204,6 +204,21 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def contradicted_in(runs: Sequence[Path]) -> list[str]:
+    """Return a sentence for each contradiction in run folders, of those that are found without data and models.
+
+    A record by itself, without the folder of its run, has nothing to be held against.
+    """
+    from fedaudit.verify.check import cheap_check  # heavy, and only `fedaudit check` needs it
+
+    return [
+        f"{folder}: {finding.text()}."
+        for folder in runs_below(runs)
+        if (folder / "record.json").is_file()
+        for finding in cheap_check(folder)
+    ]
+
+
 def check_budgets(budgets: list[Budget], runs: list[Path], path: Path | str) -> list[Outcome]:
     """Check every budget against every run that it is about. A budget that is about no run is an error."""
     records = [(str(run), read_record(run)) for run in runs_below(runs)]

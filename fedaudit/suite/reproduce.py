@@ -12,6 +12,7 @@ from fedaudit.progress import TimedWatch
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.suite.cell import Cell, look
 from fedaudit.suite.forecast import Forecast, duration, forecast
+from fedaudit.suite.paper_settings import differs_text
 from fedaudit.suite.published import (
     Ours,
     Scale,
@@ -174,9 +175,10 @@ def results(table: Table, scale: Scale, planned: list[Planned]) -> list[TableRow
             common = sorted(first.keys() & second.keys())  # a seed that failed on one side does not make a pair
             found = order([first[seed] for seed in common], [second[seed] for seed in common])
             figures = cell.column.figures[rival][0], cell.published[0]
-            compared = f"{rival} {order_verdict(*figures, found, table.differs if scale == 'gpu' else table.small)}"
+            off = differs_text(table, [cell, kinds[column, rival]]) if (column, rival) in kinds else table.differs
+            compared = f"{rival} {order_verdict(*figures, found, off if scale == 'gpu' else table.small)}"
         said = (
-            verdict(cell.published, ours, table.rounds, table.seeds, table.differs)
+            verdict(cell.published, ours, table.rounds, table.seeds, differs_text(table, [cell]))
             if scale == "gpu" or not ours.values
             else "another data set: only the order is judged"
         )

@@ -28,7 +28,7 @@ from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, stage_of
 from fedaudit.suite.forecast import learn, novelty_first, report_starts, work_of
 from fedaudit.suite.gpu_sharing import shared_gpu
 from fedaudit.suite.ray_cells import carry_out_on_ray
-from fedaudit.suite.suite_file import Suite, read_suite
+from fedaudit.suite.suite_file import Suite, read_suite, save_suite
 from fedaudit.suite.time_left import TimeLeft
 
 PATIENCE = 10.0  # seconds to wait until the processes of a killed audit are gone
@@ -99,6 +99,7 @@ def audit(
             with contextlib.suppress(FedauditError):  # a damaged record: its cell will say so
                 _put_aside(cell, out, force, keep_stale)
                 records[str(cell.folder)] = look(cell)
+        save_suite(suite, out)
         progress = _Progress(
             cells, watch, TimeLeft(None if on == "ray" else jobs, report_starts(len(cells)) if report else 0.0)
         )

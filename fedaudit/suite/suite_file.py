@@ -10,7 +10,10 @@ from typing import Any
 from pydantic import Field
 
 from fedaudit.errors import FedauditError, SettingError, did_you_mean
-from fedaudit.setting import Frozen, Setting, read_toml, validated
+from fedaudit.registry import check_trusted
+from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.code_digest import outside_code
+from fedaudit.setting import Frozen, Setting, read_json, read_toml, validated
 from fedaudit.suite.budgets import Budget, parse_budgets, read_budgets
 
 QUICKSTART = Path(__file__).parents[1] / "suites" / "quickstart.toml"
@@ -63,6 +66,40 @@ def read_suite(path: Path | str | None) -> Suite:
         if "budgets" in raw:
             raw["budgets"] = _budgets(raw["budgets"], path)
         suite = validated(Suite, raw, "key of the suite")
+        _check(suite)
+    except FedauditError as e:
+        raise type(e)(f"{path}: {e}") from None
+    return suite
+
+
+SAVED = "suite.json"  # in the folder of an audit
+
+
+def save_suite(suite: Suite, folder: Path) -> None:
+    """Keep a suite in the folder of its audit, for whoever wants to run it again."""
+    write_atomic(folder / SAVED, suite.model_dump_json(indent=1).encode())
+
+
+def saved_suite(folder: Path) -> Suite:
+    """Return the suite of an audit from its folder, checked as `read_suite` does. Call it inside `registry.read_from`.
+
+    A budget that was held against a file beside the suite is left out, as that file is not in the folder.
+    """
+    path = folder / SAVED
+    if not folder.is_dir():
+        raise SettingError(f"--from {folder}: there is no such folder. Name the folder of an audit.")
+    if not path.is_file():
+        raise SettingError(
+            f"{path} is missing: the audit is from before suites were kept, or the folder is not an audit's. Name its "
+            "suite file instead of --from."
+        )
+    raw = read_json(path)
+    try:
+        suite = validated(Suite, raw, "key of the suite")
+        suite = suite.model_copy(update={"budgets": [b for b in suite.budgets if b.baseline is None]})
+        for setting in suite.cells():
+            for code in outside_code(setting.model_dump()):
+                check_trusted(code)
         _check(suite)
     except FedauditError as e:
         raise type(e)(f"{path}: {e}") from None

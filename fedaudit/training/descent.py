@@ -111,6 +111,7 @@ class _UnderWay:
             self.recording()
             for p, gradient in zip(self.params, self.recording.outputs, strict=True):
                 p.grad = gradient
+        self.descent.opt.set_rate(self.optimiser, i, self.descent.steps)
         self.optimiser.step()
 
     def _before(self, i: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +23,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.errors import ContractError
+from fedaudit.training.augment import Augmentation, augmented
 from fedaudit.training.cuda_graphs import Recording, precision, record_giving_back, recordable
 
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
 Norms = Literal["batch", "running"]
+Schedule = Literal["constant", "cosine"]
 OFTEN = 4  # an unusual batch size is recorded once it has come so many times
 
 
@@ -36,6 +39,25 @@ class Opt:
 
     make: type[torch.optim.Optimizer]
     options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Schedule = "constant"  # of the learning rate, over one training; "cosine": from lr down towards 0
+
+    def factor(self, done: int, planned: int) -> float:
+        """Return the share of the learning rate that is left after so many of the planned epochs, or steps.
+
+        A training planned in epochs has one rate for each epoch, and a training planned in steps one for each step. The
+        cosine is (1 + cos(pi t / T)) / 2, so that the first of T has the whole rate.
+        """
+        return 1.0 if self.schedule == "constant" else (1 + math.cos(math.pi * done / max(planned, 1))) / 2
+
+    def set_rate(self, optimiser: torch.optim.Optimizer, done: int, planned: int) -> None:
+        """Give the optimiser the learning rate of this point. A constant rate is left as it was made."""
+        if self.schedule != "constant":
+            for group, made in zip(optimiser.param_groups, self.rates(optimiser), strict=True):
+                group["lr"] = made * self.factor(done, planned)
+
+    def rates(self, optimiser: torch.optim.Optimizer) -> list[float]:
+        """Return the learning rate of each group of parameters before any schedule."""
+        return [float(group.setdefault("initial_lr", group["lr"])) for group in optimiser.param_groups]
 
     def build(self, parameters: Sequence[Tensor], moments: Mapping[str, Tensor] | None = None) -> torch.optim.Optimizer:
         optimiser = self.make(parameters, **self.options)
@@ -48,7 +70,8 @@ class Opt:
     def chosen(self) -> list[Any]:
         """Return the options that are not the optimiser's own defaults."""
         usual = {name: given.default for name, given in inspect.signature(self.make).parameters.items()}
-        return [value for name, value in self.options.items() if name == "lr" or value != usual.get(name)]
+        own = [value for name, value in self.options.items() if name == "lr" or value != usual.get(name)]
+        return own if self.schedule == "constant" else [*own, self.schedule]
 
 
 def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -61,13 +84,26 @@ def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Opt:
+def sgd(
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    schedule: Schedule = "constant",
+) -> Opt:
     options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-    return Opt(torch.optim.SGD, options)
+    return Opt(torch.optim.SGD, options, schedule)
 
 
-def adam(lr: float = 1e-3, *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0) -> Opt:
-    return Opt(torch.optim.Adam, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+def adam(
+    lr: float = 1e-3,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+    schedule: Schedule = "constant",
+) -> Opt:
+    return Opt(torch.optim.Adam, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, schedule)
 
 
 class Live:
@@ -104,17 +140,20 @@ class Turns:
     """Rows that lie in parts one after the other and take turns: no batch mixes two parts.
 
     By step, an epoch takes a batch of each part in turn, and a longer part goes on alone at the end. By epoch, one part
-    follows the other.
+    follows the other. Even: the batches of each part are spread evenly over the epoch.
     """
 
     sizes: tuple[int, ...]
-    by: Literal["step", "epoch"] = "step"
+    by: Literal["step", "epoch", "even"] = "step"
 
     def batches(self, size: int, rng: torch.Generator) -> Iterator[Tensor]:
         begins = accumulate(self.sizes, initial=0)
         parts = [[begin + i for i in batches(n, size, rng)] for begin, n in zip(begins, self.sizes, strict=False) if n]
         if self.by == "epoch":
             yield from chain.from_iterable(parts)
+        elif self.by == "even":
+            at = [((j + 0.5) / len(part), i, j) for i, part in enumerate(parts) for j in range(len(part))]
+            yield from (parts[i][j] for _, i, j in sorted(at))
         else:
             yield from (index for turn in zip_longest(*parts) for index in turn if index is not None)
 
@@ -146,12 +185,14 @@ def fit(
     separable: bool = True,
     turns: Turns | None = None,
     norms: Norms = "batch",
+    augment: Augmentation | None = None,
 ) -> Fitted:
     """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or until `until(f, *rows)` is true.
 
     `until` is asked after each epoch. `turns` says that the rows are parts that take turns. `norms` is "batch" or
     "running". With "batch", a batch norm takes its statistics from the batch and keeps their running mean, as usual in
-    training. With "running", it uses the running statistics as they are and does not change them.
+    training. With "running", it uses the running statistics as they are and does not change them. `augment` makes other
+    images of each batch's first rows; `until` sees the rows as they are.
     """
     n = check_rows(rows)
     if turns is not None and sum(turns.sizes) != n:
@@ -181,7 +222,9 @@ def fit(
         total.zero_()
         seen = 0
         for index in batches(n, batch, rng, turns):
-            gradient([row[index] for row in rows])
+            picked = augmented(augment, [row[index] for row in rows], rng)
+            opt.set_rate(optimiser, *((done_epochs, epochs) if epochs is not None else (done_steps, steps or 0)))
+            gradient(picked)
             optimiser.step()
             seen += len(index)
             done_steps += 1

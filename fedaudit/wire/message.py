@@ -172,7 +172,7 @@ def private(
     `via` says how: from the data directly (`"data"`), only through the client's model (`"model"`), or from a value
     that `client.protect` returned (`"released"`: post-processing). `unit="record"` promises one row per record on
     dimension 0. `depends` says how rows depend on records, if kind and unit do not tell (see
-    fedaudit.privacy.mechanism). `dtype` is the type that travels; the conversion comes after the noise. `uint8` takes
+    fedaudit.privacy.sensitivity). `dtype` is the type that travels; the conversion comes after the noise. `uint8` takes
     values in [-1, 1], the range of images.
     """
     if via not in get_args(Via) or unit not in get_args(Unit):

@@ -24,6 +24,8 @@ class Protection(AsGiven):
     relation: str | None = None  # which data sets count as neighbours
     delta: float | None = None
     claim: float | None = None  # the epsilon that the policy asks for, for one release
+    grid: float | None = None  # the step between values that a release may have
+    keep: float | None = None  # probability that a label stays as it is
 
 
 UNPROTECTED = Protection(mechanism="none")

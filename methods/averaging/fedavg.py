@@ -29,6 +29,7 @@ from fedaudit import (
     register,
     state_of,
 )
+from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 
 
@@ -47,12 +48,15 @@ class Averaged(Record):
 
 @register("fedavg", tables="FedAF FedFree FedZGE DFRD")
 class FedAvg(WithOptimiser):
+    """Average the models that clients train. A client sends its weights and how many records it has."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
+        "pflib": PFLIB,
     }
 
     def init(self, server: Server) -> Record:

@@ -65,6 +65,11 @@ def travels(model: nn.Module) -> set[str]:
 
 @register("fedbn", tables="FedAF")
 class FedBN(FedAvg):
+    """Average models, but keep each client's batch norms with it.
+
+    A client sends its other weights and its number of records.
+    """
+
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9}}
 
     def init(self, server: Server) -> Averaged:

@@ -15,7 +15,8 @@ These points are left open, or worth knowing:
   weights.
 - g_k and h are over parameters; batch-norm statistics are plainly averaged.
 - As a rival: alpha = 0.01 in FedAF (Appendix A). The paper's own code divides alpha by client k's share of the records,
-  and clips gradients and decays weights: none of it is in Algorithm 1, and none is here.
+  and clips gradients and decays weights: none of it is in Algorithm 1, and none is here. PFLlib leaves the square of
+  ||theta - theta^{t-1}|| out; its default is alpha = 1.
 - A client deploys its model after local training; theta^t is the global model.
 """
 
@@ -43,6 +44,7 @@ from fedaudit import (
     register,
     state_of,
 )
+from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 
 
@@ -70,13 +72,16 @@ def regularised(
 
 @register("feddyn", tables="FedAF")
 class FedDyn(WithOptimiser):
+    """Average models that a moving penalty pulls together. A client sends its weights."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
     alpha: float = 0.01  # strength of the regulariser
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9, "alpha": 0.01}
+        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9, "alpha": 0.01},
+        "pflib": {**PFLIB, "alpha": 1.0},
     }
 
     def init(self, server: Server) -> Dynamic:

@@ -12,7 +12,7 @@ These points are left open, or done otherwise here:
   the same, as in FedAvg and in its rivals.
 - ||w - w^t||^2 is over parameters; batch-norm statistics are averaged as in FedAvg.
 - As a rival: mu = 0.001 in FedAF (Appendix A), 0.01 in FedFree (Table A2). FedFree's E is 5 in Section 4.1 and 30 in
-  its Table A2; the preset has 5.
+  its Table A2; the preset has 5. PFLlib's default is mu = 0, which is FedAvg: its preset leaves mu alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedaudit import Client, ce, load, register, state_of
 from fedaudit.methods.averaging.fedavg import FedAvg, Global, Local
+from fedaudit.methods.shared._libraries import PFLIB
 
 
 def proximal(f: Any, x: Tensor, y: Tensor, w_t: Mapping[str, Tensor], mu: float) -> Tensor:
@@ -34,11 +35,17 @@ def proximal(f: Any, x: Tensor, y: Tensor, w_t: Mapping[str, Tensor], mu: float)
 
 @register("fedprox", tables="FedAF FedFree")
 class FedProx(FedAvg):
+    """Average models that are held near the global one while they train.
+
+    A client sends its weights and its number of records.
+    """
+
     mu: float = 0.01  # weight of the proximal term
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9, "mu": 0.001},
         "fedfree": {"E": 5, "B": 10, "eta": 0.01, "mu": 0.01},
+        "pflib": PFLIB,
     }
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k

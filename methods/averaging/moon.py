@@ -15,7 +15,8 @@ These points are left open, or done otherwise here:
   influence.
 - The two fixed models run in evaluation mode, on their batch-norm statistics; so z_glob and z_prev are computed once
   for each record and serve all epochs.
-- As a rival: mu = 1.0 in FedAF (Appendix A); tau = 0.5 is the paper's.
+- As a rival: mu = 1.0 in FedAF (Appendix A); tau = 0.5 is the paper's. PFLlib's defaults are tau = 1 and mu = 0, which
+  is FedAvg: its preset leaves mu alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, softplus
 
 from fedaudit import Client, load, register, state_of
 from fedaudit.methods.averaging.fedavg import FedAvg, Global, Local
+from fedaudit.methods.shared._libraries import PFLIB
 
 
 def l_con(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
@@ -44,11 +46,17 @@ def contrastive(f: Any, x: Tensor, y: Tensor, z_glob: Tensor, z_prev: Tensor, mu
 
 @register("moon", tables="FedAF")
 class MOON(FedAvg):
+    """Average models whose embeddings stay near the global model's.
+
+    A client sends its weights and its number of records.
+    """
+
     mu: float = 1.0  # weight of the contrastive loss
     tau: float = 0.5  # its temperature
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9, "mu": 1.0}
+        "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9, "mu": 1.0},
+        "pflib": {**PFLIB, "tau": 1.0},
     }
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k

@@ -105,10 +105,15 @@ def hessian_free(
 
 @register("perfedavg", tables="FedFree")
 class PerFedAvg(Method):
+    """Learn a model that a client adapts with a step or two. A client sends its weights."""
+
     on_digits: ClassVar = {"E": 5, "B": 16, "alpha": 0.05, "beta": 0.1}
     quick: ClassVar = {"tau": 10, "B": 16, "alpha": 0.01, "beta": 0.2}
     # As FedFree ran it: Table A2, with the epochs of Section 4.1 (Table A2 has 30), as for its other rivals.
-    presets: ClassVar = {name: {"E": 5, "B": 10, "alpha": 0.01, "beta": 0.01} for name in ("cifar10", "cifar100")}
+    presets: ClassVar = {
+        **{name: {"E": 5, "B": 10, "alpha": 0.01, "beta": 0.01} for name in ("cifar10", "cifar100")},
+        "pflib": {"E": 1, "B": 10, "alpha": 0.005, "beta": 0.005},  # one rate for both steps
+    }
 
     variant: Literal["FO", "HF"] = "FO"
     tau: int = 10  # local meta steps

@@ -13,15 +13,21 @@ defaults of `norm`, `clamp` and `restart` are the best of their eight combinatio
   of dataset condensation (general knowledge). For a client with one class this makes the first two moments of real and
   condensed features equal in every layer. Those moments are what Eq. 3 of FedAF is there to match.
 - `clamp` says when images are put back into [-1, 1]: after each `"step"`, or at the `"end"` only. At the end they have
-  to be there, to travel with 8 bits a channel (FedAF, Appendix C).
+  to be there, to travel with 8 bits a channel (FedAF, Appendix C). With `"end"` a client goes on from its unclamped
+  images, while the server has the clamped ones. Public code of distribution matching never clamps, and floats reach its
+  server: `"none"`. Then images travel as float32, four times the bytes that Appendix C counts, and are billed so.
 - `sigma_x` is the unit in which the image learning rate counts. Published code standardises each channel; pixels here
   are in [-1, 1]. A step eta_S in units of sigma_x is a step eta_S sigma_x^2 here, momentum included. With the standard
-  deviation of Fashion-MNIST (0.706 in [-1, 1]) the step is half as long. With that of the CIFAR sets as condensation
-  code has it (0.40) it is a sixth. The network itself is fed [-1, 1] in any case.
-- `restart`: S_k starts anew in each round, or goes on where the last one ended ("update S_k" leans to the latter).
+  deviation of Fashion-MNIST (0.706 in [-1, 1]) the step is half as long. Public code of FedAF's first author divides
+  by 0.2023, 0.1994 and 0.2010 on CIFAR-10 (0.402 in [-1, 1]: a sixth of the step), by 0.2673, 0.2564 and 0.2762 on
+  CIFAR-100 (0.533), and by 0.5 on Fashion-MNIST (1, this range itself). The network is fed [-1, 1] in any case.
+- `restart`: S_k starts anew in each round, or goes on where the last one ended ("update S_k" leans to the latter). The
+  momentum of the images begins at zero in each round in either case.
 - `aug`: the augmentation while condensing. It is nothing, or the siamese set of dataset condensation (`_siamese.py`),
-  which is on by default in the code of [37] and named by neither paper. `aug_w`: the augmentation on the server, one
-  view for each mini-batch.
+  which is on by default in the code of [37] and named by neither paper. That code draws it anew for each class. Here
+  one view serves all classes of a step. `aug_w`: the augmentation on the server, one view for each mini-batch, or
+  (`"siamese-each"`, as in that code) one kind with parameters for each image. `aug_fill` and `aug_sigma` are what that
+  code has by its units: the pixel outside of an image is the data set's mean, and brightness counts in deviations.
 - `dm_scale`: Eq. 4 sums over the features; `"mean"` divides by their number, as a mean-squared-error loss does.
 - `start`, `averaged`: FedAF's images begin as averages of records. The paper does not say of how many.
 - `least` is the fewest records with which a class counts as held. Table 7's uploads are those of clients that condense
@@ -38,7 +44,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -48,13 +54,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedaudit import Client, Method, ce, sgd
 from fedaudit.errors import SettingError
 from fedaudit.methods.condensation._folded import Folded, Folding
-from fedaudit.methods.condensation._siamese import Augmentation, views
+from fedaudit.methods.condensation._siamese import BLACK, Augmentation, Fill, views
 from fedaudit.training import forward
 from fedaudit.training.models import Net
 
 Start = Literal["average", "single", "noise"]
 Norm = Literal["frozen", "joint"]
 Scale = Literal["sum", "mean"]
+Clamp = Literal["step", "end", "none"]
 AHEAD = 64  # steps for which records are drawn at once on a GPU
 ROWS = {
     "cpu": 256,
@@ -62,12 +69,31 @@ ROWS = {
 }  # in one forward pass without gradient: as many as the cache, or the memory, has room for
 
 
+# Mean and deviation of the pixels, in [-1, 1], by which the public code of FedAF's first author standardises them.
+AUTHORS_PIXELS: dict[str, tuple[Fill, float]] = {
+    "cifar10": ((-0.0172, -0.0356, -0.107), 0.402),
+    "cifar100": ((0.0142, -0.0268, -0.1182), 0.533),
+    "fashion-mnist": ((0.0,), 1.0),
+}
+
+
+def as_the_authors(data: str) -> dict[str, Any]:
+    """Return the settings that stand for what public code of the authors does on this data set: pixels standardised by
+    the set's own deviations, images that are neither clamped nor rounded, augmentation in the same units.
+    """
+    mean, deviation = AUTHORS_PIXELS[data]
+    return {
+        "sigma_x": deviation, "clamp": "none", "aug": "siamese", "aug_w": "siamese-each", "aug_fill": mean,
+        "aug_sigma": deviation,
+    }  # fmt: skip
+
+
 class Condensing(Method):
     """The hyper-parameters of condensation and of training on what it made."""
 
     single_replies: ClassVar[str] = "each client's condensed images are trained on by the server"
 
-    images_only: ClassVar[str] = "condenses records into images of 8 bits"
+    images_only: ClassVar[str] = "condenses records into images"
 
     IPC: int = 50  # condensed images per class
     steps: int = 1000  # of condensation, a round
@@ -75,8 +101,8 @@ class Condensing(Method):
     eta_S: float = 1.0  # image learning rate
     sigma_x: float = Field(default=1.0, gt=0)  # the unit of a pixel in which eta_S counts
     norm: Norm = "frozen"
-    clamp: Literal["step", "end"] = "end"
-    aug: Augmentation = "none"
+    clamp: Clamp = "end"
+    aug: Literal["none", "siamese"] = "none"
     dm_scale: Scale = "sum"
     start: Start = "average"
     averaged: int = Field(default=10, ge=1)  # records in a starting average
@@ -86,6 +112,8 @@ class Condensing(Method):
     B_w: int = 256  # batch size on the server
     eta_w: float = 0.001  # learning rate on the server
     aug_w: Augmentation = "none"  # of a mini-batch on the server
+    aug_fill: Fill = BLACK  # the pixel outside of an image, in [-1, 1]: one number, or one for each channel
+    aug_sigma: float = Field(default=1.0, gt=0)  # the deviation in which an augmentation's brightness counts
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of both optimisers
 
     def begin(self, client: Client, D: Records) -> Tensor:
@@ -108,7 +136,21 @@ class Condensing(Method):
         self._check(client, S)
         if not self.restart:
             client.memory["S"] = S.detach().clamp(-1, 1) if self.clamp == "step" else S.detach()
-        return dict(zip(D.classes, S.detach().clamp(-1, 1), strict=True))
+        return dict(zip(D.classes, S.detach() if self.clamp == "none" else S.detach().clamp(-1, 1), strict=True))
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Return how many bytes a pixel takes on the way: one, or four if it may leave [-1, 1]."""
+        return 4 if self.clamp == "none" else 1
+
+    def seen(self, *images: Tensor) -> tuple[Tensor, ...]:
+        """Return real and condensed images after the augmentation of a step."""
+        return views(self.aug, *images, fill=self.aug_fill, unit=self.aug_sigma)
+
+    @property
+    def of_views(self) -> dict[str, Any]:
+        """Return what the server's loss has to know to augment a mini-batch."""
+        return {"aug": self.aug_w, "fill": self.aug_fill, "unit": self.aug_sigma}
 
     def _check(self, client: Client, S: Tensor) -> None:
         if not bool(S.isfinite().all()):
@@ -295,9 +337,17 @@ def dm(mu_real: Tensor, mu_syn: Tensor, scale: Scale = "sum") -> Tensor:
     return distance / mu_real.shape[1] if scale == "mean" else distance
 
 
-def seen_ce(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, *, aug: Augmentation) -> Tensor:
-    """Return the cross-entropy of a mini-batch whose images all go through one view."""
-    (seen,) = views(aug, x)
+def seen_ce(
+    f: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    aug: Augmentation,
+    fill: Fill = BLACK,
+    unit: float = 1.0,
+) -> Tensor:
+    """Return the cross-entropy of a mini-batch whose images all go through one view, or each through its own."""
+    (seen,) = views(aug, x, fill=fill, unit=unit)
     return ce(f, seen, y)
 
 

@@ -16,11 +16,15 @@ The papers do not say the following. It is chosen for all three:
   its running statistics follow them; it is then evaluated on real ones with those. `host`: f keeps the statistics of
   the host's average, in the distillation and after it. `recalibrated`: as `synthetic`, and then the clients are asked
   for the statistics of the new f on their records, a release of kind `statistics` (HeteroFL's own, where it asks).
-  The default is `synthetic` from scratch, where there are no others, and `host` on a host.
+  The default is `synthetic` from scratch, where there are no others, and `host` on a host. `batch`: nobody has running
+  statistics; teachers, f and tests are normalised by their own batch, as in the networks of DFRD's authors.
 - Rates and steps: G learns by Adam at 1e-3, f by SGD with momentum 0.9 at 0.01 from scratch and 0.001 on a host.
   FedFTG's public code takes short steps, too: no momentum, and a loss that is a mean over classes as well.
 - Optimiser state goes on over the rounds (`optimisers = "kept"`): G's always, f's where f itself goes on. On a host the
-  average has taken its place, so its momentum begins anew. `"reset"`: both begin anew in each round.
+  average has taken its place, so its momentum begins anew. `"reset"`: both begin anew in each round. `"turn"`: in each
+  turn, as in the code of DFRD's authors.
+- On a host the distilled model takes the average's place, and clients get it in the next round. In the code of DFRD's
+  authors clients of one architecture get the plain average, and the distilled model is scored only: `feedback = false`.
 - `guard`: clients count how many of their validation records the host's model and the distilled one classify right. If
   the distilled one has fewer in all, the host's is kept, and the round's record says so. These are two counts, each of
   which one record changes by one: a release of kind `statistics`.
@@ -33,7 +37,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import create_model
+from pydantic import Field, create_model
 from torch import Tensor, nn
 
 from fedaudit import (
@@ -57,8 +61,9 @@ from fedaudit import (
     state_of,
 )  # fmt: skip
 from fedaudit.methods.averaging.fedavg import FedAvg
-from fedaudit.methods.datafree._generator import Generator, Merge, diversity
+from fedaudit.methods.datafree._generator import NETWORKS, Generator, Merge, Network, diversity
 from fedaudit.methods.datafree._host import Alone, Host, Overheard, host_of
+from fedaudit.methods.shared._batch_statistics import OnBatchStatistics
 from fedaudit.methods.shared._statistics import Query, Statistics, batch_norms, measured, settled, statistics_traffic
 from fedaudit.methods.submodels.feddropout import FederatedDropout
 from fedaudit.methods.submodels.fedrolex import FedRolex
@@ -74,6 +79,14 @@ Before = Callable[[int], None]  # before a step, with its number
 
 def frozen(net: nn.Module) -> nn.Module:
     return net.eval().requires_grad_(False)
+
+
+def by_batch(net: nn.Module) -> nn.Module:
+    """Return the network with batch norms that use their batch alone. Running statistics stay as they are."""
+    for norm in batch_norms(net).values():
+        norm.train()
+        norm.momentum = 0.0
+    return net
 
 
 def learning(net: nn.Module, keep_statistics: bool = False) -> nn.Module:
@@ -100,12 +113,15 @@ def take_turns(
     keep_statistics: bool = False,
     settle: tuple[Before, Before] | None = None,
     beside: Sequence[nn.Module] = (),
+    anew: bool = False,
+    mode: Callable[[nn.Module], nn.Module] = lambda net: net,
 ) -> tuple[Moments, Moments]:
     """Run so many turns, and return what the optimisers remember. A turn is `begin`, then steps of the generator
     against a fixed f, then steps of f.
 
     `settle` is called before each step, and draws all that the losses draw. Steps can then be recorded, and the
-    recordings serve all turns. `beside` lists further networks that the losses run.
+    recordings serve all turns. `beside` lists further networks that the losses run. `anew`: the optimisers begin anew
+    in each turn. `mode` puts f into a mode of its own, after it was frozen or set to learn.
     """
     opt_G, opt_f = moments
     changed = [t for net in (G, f, *beside) for t in net.buffers()]
@@ -115,9 +131,11 @@ def take_turns(
         of_f = {"repeats": True, "before": settle[1], "kept": Kept(turns * steps[1], changed)}
     for _ in range(turns):
         begin()
-        frozen(f)
+        if anew:
+            opt_G, opt_f = {}, {}
+        mode(frozen(f))
         opt_G = server.optimise(list(G.parameters()), L_gen, steps=steps[0], opt=opts[0], moments=opt_G, **of_G)
-        learning(f, keep_statistics)
+        mode(learning(f, keep_statistics))
         opt_f = server.optimise(list(f.parameters()), L_md, steps=steps[1], opt=opts[1], moments=opt_f, **of_f)
     return opt_G, opt_f
 
@@ -167,6 +185,7 @@ class Tuned(Record):
     nets: Generators
     before: State  # the host's global model before the distillation
     measured: Measured | None
+    apart: State | None = None  # the distilled model, where it does not go back to the host
 
 
 @torch.no_grad()
@@ -224,11 +243,15 @@ class DataFree(Method):
     B: int = 64  # synthetic batch
     eta_g: float = 1e-3  # learning rate of the generator, Adam
     eta_d: float = 0.01  # learning rate of the global model, SGD; 0.001 on a host
+    betas: tuple[float, float] = (0.9, 0.999)  # of the generator's Adam
     momentum: float = 0.9  # of the global model
+    decay: float = Field(0.0, ge=0)  # weight decay of the global model
     d: int = 100  # dimension of z
     width: int = 128  # channels of the generator
-    statistics: Literal["synthetic", "host", "recalibrated"] = "synthetic"  # batch norm of the global model
-    optimisers: Literal["kept", "reset"] = "kept"  # their state, from round to round
+    net: Network = "table7"  # the generator
+    statistics: Literal["synthetic", "host", "recalibrated", "batch"] = "synthetic"  # batch norm of the global model
+    optimisers: Literal["kept", "reset", "turn"] = "kept"  # their state: from round to round, or turn to turn
+    feedback: bool = True  # the distilled model goes back to the host, and to its clients
     guard: bool = False  # keep the host's model where the distilled one is worse on the clients' validation records
 
     def archs(self, model: str, clients: int) -> list[str]:
@@ -252,7 +275,8 @@ class DataFree(Method):
         raise NotImplementedError
 
     def generator(self, server: Server, w: State | None = None) -> Generator:
-        G = Generator(self.operator(), self.d, server.shape, server.classes, self.width).to(server.device)
+        make = NETWORKS[self.net]
+        G = make(self.operator(), self.d, server.shape, server.classes, self.width).to(server.device)
         return (G if w is None else load(G, w)).train()
 
     def compete(
@@ -270,12 +294,17 @@ class DataFree(Method):
         """Carry out the turns of both networks in a round, and return the generator and the optimisers' state."""
         kept = self.optimisers == "kept"
         moments = (nets.opt_G if kept else {}, nets.opt_f if kept and self._host.goes_on() else {})
-        opts = adam(self.eta_g), sgd(self.eta_d, momentum=self.momentum)
+        opts = adam(self.eta_g, betas=self.betas), sgd(self.eta_d, momentum=self.momentum, weight_decay=self.decay)
         opt_G, opt_f = take_turns(
             server, G, f, L_gen, L_md, turns=self.I, steps=(self.I_g, self.I_d), opts=opts, begin=begin,
             moments=moments, keep_statistics=self.statistics == "host", settle=settle, beside=beside,
+            anew=self.optimisers == "turn", mode=self.normed,
         )  # fmt: skip
         return Generators(state_of(G), opt_G=opt_G, opt_f=opt_f)
+
+    def normed(self, net: nn.Module) -> nn.Module:
+        """Return a network with batch norms in the mode that `statistics` demands of all networks."""
+        return by_batch(net) if self.statistics == "batch" else net
 
     @property
     def _host(self) -> Host:
@@ -295,13 +324,15 @@ class DataFree(Method):
             uploaded = {k: uploaded[k] for k in counts}
             n = torch.stack([r.n for r in counts.values()]).clamp_min(0)  # noise could have made one negative
         f = load(server.model(), after.w)
-        teachers = Many(frozen(host.teacher(server, k, r.w)) for k, r in uploaded.items())
+        teachers = Many(self.normed(frozen(host.teacher(server, k, r.w))) for k, r in uploaded.items())
         nets, seen = self.distil(server, f, teachers, n, s.nets)
         w = state_of(f)
         if self._recalibrates(w):
             w = settled(w, cohort.ask(self.measure, Query(State(w.parameters))))
         if self.guard and not self._better(cohort, after.w, w):
             w, seen = after.w, dataclasses.replace(seen, kept_host=True)
+        if not self.feedback:
+            return Tuned(host.settle(cast(Any, after), server, cohort), nets, after.w, seen, w)
         tuned = dataclasses.replace(cast(Any, after), w=w)
         return Tuned(host.settle(tuned, server, cohort), nets, after.w, seen)
 
@@ -329,16 +360,22 @@ class DataFree(Method):
         return Right(torch.stack(right).float())
 
     def predictor(self, s: Tuned, server: Server) -> nn.Module | None:
-        return self.host.predictor(cast(Any, s.host), server)
+        apart = None if s.apart is None else load(server.model(), s.apart)
+        return self.tested(self.host.predictor(cast(Any, s.host), server) if apart is None else apart)
+
+    def tested(self, net: nn.Module | None) -> nn.Module | None:
+        """Return a network as it is tested: by batch statistics where nobody has others."""
+        return OnBatchStatistics(net) if self.statistics == "batch" and net is not None else net
 
     def global_points(self, s: Tuned, server: Server) -> dict[str, nn.Module]:
-        return {"before distillation": load(server.model(), s.before)}
+        return {"before distillation": cast(nn.Module, self.tested(load(server.model(), s.before)))}
 
     def diagnostics(self, s: Tuned) -> dict[str, float]:
-        return {} if s.measured is None else {k: float(v) for k, v in dataclasses.asdict(cast(Any, s.measured)).items()}
+        own = {} if s.measured is None else {k: float(v) for k, v in dataclasses.asdict(cast(Any, s.measured)).items()}
+        return {**self.host.diagnostics(s.host), **own}
 
     def personal(self, client: Client) -> nn.Module:
-        return self.host.personal(client)
+        return cast(nn.Module, self.tested(self.host.personal(client)))
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         own, ask = dict[tuple[str, str], Size | int](), 1  # the host's training is ask 0
@@ -365,20 +402,21 @@ HOSTS: dict[str, type[Method]] = {
 RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 
 
-def register_on_hosts(distillation: type[DataFree], **more: Any) -> None:
+def register_on_hosts(distillation: type[DataFree], authors: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Register a distillation on each host, as `fedrolex+dfrd` and the like, with other defaults.
 
     On a host it must not spoil the host's average: it keeps the statistics, and takes steps a tenth as long as from
-    scratch. `more` gives other defaults on a host.
+    scratch. `authors` gives what the preset of this name has besides, by host.
     """
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
         kept: Any = (distillation.model_fields["statistics"].annotation, "host")
         fields: dict[str, Any] = {"host": (host, host()), "statistics": kept, "eta_d": (float, 0.001)}
-        fields |= {name: (distillation.model_fields[name].annotation, value) for name, value in more.items()}
         cls = create_model(title, __base__=distillation, __module__=distillation.__module__, **fields)
         cls.on_digits = {**distillation.on_digits, "I": 2, "host": dict(host.on_digits)}
         cls.presets = {**distillation.presets, **ON_HOSTS}
+        if more := (authors or {}).get(name):
+            cls.presets |= {"authors": {**cls.presets["authors"], **more}}
         if "rho" in host.model_fields:
             cls.presets |= {data: {**cls.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
         register(f"{name}+{distillation.registered_name}", tables="DFRD")(cls)

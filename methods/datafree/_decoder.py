@@ -8,7 +8,9 @@ output convolution 3x3 with bias. At h = 512 and 3x32x32 it has 4,426,051 parame
 
 The paper leaves these points open, and we chose:
 
-- The output's range is that of tanh, because images live in [-1, 1] here.
+- The output's range is that of tanh, because images live in [-1, 1] here. The author's public code puts a batch norm
+  without weights behind it (`output = "standardised"`): images then have mean 0 and deviation 1 in each channel, as its
+  standardised real images do. Here they are brought to the real images' mean and deviation (`pixels`).
 - The size of the images. They are 128 x 128 in the experiments, where a decoder of H/4 x W/4 would have 67.5 M
   parameters. The 4.4 M are those of 32 x 32. So larger images are decoded at 32 x 32 and resized (bilinear). Smaller
   ones are decoded at their own size, rounded up to a multiple of four, and resized back.
@@ -37,13 +39,17 @@ from fedaudit.training.models import Net
 from fedaudit.training.stacked.mixed_batches import Mixed
 
 Discrepancy = Literal["none", "KL", "MAE", "MSE"]
+Output = Literal["tanh", "standardised"]
 LARGEST = 32  # pixels along a side that the decoder itself makes
 
 
 class Decoder(nn.Module):
-    def __init__(self, h: int, shape: Shape, width: int = 64) -> None:
+    def __init__(
+        self, h: int, shape: Shape, width: int = 64, output: Output = "tanh", pixels: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
         super().__init__()
         channels, height, breadth = shape
+        self.output, self.pixels = output, pixels
         self.size = (height, breadth)
         self.seed = tuple(math.ceil(min(side, LARGEST) / 4) for side in self.size)  # before two up-samplings
         self.width = width
@@ -60,10 +66,15 @@ class Decoder(nn.Module):
             nn.LeakyReLU(0.2),
             nn.Conv2d(width, channels, 3, padding=1),
             nn.Tanh(),
+            *([nn.BatchNorm2d(channels, affine=False)] if output == "standardised" else []),
         )
 
     def forward(self, e: Tensor) -> Tensor:
-        return resize(self.layers(self.linear(e).unflatten(1, (2 * self.width, *self.seed))), self.size)
+        x = self.layers(self.linear(e).unflatten(1, (2 * self.width, *self.seed)))
+        if self.output == "standardised":
+            mean, deviation = self.pixels
+            x = x * deviation + mean
+        return resize(x, self.size)
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -84,19 +95,20 @@ def _linear_weights(old: int, new: int, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000) -> Tensor:
+def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000, pixels: tuple[float, float] = (0.0, 1.0)) -> Tensor:
     """Return D^ = Dec(E~): the synthetic images that a decoder's checkpoint makes of translated embeddings."""
+    output: Output = "standardised" if "layers.11.running_mean" in Dec else "tanh"
     with torch.device("meta"):  # no initialisation: the checkpoint replaces it
-        blank = Decoder(e.shape[1], shape, width=len(Dec["layers.6.weight"]))
+        blank = Decoder(e.shape[1], shape, len(Dec["layers.6.weight"]), output, pixels)
     model = load(blank.to_empty(device=e.device), Dec).eval()
     return in_chunks(model, e, batch)
 
 
 @functools.cache
-def decoder_size(h: int, shape: Shape, width: int = 64) -> Size:
+def decoder_size(h: int, shape: Shape, width: int = 64, output: Output = "tanh") -> Size:
     """Return |Dec| in bytes, parameters and buffers, found without allocating it."""
     with torch.device("meta"):
-        model = Decoder(h, shape, width)
+        model = Decoder(h, shape, width, output)
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     return Size(parameters, sum(b.numel() * b.element_size() for b in model.buffers()))
 

@@ -30,14 +30,17 @@ def traffic(method: DFFKE, plan: Plan) -> Traffic:
     width = {k: width_of(plan.archs[k], plan.shape, plan.classes) for k in shared}
     embeddings = sum(plan.tensor(plan.n[k], method.h) + NUMBER for k in shared)
     logits = {k: _logits(method, plan, k) for k in answered}
+    unify = "UnifiedDocked" if method.embed else "Unified"
+    docking = sum(plan.tensor(method.h, width[k]) + plan.tensor(method.h) for k in unified) if method.embed else None
     return {
         ("up", "Shared.theta"): sum(plan.state(k) for k in shared),
         ("up", "Shared.E"): sum(plan.tensor(plan.n[k], width[k]) for k in shared),
         ("up", "Shared.Y"): sum(plan.tensor(plan.n[k], size=8) for k in shared),
         **(_missed(method, plan) if method.sync else {}),
-        ("down", "Unified.Dec"): decoder_size(method.h, plan.shape, method.w_Dec) * len(unified),
-        ("down", "Unified.E"): embeddings * len(unified),
-        ("down", "Unified.seed"): NUMBER * len(unified),
+        ("down", f"{unify}.Dec"): decoder_size(method.h, plan.shape, method.w_Dec, method.output) * len(unified),
+        ("down", f"{unify}.E"): embeddings * len(unified),
+        ("down", f"{unify}.seed"): NUMBER * len(unified),
+        **({} if docking is None else {("down", "UnifiedDocked.z"): docking}),
         ("up", "Answered.Y"): sum(logits.values()),
         ("down", "Peers.Y"): sum(logits[i] + NUMBER for k in asked for i in answered if i != k),
     }
@@ -62,7 +65,7 @@ def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
 
 def _missed(method: DFFKE, plan: Plan) -> Traffic:
     """Return the traffic for the rounds that a client lacks: for each the decoder, and the rows of all its members."""
-    Dec = decoder_size(method.h, plan.shape, method.w_Dec) + NUMBER
+    Dec = decoder_size(method.h, plan.shape, method.w_Dec, method.output) + NUMBER
     if plan.asks is None:  # planning: a client lacks the round j back if it sat out that one and all since
         members = method.members(plan, plan.participants)
         absent = 1 - len(plan.participants) / max(plan.clients, 1)

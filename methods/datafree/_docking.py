@@ -5,13 +5,13 @@ training towards one embedding space (Eq. 11).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaudit import Opt, Server, State, load
+from fedaudit import Opt, Server, State, Turns, load
 
 
 class Docking(nn.Module):
@@ -52,12 +52,13 @@ def unify(
     h: int,
     *,
     epochs: int,
-    batch: int,
+    batch: int | Literal["client"],
     opt: Opt,
 ) -> dict[int, State]:
     """Train theta_k^z and the temporary head together on everybody's (E_k, Y_k) (Eq. 11), and return the theta_k^z.
 
-    The head is dropped. A layer in `before` goes on from there.
+    The head is dropped. A layer in `before` goes on from there. With batch = "client", an epoch is one step on all rows
+    of each client in turn.
     """
     widths = {k: e.shape[1] for k, (e, _) in shared.items()}
     layers = {k: nn.Linear(width, h) for k, width in widths.items()}
@@ -68,5 +69,8 @@ def unify(
     e = torch.cat([F.pad(e, (0, pad - e.shape[1])) for e, _ in shared.values()])
     owner = torch.cat([torch.full_like(y, position) for position, (_, y) in enumerate(shared.values())])
     y = torch.cat([y for _, y in shared.values()])
-    server.fit(model, alignment, (e, owner, y), epochs=epochs, batch=batch, opt=opt)
+    sizes = tuple(len(y_k) for _, y_k in shared.values())
+    one_step_each: dict[str, Any] = {"batch": max(sizes), "turns": Turns(sizes, "epoch")}
+    how = one_step_each if batch == "client" else {"batch": batch}
+    server.fit(model, alignment, (e, owner, y), epochs=epochs, opt=opt, **how)
     return {k: model.layer(position, width) for position, (k, width) in enumerate(widths.items())}

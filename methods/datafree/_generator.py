@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -16,7 +18,8 @@ from fedaudit.shape import Shape
 
 Merge = Literal["mul", "add", "cat", "ncat", "none"]
 Mask = Literal["dfrd", "fedftg", "dense"]
-Metric = Literal["mean", "l2"]
+Metric = Literal["mean", "ms", "l2"]
+Network = Literal["table7", "dcgan"]
 Mean = Literal["logits", "probabilities"]
 Ensemble = Callable[[Tensor, Tensor], Tensor]  # synthetic data, labels: the teachers' weighted logits
 
@@ -73,6 +76,37 @@ class Generator(nn.Module):
         return cast(Tensor, s[..., : self.shape[1], : self.shape[2]])  # sides that 4 does not divide were rounded up
 
 
+class DCGAN(Generator):
+    """The generator of DFRD's authors: transposed convolutions of 4 x 4 from one pixel, each but the first doubling the
+    side, no norm behind the first, ReLU, tanh; weights ~ N(0, 0.02).
+
+    At 32 x 32 and width 128 it has 512, 256 and 128 channels. Other sides have as many doublings as they need, and are
+    cut.
+    """
+
+    def __init__(self, merge: Merge, d: int, shape: Shape, classes: int, width: int):
+        super().__init__(merge, d, shape, classes, width)
+        inputs = self.project.in_features
+        del self.project
+        doublings = max(1, math.ceil(math.log2(max(shape[1:]) / 4)))
+        channels = [width * 2 ** (doublings - 1 - i) for i in range(doublings)]
+        layers: list[nn.Module] = [nn.ConvTranspose2d(inputs, channels[0], 4, bias=False), nn.ReLU()]
+        for before, after in itertools.pairwise(channels):
+            layers += [nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [nn.ConvTranspose2d(channels[-1], shape[0], 4, 2, 1, bias=False), nn.Tanh()]
+        self.layers = nn.Sequential(*layers)
+        for layer in self.layers:
+            if isinstance(layer, nn.ConvTranspose2d):
+                nn.init.normal_(layer.weight, 0.0, 0.02)
+
+    def forward(self, h: Tensor) -> Tensor:
+        s = self.layers(h[..., None, None])
+        return cast(Tensor, s[..., : self.shape[1], : self.shape[2]])
+
+
+NETWORKS: dict[Network, type[Generator]] = {"table7": Generator, "dcgan": DCGAN}
+
+
 # --- labels ---------------------------------------------------------------------------------------------------------
 
 
@@ -88,13 +122,13 @@ def label_distribution(n: Tensor) -> Tensor:
 
 
 class Sampler:
-    """Draws z ~ N(0, I) and y ~ p(y), from one generator.
+    """Draws z ~ N(0, I), or uniformly from [0, 1), and y ~ p(y), from one generator.
 
     Labels are drawn by inversion: torch.multinomial has no deterministic form on GPUs.
     """
 
-    def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator):
-        self.d, self.B, self.rng = d, B, rng
+    def __init__(self, p: Tensor, d: int, B: int, rng: torch.Generator, noise: str = "normal"):
+        self.d, self.B, self.rng, self.noise = d, B, rng, noise
         cumulated = p.double().cpu().cumsum(0)
         self.cumulated = (cumulated / cumulated[-1]).to(rng.device)
 
@@ -122,7 +156,8 @@ class Sampler:
 
     def _draw(self) -> tuple[Tensor, Tensor]:
         device = self.rng.device
-        z = torch.randn(self.B, self.d, generator=self.rng, device=device)
+        random = torch.rand if self.noise == "uniform" else torch.randn
+        z = random(self.B, self.d, generator=self.rng, device=device)
         u = torch.rand(self.B, generator=self.rng, device=device, dtype=torch.float64)
         return z, torch.searchsorted(self.cumulated, u, right=True)
 
@@ -164,16 +199,20 @@ def epsilon(mask: Mask, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
     return counts.to(student.dtype)
 
 
+def _mean_apart(s: Tensor, metric: Metric) -> Tensor:
+    return torch.cdist(s, s, p=1) / s.shape[1] if metric == "mean" else (s[:, None] - s[None]).square().mean(2)
+
+
 def diversity(s: Tensor, h: Tensor, metric: Metric = "mean") -> Tensor:
     """Return Eq. 4: exp(-sum_{j,k} |s_j - s_k| |h_j - h_k| / B^2).
 
-    `mean` is the form in public code: the mean absolute difference of the images times the mean squared difference of
-    their inputs. `l2` has the plain norms that are printed, which grow with the number of pixels.
+    `mean` is the form in public code of this family: the mean absolute difference of the images times the mean squared
+    difference of their inputs. `ms` is that of DFRD's authors: mean squared differences of both. `l2` has the plain
+    norms that are printed, which grow with the number of pixels.
     """
     s, h = s.flatten(1), h.flatten(1)
-    if metric == "mean":
-        images = torch.cdist(s, s, p=1) / s.shape[1]
-        apart = images * (h[:, None] - h[None]).square().mean(2)
+    if metric != "l2":
+        apart = _mean_apart(s, metric) * (h[:, None] - h[None]).square().mean(2)
     else:
         exactly = "donot_use_mm_for_euclid_dist"  # the quick way has no gradient where two rows are equal
         apart = torch.cdist(s, s, compute_mode=exactly) * torch.cdist(h, h, compute_mode=exactly)

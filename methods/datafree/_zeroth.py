@@ -16,6 +16,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 from fedaudit import kl
 from fedaudit.methods.shared._ensemble import predict
 
+Distance = Literal["norm", "rms", "ms"]
 TINY = math.log(torch.finfo(torch.float32).tiny)  # e to the power of less than this underflows in single precision
 
 
@@ -35,20 +37,24 @@ def L_adv(e: Tensor, f: Tensor, tau: float) -> Tensor:
     return -kl(e, f, tau).mean()  # Eq. 5
 
 
-def L_div(x: Tensor, z: Tensor, rms: bool = False) -> Tensor:
-    return nearness(x, z, rms).exp()  # Eq. 7
+def L_div(x: Tensor, z: Tensor, distance: Distance = "norm") -> Tensor:
+    return nearness(x, z, distance).exp()  # Eq. 7
 
 
-def nearness(x: Tensor, z: Tensor, rms: bool) -> Tensor:
+def nearness(x: Tensor, z: Tensor, distance: Distance) -> Tensor:
     """Return the exponent of Eq. 7: minus the mean of |x_i - x_j| |z_i - z_j| over all pairs."""
-    return -(apart(x, x, rms) * apart(z, z, rms)).mean()
+    return -(apart(x, x, distance) * apart(z, z, distance)).mean()
 
 
-def apart(a: Tensor, b: Tensor, rms: bool) -> Tensor:
-    """Return the distances of the rows of a from those of b; with `rms` as root mean squares over their numbers."""
+def apart(a: Tensor, b: Tensor, distance: Distance) -> Tensor:
+    """Return the distances of the rows of a from those of b: norms, or root mean squares or mean squares over their
+    numbers.
+    """
     a, b = a.flatten(1).double(), b.flatten(1).double()
-    distance = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-    return distance / math.sqrt(a.shape[1]) if rms else distance
+    if distance == "ms":
+        return (a[:, None] - b[None]).square().mean(-1)
+    found = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    return found / math.sqrt(a.shape[1]) if distance == "rms" else found
 
 
 def L_info(e: Tensor) -> Tensor:
@@ -67,18 +73,18 @@ class Objective:
     beta_1: float
     beta_2: float
     beta_3: float
-    rms: bool = False  # root mean squares in Eq. 7 instead of norms
+    distance: Distance = "norm"  # in Eq. 7
 
     def __call__(self, e: Tensor, f: Tensor, x: Tensor, z: Tensor, y: Tensor) -> Tensor:
         e, f = e.double(), f.double()
         L = L_fid(e, y)
         L = L + self.beta_1 * L_adv(e, f, self.tau) if self.beta_1 else L
-        L = L + self.beta_2 * L_div(x, z, self.rms) if self.beta_2 else L
+        L = L + self.beta_2 * L_div(x, z, self.distance) if self.beta_2 else L
         return L + self.beta_3 * L_info(e) if self.beta_3 else L
 
     def acting(self, x: Tensor, z: Tensor) -> Objective:
         """Return the objective without L_div if L_div, and with it its gradient, is zero in single precision."""
-        if self.beta_2 and nearness(x, z, self.rms).item() < TINY:
+        if self.beta_2 and nearness(x, z, self.distance).item() < TINY:
             return dataclasses.replace(self, beta_2=0.0)
         return self
 
@@ -90,9 +96,9 @@ class Objective:
         q, B = e_u.shape[:2]
         change = (self.own(e_u, f_u, y.expand(q, B)) - self.own(e, f, y)) / B  # Eqs. 3 and 5 are means
         if self.beta_2:
-            farther = apart(x_u.flatten(0, 1), x, self.rms).view(q, B, B) - apart(x, x, self.rms)
-            moved = -2 * (farther * apart(z, z, self.rms)).sum(-1) / B**2  # Eq. 7 has each pair twice
-            change = change + self.beta_2 * L_div(x, z, self.rms) * moved.expm1()
+            farther = apart(x_u.flatten(0, 1), x, self.distance).view(q, B, B) - apart(x, x, self.distance)
+            moved = -2 * (farther * apart(z, z, self.distance)).sum(-1) / B**2  # Eq. 7 has each pair twice
+            change = change + self.beta_2 * L_div(x, z, self.distance) * moved.expm1()
         if self.beta_3:
             s = e.softmax(-1)
             p = s.mean(0)

@@ -62,6 +62,8 @@ def L_div(ensemble: Tensor, student: Tensor) -> Tensor:
 
 @register("dense", tables="DFRD")
 class DENSE(DataFree):
+    """Distil all clients' models once, on generated images. A client sends its weights."""
+
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **PRESETS,
         "one-shot": {"I": 200, "I_g": 30, "I_d": 1, "B": 128},

@@ -12,8 +12,9 @@ both; theta_k and Y_k travel even then.
 
 Contradicted in the paper:
 
-- Eq. 8 has the teacher first in the KL, Eqs. 13-14 the student. Algorithm 1 cites 13 and 14: `kl`, here
-  `student-first`.
+- Eq. 8 has the teacher first in the KL, Eqs. 13-14 the student. The author's public code calls torch's kl_div, whose
+  first argument is the student's: Eqs. 13-14 write its order of arguments, and KL[Y^_i || f] was run. So `kl` is
+  `teacher-first`, which is also ahead in all pairs of docs/results/dffke.md; `student-first` is as printed.
 - "In each iteration" clients alternate between Eqs. 13 and 14 (Section 3.3), or in each of T_FKE steps, which are
   epochs (Algorithm 1, lines 18-20, and Section 4.1): `alternate`, `step` or `epoch`. One Adam serves the whole
   exchange.
@@ -30,15 +31,26 @@ decoder: `_decoder`):
 - In the sums over clients of CE, MSE and KL of whole collections every row counts alike, as in the mini-batch epochs
   that the paper trains for. A mean per client would give too much weight to the rows of small clients.
 - Dec and the docking layers go on from round to round: Algorithm 1 requires one Gen and trains it in every round, so
-  Dec goes on, and so do the docking layers, whose space it decodes. `fresh`: both are new in each round. Only the head
-  is said to be discarded.
+  Dec goes on, and so do the docking layers, whose space it decodes. `fresh`: both are new in each round. In the
+  author's code the decoder is new and the docking layers go on (`fresh = "decoder"`). Only the head is said to be
+  discarded.
 - B^t is drawn by a seed that the server sends: |B^t_k| = N_k of client k's past rows, uniform, so that |B^t| = n^
   (Appendix D).
-- The batch size of the docking layers is `B_Tran`, 100, as for the others.
+- The batch size of the docking layers is `B_Tran`, 100, as for the others. In the author's code an epoch is one step on
+  all rows of each client (`B_Tran = "client"`), with a weight decay of 1e-3 (`decay_Tran`).
 - The n in delta = 1/n, "dataset size", is the client's, which protects each record of it. The sensitivity of Appendix G
   is the largest of 256 pixel edits, `random-pixel:SAMPLES`.
 - Partitions are Dir(alpha), by class or by client, balanced or not: the setting's `partition` says which (`dirichlet`,
   `dirichlet-capped`).
+
+The author's public code is an earlier state than the paper (32 x 32 pixels, ResNet-18 with a 3x3 stem, `partition =
+"dirichlet-balanced"`, 30 to 40 rounds). The preset `authors` has what it does besides: `embed` adds the mean squared
+distance of the docked embedding of a synthetic image to the one it was decoded from, for which a client gets its own
+docking layer; `review` gives the client's own records, unaugmented, a share of the exchange, one batch for as many of
+the others as there are peers, twice; `output` standardises decoded images; local training moves, mirrors and colours
+its images (`crop`, `flip`, `jitter`). That code also trains docking layers on in the exchange, adds a KL and an
+"inverse CE" to Eq. 12, draws more rows of the buffer, and stops local training by its accuracy on augmented images.
+These four are not here.
 
 Deviations, off by default:
 
@@ -53,6 +65,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
 
 from fedaudit import (
     Client,
@@ -65,6 +78,7 @@ from fedaudit import (
     Turns,
     Up,
     adam,
+    kl,
     load,
     private,
     register,
@@ -72,13 +86,36 @@ from fedaudit import (
     state_of,
 )
 from fedaudit.methods.datafree._buffer import Past, Sample, held, newest, remember
-from fedaudit.methods.datafree._decoder import Decoder, Discrepancy, decode, train_decoder
+from fedaudit.methods.datafree._decoder import Decoder, Discrepancy, Output, decode, train_decoder
 from fedaudit.methods.datafree._dffke_traffic import Traffic, traffic
 from fedaudit.methods.datafree._docking import unify, z
 from fedaudit.methods.distillation.fke import FKE, Begin, Direction, Exchanged, outputs
 from fedaudit.training.models import Net
 
-Rows = list[tuple[Tensor, Tensor]]  # images, and logits on them as row x peer x class
+Rows = list[tuple[Tensor, ...]]  # images, logits on them as row x peer x class, and with `embed` what they decode
+
+
+def exchanged(
+    f: Any,
+    x: Tensor,
+    ys: Tensor,
+    e: Tensor,
+    y: Tensor,
+    own: Tensor,
+    *,
+    student_first: bool,
+    z: dict[str, Tensor] | None,
+) -> Tensor:
+    """Return the loss of a synthetic row, Eqs. 13-14 and with z also MSE(z(h(x; theta_k^h); theta_k^z), e); of an own
+    record, CE(f(x), y).
+    """
+    h = f.encode(x)
+    out = f.classify(h)
+    p, q = (out[:, None], ys) if student_first else (ys, out[:, None])
+    drawn = kl(p, q).sum(1)
+    if z is not None:
+        drawn = drawn + (linear(h, z["weight"], z["bias"]) - e).square().mean(1)
+    return torch.where(own > 0, cross_entropy(out, y, reduction="none"), drawn)
 
 
 class Shared(Up):
@@ -104,6 +141,15 @@ class Unified(Down):
     seed: int  # by which everybody draws the same B^t
 
 
+class UnifiedDocked(Down):
+    """The same with the receiver's own docking layer, theta_k^z (`embed`)."""
+
+    Dec: State
+    E: dict[int, Tensor] = relay("embeddings", by="client")
+    seed: int
+    z: State
+
+
 class Answered(Up):
     """Logits by round: those of this round on all of D^_k, those of earlier ones on the sample B^t_k."""
 
@@ -123,6 +169,11 @@ class DataFree(Record):
 
 @register("dffke", tables="DFFKE")
 class DFFKE(FKE):
+    """Exchange knowledge through images decoded from embeddings.
+
+    A client sends its weights, embeddings, labels and logits.
+    """
+
     images_only: ClassVar[str] = "decodes embeddings into images"
     quick: ClassVar = {**FKE.quick, "h": 16, "T_Tran": 2, "T_Dec": 1, "T_FKE": 1, "w_Dec": 4, "R": 2}
     on_digits: ClassVar = {"E_local": 10, "B": 32, "T_Tran": 20, "h": 64, "w_Dec": 16, "R": 5}
@@ -131,24 +182,55 @@ class DFFKE(FKE):
         "cifar10": {"T_Dec": 3, "T_FKE": 2},
         "cifar100": {"T_Dec": 6, "T_FKE": 4},
         "tinyimagenet": {"T_Dec": 6, "T_FKE": 4},
+        # The author's public code, on CIFAR-10. The setting has to say partition, image size, model and rounds besides.
+        "authors": {
+            "T_Dec": 3,
+            "T_FKE": 2,
+            "kl": "teacher-first",
+            "embed": True,
+            "review": True,
+            "fresh": "decoder",
+            "output": "standardised",
+            "mean_x": -0.053,
+            "sigma_x": 0.5,
+            "B_Tran": "client",
+            "decay_Tran": 1e-3,
+            "decay": 1e-5,
+            "crop": 4,
+            "jitter": 0.4,
+            "flip": True,
+        },
     }
 
-    kl: Direction = "student-first"
+    kl: Direction = "teacher-first"
     alternate: Literal["step", "epoch"] = "step"  # Eqs. 13 and 14 take turns by mini-batch or by epoch
     own: bool = False  # the client's own D^_k in Eq. 13: a deviation
     h: int = Field(512, ge=1)  # width of the unified embedding space
     T_Tran: int = Field(100, ge=0)  # epochs of the docking layers
     T_Dec: int = Field(3, ge=0)  # epochs of the decoder
-    B_Tran: int = Field(100, ge=1)  # batch size of the docking layers
+    B_Tran: Annotated[int, Field(ge=1)] | Literal["client"] = 100  # batch size of the docking layers
+    decay_Tran: float = Field(0.0, ge=0)  # weight decay of the docking layers' Adam
     B_Dec: int = Field(100, ge=1)  # batch size of the decoder
     w_Dec: int = Field(64, ge=1)  # channels of the decoder's last layer; 64 gives its 4.4 M parameters
     md: Discrepancy = "none"  # F of the model discrepancy loss (Appendix E)
-    fresh: bool = False  # docking layers and decoder begin anew in each round
+    fresh: bool | Literal["decoder"] = False  # docking layers and decoder, or the latter, begin anew in each round
+    output: Output = "tanh"  # of the decoder
+    mean_x: float = 0.0  # mean and deviation of standardised images, in [-1, 1]
+    sigma_x: float = Field(1.0, gt=0)
+    embed: bool = False  # the exchange also draws docked embeddings together
+    review: bool = False  # the client's own records have a share of the exchange
     R: Annotated[int, Field(ge=0)] | Literal["unlimited"] = "unlimited"  # rounds that the memory buffer holds
     sync: bool = False  # a client gets Dec and E~ of the rounds that it missed
 
     def init(self, server: Server) -> DataFree:
-        return DataFree(state_of(Decoder(self.h, server.shape, self.w_Dec)), {}, {}, {})
+        return DataFree(state_of(self.decoder(server)), {}, {}, {})
+
+    def decoder(self, server: Server) -> Decoder:
+        return Decoder(self.h, server.shape, self.w_Dec, self.output, self.pixels)
+
+    @property
+    def pixels(self) -> tuple[float, float]:
+        return self.mean_x, self.sigma_x
 
     def round(self, s: DataFree, server: Server, cohort: Cohort) -> DataFree:
         members = [k for k in cohort.ids if self.collaborates(k, server.clients)]
@@ -158,14 +240,17 @@ class DFFKE(FKE):
         holds = self.synchronise(s, cohort, list(shared)) if self.sync else s.holds
         clients = {k: load(server.model(server.arch(k)), r.theta) for k, r in shared.items()}
         theta_z = unify(  # lines 8-9, Eq. 11
-            server, {k: (r.E, r.Y) for k, r in shared.items()}, {} if self.fresh else s.z, self.h,
-            epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta),
+            server, {k: (r.E, r.Y) for k, r in shared.items()}, {} if self.fresh is True else s.z, self.h,
+            epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta, weight_decay=self.decay_Tran),
         )  # fmt: skip
         E = {k: z(r.E, theta_z[k]) for k, r in shared.items()}  # line 10, Eq. 10
         Dec = self.train_decoder(s, server, clients, theta_z, E)  # lines 11-12
         seed = int(torch.randint(1 << 62, (), generator=server.rng("B^t"), device=server.device))
         present = [k for k in shared if k in cohort.ids]
-        answered = cohort.ask(self.answer, dict.fromkeys(present, Unified(Dec, E, seed)))  # line 13
+        unified: dict[int, Any] = dict.fromkeys(present, Unified(Dec, E, seed))
+        if self.embed:
+            unified = {k: UnifiedDocked(Dec, E, seed, theta_z[k]) for k in present}
+        answered = cohort.ask(self.answer_docked if self.embed else self.answer, unified)  # line 13
         peers = {k: Peers({i: r.Y for i, r in answered.items() if i != k}) for k in answered}
         exchanged = cohort.ask(self.exchange, peers)  # lines 14-21
         past = {**s.past, server.t: {"Dec": Dec, "E": E}} if self.sync else {}
@@ -187,13 +272,21 @@ class DFFKE(FKE):
 
     def answer(self, client: Client, msg: Unified) -> Answered:
         k, past = client.id, held(client.memory)
-        Y = {client.t: outputs(client.model, decode(msg.Dec, msg.E[k], client.shape))}  # Y^_k on D^_k
+        Y = {client.t: outputs(client.model, self.images(client, msg.Dec, msg.E[k]))}  # Y^_k on D^_k
         client.memory["now"] = {"Dec": msg.Dec, "E": msg.E, "seed": msg.seed}
         if self.own:
             client.memory["now"]["Y"] = Y[client.t]
         for s, e in Sample(msg.seed).own(k, past, len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
-            Y[s] = outputs(client.model, decode(past[s]["Dec"], e, client.shape))
+            Y[s] = outputs(client.model, self.images(client, past[s]["Dec"], e))
         return Answered(Y)
+
+    def answer_docked(self, client: Client, msg: UnifiedDocked) -> Answered:
+        answered = self.answer(client, Unified(msg.Dec, msg.E, msg.seed))
+        client.memory["now"]["z"] = msg.z
+        return answered
+
+    def images(self, client: Client, Dec: State, e: Tensor) -> Tensor:
+        return decode(Dec, e, client.shape, pixels=self.pixels)
 
     def exchange(self, client: Client, msg: Peers) -> Exchanged:
         now = client.memory.pop("now")
@@ -201,11 +294,31 @@ class DFFKE(FKE):
         D = self.current_rows(client, now, msg.Y)  # Eq. 13
         B = self.review_rows(client, Sample(now["seed"]), held(client.memory), msg.Y)  # Eq. 14
         if (D or B) and self.T_FKE:  # lines 18-20
-            x, y = (torch.cat(parts) for parts in zip(*D, *B, strict=True))
-            sizes = sum(len(ys) for _, ys in D), sum(len(ys) for _, ys in B)
-            self.learn(client, (x, y), turns=Turns(sizes, self.alternate))
+            x, y, *e = (torch.cat(parts) for parts in zip(*D, *B, strict=True))
+            sizes = sum(len(rows[1]) for rows in D), sum(len(rows[1]) for rows in B)
+            if self.embed or self.review:
+                self.learn_more(client, x, y, e[0] if e else None, sizes, now.get("z"))
+            else:
+                self.learn(client, (x, y), turns=Turns(sizes, self.alternate))
         remember(client.memory, client.t, now["Dec"], now["E"], self.R)  # line 21
         return Exchanged()
+
+    def learn_more(
+        self, client: Client, x: Tensor, ys: Tensor, e: Tensor | None, sizes: tuple[int, int], z: State | None
+    ) -> None:
+        """Exchange with `embed` or `review`: a row also has the embedding that it was decoded from, a label and whether
+        it is one of the client's own records.
+        """
+        given = {"student_first": self.kl == "student-first", "z": dict(z) if z is not None else None}
+        e = x.new_zeros(len(x), self.h) if e is None else e
+        rows = [x, ys, e, torch.zeros(len(x), dtype=torch.long, device=x.device), x.new_zeros(len(x))]
+        turns = Turns(sizes, self.alternate)
+        if self.review:
+            n, y = len(client.y), client.y
+            own = [client.x, ys.new_zeros(n, *ys.shape[1:]), e.new_zeros(n, self.h), y, x.new_ones(n)]
+            rows = [torch.cat(parts) for parts in zip(rows, own, strict=True)]
+            turns = Turns((*sizes, n), "even")
+        self.teach(client, exchanged, tuple(rows), turns=turns, given=given)
 
     def current_rows(self, client: Client, now: Past, Y: dict[int, dict[int, Tensor]]) -> Rows:
         """Return the rows of Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
@@ -223,7 +336,7 @@ class DFFKE(FKE):
         rows: Rows = []
         for s in past:
             of_s = [(i, by_round[s]) for i, by_round in Y.items() if s in by_round]
-            E = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s]
+            E: Rows = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s]
             rows += self.decoded(client, past[s]["Dec"], E)
         return rows
 
@@ -232,14 +345,15 @@ class DFFKE(FKE):
         if not rows:
             return []
         e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
-        return [(decode(Dec, e, client.shape), ys[:, None])]
+        made = self.images(client, Dec, e), ys[:, None]
+        return [(*made, e) if self.embed else made]
 
     # --- on the server ---
 
     def train_decoder(
         self, s: DataFree, server: Server, clients: dict[int, Net], theta_z: dict[int, State], E: dict[int, Tensor]
     ) -> State:
-        Dec = Decoder(self.h, server.shape, self.w_Dec).to(server.device)
+        Dec = self.decoder(server).to(server.device)
         if not self.fresh:
             load(Dec, s.Dec)
         options: dict[str, Any] = {"epochs": self.T_Dec, "batch": self.B_Dec, "opt": adam(self.eta), "md": self.md}

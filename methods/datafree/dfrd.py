@@ -10,12 +10,15 @@ the host's average in each round. Hosts, batch norm and optimisers: see fedaudit
 
 The paper leaves these points open or contradicts itself (the appendices are not in our copy), and we chose:
 
-- Eq. 3 is KL(teacher, student), Eq. 7 KL(student, teacher). Both are as written; `md = "teacher-student"` turns Eq. 7
-  round. No temperature is given: 1.
+- Eq. 3 is printed as KL(teacher, student), Eq. 7 as KL(student, teacher). The authors' public code calls torch's
+  kl_div, whose first argument is the student's: Eq. 7 writes its order of arguments, and KL(teacher, student) was run.
+  So `md` is `teacher-student`; `student-teacher` is as printed. Eq. 3 stays as printed; that code has -KL(student,
+  teacher) there, without a gradient through the student (`tran = "student-detached"`).
+- No temperature is given: `T` = 1. That code has 10 in Eqs. 3 and 7, without a factor T^2.
 - Eq. 4 as printed has plain norms. With as few as 64 pixels the exponential is then 0 in float32, and so is its
   gradient, unless G has nearly collapsed. But Table 5 has 1 to 7 points for it. The default is the form in public code
-  of this family: the mean absolute difference of images times the mean squared difference of inputs. `metric = "l2"` is
-  the printed form.
+  of this family: the mean absolute difference of images times the mean squared difference of inputs. `metric = "ms"` is
+  that of the authors' code, mean squares of both; `"l2"` is the printed form.
 - Eqs. 2, 3 and 7 average logits; `ensemble = "probabilities"` averages softmax outputs, as FedFTG's public code does
   for the student.
 - Eq. 6 does not say what w~ is before round 1. The average begins with the first trained generator, w~^1 = w^1; from
@@ -28,8 +31,13 @@ The paper leaves these points open or contradicts itself (the appendices are not
   release of kind `label_counts`. Classes that nobody holds are never drawn.
 - tau_{i,y} tells the ensemble the label: the holders of y are asked about an image for y, and lean to y whatever it
   shows. The record has fidelity under tau and under the plain mean of logits. On a host f is good already, and labels
-  that images do not show make it worse (docs/results/dfrd.md). There all teachers weigh the same. `weighting =
-  "dynamic"` is the paper's; it is the default from scratch.
+  that images do not show made it worse under Eq. 7 as printed (docs/results/dfrd.md). Dynamic weights are a named part
+  of the method, so they are the default there too, as in FedFTG; `weighting = "uniform"` weighs all teachers alike.
+- The preset `authors` has what their code settles besides: 10 turns of 2 and 5 steps, Adam at 2e-4 with betas 0.5 and
+  0.999 for G, SGD without momentum and with decay 1e-4 for f, both new in each turn, a DCGAN (`net`), d = 64, batch
+  statistics everywhere, and on FedAvg no feedback. That code also begins Eq. 6 at zero, runs G in evaluation mode while
+  f learns, counts labels of the batches that were trained on, and adds a hinge on the length of E(y), weight 0.25.
+  These four are not here. Its clients take 20 steps of SGD at batch 64 and rate 0.01 a round.
 - L.acc gives each client a random equal share of the test set. The record's `clients.global_test` gives it the whole
   test set: the same in expectation, with less noise. G.acc is `global.test`.
 """
@@ -37,14 +45,16 @@ The paper leaves these points open or contradicts itself (the appendices are not
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Server, State, kl, register
-from fedaudit.methods.datafree._datafree import DataFree, Generators, Measured, diagnose, register_on_hosts
+from fedaudit.methods.datafree._datafree import PRESETS, DataFree, Generators, Measured, diagnose, register_on_hosts
 from fedaudit.methods.datafree._generator import (
     Generator,
     Mask,
@@ -62,6 +72,7 @@ from fedaudit.methods.datafree._generator import (
 )  # fmt: skip
 
 Order = Literal["student-teacher", "teacher-student"]
+Transfer = Literal["teacher-student", "student-detached"]
 Weighting = Literal["dynamic", "uniform", "images", "targets"]  # everywhere, nowhere, in Eqs. 2 and 3, in Eq. 7
 
 
@@ -70,9 +81,17 @@ def L_fid(ensemble: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(ensemble, y, reduction="none")
 
 
-def L_tran(ensemble: Tensor, student: Tensor, y: Tensor, mask: Mask = "dfrd") -> Tensor:
+def L_tran(
+    ensemble: Tensor,
+    student: Tensor,
+    y: Tensor,
+    mask: Mask = "dfrd",
+    tran: Transfer = "teacher-student",
+    T: float = 1.0,
+) -> Tensor:
     """Return Eq. 3, one value per row."""
-    return -epsilon(mask, student, ensemble, y) * kl(ensemble, student)
+    apart = kl(ensemble, student, T) if tran == "teacher-student" else kl(student.detach(), ensemble, T)
+    return -epsilon(mask, student, ensemble, y) * apart
 
 
 def L_gen(
@@ -85,15 +104,17 @@ def L_gen(
     beta_div: float = 1.0,
     mask: Mask = "dfrd",
     metric: Metric = "mean",
+    tran: Transfer = "teacher-student",
+    T: float = 1.0,
 ) -> Tensor:
     """Return Eq. 5: L_fid + beta_tran L_tran + beta_div L_div, for a batch."""
-    rows = L_fid(ensemble, y) + beta_tran * L_tran(ensemble, student, y, mask)
+    rows = L_fid(ensemble, y) + beta_tran * L_tran(ensemble, student, y, mask, tran, T)
     return rows.mean() + beta_div * diversity(s, h, metric)  # Eq. 4
 
 
-def L_kl(student: Tensor, ensemble: Tensor, md: Order = "student-teacher") -> Tensor:
+def L_kl(student: Tensor, ensemble: Tensor, md: Order = "teacher-student", T: float = 1.0) -> Tensor:
     """Return a term of Eq. 7, for a batch."""
-    return (kl(student, ensemble) if md == "student-teacher" else kl(ensemble, student)).mean()
+    return (kl(student, ensemble, T) if md == "student-teacher" else kl(ensemble, student, T)).mean()
 
 
 def ema(w_: State | None, w: State, lam: float) -> State:
@@ -106,6 +127,29 @@ def ema(w_: State | None, w: State, lam: float) -> State:
 
 @register("dfrd", tables="FedZGE DFRD")
 class DFRD(DataFree):
+    """Distil clients' models with a generator that does not forget. A client sends its weights and its label counts."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **PRESETS,
+        "authors": {
+            "I": 10,
+            "I_g": 2,
+            "I_d": 5,
+            "eta_g": 2e-4,
+            "betas": (0.5, 0.999),
+            "eta_d": 0.01,
+            "momentum": 0.0,
+            "decay": 1e-4,
+            "optimisers": "turn",
+            "T": 10.0,
+            "tran": "student-detached",
+            "metric": "ms",
+            "net": "dcgan",
+            "d": 64,
+            "statistics": "batch",
+        },
+    }
+
     beta_tran: float = 1.0
     beta_div: float = 1.0
     lam: float = 0.5  # lambda of Eq. 6
@@ -114,7 +158,9 @@ class DFRD(DataFree):
     merge: Merge = "mul"  # o(z, y)
     weighting: Weighting = "dynamic"  # where tau_{i,y} weighs the teachers; elsewhere all are alike
     labels: Literal["dynamic", "uniform"] = "dynamic"  # p(y)
-    md: Order = "student-teacher"  # order of the KL in Eq. 7
+    md: Order = "teacher-student"  # order of the KL in Eq. 7
+    tran: Transfer = "teacher-student"  # order of the KL in Eq. 3
+    T: float = Field(1.0, gt=0)  # temperature of Eqs. 3 and 7
     metric: Metric = "mean"  # distances in Eq. 4
     ensemble: Mean = "logits"  # what of the teachers is averaged in Eqs. 2, 3 and 7
 
@@ -140,7 +186,8 @@ class DFRD(DataFree):
             z, y = draw()
             h = G.h(z, y)
             s = G(h)
-            return L_gen(ensemble(s, y), f(s), y, s, h, self.beta_tran, self.beta_div, self.mask, self.metric)
+            how = self.beta_tran, self.beta_div, self.mask, self.metric, self.tran, self.T
+            return L_gen(ensemble(s, y), f(s), y, s, h, *how)
 
         def labelled(net: Generator) -> tuple[Tensor, Tensor]:
             z, y = draw()
@@ -150,11 +197,11 @@ class DFRD(DataFree):
 
         def distil_robustly() -> Tensor:  # Eq. 7
             s, teacher = labelled(G)
-            L_md = L_kl(f(s), teacher, self.md)
+            L_md = L_kl(f(s), teacher, self.md, self.T)
             if G_ is None:
                 return L_md
             s_, teacher_ = labelled(G_)
-            return L_md + self.alpha * L_kl(f(s_), teacher_, self.md)
+            return L_md + self.alpha * L_kl(f(s_), teacher_, self.md, self.T)
 
         settle = draw.settle(1), draw.settle(1 if G_ is None else 2)
         beside = [] if G_ is None else [G_]
@@ -168,4 +215,4 @@ class DFRD(DataFree):
         return dataclasses.replace(after, average=ema(nets.average, after.G, self.lam)), seen
 
 
-register_on_hosts(DFRD, weighting="uniform")
+register_on_hosts(DFRD, authors={"fedavg": {"feedback": False}})

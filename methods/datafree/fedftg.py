@@ -19,10 +19,13 @@ We do not have the paper; this is written from its published description. Where 
 - L_dis has the distances of that code: mean absolute ones of images, mean squared ones of noise. `metric = "l2"`: plain
   norms, under which it is 0 (see dfrd.py).
 - The label enters the generator as one-hot, next to z. Steps, rates and sizes are those of `dfrd`, as in DFRD's tables.
-- alpha_{i,y} and p(y) come from label counts as in DFRD's Section 3.2: a release of kind `label_counts`.
+- alpha_{i,y} and p(y) come from label counts as in DFRD's Section 3.2: a release of kind `label_counts`. `weighting`
+  and `labels` have the settings of `dfrd`, so that the two can be compared like with like.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +58,16 @@ def L_md(teachers: Tensor, student: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
 
 @register("fedftg", tables="FedZGE DFRD")
 class FedFTG(DataFree):
+    """Repair the averaged model with generated hard images. A client sends its weights and its label counts."""
+
     lambda_cls: float = 1.0
     lambda_dis: float = 1.0
     metric: Metric = "mean"  # distances in L_dis
+    weighting: Literal["dynamic", "uniform"] = "dynamic"  # alpha_{i,y}: by label counts, or all teachers alike
+    labels: Literal["dynamic", "uniform"] = "dynamic"  # p(y)
 
     def counts_labels(self) -> bool:
-        return True
+        return "dynamic" in (self.weighting, self.labels)
 
     def operator(self) -> Merge:
         return "ncat"
@@ -68,7 +75,9 @@ class FedFTG(DataFree):
     def distil(
         self, server: Server, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: Generators
     ) -> tuple[Generators, Measured]:
-        alpha, p = dynamic_weights(n), label_distribution(n)  # class-level ensemble, customised label sampling
+        alike = torch.ones_like(n)
+        alpha = dynamic_weights(n if self.weighting == "dynamic" else alike)  # class-level ensemble
+        p = label_distribution(n if self.labels == "dynamic" else alike)  # customised label sampling
         draw = Sampler(p, self.d, self.B, server.rng("z and y"))
         G = self.generator(server, nets.G)
 

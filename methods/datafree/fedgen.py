@@ -17,6 +17,8 @@ authors' code does. We chose:
   512 entries and 10 classes).
 - Eq. 4 takes the loss of averaged logits (`teacher = "logits"`); the code adds the clients' own losses, client k's
   weighed by its share c_k^y / c^y of the label (`"losses"`), and a diversity term (`lambda_div`, absent from Eq. 4).
+- PFLlib and HtFLlib average the logits by records (`teacher = "samples"`) and draw noise uniformly from [0, 1)
+  (`noise = "uniform"`).
 - Eq. 5's two terms weigh the same (`alpha`; the code begins at 10 and decays). The code also draws a record's output
   towards that of a latent of its label. That is in no equation, and not here.
 - Algorithm 1 uses G from the first round, when it is random; the code from the second (`first = 2`).
@@ -58,6 +60,7 @@ from fedaudit import (
 from fedaudit import weighted_mean as mean_of
 from fedaudit.methods.datafree._datafree import frozen
 from fedaudit.methods.datafree._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
+from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.shape import Shape
 from fedaudit.training import models
@@ -115,6 +118,11 @@ def L_logits(teachers: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(teachers.mean(0), y, reduction="none")
 
 
+def L_samples(teachers: Tensor, p: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of the logits averaged by p, the clients' shares of the records, one value per row."""
+    return cross_entropy((p.to(teachers)[:, None, None] * teachers).sum(0), y, reduction="none")
+
+
 def L_losses(teachers: Tensor, share: Tensor, y: Tensor) -> Tensor:
     """Return the clients' own losses weighed by their share of the label, one value per row.
 
@@ -135,6 +143,8 @@ def local_loss_on_images(f: Any, x: Tensor, y: Tensor, z: Tensor, y_hat: Tensor,
 
 @register("fedgen", tables="FedAF FedZGE")
 class FedGen(WithOptimiser):
+    """Train clients with a generator of embeddings. A client sends its weights and its label counts."""
+
     single_replies: ClassVar[str] = "the generator learns from each client's model, weighted by its own label counts"
 
     E: int = 1  # local epochs
@@ -149,7 +159,8 @@ class FedGen(WithOptimiser):
     d: int = 64  # dimension of the noise; 100 with space = "image"
     hidden: int = 512  # width of the generator; its channels are 128 with space = "image"
     space: Literal["latent", "image"] = "latent"
-    teacher: Literal["logits", "losses"] = "logits"
+    noise: Literal["normal", "uniform"] = "normal"
+    teacher: Literal["logits", "samples", "losses"] = "logits"
     lambda_div: float = 0.0  # diversity
     weights: Literal["equal", "samples"] = "equal"
 
@@ -157,7 +168,11 @@ class FedGen(WithOptimiser):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedzge": {"space": "image", "d": 100, "hidden": 128, "B_g": 500},  # as the rival in that paper
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # likewise
-    }
+        "pflib": {
+            **PFLIB, "B_hat": 10, "I_g": 1000, "B_g": 10, "eta_g": 0.005, "d": 512, "hidden": 512, "noise": "uniform",
+            "teacher": "samples", "weights": "samples",
+        },
+    }  # fmt: skip
 
     def cannot_take(self, shape: Shape) -> str | None:
         images = self.space == "latent" or shape.kind == "images"
@@ -186,14 +201,17 @@ class FedGen(WithOptimiser):
 
     def learn_generator(self, server: Server, w: State, teachers: Any, c: Tensor) -> State:  # line 14
         G = load(self.generator(server, teachers[0].width), w).train()
-        draw = Sampler(label_distribution(c), self.d, self.B_g, server.rng("epsilon and y"))
-        share = dynamic_weights(c)
+        draw = Sampler(label_distribution(c), self.d, self.B_g, server.rng("epsilon and y"), self.noise)
+        share, p = dynamic_weights(c), c.double().sum(1) / c.double().sum().clamp_min(1)
 
         def loss() -> Tensor:
             epsilon, y = draw()
             z = G(epsilon, y)
             logits = torch.stack(teachers(z) if self.space == "image" else teachers.classify(z))
-            rows = L_logits(logits, y) if self.teacher == "logits" else L_losses(logits, share, y)  # Eq. 4
+            if self.teacher == "losses":
+                rows = L_losses(logits, share, y)
+            else:
+                rows = L_logits(logits, y) if self.teacher == "logits" else L_samples(logits, p, y)  # Eq. 4
             return rows.mean() + (self.lambda_div * diversity(z, epsilon, "mean") if self.lambda_div else 0)
 
         server.optimise(list(G.parameters()), loss, steps=self.I_g, opt=adam(self.eta_g))
@@ -203,7 +221,7 @@ class FedGen(WithOptimiser):
         load(client.model, msg.theta, self.part())
         G = frozen(load(self.generator(client, client.model.width), msg.w))
         with torch.no_grad():
-            epsilon, y_hat = Sampler(msg.p, self.d, self.B_hat, client.rng("epsilon and y"))()
+            epsilon, y_hat = Sampler(msg.p, self.d, self.B_hat, client.rng("epsilon and y"), self.noise)()
             z = G(epsilon, y_hat)  # line 7
         loss = local_loss_on_images if self.space == "image" else local_loss
         given = {"z": z, "y_hat": y_hat, "alpha": self.alpha if client.t >= self.first else 0.0}

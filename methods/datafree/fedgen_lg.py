@@ -8,7 +8,11 @@ These points are left open, and we chose:
 
 - Everything is as in FedGen, but the classifiers' average is weighted by records, as in LG-FedAvg. The sums of the
   label counts are the numbers of records. (`weights = "equal"`: all weigh the same.)
-- All embeddings have one width. There is no global model: a client deploys its own.
+- HtFLlib (preset `htfllib`): noise of 32 numbers, uniform; 100 steps of the generator at 0.1; logits averaged by
+  records. Its server trains the generator and does not save it: clients learn from the first, untrained one in all
+  rounds. Here they get the trained one.
+- All embeddings have one width. There is no global model: a client deploys its own, after local training. HtFLlib
+  scores it with the new classifier, before the next training: the point "new head" of every evaluated round.
 - Images instead of latents (`space = "image"`) need a whole model on the server; there is none.
 """
 
@@ -18,19 +22,29 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import nn
 
-from fedaudit import Part, Server, register, state_of
+from fedaudit import Client, Part, Server, register, state_of
 from fedaudit.methods.datafree.fedgen import FedGen, Learned
 from fedaudit.methods.prototypes.fedproto import DFFKE
-from fedaudit.methods.shared._prototypes import common_width, head
+from fedaudit.methods.shared._libraries import HTFLLIB
+from fedaudit.methods.shared._prototypes import common_width, head, with_head
 
 
 @register("fedgen_lg", tables="DFFKE")
 class FedGenLG(FedGen):
+    """Train a shared head with a generator of embeddings. A client sends its head and its label counts."""
+
     space: Literal["latent"] = "latent"
     weights: Literal["equal", "samples"] = "samples"
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "htfllib": {
+            **HTFLLIB, "B_hat": 10, "I_g": 100, "B_g": 10, "eta_g": 0.1, "d": 32, "hidden": 512, "noise": "uniform",
+            "teacher": "samples", "weights": "samples",
+        },
+    }  # fmt: skip
 
     def part(self) -> Part:
         return head
@@ -40,6 +54,9 @@ class FedGenLG(FedGen):
         p = torch.full((server.classes,), 1 / server.classes, device=server.device)
         theta = state_of(server.model(server.arch(0)), head)
         return Learned(theta, state_of(self.generator(server, width)), p)
+
+    def next_points(self, s: Learned, client: Client) -> dict[str, nn.Module]:
+        return {"new head": with_head(client.model, s.theta)}
 
     def predictor(self, s: Learned, server: Server) -> None:
         return None

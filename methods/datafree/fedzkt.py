@@ -86,6 +86,8 @@ def L_SL(a: Tensor, b: Tensor) -> Tensor:
 
 @register("fedzkt", tables="FedZGE")
 class FedZKT(Method):
+    """Distil unlike clients' models on the server, without data. A client sends its weights."""
+
     single_replies: ClassVar[str] = "each client's model is distilled from and back into by itself"
 
     images_only: ClassVar[str] = "trains a generator of images on the server"

@@ -60,6 +60,8 @@ class GlobalLabels(Down):
 
 @register("dsfl", tables="FedZGE")
 class DSFL(Method):
+    """Learn from sharpened mean answers on public records. A client sends soft labels and its number of records."""
+
     E_k: int = 10  # local training epochs
     B_k: int = 256  # local batch size
     E_prime: int = 10  # E'_k, local distillation epochs

@@ -11,14 +11,16 @@ The paper leaves these points open or contradicts itself, and we chose:
 
 - Outputs: the paper says logits and normalises them. Logits travel here, and `distance` says what the second phi is:
   `"ce"`, the cross-entropy of the two softmax outputs, as the paper's phi is; or `"mse"`, the mean squared difference
-  of logits, as HtFLlib has it (DFFKE's rival).
-- The paper averages outputs over all steps of a round. Here they are the outputs of the model after local training, on
-  all records. This is a class mean to which clipping and noise can be applied, and HtFLlib does the same.
+  of logits.
+- DFFKE ran HtFLlib's code of some date. It had the squared difference until 22 April 2024, the cross-entropy against
+  the softmax until 29 November 2025, and against the raw logits since. DFFKE is of 2025: its preset has `"ce"`.
+- The paper averages outputs over all steps of a round, and HtFLlib does. Here they are the outputs of the model after
+  local training, on all records: a class mean to which clipping and noise can be applied.
 - `others`: the receiver's own vector is left out of the mean, as in Algorithm 1; HtFLlib leaves it in (false).
 - Labels for which nobody else sent a vector have no second term. G^y of a label that nobody sent in a round is
   forgotten.
 - Federated augmentation (FAug), the paper's other half, is not here.
-- gamma is not given in the paper; here it is 1.
+- gamma is not given in the paper; here it is 1, as in HtFLlib.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, in_chunks, private, register, relay
 from fedaudit.methods.prototypes.fedproto import DFFKE
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.methods.shared._prototypes import ByClass, bill, mean_by_class, table
 
@@ -57,6 +60,8 @@ def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: floa
 
 @register("feddistill", tables="DFFKE")
 class FedDistill(WithOptimiser):
+    """Learn from the mean logits of each class. A client sends one vector of logits for each class."""
+
     single_replies: ClassVar[str] = "what a client hears leaves out its own logits, so they are kept one by one"
 
     E: int = 1  # local epochs
@@ -66,7 +71,10 @@ class FedDistill(WithOptimiser):
     distance: Literal["ce", "mse"] = "ce"
     others: bool = True  # leave the receiver's own vector out of the mean
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": {**DFFKE, "distance": "mse", "others": False}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": {**DFFKE, "distance": "ce", "others": False},
+        "htfllib": {**HTFLLIB, "gamma": 1.0, "distance": "ce", "others": False},
+    }
 
     def init(self, server: Server) -> Heard:
         return Heard({})

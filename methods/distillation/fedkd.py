@@ -18,12 +18,19 @@ We do not have the paper; this is written from its published description. That l
 - U, s and V travel where they are smaller than the matrix; vectors travel whole. At T = 1 everything does.
 - A client that has no copy of the mentee before the server's update, because it is new or missed a round, gets it
   whole.
-- 1 / (L_t^c + L_s^c) is a weight, per record, through which no gradient goes (`intensity = "weight"`). As written, and
-  in HtFLlib per batch, a gradient does go through it (`"literal"`). The output of one network is fixed while the other
-  learns from it.
+- 1 / (L_t^c + L_s^c) is a weight, per record, through which no gradient goes (`intensity = "weight"`). As written, a
+  gradient does go through it (`"literal"`). The output of one network is fixed while the other learns from it.
+- HtFLlib (preset `htfllib`) takes the losses over the batch, fixes neither network's output and divides the divergence
+  by the number of classes (`"batch"`); it clips gradients at 10, each network's by itself (`clip`, with SGD), and
+  averages all clients alike (`weights = "equal"`). If all singular values were needed, its loop ends without a rank and
+  sends rank 0, a matrix of zeros; here the matrix is sent whole.
 - Attention maps, the other half of the hidden loss for transformers, are left out; W_h stays with the client.
-- Updates are averaged by records. FedFree's "distillation temperature [0.95, 0.98]" (Table A2) is read as T_start,
-  T_end.
+- Updates are averaged by records.
+- Two papers are called FedKD. FedFree cites Gong et al., AAAI 2022, "Preserving Privacy in Federated Learning with
+  Ensemble Cross-Domain Knowledge Distillation", as its rival ("adapted for comparison"): there the server distils an
+  ensemble on unlabelled public data. FedFree's Table A2 gives FedKD a "distillation temperature [0.95, 0.98]": these
+  are T_start and T_end of Wu et al. and no setting of Gong et al. This file is Wu et al., as in DFFKE. By the table it
+  stands for FedFree's rival, too. The method of Gong et al. is not here.
 - A client deploys its mentor; the mentee on the server is the global model.
 """
 
@@ -32,8 +39,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from fedaudit import (
     NUMBER,
@@ -53,8 +61,9 @@ from fedaudit import (
     register,
     state_of,
 )
-from fedaudit.methods.distillation._mutual import Pair
+from fedaudit.methods.distillation._mutual import Pair, clipped
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 
 
@@ -65,7 +74,7 @@ class Mentee(Down):
 
 class Update(Up):
     g: State = private("gradients", via="model", unit="client")
-    n: int = private("count", via="data", unit="client")
+    n: int | None = private("count", via="data", unit="client")
 
 
 class Shared(Record):
@@ -88,16 +97,40 @@ def mutual(f: Any, x: Tensor, y: Tensor, intensity: str) -> Tensor:
     return mentor + learned(L_s, L_t, kl(z_t.detach(), z_s), H_t.detach() - H_s)
 
 
+def by_batch(f: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Return L_t + L_s of a batch as HtFLlib has them: each reaches both networks and W_h."""
+    z_t, z_s, H_t, H_s = f(x)
+    L_t, L_s = cross_entropy(z_t, y), cross_entropy(z_s, y)
+    taught = (kl(z_s, z_t) + kl(z_t, z_s)).mean() / z_t.shape[1]
+    return (L_t + L_s + (taught + 2 * mse_loss(H_t, H_s)) / (L_t + L_s)).reshape(1)
+
+
 @register("fedkd", tables="DFFKE FedFree")
 class FedKD(WithOptimiser):
+    """Share a small student in compressed form. A client sends the student's gradients and its number of records."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate, of both networks and W_h
     T_start: float = 0.95  # energy of the singular values that travel, in the first round
     T_end: float = 0.98  # and after the last
-    intensity: Literal["weight", "literal"] = "weight"
+    intensity: Literal["weight", "literal", "batch"] = "weight"
+    weights: Literal["samples", "equal"] = "samples"
+    clip: float | None = Field(default=None, gt=0)  # longest gradient of each network and of W_h; SGD only
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": FEDFREE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "fedfree": FEDFREE,
+        "htfllib": {
+            **HTFLLIB, "T_start": 0.95, "T_end": 0.98, "intensity": "batch", "weights": "equal", "clip": 10.0,
+        },
+    }  # fmt: skip
+
+    @model_validator(mode="after")
+    def _clips_sgd(self) -> FedKD:
+        if self.clip is not None and self.opt == "adam":
+            raise ValueError('clip belongs to opt = "sgd". Leave clip out, or choose sgd')
+        return self
 
     def energy(self, party: Server | Client) -> float:
         return self.T_start + (self.T_end - self.T_start) * (party.t - 1) / party.rounds
@@ -110,7 +143,8 @@ class FedKD(WithOptimiser):
         theta = changed(s.theta, g)
         whole, change = Mentee(theta, None), Mentee(None, g)
         messages = {k: change if k in s.current else whole for k in cohort.ids}
-        mean = cohort.mean(self.local_update, messages, by="n").value.g
+        by = "n" if self.weights == "samples" else None
+        mean = cohort.mean(self.local_update, messages, by=by).value.g
         return Shared(theta, mean, self.energy(server), sorted(cohort.ids))
 
     def local_update(self, client: Client, msg: Mentee) -> Update:  # on client k
@@ -119,13 +153,17 @@ class FedKD(WithOptimiser):
         W_h = nn.Linear(mentee.width, client.model.width, bias=False).to(client.device)
         if "W_h" in client.memory:
             load(W_h, client.memory["W_h"])
-        pair, given = Pair(client.model, mentee, W_h), {"intensity": self.intensity}
-        opt = self.optimiser(self.eta)
-        client.fit(mutual, epochs=self.E, batch=self.B, opt=opt, given=given, model=pair)
+        pair = Pair(client.model, mentee, W_h)
+        opt = clipped(self.optimiser(self.eta), self.clip, pair)
+        if self.intensity == "batch":
+            client.fit(by_batch, epochs=self.E, batch=self.B, opt=opt, model=pair, separable=False)
+        else:
+            given = {"intensity": self.intensity}
+            client.fit(mutual, epochs=self.E, batch=self.B, opt=opt, given=given, model=pair)
         client.memory["theta"], client.memory["W_h"] = theta, state_of(W_h)
         after = state_of(mentee)
         g = State({name: after[name] - theta[name] for name in after}, after.buffers)
-        return Update(LowRank(g, self.energy(client)), len(client))
+        return Update(LowRank(g, self.energy(client)), len(client) if self.weights == "samples" else None)
 
     def predictor(self, s: Shared, server: Server) -> nn.Module:
         return load(server.model(), changed(s.theta, None if s.g is None else LowRank(s.g, s.T)))
@@ -137,7 +175,7 @@ class FedKD(WithOptimiser):
             ("down", "Mentee.theta"): plan.state() * len(new),
             ("down", "Mentee.g"): sum((plan.low_rank("Mentee.g", k) for k in plan.asked(0) if k not in new), Size()),
             ("up", "Update.g"): sum((plan.low_rank("Update.g", k) for k in plan.replied(0)), Size()),
-            ("up", "Update.n"): NUMBER * len(plan.replied(0)),
+            ("up", "Update.n"): NUMBER * len(plan.replied(0)) if self.weights == "samples" else 0,
         }
 
 

@@ -7,8 +7,8 @@ set, and a pull of each client's model towards everybody else's logits (Eq. 8).
 Contradicted in the paper:
 
 - Eq. 8 has the teacher first in the KL, Eqs. 13-14 (DFFKE) the student: `kl`, here `teacher-first`. With public data
-  "the rest of the protocol would remain unchanged" (Section 3.2), which has Eq. 13's direction and a buffer; Eq. 8,
-  which defines FKE, has neither, and is followed.
+  "the rest of the protocol would remain unchanged" (Section 3.2), which has a buffer; Eq. 8, which defines FKE, has
+  none, and is followed.
 
 The paper leaves these points open, and we chose:
 
@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from fedaudit import (
     NUMBER,
+    Augment,
     Client,
     Cohort,
     Down,
@@ -69,8 +70,8 @@ Traffic = dict[tuple[str, str], Size | int]
 
 
 def student_first(f: Any, x: Tensor, ys: Tensor) -> Tensor:
-    """Return sum_i KL[f(x; theta_k) || Y^_i], Eqs. 13-14. `ys` is row x peer x class, with the peers that answered on
-    x.
+    """Return sum_i KL[f(x; theta_k) || Y^_i], Eqs. 13-14 as printed. `ys` is row x peer x class, with the peers that
+    answered on x.
     """
     return kl(f(x)[:, None], ys).sum(1)
 
@@ -115,6 +116,8 @@ class Nothing(Record):
 
 @register("fke", tables="DFFKE")
 class FKE(Method):
+    """Learn from each other's answers on a public transfer set. A client sends logits."""
+
     single_replies: ClassVar[str] = "what a client shares is passed on to its peers by name"
 
     quick: ClassVar = {"tau": "off", "E_local": 1, "B": 32}
@@ -128,6 +131,10 @@ class FKE(Method):
     T_FKE: int = Field(2, ge=0)  # epochs of knowledge exchange
     kl: Direction = "teacher-first"
     statistics: Statistics = "synthetic"  # of batch norm in the exchange
+    decay: float = Field(0.0, ge=0)  # weight decay of the clients' Adam
+    crop: int = Field(0, ge=0)  # local training: images are moved by so many pixels at most
+    jitter: float = Field(0.0, ge=0, le=1)  # and brightness, contrast and saturation changed by such a share at most
+    flip: bool = False  # and mirrored every other time
     pi: float = Field(1.0, gt=0, le=1)  # share of the clients that collaborate at all (Table 6)
     deploy: Literal["exchanged", "trained"] = "exchanged"  # theta_k as of the round's end, or as of Eq. 9
 
@@ -152,7 +159,14 @@ class FKE(Method):
 
     def train(self, client: Client) -> None:
         until = None if self.tau == "off" else functools.partial(reached, tau=self.tau)
-        client.fit(ce, epochs=self.E_local, batch=self.B, opt=adam(self.eta), until=until)  # Eq. 9
+        opt = adam(self.eta, weight_decay=self.decay)
+        client.fit(ce, epochs=self.E_local, batch=self.B, opt=opt, until=until, augment=self.augment)  # Eq. 9
+
+    @property
+    def augment(self) -> Augment | None:
+        """Return the augmentation of local training; None without."""
+        used = self.crop or self.jitter or self.flip
+        return Augment(crop=self.crop, flip=self.flip, jitter=self.jitter, fill="mean") if used else None
 
     def exchange(self, client: Client, msg: Any) -> Exchanged:
         self.mark_trained(client)
@@ -164,8 +178,12 @@ class FKE(Method):
     def learn(self, client: Client, rows: tuple[Tensor, Tensor], **options: Any) -> None:
         """Train for T_FKE epochs on images and the peers' logits on them, with one Adam."""
         loss = {"student-first": student_first, "teacher-first": teacher_first}[self.kl]
+        self.teach(client, loss, rows, **options)
+
+    def teach(self, client: Client, loss: Callable[..., Tensor], rows: tuple[Tensor, ...], **options: Any) -> None:
         norms: Any = {"synthetic": "batch", "own": "running"}[self.statistics]
-        client.fit(loss, rows, epochs=self.T_FKE, batch=self.B, opt=adam(self.eta), norms=norms, **options)
+        opt = adam(self.eta, weight_decay=self.decay)
+        client.fit(loss, rows, epochs=self.T_FKE, batch=self.B, opt=opt, norms=norms, **options)
 
     # --- the two points of a round ---
 

@@ -65,6 +65,8 @@ class GlobalOutputs(Down):
 
 @register("mhat", tables="FedZGE")
 class MHAT(Method):
+    """Train the server's model on answers to public records. A client sends logits and its number of records."""
+
     E_k: int = 10  # local training epochs
     B_k: int = 256  # local batch size
     E_prime: int = 10  # E'_k, local distillation epochs

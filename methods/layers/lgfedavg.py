@@ -12,12 +12,16 @@ These points are left open, or done otherwise here:
   none here.
 - Both parts are trained together, E epochs a round.
 - The paper ensembles the clients' models for new devices; a client deploys its own here, and there is no global model.
+- A client deploys its model after local training. HtFLlib scores it with the new global part, before the next training:
+  the point "new head" of every evaluated round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from torch import nn
 
 from fedaudit import (
     NUMBER,
@@ -37,8 +41,9 @@ from fedaudit import (
     state_of,
 )
 from fedaudit.methods.prototypes.fedproto import DFFKE
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
-from fedaudit.methods.shared._prototypes import common_width, head
+from fedaudit.methods.shared._prototypes import common_width, head, with_head
 
 
 class GlobalPart(Down):
@@ -56,11 +61,13 @@ class Averaged(Record):
 
 @register("lgfedavg", tables="DFFKE")
 class LGFedAvg(WithOptimiser):
+    """Share the last layers and keep the first. A client sends its head and its number of records."""
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "htfllib": HTFLLIB}
 
     def init(self, server: Server) -> Averaged:
         common_width(server, self.registered_name)
@@ -73,6 +80,9 @@ class LGFedAvg(WithOptimiser):
         load(client.model, msg.theta_g, head)
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return Trained(state_of(client.model, head), len(client))
+
+    def next_points(self, s: Averaged, client: Client) -> dict[str, nn.Module]:
+        return {"new head": with_head(client.model, s.theta_g)}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {

@@ -9,10 +9,11 @@ records again: a release of its own (kind `prototypes`).
 
 We do not have the paper; this is written from its published description. That leaves these points open, and we chose:
 
-- Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`); libraries
-  train for many epochs.
+- Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`).
+  HtFLlib takes batches of 10: one epoch in `total.sh`, a hundred by default.
 - A header that is random in round 1 replaces the clients' own in it as in every round.
-- A client deploys its model after local training.
+- A client deploys its model after local training. HtFLlib scores it with the new header, before the next training: the
+  point "new head" of every evaluated round.
 - As a rival in FedFree: eta_theta = 0.01 (Table A2).
 """
 
@@ -44,8 +45,9 @@ from fedaudit import (
     state_of,
 )
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
-from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, head, width_of
+from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, head, width_of, with_head
 
 
 class Header(Down):
@@ -77,6 +79,8 @@ class HeaderNet(nn.Module):
 
 @register("fedgh", tables="DFFKE FedFree")
 class FedGH(WithOptimiser):
+    """Train a shared head on class means. A client sends one mean embedding for each class."""
+
     single_replies: ClassVar[str] = "the header is trained on each client's class means, one row each"
 
     E: int = 1  # local epochs
@@ -86,7 +90,11 @@ class FedGH(WithOptimiser):
     B_s: int = 1  # representations in a step of the header
     eta_s: float = 0.01  # eta_theta, learning rate of the header
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": FEDFREE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "fedfree": FEDFREE,
+        "htfllib": {**HTFLLIB, "S": 1, "B_s": 10, "eta_s": 0.01},
+    }
 
     def init(self, server: Server) -> Generalised:
         width = common_width(server, self.registered_name)
@@ -104,6 +112,9 @@ class FedGH(WithOptimiser):
         load(client.model, msg.theta, head)
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
         return Representations(client.class_means(in_chunks(client.model.eval().encode, client.x), "prototypes"))
+
+    def next_points(self, s: Generalised, client: Client) -> dict[str, nn.Module]:
+        return {"new head": with_head(client.model, s.theta)}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         width = width_of(plan.archs[plan.participants[0]], plan.shape, plan.classes)

@@ -20,7 +20,8 @@ here:
 - h'_i stays with the client. MMD: Gaussian kernels with variances 10, 15, 20 and 50 and all pairs, one step per epoch.
 - Models of batch norm see the images I^c as a batch of their own.
 - s = 64 and m = 0.5, as in its authors' library, which also clips gradients. mu and lambda are 1: with mu = 10 the
-  digits' small models diverge at a learning rate of 0.05.
+  digits' small models diverge at a learning rate of 0.05. HtFLlib has mu = 50 and lambda = 1 with StyleGAN-XL (preset
+  `htfllib`), clips gradients at 100, and draws new latents in each step of F; here they are drawn once a round.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from fedaudit.methods.prototypes._transfer import (
     transformer,
 )
 from fedaudit.methods.prototypes.fedproto import DFFKE
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.methods.shared._prototypes import ByClass, bill
 
@@ -105,6 +107,11 @@ def alignment(F: Any, P: Tensor, c: Tensor, latents: Tensor, lam: float) -> Tens
 
 @register("fedktl", tables="DFFKE")
 class FedKTL(WithOptimiser):
+    """Transfer knowledge through a generator aligned with class means.
+
+    A client sends one mean embedding for each class.
+    """
+
     single_replies: ClassVar[str] = "the generator's latents are fitted to each client's class means"
 
     E: int = 1  # local epochs
@@ -125,7 +132,10 @@ class FedKTL(WithOptimiser):
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 5, "B": 16, "eta": 0.02}
     needs_public: ClassVar[bool] = True
     quick: ClassVar[Mapping[str, Any]] = {"S": 2, "S_G": 2, "H": 8, "width": 4}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "htfllib": {**HTFLLIB, "mu": 50.0, "lam": 1.0, "S": 100, "eta_s": 0.01, "s": 64.0, "m": 0.5},
+    }
 
     def wants_public(self) -> bool:
         return not self.generator

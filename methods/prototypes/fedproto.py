@@ -21,7 +21,9 @@ The paper leaves these points open or contradicts itself, and we chose:
   evaluated in every run.
 - C-^(j) of a class that nobody sent in a round stays as it was.
 - As a rival: lambda = 10 in FedFree (Table A2; its "prototype LR" 0.1 has nothing to set here), which says nothing on
-  the distance. DFFKE gives no lambda.
+  the distance. DFFKE gives no lambda; HtFLlib, which it ran, has 10, the mean square, equal weights and prediction by
+  prototypes (preset `htfllib`). It collects prototypes while the model trains, from all epochs' batches; here they are
+  of the model after training.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, in_chunks, private, register, relay
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, mean_by_class, nearest, table, width_of
 
@@ -74,6 +77,8 @@ def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: floa
 
 @register("fedproto", tables="DFFKE FedFree")
 class FedProto(WithOptimiser):
+    """Pull embeddings towards common class means. A client sends one mean embedding for each class."""
+
     single_replies: ClassVar[str] = "a client sends means of the classes it holds only, so replies have unequal keys"
 
     E: int = 1  # local epochs
@@ -84,7 +89,11 @@ class FedProto(WithOptimiser):
     weights: Literal["equal", "samples", "literal"] = "equal"
     predict: Literal["classifier", "prototypes"] = "prototypes"
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": {**FEDFREE, "lam": 10.0}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "fedfree": {**FEDFREE, "lam": 10.0},
+        "htfllib": {**HTFLLIB, "lam": 10.0, "distance": "mse", "weights": "equal", "predict": "prototypes"},
+    }
 
     def init(self, server: Server) -> Record:
         common_width(server, self.registered_name)

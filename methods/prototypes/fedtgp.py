@@ -18,6 +18,9 @@ phi is the Euclidean distance. We do not have the paper; the equations follow it
 - Eq. 8's distance, the prediction and everything else of the clients: as in FedProto (`distance`, `predict`), whose
   mean squared difference the code has here, too.
 - P^^c goes to the clients for classes of which a prototype has ever arrived.
+- HtFLlib (preset `htfllib`): lambda = 10, 100 epochs, margin "nearest", a hidden layer as wide as the embedding (512
+  there), prototypes of the model *before* its training: it saves the model after it has collected them. Here they are
+  of the trained one.
 - As a rival in FedFree: eta_s = 0.01 and "contrastive temperature" 100 (Table A2), which we read as tau.
 """
 
@@ -32,6 +35,7 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Cohort, Record, Server, State, load, register, sgd, state_of
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE, FedProto, Global
+from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._prototypes import ByClass, common_width, mean_by_class
 
 
@@ -73,6 +77,8 @@ def adaptive_margin(Q: ByClass, tau: float, margin: str) -> Tensor:
 
 @register("fedtgp", tables="DFFKE FedFree")
 class FedTGP(FedProto):
+    """Train class centres with a margin on the server. A client sends one mean embedding for each class."""
+
     S: int = 100  # epochs of the prototypes in a round
     B_s: int = 10  # prototypes in a batch
     eta_s: float = 0.01  # their learning rate
@@ -82,7 +88,14 @@ class FedTGP(FedProto):
     start: Literal["network", "mean"] = "network"
 
     quick: ClassVar[Mapping[str, Any]] = {"S": 2, "hidden": 16}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "fedfree": FEDFREE}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "fedfree": FEDFREE,
+        "htfllib": {
+            **HTFLLIB, "lam": 10.0, "S": 100, "B_s": 10, "eta_s": 0.01, "tau": 100.0, "margin": "nearest",
+            "hidden": 512,
+        },
+    }  # fmt: skip
 
     def net(self, server: Server, width: int) -> GlobalPrototypes:
         hidden = self.hidden if self.start == "network" else None

@@ -31,6 +31,8 @@ class Nothing(Record):
 
 @register("constant")
 class Constant(Method):
+    """Answer with a client's most frequent class. Nothing leaves a client."""
+
     def init(self, server: Server) -> Nothing:
         return Nothing()
 

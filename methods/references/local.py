@@ -26,6 +26,8 @@ class Nothing(Record):
 
 @register("local")
 class Local(WithOptimiser):
+    """Train each client alone. Nothing leaves a client."""
+
     E: int = 1  # epochs a round
     B: int = 64  # batch size
     eta: float = 0.01  # learning rate

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from fedaudit import NUMBER, Plan, Server, Size
+from fedaudit import NUMBER, Plan, Server, Size, load
 from fedaudit.errors import SettingError
 from fedaudit.shape import Shape
 from fedaudit.training import models
@@ -21,6 +21,11 @@ ByClass = dict[int, Tensor]
 def head(model: nn.Module) -> set[str]:
     """Return the names of a model's tensors that belong to its classifier."""
     return {name for name in model.state_dict() if name.startswith("classifier.")}
+
+
+def with_head(model: Net, w: Mapping[str, Tensor]) -> Net:
+    """Return a copy of the model with another classifier."""
+    return load(copy.deepcopy(model), w, head)
 
 
 @functools.cache

@@ -10,6 +10,11 @@ share what is here: who gets which width, which units of which layer belong toge
   network of that width has.
 - If the setting's `model` names one family, widths follow the paper's budgets R_i. A list such as `cnn:2,cnn@0.5:3`
   says them itself. The global model is the family at full width.
+- If nobody has R = 1, HeteroFL never trains the units beyond the widest client's: they stay as they were drawn, in the
+  global model that is evaluated. With DFRD's rho = 5 that is so for five clients or fewer (three quarters of the
+  parameters, for five); `rho` is therefore N - 1 there by default, which leaves the first client whole. Every round's
+  record has the share of parameters that nobody has trained so far (diagnostic `untrained`). DFRD's own rho = 10 for
+  ten clients has nobody at R = 1, and is left as it is.
 - Eq. 1 leaves p_i open ("generally the size of data held"): it is n_i. HeteroFL and FedRolex average without weights in
   their papers; DFRD's equation is the default here, `weighted = false` gives theirs.
 - Batch-norm statistics have a unit each, and are extracted and averaged like parameters (HeteroFL does otherwise).
@@ -25,6 +30,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, fx, nn
 
 from fedaudit import (
@@ -63,6 +69,11 @@ def budgets(N: int, sigma: int, rho: int) -> list[Fraction]:
     Our copy prints floor(rho / N), the same for all. With the i, rho = 40 gives everybody 1/16, as Section 4.2 says.
     """
     return [Fraction(1, 2 ** min(sigma, rho * i // N)) for i in range(1, N + 1)]
+
+
+def default_rho(N: int) -> int:
+    """Return DFRD's 5, or less where nobody of N clients would have the full width."""
+    return min(5, N - 1)
 
 
 def ratio_of(arch: str) -> Fraction:
@@ -239,6 +250,22 @@ def average(w: State, parts: Mapping[int, State], where: Mapping[int, Where], p:
     return State(mean, buffers=w.buffers)
 
 
+def marked(w: State, trained: Mapping[str, Tensor], where: Mapping[int, Where]) -> dict[str, Tensor]:
+    """Return which entries of the parameters anybody has trained, after a round in which `where` was."""
+    masks = {}
+    for name, t in w.parameters.items():
+        mask = trained[name].clone() if name in trained else torch.zeros_like(t, dtype=torch.bool)
+        for of_client in where.values():
+            mask[of_client[name]] = True
+        masks[name] = mask
+    return masks
+
+
+def untrained(trained: Mapping[str, Tensor]) -> float:
+    """Return the share of parameters that nobody has trained."""
+    return 1 - sum(int(mask.sum()) for mask in trained.values()) / sum(mask.numel() for mask in trained.values())
+
+
 # --- what the three methods share -----------------------------------------------------------------------------------
 
 
@@ -253,6 +280,7 @@ class TrainedPart(Up):
 
 class Whole(Record):
     w: State  # theta
+    trained: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # which entries anybody has trained so far
 
 
 class SubModels(WithOptimiser):
@@ -267,14 +295,14 @@ class SubModels(WithOptimiser):
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
     sigma: int = 4  # the narrowest client has (1/2)^sigma of the width
-    rho: int = 5  # how fast budgets fall: R_i = (1/2)^min(sigma, floor(rho i / N))
+    rho: int | None = Field(default=None, ge=0)  # how fast budgets fall; None: 5, or N - 1 if N is at most 5
     weighted: bool = True  # p_i = n_i in Eq. 1; false: p_i = 1
 
     def archs(self, model: str, clients: int) -> list[str]:
         family_of(model)
         if "@" in model or "," in model or ":" in model:
             return models.assign(model, clients)
-        scaled = budgets(clients, self.sigma, self.rho)
+        scaled = budgets(clients, self.sigma, default_rho(clients) if self.rho is None else self.rho)
         return [model if R == 1 else f"{model}@{float(R)}" for R in scaled]
 
     def server_arch(self, model: str) -> str | None:
@@ -303,7 +331,8 @@ class SubModels(WithOptimiser):
             messages[k] = message(extract(w, where[k], w.buffers))
         replies = cohort.ask(self.client_update, messages)
         p: dict[int, float] = {k: r.n if self.weighted else 1 for k, r in replies.items()}
-        return Whole(average(s.w, {k: r.w for k, r in replies.items()}, where, p))  # Eq. 1
+        theta = average(s.w, {k: r.w for k, r in replies.items()}, where, p)  # Eq. 1
+        return Whole(theta, marked(s.w, s.trained, {k: where[k] for k in replies}))
 
     def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
         """Return which units client k trains in this round, and the message that brings it its part."""
@@ -334,6 +363,9 @@ class SubModels(WithOptimiser):
 
     def predictor(self, s: Whole, server: Server) -> nn.Module:
         return load(server.model(), s.w)
+
+    def diagnostics(self, s: Whole) -> dict[str, float]:
+        return {"untrained": untrained(s.trained)} if s.trained else {}
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {

@@ -44,6 +44,8 @@ def drawn(seed: int) -> Pick:
 
 @register("feddropout", tables="DFRD")
 class FederatedDropout(SubModels):
+    """Average random sub-models. A client sends the weights of its sub-model."""
+
     def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
         seed = server.rng(f"units of client {k}").initial_seed() % 2**62
         return choose(plan, R, drawn(seed)), partial(RandomPart, seed)

@@ -23,6 +23,8 @@ from fedaudit.methods.submodels._submodel import Layout, Part, SubModels, Units,
 
 @register("fedrolex", tables="DFRD")
 class FedRolex(SubModels):
+    """Average sub-models whose window rolls on in each round. A client sends the weights of its sub-model."""
+
     def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, type[Part]]:
         def rolling(width: int, m: int) -> torch.Tensor:
             return ((torch.arange(m) + server.t - 1) % width).sort().values

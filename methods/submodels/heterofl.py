@@ -69,6 +69,8 @@ def folded(net: models.Net, R: float) -> models.Net:
 
 @register("heterofl", tables="DFRD")
 class HeteroFL(SubModels):
+    """Average sub-models cut to clients' size. A client sends the weights of its sub-model."""
+
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.02}  # the scaler makes steps longer
 
     scaled: bool = True  # the scaler
@@ -102,7 +104,7 @@ class HeteroFL(SubModels):
     def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         if not (self.sbn and s.w.buffers):
             return s
-        return Whole(settled(s.w, cohort.ask(self.statistics, Query(State(s.w.parameters)))))
+        return Whole(settled(s.w, cohort.ask(self.statistics, Query(State(s.w.parameters)))), s.trained)
 
     def statistics(self, client: Client, msg: Query) -> Statistics:
         net = client.server_model()

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import fedaudit
 from fedaudit.attack import reconstruction as inversion
-from fedaudit.attack.attack_run import _candidates, attack_run, made
+from fedaudit.attack.attack_run import attack_run, candidates_of, made
 from fedaudit.attack.claims import Attacked, Reconstructions
 from fedaudit.attack.scene import Scene
 from fedaudit.attack.similarity import PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
@@ -295,7 +295,7 @@ def run(folder, method, **values):
 
 def scene_of(folder, target=0, threat="server"):
     opened = RunFolder(folder)
-    x, y, member = _candidates(opened.world, target)
+    x, y, member = candidates_of(opened.world, target)
     return Scene(opened, opened.transcript.view(threat), target, x, y), opened.world, (x, y, member)
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import fedaudit.attack.replay
 from fedaudit import Down, Method, Record, State, Up, adam, ce, private, run, sgd, state_of
-from fedaudit.attack.attack_run import _candidates
+from fedaudit.attack.attack_run import candidates_of
 from fedaudit.attack.replay import downloads, replay
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks.shared._models import last_upload
@@ -126,7 +126,7 @@ def test_what_cannot_be_stacked_says_why():
 
 def scene_of(folder, k=0, threat="server"):
     opened = RunFolder(folder)
-    x, y, member = _candidates(opened.world, k)
+    x, y, member = candidates_of(opened.world, k)
     return Scene(opened, opened.transcript.view(threat), k, x, y), member
 
 

@@ -75,7 +75,7 @@ def test_results_are_the_same_without_attacking_again(copy, monkeypatch):
     before = read_record(copy)
     damaged = [result.model_copy(deep=True) for result in before.attacks]
     for result in damaged:
-        result.pooled.auc.value, result.verdict, result.split_broken = 0.123, "nonsense", True
+        result.pooled.auc.value, result.verdict, result.split_broken = result.pooled.auc.low, "nonsense", True
     save_attacks(copy, before.transcript_digest, damaged)
     monkeypatch.setattr("fedaudit.attack.scene.Scene.__init__", lambda *_: pytest.fail("it was attacked again"))
     found = rescore(copy)

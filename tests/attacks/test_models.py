@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from fedaudit import run
-from fedaudit.attack.attack_run import _candidates, attack_run
+from fedaudit.attack.attack_run import attack_run, candidates_of
 from fedaudit.attack.membership import membership_scores
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks.membership.entropy import entropy
@@ -264,7 +264,7 @@ def test_a_shadow_classifier_learns_what_there_is_to_learn():
 
 def scene_of(folder, k=0, threat="server"):
     opened = RunFolder(folder)
-    x, y, member = _candidates(opened.world, k)
+    x, y, member = candidates_of(opened.world, k)
     return Scene(opened, opened.transcript.view(threat), k, x, y), member
 
 

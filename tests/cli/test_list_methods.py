@@ -1,10 +1,16 @@
-"""`fedaudit list methods`: a paper's methods stand together, and each paper's rivals are all there."""
+"""`fedaudit list methods`: by family and without torch; each paper's rivals are all there."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import groupby
 
+import pytest
+
+from fedaudit import registry
 from fedaudit.cli.listing import listing
+from fedaudit.cli.method_list import hosts_and_parts, listed, of_other_packages
 
 TABLES = {
     "DFFKE": "dffke feddistill fedgen_lg fedgh fedkd fedktl fedproto fedtgp fke fml lgfedavg",  # its Tables 2 and 3
@@ -24,3 +30,30 @@ def test_every_papers_rivals_are_listed_together():
     assert found == TABLES
     groups = [group for group, _ in groupby(row.get("in the tables of") for row in rows)]
     assert len(groups) == len(set(groups)), "a group is in one piece"
+
+
+@pytest.mark.parametrize("group", ["methods", "attacks"])
+def test_what_is_read_from_files_is_what_is_registered(group):
+    hosts, parts = hosts_and_parts(group)
+    found = [one.name for one in listed(group)] + [f"{host}+{part}" for host in hosts for part in parts]
+    assert sorted([*found, *of_other_packages(group)]) == registry.names(group)
+
+
+def test_every_method_says_what_it_does_and_what_leaves_a_client():
+    for one in listed("methods"):
+        assert len(one.does) <= 66, f"{one.name}: the line is cut at 80 columns"
+        assert "leaves a client" in one.sends or one.sends.startswith("A client sends"), one.name
+        assert registry.family_of(registry.find(one.name)) != "own"
+
+
+def test_the_list_stands_by_family_and_imports_no_torch():
+    code = (
+        "import sys; from fedaudit.cli.main import app; app(['list', 'methods'], standalone_mode=False); "
+        "print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "False"
+    families = [line for line in out.splitlines() if line and line[0].isupper() and ": " in line]
+    assert [line.split(":")[0] for line in families][:3] == ["Averaging", "Condensation", "Distillation without data"]
+    assert out.index("Averaging:") < out.index("  fedavg ") < out.index("Condensation:") < out.index("  fedaf ")
+    assert max(map(len, out.splitlines())) <= 80

@@ -59,7 +59,7 @@ def test_digits_are_scikit_learns(installed, monkeypatch):
     from sklearn.datasets import load_digits
 
     if installed == "no file":
-        monkeypatch.setattr(datasets, "find_spec", lambda _: None)
+        monkeypatch.setattr(digits, "find_spec", lambda _: None)
     bunch = load_digits()
     assert np.array_equal(digits._digits_table(), np.column_stack([bunch.data, bunch.target]))
 

@@ -209,7 +209,7 @@ def test_too_few_records_name_the_remedy():
 
 
 def test_names_are_specs_with_a_line_each():
-    known = {"iid", "dirichlet", "dirichlet-capped", "classes", "ratio", "domain"}
+    known = {"iid", "dirichlet", "dirichlet-capped", "dirichlet-balanced", "classes", "ratio", "domain"}
     assert {form.partition(":")[0] for form in module.names()} == known
     assert all(module.names().values())
 
@@ -388,3 +388,16 @@ def test_svg_is_the_same_twice_and_other_endings_are_refused(tmp_path):
         bubbles(np.eye(3, dtype=int), None, title="t", class_names=["a", "b"])
     with pytest.raises(SettingError, match="clients x classes"):
         bubbles(np.arange(3), None, title="t")
+
+
+def test_balanced_clients_have_one_size_and_skewed_classes():
+    """1,003 records of ten classes, seven clients: 144 or 143 each, every record once; the smaller alpha, the larger
+    the share of a client's largest class."""
+    y = np.arange(1003) % 10
+    largest = {}
+    for alpha in (0.05, 1.0, 100.0):
+        parts = split(f"dirichlet-balanced:{alpha}", y, 7)
+        assert sorted(len(part) for part in parts) == [143] * 5 + [144] * 2
+        assert sorted(np.concatenate(parts)) == list(range(1003))
+        largest[alpha] = np.mean([np.bincount(y[part]).max() / len(part) for part in parts])
+    assert largest[0.05] > 0.4 > largest[1.0] > 0.2 > largest[100.0]

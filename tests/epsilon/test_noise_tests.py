@@ -190,7 +190,7 @@ def test_the_scale_of_rounded_noise_has_the_p_value_that_simulation_gives(sigma,
     clean = rng.normal(size=(1, n)) * (0.3 if sigma < 1 else 0.0)
     made = residual(rounded(clean + sigma * rng.normal(size=(1, n))), clean, sigma, client=0, round=1, part="E",
                     levels=LEVELS)  # fmt: skip
-    scale = RoundedScale([made.rounded])
+    scale = RoundedScale([made.sizes])
     score, edges = scale._scores[0], scale._parts[0][1][0]
     cells = (np.searchsorted(edges[1:-1], clean[0] / sigma + rng.normal(size=(2000, n))) for _ in range(20))
     sums = np.sort(np.concatenate([score[np.arange(n), c].sum(1) for c in cells]))
@@ -205,7 +205,7 @@ def test_of_three_levels_the_sum_is_a_count():
     within 7 %, and not below them."""
     levels, n, sigma = np.array([-1.0, 0.0, 1.0]), 400, 20.0
     made = residual(np.zeros((1, n)), np.zeros((1, n)), sigma, client=0, round=1, part="E", levels=levels)
-    scale = RoundedScale([made.rounded])
+    scale = RoundedScale([made.sizes])
     zero = stats.norm.cdf(0.5 / sigma) - stats.norm.cdf(-0.5 / sigma)
     ends, middle = scale._scores[0][0, 0], scale._scores[0][0, 1]
     for k in range(8, 25):

@@ -13,8 +13,8 @@ from fedaudit import Down, Method, Record, Up, ce, private, run, sgd
 from fedaudit.cli.listing import summary
 from fedaudit.epsilon.release_path import Rehearsal, _releases, _swap, audit_releases, worst_pair
 from fedaudit.errors import RunError, SettingError
-from fedaudit.privacy import mechanism
 from fedaudit.privacy.calibration import analytic
+from fedaudit.privacy.mechanisms import gaussian as gaussian_mechanism
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 
@@ -158,8 +158,8 @@ def test_an_audit_says_what_it_could_have_found(clipped):
 @pytest.mark.parametrize("kind", ALL)
 def test_too_little_noise_is_found_out(kind, clipped, monkeypatch):
     """The path itself is tried: with a tenth of the noise that the policy promises, every claim falls."""
-    real = mechanism._noise
-    monkeypatch.setattr(mechanism, "_noise", lambda like, sigma, *rest: real(like, sigma / 10, *rest))
+    real = gaussian_mechanism.normal_noise
+    monkeypatch.setattr(gaussian_mechanism, "normal_noise", lambda like, sigma, *rest: real(like, sigma / 10, *rest))
     for found in audit_releases(clipped, kinds=[kind], trials=100):
         assert (found.verdict, found.lower_bound > 1.2, found.p_value < 0.01) == ("refuted", True, True)
 
@@ -168,8 +168,8 @@ def test_too_little_noise_is_found_out(kind, clipped, monkeypatch):
 def test_half_of_the_noise_is_found_out(kind, clipped, monkeypatch):
     """Means that are 2 mu apart, mu = 0.43 the claim's, are known to sqrt(2 / 200): 2 mu - mu is 4.3 of those, where
     1.6 refute."""
-    real = mechanism._noise
-    monkeypatch.setattr(mechanism, "_noise", lambda like, sigma, *rest: real(like, sigma / 2, *rest))
+    real = gaussian_mechanism.normal_noise
+    monkeypatch.setattr(gaussian_mechanism, "normal_noise", lambda like, sigma, *rest: real(like, sigma / 2, *rest))
     found = gaussian(audit_releases(clipped, kinds=[kind], trials=200))[kind]
     assert (found.verdict, found.lower_bound > 1) == ("refuted", True)
 

@@ -13,8 +13,9 @@ from fedaudit import Down, Method, Record, Up, ce, private, public, run, sgd
 from fedaudit.epsilon.client_replay import repeat
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import RunError, SettingError
-from fedaudit.privacy import mechanism
+from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
+from fedaudit.privacy.mechanisms import gaussian
 from fedaudit.progress import unwatched
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
@@ -72,8 +73,8 @@ def everything(folder, **privacy):
 
 
 def scaled(monkeypatch, factor):
-    real = mechanism._noise
-    monkeypatch.setattr(mechanism, "_noise", lambda like, sigma, *rest: real(like, factor * sigma, *rest))
+    real = gaussian.normal_noise
+    monkeypatch.setattr(gaussian, "normal_noise", lambda like, sigma, *rest: real(like, factor * sigma, *rest))
 
 
 def by_kind(audits):
@@ -129,14 +130,14 @@ def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_p
 
 def test_noise_of_another_round_is_found(tmp_path, monkeypatch):
     """The same noise in both rounds: each release by itself is as noisy as promised, their difference is not."""
-    real = mechanism._noise
+    real = gaussian.normal_noise
 
     def again(like, sigma, policy, key):
         seed, client, _, ask, attempt, *rest = key
         return real(like, sigma, policy, (seed, client, 1, ask, attempt, *rest))
 
     with monkeypatch.context() as m:
-        m.setattr(mechanism, "_noise", again)
+        m.setattr(gaussian, "normal_noise", again)
         everything(tmp_path / "a")
     found = by_kind(audit_residuals(tmp_path / "a"))
     for kind in ("embeddings", "label_counts", "logits", "soft_labels"):
@@ -146,17 +147,17 @@ def test_noise_of_another_round_is_found(tmp_path, monkeypatch):
 
 def test_a_release_that_was_not_clipped_is_found(tmp_path, monkeypatch):
     with monkeypatch.context() as m:
-        m.setattr(mechanism, "clip_rows", lambda t, C: t.clone())
+        m.setattr(sensitivity, "clip_rows", lambda t, *_: t.clone())
         everything(tmp_path / "a", embeddings={"noise_multiplier": 0.5, "delta": 1e-2, "sensitivity": "clip:0.1"})
     (found,) = audit_residuals(tmp_path / "a")
     assert found.verdict == "refuted"
 
 
 def test_one_client_with_less_noise_is_named(tmp_path, monkeypatch):
-    real = mechanism._noise
+    real = gaussian.normal_noise
     less = lambda like, sigma, policy, key: real(like, (0.8 if key[1] == "client 1" else 1) * sigma, policy, key)  # noqa: E731
     with monkeypatch.context() as m:
-        m.setattr(mechanism, "_noise", less)
+        m.setattr(gaussian, "normal_noise", less)
         everything(tmp_path / "a", embeddings=ONE)
     (found,) = audit_residuals(tmp_path / "a")
     assert found.verdict == "refuted"

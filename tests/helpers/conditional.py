@@ -36,6 +36,12 @@ def images(w: Weights, h: Tensor, width: int) -> Tensor:
     return torch.tanh(norm(x, 8))
 
 
+def dcgan(w: Weights, h: Tensor) -> Tensor:
+    """s = G(h, w) for 8 x 8 digits by DFRD's authors: from one pixel to 4 x 4, ReLU, to 8 x 8, tanh."""
+    x = conv_transpose2d(h[:, :, None, None], w["layers.0.weight"])
+    return torch.tanh(conv_transpose2d(x.clamp(min=0), w["layers.2.weight"], stride=2, padding=1))
+
+
 def drawn(draw: torch.Generator, p: Tensor, d: int, B: int) -> tuple[Tensor, Tensor]:
     """z ~ N(0, I), then y ~ p(y) by inversion of a uniform number."""
     z = torch.randn(B, d, generator=draw, dtype=torch.float64)
@@ -47,39 +53,41 @@ def drawn(draw: torch.Generator, p: Tensor, d: int, B: int) -> tuple[Tensor, Ten
 class Adam:
     """Adam's steps with their bias corrections, which go on as long as the object does."""
 
-    def __init__(self, eta: float):
-        self.eta, self.t = eta, 0
+    def __init__(self, eta: float, betas: tuple[float, float] = (0.9, 0.999)):
+        self.eta, self.betas, self.t = eta, betas, 0
         self.m: Weights = {}
         self.v: Weights = {}
 
     def step(self, w: Weights, loss: Tensor) -> None:
         self.t += 1
         for (name, t), g in zip(w.items(), torch.autograd.grad(loss, list(w.values())), strict=True):
-            self.m[name] = 0.9 * self.m.get(name, torch.zeros_like(g)) + 0.1 * g
-            self.v[name] = 0.999 * self.v.get(name, torch.zeros_like(g)) + 0.001 * g * g
-            m, v = self.m[name] / (1 - 0.9**self.t), self.v[name] / (1 - 0.999**self.t)
+            a, b = self.betas
+            self.m[name] = a * self.m.get(name, torch.zeros_like(g)) + (1 - a) * g
+            self.v[name] = b * self.v.get(name, torch.zeros_like(g)) + (1 - b) * g * g
+            m, v = self.m[name] / (1 - a**self.t), self.v[name] / (1 - b**self.t)
             with torch.no_grad():
                 t -= self.eta * m / (v.sqrt() + 1e-8)
 
 
 class Momentum:
-    """SGD with momentum on a network."""
+    """SGD with momentum and weight decay on a network."""
 
-    def __init__(self, eta: float, mu: float):
-        self.eta, self.mu = eta, mu
+    def __init__(self, eta: float, mu: float, decay: float = 0.0):
+        self.eta, self.mu, self.decay = eta, mu, decay
         self.v: Weights = {}
 
     def step(self, net: nn.Module, loss: Tensor) -> None:
         named = dict(net.named_parameters())
         for (name, t), g in zip(named.items(), torch.autograd.grad(loss, list(named.values())), strict=True):
+            g = g + self.decay * t.detach()
             self.v[name] = self.mu * self.v[name] + g if name in self.v else g
             with torch.no_grad():
                 t -= self.eta * self.v[name]
 
 
-def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL[softmax p || softmax q], row by row."""
-    a, b = p.softmax(1), q.softmax(1)
+def kl(p: Tensor, q: Tensor, T: float = 1.0) -> Tensor:
+    """KL[softmax p / T || softmax q / T], row by row."""
+    a, b = (p / T).softmax(1), (q / T).softmax(1)
     return (a * (a / b).log()).sum(1)
 
 
@@ -87,12 +95,14 @@ def ce(logits: Tensor, y: Tensor) -> Tensor:
     return -logits.softmax(1)[torch.arange(len(y)), y].log()
 
 
-def apart(s: Tensor, h: Tensor) -> Tensor:
-    """DFRD, Eq. 4 as public code has it: exp(-1/B^2 sum_{j,k} mean|s_j - s_k| mean(h_j - h_k)^2)."""
+def apart(s: Tensor, h: Tensor, squared: bool = False) -> Tensor:
+    """DFRD, Eq. 4 as public code has it: exp(-1/B^2 sum_{j,k} mean|s_j - s_k| mean(h_j - h_k)^2); with mean squares of
+    the images by DFRD's authors."""
     total = torch.zeros(())
     for j in range(len(s)):
         for k in range(len(s)):
-            total = total + (s[j] - s[k]).abs().mean() * ((h[j] - h[k]) ** 2).mean()
+            images = ((s[j] - s[k]) ** 2).mean() if squared else (s[j] - s[k]).abs().mean()
+            total = total + images * ((h[j] - h[k]) ** 2).mean()
     return torch.exp(-total / len(s) ** 2)
 
 

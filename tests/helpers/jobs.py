@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedaudit import adam, ce, sgd
+from fedaudit import Augment, adam, ce, sgd
 from fedaudit.training import models
 from fedaudit.training.fit import Fitted
 from fedaudit.training.stacked.stack import Job
@@ -89,6 +89,18 @@ CASES: dict[str, dict[str, Any]] = {
         "opt": adam(1e-2),
         "each": lambda i, m: {"given": {"held": torch.tensor([1, 1, i % 2, 1])}},
     },
+    "cosine, by epoch": {
+        "arch": "cnn@0.25",
+        "opt": adam(1e-2, schedule="cosine"),
+        "each": lambda i, m: {"epochs": 2 + i},
+    },
+    "cosine, by step": {
+        "arch": "mlp",
+        "opt": sgd(0.1, momentum=0.9, schedule="cosine"),
+        "each": lambda i, m: {"epochs": None, "steps": 5 + 2 * i},
+    },
+    "augmented": {"arch": "mlp", "augment": Augment(crop=2, flip=True, jitter=0.4)},
+    "augmented, batch norm": {"arch": "cnn_bn@0.25", "augment": Augment(crop=1, fill=0.5), "epochs": 3},
     "does not separate": {
         "arch": "mlp",
         "loss": held_out,

@@ -168,7 +168,7 @@ def _record(
             _timing("client 0", "fit", 0.9), _timing("server", "round", 0.25), _timing("evaluation", "evaluate", 0.5),
         ],
         peak_rss_bytes=400_000_000 + 1_000_000 * seed,
-        transcript_digest=f"{method}-{seed}",
+        transcript_digest=f"{method}-{seed}-{accuracy:g}",  # other messages give another accuracy
     )  # fmt: skip
 
 

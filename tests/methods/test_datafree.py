@@ -93,7 +93,7 @@ def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
         for host in ("fedavg", "heterofl", "feddropout", "fedrolex"):
             made = registry.find(f"{host}+{distillation}").make({})
             assert (made.statistics, made.eta_d) == ("host", 0.001)
-            assert getattr(made, "weighting", "uniform") == "uniform", "tau spoils a host"
+            assert getattr(made, "weighting", "dynamic") == "dynamic", "as published, on a host too"
             for preset in (None, "digits", "fashion-mnist"):
                 assert budget(f"{host}+{distillation}", preset) == budget("fedavg+dfrd", preset)
 
@@ -257,3 +257,34 @@ def test_eq_4_acts_as_public_code_has_it_and_is_dead_as_printed():
         left[metric] = float(G.project.weight.grad.norm())
     assert left["l2"] == 0
     assert left["mean"] > 1e-6
+
+
+def test_without_feedback_the_distilled_model_is_scored(tiny, tmp_path):
+    """A rate of 50 spoils any model. With feedback it goes to the clients of round 2; without, they get FedAvg's
+    average, and the spoiled one is scored."""
+    common = {"rounds": 2, "partition": "dirichlet:0.3"}
+    alone = run(tiny("fedavg", set=LOCAL, **common), out=tmp_path / "fedavg")
+    values = {**STEPS, "eta_d": 50.0, "host": LOCAL, "feedback": False}
+    both = run(tiny("fedavg+dfrd", set=values, **common), out=tmp_path / "both")
+    assert both.result.last.global_points["before distillation"] == alone.result.last.global_
+    assert both.result.last.global_ != alone.result.last.global_
+    w = [
+        {e.client: e["w"] for e in entries(tmp_path / d) if (e.message, e.round) == ("Global", 2)}
+        for d in ("fedavg", "both")
+    ]
+    assert all(torch.equal(t, w[1][k][name]) for k in w[0] for name, t in w[0][k].items())
+
+
+def test_fedftg_weighs_teachers_as_it_is_told(tiny, tmp_path):
+    """All alike, for teachers and labels, as in `dfrd`: no counts are asked for, and the model is another one."""
+    made = {}
+    for how in ("dynamic", "uniform"):
+        values = {**STEPS, "host": LOCAL, "weighting": how, "labels": how}
+        run(tiny("fedavg+fedftg", rounds=1, partition="dirichlet:0.3", set=values), out=tmp_path / how)
+        counted = any(e.message == "LabelCounts" for e in entries(tmp_path / how))
+        assert counted == (how == "dynamic")
+        made[how] = final(tmp_path / how)
+    values = {**STEPS, "host": LOCAL, "weighting": "uniform"}
+    run(tiny("fedavg+fedftg", rounds=1, partition="dirichlet:0.3", set=values), out=tmp_path / "weights")
+    mixed = final(tmp_path / "weights")
+    assert any(not torch.equal(t, mixed[name]) for name, t in made["dynamic"].items())

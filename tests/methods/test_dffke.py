@@ -115,7 +115,7 @@ def test_exchange_learns_eq_13_and_eq_14_in_turn():
     current ones first. Every row has the logits of the teacher whose embedding it was decoded from."""
     everybody, answers, rounds, asked = exchanged(T_FKE=5, B=9, eta=0.25)
     ((loss, (x, y), how),) = asked
-    assert loss is student_first
+    assert loss is teacher_first
     assert (how["epochs"], how["batch"], how["opt"].options["lr"], how["norms"]) == (5, 9, 0.25, "batch")
     assert how["turns"] == Turns((15, 15), "step")
     images = [decode(rounds[3]["Dec"], rounds[3]["E"][i], (1, 8, 8)) for i in (1, 2)]
@@ -137,9 +137,9 @@ def test_exchange_learns_eq_13_and_eq_14_in_turn():
 
 def test_every_reading_of_the_exchange_reaches_fit():
     """The other direction, by epoch, batch norms left alone, the student's own six rows with its own logits last."""
-    _, answers, rounds, asked = exchanged(kl="teacher-first", alternate="epoch", statistics="own", own=True, T_FKE=1)
+    _, answers, rounds, asked = exchanged(kl="student-first", alternate="epoch", statistics="own", own=True, T_FKE=1)
     ((loss, (x, y), how),) = asked
-    assert loss is teacher_first
+    assert loss is student_first
     assert (how["epochs"], how["norms"], how["turns"]) == (1, "running", Turns((21, 15), "epoch"))
     assert close(x[15:21], decode(rounds[3]["Dec"], rounds[3]["E"][0], (1, 8, 8)), DECODER)
     assert torch.equal(y[15:21, 0], answers[0][3])
@@ -169,6 +169,7 @@ def test_numbers_out_of_range_are_refused():
 
 def test_presets_are_the_papers():
     assert {name: (DFFKE.make({}, name).T_Dec, DFFKE.make({}, name).T_FKE) for name in DFFKE.presets} == {
+        "authors": (3, 2),
         "cifar10": (3, 2),
         "cifar100": (6, 4),
         "tinyimagenet": (6, 4),

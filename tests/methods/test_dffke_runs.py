@@ -53,6 +53,19 @@ def test_both_circulations_one_copy_up_and_the_others_down(dffke_run):
         assert size["Peers.Y"] == (2 * size["Answered.Y"][0] + 3 * 2 * 8, 3)
 
 
+def test_a_docking_layer_and_a_standardised_decoder_are_billed(tmp_path):
+    """`embed`: client k gets its own theta_k^z, 16 x h_k weights and 16 biases of four bytes. The decoder has two more
+    numbers and a count, of the batch norm behind its output."""
+    values = {**QUICK, "embed": True, "output": "standardised"}
+    record = run(method="dffke", rounds=1, clients=2, model="cnn:1,mlp:1", set=values, out=tmp_path / "a", **FEW)
+    size = sent(tmp_path / "a", 1)
+    assert size["UnifiedDocked.z"] == (sum(4 * (16 * h + 16) for h in (64, 128)), 2)
+    plain, standard = (decoder_size(16, (1, 8, 8), QUICK["w_Dec"], output) for output in ("tanh", "standardised"))
+    assert size["UnifiedDocked.Dec"] == (2 * (standard.payload + standard.buffers), 2)
+    assert (standard.payload, standard.buffers) == (plain.payload, plain.buffers + 4 + 4 + 8)
+    assert not [note for note in record.notes if "traffic" in note.lower()], "declared as it was sent"
+
+
 def test_the_paper_noise_and_what_the_ledger_says(tmp_path):
     """Eq. 15: sigma = sqrt(2 ln(1.25 / delta)) Delta / epsilon with delta = 1/n; Delta = 2 C = 2 under clipping. Pure
     noise on the logits: they keep their size and nothing else. theta_k and Y_k are unprotected: epsilon is infinite."""

@@ -155,10 +155,12 @@ def test_the_average_generator_by_hand():
 
 
 def test_robust_distillation_by_hand():
-    """Eq. 7 has the student first: KL[(1/2, 1/2) || (3/4, 1/4)]; turned round it is the other one."""
+    """Eq. 7 as it was run has the teacher first: KL[(3/4, 1/4) || (1/2, 1/2)]; as printed it is the other one. At
+    T = 2 a teacher of twice the logits says the same."""
     student, teacher = torch.zeros(2, 2), torch.tensor([[LN3, 0.0]] * 2)
-    assert L_kl(student, teacher).item() == pytest.approx(KL_ST, abs=1e-6)
-    assert L_kl(student, teacher, "teacher-student").item() == pytest.approx(KL_TS, abs=1e-6)
+    assert L_kl(student, teacher).item() == pytest.approx(KL_TS, abs=1e-6)
+    assert L_kl(student, teacher, "student-teacher").item() == pytest.approx(KL_ST, abs=1e-6)
+    assert L_kl(student, 2 * teacher, T=2.0).item() == pytest.approx(KL_TS, abs=1e-6)
 
 
 class Desk:
@@ -208,9 +210,9 @@ def distilled(method, rounds, **student):
 
 def test_averaged_data_enters_from_the_second_round_with_weight_alpha():
     """Teachers and student ignore what they are shown, so both terms of Eq. 7 have the same value, whatever G makes:
-    v in round 1, (1 + alpha) v in round 2, where v = KL[uniform || (3, 1, 1) / 5]. The student's rate is 0."""
+    v in round 1, (1 + alpha) v in round 2, where v = KL[(3, 1, 1) / 5 || uniform]. The student's rate is 0."""
     tiny = {"I": 1, "I_g": 0, "I_d": 1, "d": 4, "width": 4, "B": 4, "eta_d": 0.0}
-    v = math.log(1 / 3) - (math.log(3 / 5) + 2 * math.log(1 / 5)) / 3
+    v = math.log(3) + (3 * math.log(3 / 5) + 2 * math.log(1 / 5)) / 5
     desk, _, _ = distilled(DFRD(alpha=0.5, **tiny), 2)
     assert desk.values == pytest.approx([v, 1.5 * v], abs=1e-6)
     desk, _, _ = distilled(DFRD(alpha=0.0, **tiny), 2)

@@ -477,6 +477,49 @@ def test_images_travel_with_one_byte_a_channel(ran):
         assert images.shape == (2, 1, 8, 8)
 
 
+@pytest.mark.parametrize("name", ["fedaf", "feddm"])
+def test_unclamped_images_travel_as_float32_and_are_billed_so(name, tiny, tmp_path):
+    """2 images a class of 8 x 8 grey, 4 bytes each, and 8 bytes that name the class; some pixel is outside [-1, 1]."""
+    setting = tiny(name, rounds=1, set={**find(name).quick, "clamp": "none", "eta_S": 500.0})
+    record = run(setting, out=tmp_path / "a")
+    entries = sent(tmp_path / "a", "CondensedFloats").values()
+    (row,) = (row for row in record.traffic if row.field == "CondensedFloats.S")
+    assert row.payload == sum(len(e["S"]) for e in entries) * (2 * 8 * 8 * 4 + 8)
+    assert max(S.abs().max() for e in entries for S in e["S"].values()) > 1
+
+
+@pytest.mark.parametrize("name", ["fedaf", "feddm"])
+@pytest.mark.parametrize(
+    ("preset", "deviation", "mean"),
+    [
+        ("authors", 2 * (0.2023 + 0.1994 + 0.2010) / 3, [2 * m - 1 for m in (0.4914, 0.4822, 0.4465)]),
+        ("authors-cifar100", 2 * (0.2673 + 0.2564 + 0.2762) / 3, [2 * m - 1 for m in (0.5071, 0.4866, 0.4409)]),
+        ("authors-fashion-mnist", 1.0, [0.0]),
+    ],
+)
+def test_the_preset_authors_is_what_public_code_does(name, preset, deviation, mean):
+    """Means and deviations in [0, 1], as that code has them, brought to [-1, 1]: 2 m - 1 and 2 s."""
+    method = find(name).make({}, preset)
+    assert method.sigma_x == method.aug_sigma == pytest.approx(deviation, abs=5e-4)
+    assert list(method.aug_fill) == pytest.approx(mean, abs=5e-4)
+    assert (method.clamp, method.aug, method.aug_w, method.least) == ("none", "siamese", "siamese-each", 50)
+
+
+@pytest.mark.parametrize("name", ["fedaf", "feddm"])
+def test_condensing_and_training_augment_in_the_units_that_are_set(name, tiny, tmp_path):
+    """The same seed and settings but for the fill: condensed images and the trained model both differ."""
+    images, models_ = [], []
+    for fill in ((-1.0,), (0.25,)):
+        values = {"aug": "siamese", "aug_fill": fill, "eta_S": 500.0, "steps": 6}
+        run(tiny(name, set={**find(name).quick, **values}), out=tmp_path / f"c{fill[0]}")
+        images.append(sent(tmp_path / f"c{fill[0]}", "Condensed")[0]["S"])
+        values = {"aug_w": "siamese-each", "aug_fill": fill}
+        run(tiny(name, set={**find(name).quick, **values}), out=tmp_path / f"w{fill[0]}")
+        models_.append(sent(tmp_path / f"w{fill[0]}", "Global", 2)[0]["w"])
+    assert any(not torch.equal(S, images[1][c]) for c, S in images[0].items())
+    assert any(not torch.equal(t, models_[1][n]) for n, t in models_[0].items())
+
+
 def test_the_server_trains_on_what_it_received(tiny, tmp_path):
     """Round 2 sends the weights that training by hand on the images of round 1's transcript gives, to the bit."""
     setting = tiny("feddm")

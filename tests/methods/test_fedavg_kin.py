@@ -1,4 +1,5 @@
-"""FedProx, FedDyn, MOON and FedBN: their losses by hand, what makes each of them FedAvg, and what they keep."""
+"""FedProx, FedDyn, MOON, FedBN, FedNTD and FedNova: their losses by hand, what makes each of them FedAvg, and what they
+keep."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import run
+from fedaudit import FedauditError, run
 from fedaudit.methods.averaging.fedbn import travels
 from fedaudit.methods.averaging.feddyn import regularised
+from fedaudit.methods.averaging.fednova import FedNova
 from fedaudit.methods.averaging.fedprox import proximal
 from fedaudit.methods.averaging.moon import contrastive, l_con
 from fedaudit.training.fit import Live
@@ -109,14 +111,33 @@ def same_as_fedavg(ran, method, **values):
     return a.keys() == b.keys() and all(equal(a[file], b[file]) for file in a)
 
 
-@pytest.mark.parametrize(("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0})])
+@pytest.mark.parametrize(
+    ("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0}), ("fedntd", {"beta": 0.0})]
+)
 def test_without_its_term_it_is_fedavg_to_the_bit(method, off, ran):
     assert same_as_fedavg(ran, method, set=off)
 
 
-@pytest.mark.parametrize(("method", "on"), [("fedprox", {"mu": 0.1}), ("moon", {"mu": 1.0})])
+@pytest.mark.parametrize(("method", "on"), [("fedprox", {"mu": 0.1}), ("moon", {"mu": 1.0}), ("fedntd", {"beta": 1.0})])
 def test_with_its_term_it_is_not(method, on, ran):
     assert not same_as_fedavg(ran, method, set=on)
+
+
+def test_fednova_takes_only_steps_whose_weights_are_known():
+    FedNova.make({"momentum": 0.9})
+    FedNova.make({"mu": 0.1})
+    for wrong in ({"opt": "adam"}, {"opt": "adam", "mu": 0.1}, {"momentum": 0.9, "mu": 0.1}):
+        with pytest.raises(FedauditError, match=r"mu and momentum|step of adam"):
+            FedNova.make(wrong)
+
+
+@pytest.mark.slow
+def test_the_number_of_steps_costs_nothing_under_dp_sgd(tiny, tmp_path):
+    """It follows from n, which stays the same when a record is replaced; so the client's total is finite."""
+    private = {"training": {"mechanism": "dp-sgd", "sensitivity": "clip:1.0", "noise_multiplier": 0.8}}
+    setting = tiny("fednova", rounds=1, clients=2, model="mlp", aux=0.8, set={"B": 16}, privacy=private)
+    record = run(setting, out=tmp_path / "a")
+    assert all(client.by_kind["count"] == 0 for client in record.ledger)
 
 
 def test_fedbn_without_batch_norm_is_fedavg_to_the_bit(ran):

@@ -44,11 +44,13 @@ def test_adversarial_by_hand():
 
 def test_diversity_by_hand():
     """Eq. 7 for two images at distance 5 (3-4-5) and noises at distance 2: of the four pairs two count, -5 * 2 each, so
-    exp(-20 / 4). As root mean squares over 4 numbers each: 5/2 and 2/2, exp(-2 * 2.5 / 4)."""
+    exp(-20 / 4). As root mean squares over 4 numbers each: 5/2 and 2/2, exp(-2 * 2.5 / 4). As mean squares: 25/4 and
+    4/4."""
     x = torch.tensor([[[[0.0, 0.0], [0.0, 0.0]]], [[[3.0, 4.0], [0.0, 0.0]]]])
     z = torch.tensor([[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]])
     assert zo.L_div(x, z).item() == pytest.approx(math.exp(-5), rel=1e-9)
-    assert zo.L_div(x, z, rms=True).item() == pytest.approx(math.exp(-1.25), rel=1e-9)
+    assert zo.L_div(x, z, distance="rms").item() == pytest.approx(math.exp(-1.25), rel=1e-9)
+    assert zo.L_div(x, z, distance="ms").item() == pytest.approx(math.exp(-2 * 25 / 4 * 4 / 4 / 4), rel=1e-9)
 
 
 def test_diversity_as_published_is_numerically_zero_at_cifar_size():
@@ -56,13 +58,13 @@ def test_diversity_as_published_is_numerically_zero_at_cifar_size():
     gradient that single precision can hold. The rms form gives exp(-0.82 * 1.41) = 0.3."""
     x, z = torch.rand(16, 3, 32, 32) * 2 - 1, torch.randn(16, 100)
     gradient = {}
-    for rms in (False, True):
+    for rms in ("norm", "rms"):
         at = x.clone().requires_grad_()
         zo.L_div(at, z, rms).backward()
         gradient[rms] = at.grad
-    assert gradient[False].abs().max() == 0
-    assert gradient[True].abs().max() > 0
-    assert zo.L_div(x, z, rms=True).item() == pytest.approx(0.3, abs=0.1)
+    assert gradient["norm"].abs().max() == 0
+    assert gradient["rms"].abs().max() > 0
+    assert zo.L_div(x, z, distance="rms").item() == pytest.approx(0.3, abs=0.1)
 
 
 def test_equilibrium_by_hand():

@@ -110,7 +110,7 @@ def test_one_image_moves_alone():
     """change[i, b] is L_G with image b at x_u[i, b], all others at x, minus L_G at x: computed as those words say."""
     g = torch.Generator().manual_seed(1)
     B, q = 4, 3
-    L_G = zo.Objective(tau=2.0, beta_1=0.7, beta_2=1.5, beta_3=0.6, rms=True)
+    L_G = zo.Objective(tau=2.0, beta_1=0.7, beta_2=1.5, beta_3=0.6, distance="rms")
     e, f, x, z = (torch.randn(B, *s, generator=g).double() for s in ((3,), (3,), (1, 2, 2), (2,)))
     e_u, f_u, x_u = (torch.randn(q, B, *s, generator=g).double() for s in ((3,), (3,), (1, 2, 2)))
     y = torch.tensor([0, 2, 1, 1])

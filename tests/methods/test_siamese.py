@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedaudit.methods.condensation._siamese import KINDS, View, _affine, view, views
+from fedaudit.errors import ContractError, SettingError
+from fedaudit.methods.condensation._siamese import KINDS, View, _affine, _kept, _Parameters, each, view, views
 
 
 def drawn(kind, shape=(1, 8, 8), *, tries=200) -> list[View]:
@@ -108,3 +109,77 @@ def test_a_view_has_a_gradient():
     for kind in KINDS:
         seen = drawn(kind, (1, 4, 4), tries=60)[0]
         assert torch.autograd.gradcheck(seen, (x,))
+
+
+def test_outside_and_cut_out_pixels_are_the_mean():
+    """On standardised images, outside is 0: in [-1, 1] each channel's own mean, here 0.2 and -0.5."""
+    x = torch.ones(1, 2, 16, 16, dtype=torch.float64)
+    for kind in ("cutout", "crop"):
+        out = drawn(kind, (2, 16, 16))[0](x, (0.2, -0.5), 0.4)
+        assert out[0, 0].min().item() == pytest.approx(0.2)
+        assert out[0, 1].min().item() == pytest.approx(-0.5)
+        assert out.max().item() == pytest.approx(1.0)
+    with pytest.raises(SettingError, match="aug_fill has 3 numbers, and the images have 2 channels"):
+        drawn("crop", (2, 16, 16))[0](x, (0.1, 0.2, 0.3))
+
+
+def test_brightness_counts_in_deviations():
+    """+0.5 in units of 0.4 is +0.2. Saturation and contrast are ratios, and know no unit."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    x = torch.rand(2, 1, 4, 4, dtype=torch.float64)
+    brighter = View(torch.eye(16, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64), 0.5 * one, one, one)
+    assert torch.allclose(brighter(x, (0.3,), 0.4), x + 0.2)
+    twice = View(torch.eye(16, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64), 0 * one, one, 2 * one)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    assert torch.allclose(twice(x, (0.3,), 0.4), mean + 2 * (x - mean))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_image_has_its_own_parameters_and_all_one_kind(kind):
+    """Image i as the view of its own numbers makes it alone, by the matrix of `view`; the kind is everybody's."""
+    for seed in range(100):
+        torch.manual_seed(seed)
+        u = torch.rand(10, 3, dtype=torch.float64)
+        if int(u[0, 0] * len(KINDS)) == KINDS.index(kind):
+            break
+    x = torch.rand(3, 2, 6, 8, dtype=torch.float64) * 2 - 1
+    torch.manual_seed(seed)
+    out = each(x, (0.1, -0.2), 0.5)
+    different = set()
+    for i in range(3):
+        mine = torch.cat([u[0, :1], u[1:, i]])  # the kind of the first, the strengths of its own
+        with_these = _Given(mine)
+        alone = with_these(x[i : i + 1], (0.1, -0.2), 0.5)
+        assert torch.allclose(out[i], alone[0], atol=1e-9)
+        different.add(round(float((alone - x[i]).sum()), 6))
+    assert len(different) == 3 or kind == "flip"
+
+
+class _Given:
+    """The view that ten given numbers stand for."""
+
+    def __init__(self, u):
+        self.u = u
+
+    def __call__(self, x, fill, unit):
+        of = _Parameters(*_numbers(self.u))
+        h, w = x.shape[2:]
+        move = _affine(h, w, of.scale_x, of.scale_y, of.angle, of.shift_x, of.shift_y)
+        return View(move, _kept(h, w, of), of.brightness, of.saturation, of.contrast)(x, fill, unit)
+
+
+def _numbers(u):
+    """The eleven parameters from ten uniform numbers, as dataset condensation has them."""
+    kind, s = KINDS[int(u[0] * len(KINDS))], 2 * u[1:] - 1
+    still, one = torch.zeros((), dtype=u.dtype), torch.ones((), dtype=u.dtype)
+    mirror = -one if kind == "flip" and u[4] < 0.5 else one
+    scale = (1.2 ** s[0], 1.2 ** s[1]) if kind == "scale" else (one, one)
+    angle = s[2] * math.radians(15) if kind == "rotate" else still
+    shift = (s[4] / 4, s[5] / 4) if kind == "crop" else (still, still)
+    colour = (u[7] - 0.5, 2 * u[8], u[9] + 0.5) if kind == "colour" else (still, one, one)
+    return (scale[0] * mirror, scale[1], angle, *shift, s[6], s[7], one if kind == "cutout" else still, *colour)
+
+
+def test_learned_images_are_not_augmented_one_by_one():
+    with pytest.raises(ContractError, match="not images that are learned"):
+        views("siamese-each", torch.zeros(2, 1, 4, 4, requires_grad=True))

@@ -41,6 +41,37 @@ def test_budgets_by_hand():
     assert FedRolex(sigma=0).archs("cnn", 2) == ["cnn", "cnn"]
 
 
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 5, 6, 10, 40])
+def test_by_default_somebody_has_the_whole_network(clients):
+    """rho = 5 wherever it leaves the first client whole, floor(5 / N) = 0: six clients or more."""
+    archs = HeteroFL().archs("cnn", clients)
+    assert archs[0] == "cnn"
+    assert archs == HeteroFL(rho=min(5, clients - 1)).archs("cnn", clients)
+    assert (HeteroFL(rho=5).archs("cnn", clients)[0] == "cnn") == (clients > 5)
+
+
+def test_what_nobody_has_trained_is_in_the_record(tiny, tmp_path):
+    """Two clients of half the width: HeteroFL never reaches the other units. cnn on 8 x 8 digits has filters 16 and 32
+    of 3 x 3, 64 units on 128 values, 10 classes; at half the width 8, 16, 32 units on 64.
+
+    Parameters: 16 x 9 + 16 + 32 x 16 x 9 + 32 + 64 x 128 + 64 + 10 x 64 + 10 = 13,706. Trained: 8 x 9 + 8 + 16 x 8 x 9
+    + 16 + 32 x 64 + 32 + 10 x 32 + 10 = 3,658. FedRolex rolls on by one unit a round, and reaches more of them."""
+    half = {"clients": 2, "model": "cnn@0.5:2", "rounds": 3}
+    static = run(tiny("heterofl", **half), out=tmp_path / "a")
+    assert [row.diagnostics["untrained"] for row in static.rounds] == pytest.approx([1 - 3658 / 13706] * 3)
+    rolling = run(tiny("fedrolex", **half), out=tmp_path / "b")
+    found = [row.diagnostics["untrained"] for row in rolling.rounds]
+    assert found[0] == pytest.approx(1 - 3658 / 13706)
+    assert found[0] > found[1] > found[2] > 0
+    whole = run(tiny("heterofl", clients=2, rounds=1), out=tmp_path / "c")
+    assert whole.rounds[0].diagnostics["untrained"] == 0
+
+
+def test_a_distillation_hands_its_hosts_share_on(tiny, tmp_path):
+    record = run(tiny("heterofl+feddf", clients=2, rounds=1, model="cnn_bn@0.5:2"), out=tmp_path / "a")
+    assert record.rounds[0].diagnostics.keys() == {"untrained", "agreement"}
+
+
 def test_widths_may_be_listed_but_of_one_family():
     assert HeteroFL().archs("cnn:1,cnn@0.5:2", 3) == ["cnn", "cnn@0.5", "cnn@0.5"]
     assert HeteroFL().server_arch("cnn@0.5:2,cnn@0.25:1") == "cnn"

@@ -207,3 +207,27 @@ def test_the_quick_prv_is_opacus_to_the_bit(history: acc.History, delta: float) 
         accountant.history = list(history)
         epsilons.append(accountant.get_epsilon(delta, eps_error=0.01, delta_error=delta / 1000))
     assert epsilons[0] == epsilons[1] > 0
+
+
+def test_equal_losses_add_up():
+    """Two entries of three and four Laplace releases are seven; a Gaussian beside them costs what it costs."""
+    from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
+
+    apart = compose([Event(2.0, 1.0, 3, LaplaceLoss(0.5)), Event(2.0, 1.0, 4, LaplaceLoss(0.5))], 1e-5)
+    assert apart == compose([Event(2.0, 1.0, 7, LaplaceLoss(0.5))], 1e-5)
+    assert apart.by_accountant["sum"] == pytest.approx(3.5)
+    both = compose([Event(2.0, 1.0, 1, LaplaceLoss(0.5)), Event(5.0)], 1e-5)
+    assert "sum" not in both.by_accountant
+    theirs = pld.from_laplace_mechanism(2.0).compose(pld.from_gaussian_mechanism(5.0)).get_epsilon_for_delta(1e-5)
+    assert theirs - 1e-3 <= both.epsilon_of_record <= theirs + 0.03
+
+
+def test_losses_beyond_all_bounds_are_not_left_out():
+    """Noise of a tenth of the sensitivity: losses are around 1 / (2 x 0.01) = 50 with a deviation of 10, and the curve
+    ends at 60. What lies beyond may be anything, so that the numerical accountant says nothing."""
+    from fedaudit.privacy.mechanisms.discrete_gaussian import DiscreteGaussianRows
+
+    done = compose([Event(0.1, 1.0, 1, DiscreteGaussianRows(0.1))], 1e-5)
+    assert "prv" not in done.by_accountant
+    assert "beyond all bounds" in done.reason
+    assert done.epsilon_of_record == done.by_accountant["rdp"] > 90

@@ -15,15 +15,10 @@ from torch import Tensor
 from fedaudit import State, Up, private, public
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.calibration import analytic
-from fedaudit.privacy.mechanism import (
-    Context,
-    clip_rows,
-    protect,
-    protect_field,
-    random_pixel_sensitivity,
-    system_normal,
-)
+from fedaudit.privacy.mechanism import protect, protect_field
+from fedaudit.privacy.mechanisms.gaussian import system_normal
 from fedaudit.privacy.policy import Policy
+from fedaudit.privacy.sensitivity import Context, clip_rows, random_pixel_sensitivity
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.task import open_client
 from fedaudit.runtime.world import world_of

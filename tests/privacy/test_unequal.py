@@ -20,8 +20,9 @@ from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.dpsgd import fit_private, multiplier_for
 from fedaudit.privacy.ledger import ClientLedger, Ledger, LedgerEntry
-from fedaudit.privacy.mechanism import Context, protect
+from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.policy import Policy
+from fedaudit.privacy.sensitivity import Context
 from fedaudit.stats import cp_lower, cp_upper
 from fedaudit.training import models
 

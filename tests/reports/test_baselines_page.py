@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from fedaudit import Setting
+from fedaudit import Setting, registry
 from fedaudit.runtime.planned_traffic import plan_traffic
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -35,6 +36,12 @@ def test_the_table_is_the_records(made_by, records):
     assert script(made_by).table(kept) in PAGE
     kept[0]["own"] += 0.05
     assert script(made_by).table(kept) not in PAGE
+
+
+def test_every_method_is_in_a_group_and_in_the_suite():
+    grouped = [name for names in script().GROUPS.values() for name in names]
+    listed = [m["method"] for m in tomllib.loads((FOLDER / "baselines.toml").read_text())["methods"]]
+    assert sorted(grouped) == sorted(listed) == sorted(registry.names("methods"))
 
 
 def test_forecasts_are_the_records():

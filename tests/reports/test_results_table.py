@@ -28,7 +28,58 @@ def test_the_table_is_made_from_the_records() -> None:
 def record(accuracy: float, rounds: int, seed: int = 0) -> dict[str, Any]:
     test = {"accuracy": accuracy, "low": accuracy - 0.01, "high": accuracy + 0.01}
     low = {"accuracy": 0.1, "low": 0.0, "high": 0.2}
-    return {"rounds": [{"global": low}, {"global": test}], "rounds_done": rounds, "setting": {"seed": seed}}
+    made = {"device": "one", "commit": "abc", "minutes": 1.0}
+    setting = {"seed": seed, "precision": "float32"}
+    return {"rounds": [{"global": low}, {"global": test}], "rounds_done": rounds, "setting": setting, **made}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"precision": "bf16"}, "bf16"),
+        ({"commit": "fedcba9"}, "fedcba9"),
+        ({"rounds_done": 17}, "17"),
+        ({"device": "another"}, "another"),
+        ({"seed": 7}, "7"),
+    ],
+)
+@pytest.mark.parametrize("key", ["fedaf", "fedaf-fedavg"])
+def test_the_page_no_longer_holds_when_a_record_was_made_otherwise(key, change, said, monkeypatch) -> None:
+    """One record of a row with another precision, commit, number of rounds, device or seed: the page is made otherwise,
+    in this row, and names it."""
+    told = tomllib.loads((RESULTS / "published.toml").read_text())
+    cell = next(cell for cell in told["cell"] if cell["key"] == key)
+    read = TABLE.read
+
+    def changed(name: str) -> dict[str, Any]:
+        found = copy.deepcopy(read(name))
+        if name == cell["records"][0]:
+            found["setting"] |= {k: v for k, v in change.items() if k in ("precision", "seed")}
+            found |= {k: v for k, v in change.items() if k not in ("precision", "seed")}
+        return found
+
+    before = TABLE.row(cell)
+    monkeypatch.setattr(TABLE, "read", changed)
+    after = TABLE.row(cell)
+    assert after[5] != before[5]
+    assert said in after[5]
+    assert TABLE.markdown() != (RESULTS / "README.md").read_text()
+
+
+def test_a_row_that_mixes_says_so_and_is_another_setting() -> None:
+    """Three seeds, one in TF32 at another commit: both are told seed by seed, and nothing is reproduced."""
+    mixed = [record(0.805, 20, seed) for seed in range(3)]
+    assert TABLE.verdict(CELL, mixed) == "reproduced"
+    mixed[1]["commit"], mixed[1]["setting"]["precision"] = "def", "tf32"
+    made = TABLE.Made.of(mixed)
+    assert made.text(20) == (
+        "0, 1, 2 / 20 of 20 / float32 (seed 0), TF32 (seed 1), float32 (seed 2) on one, 3.0 min / abc (seed 0), def "
+        "(seed 1), abc (seed 2)"
+    )
+    assert TABLE.off(CELL, mixed) == (
+        "precision float32 (seed 0), TF32 (seed 1), float32 (seed 2); the seeds differ in precision, commit"
+    )
+    assert TABLE.verdict(CELL, mixed) == "within the spread, in another setting"
 
 
 CELL = {"mean": 80.0, "spread": 1.0, "rounds": 20, "seeds": 3, "differs": "", "why": "no reason"}

@@ -262,7 +262,7 @@ def test_candidates_are_exchangeable(tmp_path):
     """Records sorted by class, more non-members than members: the labels alone must tell nothing."""
     import numpy as np
 
-    from fedaudit.attack.attack_run import _candidates
+    from fedaudit.attack.attack_run import candidates_of
     from fedaudit.runtime.world import World
 
     x = np.random.default_rng(0).integers(0, 255, (2000, 8, 8), dtype=np.uint8)
@@ -271,7 +271,7 @@ def test_candidates_are_exchangeable(tmp_path):
         Setting.make(method="local", dataset=f"npz:{tmp_path / 'd.npz'}", clients=2, partition="iid", holdout=0.6)
     )
     for k in range(2):
-        _, y, member = _candidates(world, k)
+        _, y, member = candidates_of(world, k)
         inside, outside = y[member].float(), y[~member].float()
         error = float((inside.var() / len(inside) + outside.var() / len(outside)).sqrt())
         assert abs(float(inside.mean() - outside.mean())) < 4 * error

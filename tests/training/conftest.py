@@ -32,7 +32,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(cuda_graphs, "_capture", capture)
     monkeypatch.setattr(cuda_graphs, "_records", lambda device: True)
-    for module in ("fit", "stack"):
+    for module in ("fit", "stacked.stack"):
         monkeypatch.setattr(f"fedaudit.training.{module}.recordable", cuda_graphs.recordable)
     monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 2)
     monkeypatch.setattr(cuda_graphs, "WORTH_IT", 2)

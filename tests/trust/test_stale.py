@@ -13,8 +13,8 @@ import pytest
 
 from fedaudit import read_record, run
 from fedaudit.errors import SettingError
+from fedaudit.runtime.code_digest import SCHEME, differences, source_of, sources
 from fedaudit.runtime.code_digest import _text as source_text
-from fedaudit.runtime.code_digest import differences, source_of, sources
 from fedaudit.suite.cell import Cell, missing, stale_attacks, why_stale
 from fedaudit.suite.scheduler import audit
 
@@ -104,7 +104,7 @@ def test_code_is_the_module_its_bases_and_what_they_import(own):
     folder, name = own
     cls = importlib.import_module(name).Mine
     before = sources([cls])
-    assert {name, f"{name}_base", "fedaudit.methods.averaging.fedavg"} <= before.keys()
+    assert {name, f"{name}_base", "fedaudit.methods.fedavg"} <= before.keys()
     assert not any(module.startswith(("fedaudit.runtime", "pydantic", "torch")) for module in before)
     path = folder / f"{name}_base.py"
     path.write_text('"""What this is for."""\n# a remark\n' + path.read_text())
@@ -132,7 +132,7 @@ def test_other_defaults_versions_and_records_without_code_are_stale(kept):
         cell, record.model_copy(update={"versions": {**record.versions, "torch": "1.0"}})
     )
     assert "does not say" in why_stale(cell, record.model_copy(update={"code": None}))
-    assert why_stale(cell, record.model_copy(update={"harness": "2:another"})) == "fedaudit's own code changed"
+    assert why_stale(cell, record.model_copy(update={"harness": "3:another"})) == "fedaudit's own code changed"
 
 
 def test_the_harness_is_the_files_that_compute_a_run(tmp_path, monkeypatch):
@@ -178,8 +178,8 @@ def test_a_dry_run_says_which_cells_would_run_again_and_why(fedaudit, quick, tmp
 
     assert "again" not in said()
     assert "again: --force" in said("--force")
-    changed(cell.folder, "2:another")
-    assert "again: fedaudit.methods.averaging.fedavg changed" in said()
+    changed(cell.folder, "3:another")
+    assert "again: fedaudit.methods.fedavg changed" in said()
     assert "again" not in said("--keep-stale")
     assert read_record(cell.folder).status == "done"  # nothing was moved
 
@@ -193,7 +193,7 @@ def test_an_attack_of_other_code_is_attacked_again(kept):
     attack = made("loss")[1]
     result = {"attack": "loss", "threat": "server", "settings": attack.model_dump(mode="json"), "ran": False}
     fresh = record.model_copy(update={"attacks": [NotRun(**result, source=source_of(type(attack)))]})
-    stale = record.model_copy(update={"attacks": [NotRun(**result, source="2:of yesterday")]})
+    stale = record.model_copy(update={"attacks": [NotRun(**result, source=f"{SCHEME}:of yesterday")]})
     assert (missing(cell, fresh), stale_attacks(cell, fresh)) == ([], [])
     assert (missing(cell, stale), stale_attacks(cell, stale)) == ([("loss", "server")], ["loss"])
     unknown = record.model_copy(update={"attacks": [NotRun(**result)]})
@@ -229,7 +229,7 @@ def test_cells_of_an_older_scheme_are_kept_and_the_audit_says_so_once(fedaudit, 
 
 def changed(folder, to):
     record = json.loads((folder / "record.json").read_text())
-    record["code"]["modules"]["fedaudit.methods.averaging.fedavg"] = to
+    record["code"]["modules"]["fedaudit.methods.fedavg"] = to
     (folder / "record.json").write_text(json.dumps(record))
 
 
@@ -242,18 +242,18 @@ def test_compare_does_not_call_runs_of_other_code_the_same(fedaudit, tmp_path):
     assert "the same to the bit" in out
     assert "other code" not in out
     assert "code not compared, recorded by two schemes of digests: " in " ".join(out.split())
-    changed(tmp_path / "b" / "run", "2:another")
+    changed(tmp_path / "b" / "run", "3:another")
     _, out, _ = fedaudit("compare", tmp_path / "a", tmp_path / "b")
     assert "the same to the bit" not in out
-    assert "made by other code: fedaudit.methods.averaging.fedavg changed" in out
+    assert "made by other code: fedaudit.methods.fedavg changed" in out
 
 
 def test_a_run_does_not_go_on_with_other_code(tmp_path):
     run(method="fedavg", rounds=1, clients=2, out=tmp_path)
     head = json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())
-    head["record"]["code"]["modules"]["fedaudit.methods.averaging.fedavg"] = "2:another"
+    head["record"]["code"]["modules"]["fedaudit.methods.fedavg"] = "3:another"
     (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps(head))
-    with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.averaging.fedavg changed"):
+    with pytest.raises(SettingError, match=r"begun by other code: fedaudit.methods.fedavg changed"):
         run(method="fedavg", rounds=2, clients=2, out=tmp_path, resume=True)
 
 

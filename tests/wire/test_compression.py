@@ -14,7 +14,7 @@ from fedaudit import Down, Method, Record, State, Up, ce, private, public, run, 
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import SettingError, WireError
-from fedaudit.privacy import mechanism
+from fedaudit.privacy.mechanisms import gaussian
 from fedaudit.registry import names
 from fedaudit.reports.report import write_report
 from fedaudit.runtime.folder import setting_key
@@ -157,7 +157,7 @@ def test_hostile_messages_are_refused(old, new):
     right: here the sender is hostile, not the road.)"""
     import xxhash
 
-    from fedaudit.wire import codec
+    from fedaudit.wire.codec import grammar as codec
 
     sent, reply = message()
     blob = encode(reply, stage_of("topk:0.1"), sent)
@@ -440,8 +440,8 @@ def test_honest_noise_under_compression_is_not_refuted(noisy, text):
 
 
 def scaled(monkeypatch):
-    real = mechanism._noise
-    monkeypatch.setattr(mechanism, "_noise", lambda like, sigma, *rest: real(like, 0.5 * sigma, *rest))
+    real = gaussian.normal_noise
+    monkeypatch.setattr(gaussian, "normal_noise", lambda like, sigma, *rest: real(like, 0.5 * sigma, *rest))
 
 
 @pytest.mark.parametrize(("text", "verdict"), [("topk:0.1", "cannot tell"), ("int8", "refuted")])

@@ -9,7 +9,7 @@ import torch
 
 from fedaudit import LowRank, State, Up, private
 from fedaudit.errors import ContractError, WireError
-from fedaudit.privacy.mechanism import rebuilt
+from fedaudit.privacy.trees import rebuilt
 from fedaudit.wire.codec import choices, decode, decode_tree, encode, encode_tree, fields_of, measure, read_header
 from fedaudit.wire.message import size_of
 
@@ -106,7 +106,7 @@ def test_factors_that_do_not_fit_are_refused(shape):
     head = read_header(blob)
     tree = json.loads(head.text)
     tree["d"][0][1]["svd"]["w"] = shape
-    from fedaudit.wire.codec import _Decoder
+    from fedaudit.wire.codec.grammar import _Decoder
 
     tensors = list(LowRank(State({"w": turned(9.0, 0.1)}), 0.9).factors()[0].values())
     with pytest.raises((ValueError, IndexError)):

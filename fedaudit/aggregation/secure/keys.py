@@ -25,7 +25,7 @@ try:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError:
-    HKDF = None  # type: ignore[assignment,misc]
+    HKDF: Any = None  # type: ignore[no-redef]
 
 
 def check_installed() -> None:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedaudit.errors import ContractError
-from fedaudit.privacy.mechanism import dependence, leaves_of
+from fedaudit.privacy.sensitivity import dependence
+from fedaudit.privacy.trees import leaves_of
 from fedaudit.registry import find
 from fedaudit.runtime.code_digest import source_of_method
 from fedaudit.runtime.declarations.tested import TestedMethod

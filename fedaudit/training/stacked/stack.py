@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedaudit.training.augment import Augment
 from fedaudit.training.cuda_graphs import (
     WORTH_IT,
     Recording,
@@ -189,6 +190,12 @@ class _Course:
         self._next = self._run()
         self.index: Tensor | None = next(self._next, None)
 
+    @property
+    def rate(self) -> float:
+        """Return the share of the learning rate that its next step has."""
+        opt, epochs, steps = (self.job.option(name) for name in ("opt", "epochs", "steps"))
+        return float(opt.factor(self.epochs, epochs) if epochs is not None else opt.factor(self.steps, steps))
+
     def advance(self) -> None:
         self.index = next(self._next, None)
 
@@ -261,7 +268,10 @@ class _Fitting:
         self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
-        self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None]] = {}  # with its places and mask
+        # With its places, its mask and its augmentation's numbers.
+        self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None, Tensor | None]] = {}
+        self.augment: Augment | None = first.option("augment")
+        self.rates: list[float] = []  # that were written last
         self.came: dict[_Form, int] = {}  # how often all had batches of that form
         self.idle: set[int] = set()  # jobs that ended, but stay in the stack to keep its shapes
         self.masks: dict[tuple[int, ...], Tensor] = {}
@@ -316,11 +326,12 @@ class _Fitting:
 
     def _step(self, group: Sequence[int]) -> None:
         places = [self.slots.index(i) for i in group]
+        self._set_rates()
         part = self.stack.take(places)
         if self.how.together and part is not self.stack:
             raise RuntimeError(f"{self.jobs[0].option('opt').make.__name__} steps all models of a stack at once")
         index, mask = self._places(group)
-        self._core(part, self._rows(index), mask)
+        self._core(part, self._rows(index, self._drawn(group, index.shape[1])), mask)
         self.stack.put(places, part)
 
     def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
@@ -346,9 +357,12 @@ class _Fitting:
         form = size, ragged and not self.fills
         if form not in self.recordings and not self._record(form, group):
             return False
-        recording, static, static_mask = self.recordings[form]
+        recording, static, static_mask, static_u = self.recordings[form]
         index, mask = self._places(self.slots, size)
         static.copy_(index)
+        if (u := self._drawn(self.slots, size)) is not None and static_u is not None:
+            static_u.copy_(u)
+        self._set_rates()
         if mask is not None and static_mask is not None:
             static_mask.copy_(mask)
         recording()
@@ -367,7 +381,8 @@ class _Fitting:
         static_mask = None if mask is None else mask.clone()
         stack = self.stack
         core = functools.partial(self._core, stack)
-        made = self._choose(lambda: core(self._rows(static), static_mask), stack.tensors(), size, mask is not None)
+        u = None if self.augment is None else torch.zeros(*static.shape, self.augment.NUMBERS, device=self.device)
+        made = self._choose(lambda: core(self._rows(static, u), static_mask), stack.tensors(), size, mask is not None)
         if made is None and not usual:
             self.came[form] = -self.jobs[0].planned  # not again
             return False
@@ -375,7 +390,7 @@ class _Fitting:
             self.records = False
             self._shrink()
             return False
-        self.recordings[form] = made, static, static_mask
+        self.recordings[form] = made, static, static_mask, u
         return True
 
     def _choose(
@@ -399,8 +414,32 @@ class _Fitting:
         self.mapped.products = _faster.get(key, False)
         return made[self.mapped.products]
 
-    def _rows(self, index: Tensor) -> list[Tensor]:
-        return [row[index] for row in self.rows]
+    def _rows(self, index: Tensor, u: Tensor | None) -> list[Tensor]:
+        """Return the rows at these places, (model, row, ...), the first augmented by the numbers u."""
+        rows = [row[index] for row in self.rows]
+        if self.augment is not None and u is not None:
+            rows[0] = self.augment(rows[0].flatten(0, 1), u.flatten(0, 1)).view_as(rows[0])
+        return rows
+
+    def _drawn(self, group: Sequence[int], most: int) -> Tensor | None:
+        """Return the numbers of each job's augmentation, (job, row, number), each drawn as it would be alone."""
+        if self.augment is None:
+            return None
+        drawn = []
+        for i in group:
+            rows = 0 if i in self.idle else len(self._index(i))
+            u = self.augment.draw(rows, self.jobs[i].rng)
+            drawn.append(nn.functional.pad(u, (0, 0, 0, most - rows)))
+        return torch.stack(drawn)
+
+    def _set_rates(self) -> None:
+        """Write each model's share of the learning rate into the stack, where it has changed."""
+        if not self.how.scheduled:
+            return
+        now = [0.0 if i in self.idle else self.courses[i].rate for i in self.slots]
+        if now != self.rates:
+            self.rates = now
+            self.stack.state["rate"].copy_(torch.tensor(now, dtype=torch.float64))
 
     def _places(self, group: Sequence[int], most: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Return where each job's next rows stand, filled up to one number, and which of them count (None: all)."""
@@ -461,6 +500,7 @@ class _Fitting:
         self.slots = [self.slots[place] for place in stay]
         self.idle.clear()
         self.recordings.clear()
+        self.rates = []
         if stay:
             self.stack = self.stack.take(stay)
 

@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedaudit.errors import ContractError
+from fedaudit.training.augment import treats_rows_alone
 from fedaudit.training.fit import (
     check_pure,
     check_rows,
@@ -76,6 +77,8 @@ def never_stacked(job: Job) -> str | None:
         isinstance(m, _BatchNorm) and m.num_features == 1 for m in job.model.modules()
     ):
         return "a batch norm of one channel cannot be mapped over models"
+    if not treats_rows_alone(job.option("augment")):
+        return "its augmentation is not known to treat every row alone"
     turns = job.option("turns")
     if (job.option("epochs") is None) == (job.option("steps") is None) or (
         turns is not None and sum(turns.sizes) != len(job.rows[0])
@@ -92,7 +95,7 @@ def unlike(a: Job, b: Job) -> str | None:
         return "the models differ"
     if [(row.shape[1:], row.dtype) for row in a.rows] != [(row.shape[1:], row.dtype) for row in b.rows]:
         return "the forms of their records differ"
-    options = {"opt": None, "separable": True, "norms": "batch"}
+    options = {"opt": None, "separable": True, "norms": "batch", "augment": None}
     if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
         return "their optimisers or options differ"
     together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is not a string: `never_stacked` came before

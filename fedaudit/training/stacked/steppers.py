@@ -26,11 +26,15 @@ class Stepper:
 
     together = False  # whether all models must take every step
 
-    def __init__(self, options: Mapping[str, Any]):
-        self.options = dict(options)
+    def __init__(self, options: Mapping[str, Any], scheduled: bool = False):
+        self.options, self.scheduled = dict(options), scheduled
 
     def state(self, params: Tensors) -> Tensors:
-        return {}
+        """Return what the optimiser remembers of each model. Under a schedule it holds each model's present share of
+        the learning rate, `rate`, which whoever steps the stack writes before a step.
+        """
+        first = next(iter(params.values()))
+        return {"rate": torch.ones(len(first), dtype=torch.float64, device=first.device)} if self.scheduled else {}
 
     def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
         """Take one step, in place, on the parameters that have a gradient."""
@@ -41,9 +45,11 @@ def stepper(opt: Opt) -> Stepper | str:
     """Return the optimiser that steps each model of a stack as `opt` would, or the reason why there is none."""
     known = {"lr", "momentum", "weight_decay", "nesterov"}
     if opt.make is torch.optim.SGD and opt.options.keys() <= known and _plain(opt.options):
-        return _SGD(opt.options)
+        return _SGD(opt.options, opt.schedule != "constant")
     if opt.make is torch.optim.Adam and opt.options.keys() <= {"lr", "betas", "eps", "weight_decay"}:
-        return _Adam(opt.options)
+        return _Adam(opt.options, opt.schedule != "constant")
+    if opt.schedule != "constant":
+        return f"the learning rate of {opt.make.__name__} changes, and it counts one rate for all of a stack"
     if opt.make in (*_ELEMENTWISE, torch.optim.SGD, torch.optim.Adam) or getattr(opt.make, "elementwise", False):
         return _Torch(opt)
     return f"{opt.make.__name__} is not known to treat every number alone"
@@ -60,7 +66,8 @@ def _chosen(params: Tensors, grads: Mapping[str, Tensor | None]) -> tuple[list[s
 
 class _SGD(Stepper):
     def state(self, params: Tensors) -> Tensors:
-        return {f"b.{name}": torch.zeros_like(p) for name, p in params.items()} if self.options.get("momentum") else {}
+        kept = params.items() if self.options.get("momentum") else ()
+        return {**super().state(params), **{f"b.{name}": torch.zeros_like(p) for name, p in kept}}
 
     @torch.no_grad()
     def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
@@ -75,14 +82,22 @@ class _SGD(Stepper):
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, g)
             g = _foreach("add", g, buffers, alpha=momentum) if self.options.get("nesterov") else buffers
-        torch._foreach_add_(p, g, alpha=-lr)
+        if not self.scheduled:
+            torch._foreach_add_(p, g, alpha=-lr)
+            return
+        for p_, g_ in zip(p, g, strict=True):
+            p_.sub_(g_ * _along(lr * state["rate"], p_))
 
 
 class _Adam(Stepper):
     def state(self, params: Tensors) -> Tensors:
         first = next(iter(params.values()))
         moments = {f"{m}.{name}": torch.zeros_like(p) for m in "mv" for name, p in params.items()}
-        return {**moments, "t": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
+        return {
+            **super().state(params),
+            **moments,
+            "t": torch.zeros(len(first), dtype=torch.float64, device=first.device),
+        }
 
     @torch.no_grad()
     def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
@@ -92,7 +107,7 @@ class _Adam(Stepper):
         lr, (b1, b2) = self.options.get("lr", 1e-3), self.options.get("betas", (0.9, 0.999))
         eps = self.options.get("eps", 1e-8)
         t = state["t"].add_(1)
-        if _fuses(p):
+        if _fuses(p) and not self.scheduled:
             self._fused(names, p, g, state, t)
             return
         if decay := self.options.get("weight_decay", 0.0):
@@ -101,7 +116,7 @@ class _Adam(Stepper):
         torch._foreach_lerp_(m, g, 1 - b1)
         torch._foreach_mul_(v, b2)
         torch._foreach_addcmul_(v, g, g, value=1 - b2)
-        size = lr / (1 - b1**t)  # the step size of each model
+        size = lr / (1 - b1**t) * (state["rate"] if self.scheduled else 1.0)  # the step size of each model
         root = (1 - b2**t).sqrt()
         for p_, m_, v_ in zip(p, m, v, strict=True):
             shape = (-1, *[1] * (p_.dim() - 1))
@@ -122,6 +137,11 @@ class _Adam(Stepper):
             P, G, M, V, [], counts, lr=float(lr), beta1=b1, beta2=b2, weight_decay=decay, eps=eps, amsgrad=False,
             maximize=False,
         )  # fmt: skip
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """Return a number for each model in the shape that multiplies the models' tensors."""
+    return values.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def _fuses(p: Sequence[Tensor]) -> bool:

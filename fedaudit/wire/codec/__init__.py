@@ -34,6 +34,7 @@ from fedaudit.wire.codec.inspection import (
     state_tensors,
     tensors_in,
 )
+from fedaudit.wire.codec.stored import stored_digest, stored_header
 
 __all__ = [
     "BLOB_LIMIT",
@@ -62,6 +63,8 @@ __all__ = [
     "read_header",
     "state_shapes",
     "state_tensors",
+    "stored_digest",
+    "stored_header",
     "stored_tensor",
     "tensors_in",
     "tree_of",

@@ -54,7 +54,7 @@ from fedaudit.wire.svd import recombined
 
 STRING_LIMIT = 4096  # characters: a longer text counts as data, and data travels as a tensor
 BLOB_LIMIT = 1 << 36  # bytes
-_STORED = {
+STORED_TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
@@ -277,7 +277,7 @@ def _digest_there(blob: bytes, head: Header) -> str:
     h, view = xxhash.xxh3_128(head.text.encode()), memoryview(blob)
     for i in range(len(head.tensors)):
         dtype, shape, begin, end = head.tensors[i]
-        h.update(f"{_STORED[dtype]}{list(shape)}".encode())
+        h.update(f"{STORED_TYPES[dtype]}{list(shape)}".encode())
         h.update(view[begin:end])
     return h.hexdigest()
 
@@ -413,11 +413,11 @@ def _placed(t: Any, start: int, length: int) -> tuple[str, tuple[int, ...], int,
 
 def check_size(dtype: str, shape: list[int], size: int) -> None:
     """Raise unless `size` bytes are a tensor of that shape: memory must not be allocated on a file's word alone."""
-    if dtype not in _STORED:
+    if dtype not in STORED_TYPES:
         raise ValueError(f"there is no tensor type {dtype[:40]!r}")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
         raise ValueError(f"{str(shape)[:80]} is not a tensor's shape")
-    if math.prod(shape) * _STORED[dtype].itemsize != size:
+    if math.prod(shape) * STORED_TYPES[dtype].itemsize != size:
         raise ValueError(f"{size} bytes are not a {dtype} tensor of shape {str(shape)[:80]}")
 
 
@@ -620,8 +620,8 @@ def stored_tensor(dtype: str, shape: list[int], data: bytearray) -> Tensor:
     """Return a tensor made from its bytes. `dtype` is safetensors' name of the type."""
     check_size(dtype, shape, len(data))
     if not data:
-        return torch.empty(shape, dtype=_STORED[dtype])
-    return torch.frombuffer(data, dtype=_STORED[dtype]).reshape(shape)
+        return torch.empty(shape, dtype=STORED_TYPES[dtype])
+    return torch.frombuffer(data, dtype=STORED_TYPES[dtype]).reshape(shape)
 
 
 class _Lazy:

@@ -99,6 +99,13 @@ def packed(tensors: Sequence[Tensor], head: str) -> bytes:
     return b"".join([text, *(raw(tensors[i]) for i in order)])
 
 
+def packed_size(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], head: str) -> int:
+    """Return how many bytes `packed` gives for tensors of these types and shapes."""
+    table, _, spans = _table(tuple(kinds), ())
+    text = f'{{"__metadata__":{_json({"fedaudit": head})}{table}}}'.encode()
+    return 8 + len(text) + -len(text) % 8 + max((end for *_, end in spans.values()), default=0)
+
+
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Any]:
     """Return tensors in main memory as the pieces of a safetensors file."""
     if any(t.dtype not in NAMES for t in tensors.values()):

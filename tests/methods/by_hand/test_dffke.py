@@ -13,6 +13,7 @@ from by_hand import close, drawing, epoch, played, rng
 from torch import nn
 from torch.nn import functional as F
 
+from fedaudit import Augment
 from fedaudit.rng import generator
 
 ETA, B, E_LOCAL, H, W = 1e-3, 40, 2, 12, 3
@@ -23,11 +24,25 @@ NUMBERS = {
 }  # fmt: skip
 LITERAL = {"kl": "student-first", "alternate": "step"}
 OTHER = {"kl": "teacher-first", "alternate": "epoch", "own": True, "statistics": "own", "md": "MSE", "fresh": True}
+AUTHORS = {
+    "kl": "teacher-first", "alternate": "step", "embed": True, "review": True, "fresh": "decoder",
+    "output": "standardised", "mean_x": -0.1, "sigma_x": 0.6, "B_Tran": "client", "decay_Tran": 1e-3, "decay": 1e-2,
+    "crop": 1, "jitter": 0.4, "flip": True,
+}  # fmt: skip
 ARCHS = ["cnn_bn", "mlp", "cnn_bn", "mlp"]
 
 
-def decoder():
-    """Section 4.1: three layers; images of 8 x 8 begin as 2 x 2."""
+class Scaled(nn.Module):
+    """Standardised images in the units of the real ones."""
+
+    def forward(self, x):
+        return x * AUTHORS["sigma_x"] + AUTHORS["mean_x"]
+
+
+def decoder(standardised=False):
+    """Section 4.1: three layers; images of 8 x 8 begin as 2 x 2. The author's code: unit variance behind them."""
+    last = [nn.BatchNorm2d(1, affine=False)] if standardised else []
+    more = OrderedDict(units=Scaled()) if standardised else {}
     return nn.Sequential(OrderedDict(
         linear=nn.Linear(H, 2 * W * 2 * 2),
         shape=nn.Unflatten(1, (2 * W, 2, 2)),
@@ -35,27 +50,35 @@ def decoder():
             nn.BatchNorm2d(2 * W), nn.Upsample(scale_factor=2), nn.Conv2d(2 * W, 2 * W, 3, padding=1, bias=False),
             nn.BatchNorm2d(2 * W), nn.LeakyReLU(0.2), nn.Upsample(scale_factor=2),
             nn.Conv2d(2 * W, W, 3, padding=1, bias=False), nn.BatchNorm2d(W), nn.LeakyReLU(0.2),
-            nn.Conv2d(W, 1, 3, padding=1), nn.Tanh(),
+            nn.Conv2d(W, 1, 3, padding=1), nn.Tanh(), *last,
         ),
+        **more,
     ))  # fmt: skip
 
 
-def steps(losses, parameters):
+def steps(losses, parameters, decay=0.0):
     """Adam over a list of losses, each computed when its turn comes."""
-    adam = torch.optim.Adam(parameters, lr=ETA)
+    adam = torch.optim.Adam(parameters, lr=ETA, weight_decay=decay)
     for loss in losses:
         adam.zero_grad()
         loss().backward()
         adam.step()
 
 
-def local_training(net, x, y, order):
-    """Line 5, Eq. 9: min CE(f(x; theta_k), y)."""
-    todo = [b for _ in range(E_LOCAL) for b in epoch(order, len(x), B)]
-    steps([lambda b=b: F.cross_entropy(net(x[b]), y[b]) for b in todo], net.parameters())
+def local_training(net, x, y, order, setting):
+    """Line 5, Eq. 9: min CE(f(x; theta_k), y). Each batch's images are moved, mirrored and coloured by numbers that are
+    drawn when its turn comes."""
+    adam = torch.optim.Adam(net.parameters(), lr=ETA, weight_decay=setting.get("decay", 0.0))
+    augment = Augment(crop=1, flip=True, jitter=0.4, fill="mean")
+    for _ in range(E_LOCAL):
+        for b in epoch(order, len(x), B):
+            seen = augment(x[b], torch.rand(len(b), 6, generator=order)) if "crop" in setting else x[b]
+            adam.zero_grad()
+            F.cross_entropy(net(seen), y[b]).backward()
+            adam.step()
 
 
-def docking(E, Y, layers, head, order):
+def docking(E, Y, layers, head, order, setting):
     """Line 9, Eq. 11: min sum_k CE(l(z(E_k; theta_k^z); theta^l), Y_k), over rows of all clients mixed."""
     rows = [(k, i) for k in E for i in range(len(E[k]))]
 
@@ -67,9 +90,19 @@ def docking(E, Y, layers, head, order):
             torch.stack(ce).mean() + 0 * idle
         )  # a layer without rows in b has the gradient 0, and Adam still moves it
 
-    todo = [b for _ in range(T_TRAN) for b in epoch(order, len(rows), B_TRAN)]
+    if setting.get("B_Tran") == "client":  # an epoch is one step on all rows of each client
+        todo, first = [], 0
+        for k in E:
+            todo.append(torch.arange(first, first + len(E[k])))
+            first += len(E[k])
+        for _ in range(T_TRAN):
+            for k in E:
+                torch.randperm(len(E[k]), generator=order)
+        todo = todo * T_TRAN
+    else:
+        todo = [b for _ in range(T_TRAN) for b in epoch(order, len(rows), B_TRAN)]
     parameters = [p for layer in [*layers.values(), head] for p in layer.parameters()]
-    steps([lambda b=b: loss(b) for b in todo], parameters)
+    steps([lambda b=b: loss(b) for b in todo], parameters, setting.get("decay_Tran", 0.0))
 
 
 def train_decoder(Dec, E, nets, layers, order, md):
@@ -100,7 +133,7 @@ def train_decoder(Dec, E, nets, layers, order, md):
 
 def images(state, e):
     """D^ = Dec(E~), by the decoder of that round, in evaluation mode."""
-    Dec = decoder().double()
+    Dec = decoder("layers.11.running_mean" in state).double()
     Dec.load_state_dict(state)
     with torch.no_grad():
         return Dec.eval()(e)
@@ -113,24 +146,38 @@ def divergence(kl, student, teacher):
     return (p * (p.log() - q.log())).sum(1).mean()
 
 
-def exchange(net, D, B_t, order, setting):
-    """Lines 18-20: T_FKE epochs, Eq. 13 on D^_i and Eq. 14 on B^t_i taking turns, one Adam."""
+def exchange(net, D, B_t, order, setting, own=None, z=None):
+    """Lines 18-20: T_FKE epochs, Eq. 13 on D^_i and Eq. 14 on B^t_i taking turns, one Adam. By the author's code, own
+    records are a third part, all three spread evenly over the epoch, and docked embeddings are drawn together."""
     parts = [[torch.cat(t) for t in zip(*part, strict=True)] for part in (D, B_t) if part]
     losses = []
+
+    def loss(x, y, e=None):
+        if e is None and y.dim() == 1:  # own records with their labels
+            return F.cross_entropy(net(x), y)
+        h = net.encode(x)
+        far = ((z(h) - e) ** 2).mean() if setting.get("embed") else 0
+        return divergence(setting["kl"], net.classify(h), y) + far
+
+    if setting.get("review"):
+        parts.append(own)
     for _ in range(T_FKE):
-        batches = [[(x[b], y[b]) for b in epoch(order, len(x), B)] for x, y in parts]
-        if setting["alternate"] == "step" and len(batches) == 2:
+        batches = [[tuple(t[b] for t in part) for b in epoch(order, len(part[0]), B)] for part in parts]
+        if setting.get("review"):
+            at = [((j + 0.5) / len(part), i, j) for i, part in enumerate(batches) for j in range(len(part))]
+            turns = [batches[i][j] for _, i, j in sorted(at)]
+        elif setting["alternate"] == "step" and len(batches) == 2:
             first, second = batches
             turns = [pair for i in range(max(map(len, batches))) for pair in (*first[i : i + 1], *second[i : i + 1])]
         else:
             turns = [pair for part in batches for pair in part]
-        losses += [lambda x=x, y=y: divergence(setting["kl"], net(x), y) for x, y in turns]
+        losses += [lambda rows=rows: loss(*rows) for rows in turns]
     net.train()
     if setting.get("statistics") == "own":
         for layer in net.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.eval()
-    steps(losses, net.parameters())
+    steps(losses, net.parameters(), setting.get("decay", 0.0))
 
 
 def sample(seed, i, past, n):
@@ -143,7 +190,7 @@ def sample(seed, i, past, n):
     return {s: torch.randperm(n, generator=generator(seed, i, s))[:m] for s, m in counts.items() if m}
 
 
-@pytest.mark.parametrize("reading", [LITERAL, OTHER], ids=["literal", "other"])
+@pytest.mark.parametrize("reading", [LITERAL, OTHER, AUTHORS], ids=["literal", "other", "authors"])
 def test_three_rounds(reading, tmp_path):
     setting = {**NUMBERS, **reading}
     ran = played(
@@ -170,7 +217,7 @@ def test_three_rounds(reading, tmp_path):
         for k in present:  # lines 4-6
             x, y = ran.rows[k]
             nets[k].train()
-            local_training(nets[k], x, y, rng(f"client {k}", "fit 1", t))
+            local_training(nets[k], x, y, rng(f"client {k}", "fit 1", t), setting)
             nets[k].eval()
             with torch.no_grad():
                 E[k], Y[k] = nets[k].encode(x), y
@@ -184,14 +231,15 @@ def test_three_rounds(reading, tmp_path):
                 ran.net(nets[k].state_dict(), ARCHS[k])  # the server makes room for theta_k, and draws weights for it
             layers = {k: nn.Linear(E[k].shape[1], H) for k in present}
             head = nn.Linear(H, 10)
-            Dec = decoder()
+            Dec = decoder(setting.get("output") == "standardised")
             torch.set_default_dtype(torch.float32)
         if not setting.get("fresh"):
             Dec.load_state_dict(Dec_state)
+        if setting.get("fresh") is not True:
             for k in present:
                 if k in z:
                     layers[k].load_state_dict(z[k])
-        docking(E, Y, layers, head, rng("server", "fit 1", t))
+        docking(E, Y, layers, head, rng("server", "fit 1", t), setting)
         z |= {k: {name: p.detach().clone() for name, p in layers[k].named_parameters()} for k in present}
         with torch.no_grad():
             E_ = {k: layers[k](E[k]) for k in present}  # line 10, Eq. 10
@@ -199,7 +247,9 @@ def test_three_rounds(reading, tmp_path):
         train_decoder(Dec, E_, here, layers, rng("server", "Dec", t), setting.get("md"))  # line 12
         Dec_state = {name: p.clone() for name, p in Dec.state_dict().items()}
         for k in present:  # line 13
-            unified = ran.sent("Unified", t)[k]
+            unified = ran.sent("UnifiedDocked" if setting.get("embed") else "Unified", t)[k]
+            if setting.get("embed"):
+                close(z[k], unified.z, f"round {t}: the docking layer of client {k}")
             close(Dec_state, unified.Dec, f"round {t}: Dec")
             close({str(i): e for i, e in E_.items()}, {str(i): e for i, e in unified.E.items()}, f"round {t}: E~")
         close(Dec_state, ran.states[t].Dec, f"the decoder after round {t}")
@@ -226,14 +276,19 @@ def test_three_rounds(reading, tmp_path):
 
         for k in present:  # lines 18-21
             teachers = [i for i in present if i != k] + ([k] if setting.get("own") else [])
-            D = [(images(Dec_state, E_[i]), answers[i][t]) for i in teachers]  # Eq. 13
+
+            def decoded(Dec, e, y):
+                return (images(Dec, e), y, e) if setting.get("embed") else (images(Dec, e), y)
+
+            D = [decoded(Dec_state, E_[i], answers[i][t]) for i in teachers]  # Eq. 13
             B_t = [  # Eq. 14
-                (images(memory[k][s][0], memory[k][s][1][i][rows[i][s]]), answers[i][s])
+                decoded(memory[k][s][0], memory[k][s][1][i][rows[i][s]], answers[i][s])
                 for s in sorted(memory[k])
                 for i in present
                 if i != k and s in rows[i]
             ]
-            exchange(nets[k], D, B_t, rng(f"client {k}", "fit 1", t, ask=2), setting)
+            layer = copy.deepcopy(layers[k]).requires_grad_(False)
+            exchange(nets[k], D, B_t, rng(f"client {k}", "fit 1", t, ask=2), setting, ran.rows[k], layer)
             close(nets[k].state_dict(), ran.model(k, t), f"round {t}: client {k} after the exchange")
             memory[k][t] = (Dec_state, E_)
             memory[k] = {s: memory[k][s] for s in sorted(memory[k])[-R:]}

@@ -10,20 +10,35 @@ from __future__ import annotations
 import pytest
 import torch
 from by_hand import close, played, rng
-from conditional import Adam, Momentum, apart, ce, drawn, images, kl, still, weights
+from conditional import Adam, Momentum, apart, ce, dcgan, drawn, images, kl, still, weights
 from narrow import trained
+
+from fedaudit.methods.datafree._generator import DCGAN
 
 B, ETA = 32, 0.1
 SET = {"I": 2, "I_g": 2, "I_d": 2, "B": 12, "d": 6, "width": 4, "eta_g": 0.003, "eta_d": 0.02}
 LAM, ALPHA = 0.4, 0.7
 
 
+AUTHORS = {
+    "T": 3.0, "tran": "student-detached", "metric": "ms", "net": "dcgan", "betas": (0.5, 0.99), "momentum": 0.0,
+    "decay": 0.1, "optimisers": "turn", "statistics": "batch", "feedback": False,
+}  # fmt: skip
+
+
 class Server:
     """What the server keeps: the generator, its average, and the optimisers' state."""
 
-    def __init__(self, G):
-        self.w, self.w_ = weights(G), None
-        self.opt_G, self.opt_f = Adam(SET["eta_g"]), Momentum(SET["eta_d"], 0.9)
+    def __init__(self, G, of=None):
+        self.w, self.w_, self.of = weights(G), None, of or {}
+        self.renew()
+
+    def renew(self):
+        self.opt_G = Adam(SET["eta_g"], self.of.get("betas", (0.9, 0.999)))
+        self.opt_f = Momentum(SET["eta_d"], self.of.get("momentum", 0.9), self.of.get("decay", 0.0))
+
+    def images(self, w, h):
+        return dcgan(w, h) if self.of.get("net") == "dcgan" else images(w, h, SET["width"])
 
     def distil(self, f, teachers, n, t, mode, beta_tran=1.0, beta_div=1.0, weighting="dynamic"):
         """Eqs. 2-7. `mode` puts f into the mode in which it learns; `weighting` says where tau weighs."""
@@ -39,19 +54,25 @@ class Server:
         def ensemble(s, y, tau):
             return sum(tau[i][y][:, None] * teacher(s) for i, teacher in enumerate(teachers))
 
+        T = self.of.get("T", 1.0)
         for _ in range(SET["I"]):
             for p_ in f.parameters():
                 p_.requires_grad_(False)
-            f.eval()
+            if self.of.get("optimisers") == "turn":
+                self.renew()
+            f.train(self.of.get("statistics") == "batch")
             for _ in range(SET["I_g"]):
                 z, y = drawn(draw, p, SET["d"], SET["B"])
                 h = h_of(self.w, z, y)
-                s = images(self.w, h, SET["width"])
+                s = self.images(self.w, h)
                 teacher, student = ensemble(s, y, tau_gen), f(s)
                 black = (student.argmax(1) != y) & (teacher.argmax(1) == y)  # epsilon
                 L_fid = ce(teacher, y).mean()  # Eq. 2
-                L_tran = -(black * kl(teacher, student)).mean()  # Eq. 3
-                self.opt_G.step(self.w, L_fid + beta_tran * L_tran + beta_div * apart(s, h))  # Eqs. 4, 5
+                detached = self.of.get("tran") == "student-detached"
+                gap = kl(student.detach(), teacher, T) if detached else kl(teacher, student, T)
+                L_tran = -(black * gap).mean()  # Eq. 3
+                L_div = apart(s, h, self.of.get("metric") == "ms")  # Eq. 4
+                self.opt_G.step(self.w, L_fid + beta_tran * L_tran + beta_div * L_div)  # Eq. 5
             for p_ in f.parameters():
                 p_.requires_grad_(True)
             mode(f)
@@ -62,9 +83,10 @@ class Server:
                         continue
                     z, y = drawn(draw, p, SET["d"], SET["B"])
                     with torch.no_grad():
-                        s = images(w, h_of(w, z, y), SET["width"])
+                        s = self.images(w, h_of(w, z, y))
                         teacher = ensemble(s, y, tau_md)
-                    L_md = L_md + weight * kl(f(s), teacher).mean()
+                    printed = self.of.get("md") == "student-teacher"
+                    L_md = L_md + weight * (kl(f(s), teacher, T) if printed else kl(teacher, f(s), T)).mean()
                 self.opt_f.step(f, L_md)
         now = {name: v.detach().clone() for name, v in self.w.items()}
         self.w_ = now if self.w_ is None else {n: LAM * self.w_[n] + (1 - LAM) * now[n] for n in now}  # Eq. 6
@@ -81,10 +103,12 @@ def counts(ran):
 
 
 def test_three_rounds_from_scratch(tmp_path):
+    """With Eq. 7 as printed; on FedAvg it is KL(teacher, student), the default."""
     values = {**SET, "lam": LAM, "alpha": ALPHA, "beta_div": 1.5, "beta_tran": 2.0, "host": {"B": B, "eta": ETA}}
+    values["md"] = "student-teacher"
     ran = played("dfrd", tmp_path / "run", rounds=3, set=values)
     n, own = counts(ran), dict(ran.first)
-    server, f = Server(ran.states[0].nets.G), ran.net(ran.states[0].host.w)
+    server, f = Server(ran.states[0].nets.G, {"md": "student-teacher"}), ran.net(ran.states[0].host.w)
     for t in (1, 2, 3):
         assert ran.order(0, t) == ["Begin", "HowMany"]
         for k, rows in ran.rows.items():
@@ -103,10 +127,11 @@ def keeps_statistics(f):
     f.encoder.bn2.eval()
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "images", "targets"])
+@pytest.mark.parametrize("weighting", ["dynamic", "uniform", "images", "targets"])
 def test_two_rounds_on_fedavg(weighting, tmp_path):
     """With tau nowhere, for the generator alone, and for the targets alone; from scratch it is everywhere."""
-    values = {**SET, "lam": LAM, "alpha": ALPHA, "weighting": weighting, "host": {"B": B, "eta": ETA}}
+    values = {**SET, "lam": LAM, "alpha": ALPHA, "host": {"B": B, "eta": ETA}}
+    values |= {} if weighting == "dynamic" else {"weighting": weighting}  # dynamic is the default
     ran = played("fedavg+dfrd", tmp_path / "run", rounds=2, model="cnn_bn", set=values)
     n = counts(ran)
     share = n.sum(1) / n.sum()
@@ -129,3 +154,60 @@ def test_two_rounds_on_fedavg(weighting, tmp_path):
         assert all(torch.equal(f.state_dict()[name], w[name]) for name in statistics)
         w = dict(f.state_dict())
         close(w, ran.states[t].host.w, "the global model")
+
+
+class ByBatch:
+    """A network that is normalised by its own batch, and whose running statistics stay."""
+
+    def __init__(self, net):
+        self.net = still(net)
+        self.net.encoder.bn1.momentum = self.net.encoder.bn2.momentum = 0.0
+        self.net.train()
+
+    def __call__(self, s):
+        return self.net(s)
+
+
+def by_its_batch(f):
+    f.train()
+    f.encoder.bn1.momentum = f.encoder.bn2.momentum = 0.0
+
+
+def test_two_rounds_on_fedavg_as_the_authors_code_has_it(tmp_path):
+    """All settings of the preset: the clients get the plain average, and the distilled model is scored only."""
+    values = {**SET, "lam": LAM, "alpha": ALPHA, "host": {"B": B, "eta": ETA}, **AUTHORS}
+    ran = played("fedavg+dfrd", tmp_path / "run", rounds=2, model="cnn_bn", set=values)
+    n = counts(ran)
+    share = n.sum(1) / n.sum()
+    server, w = Server(ran.states[0].nets.G, AUTHORS), dict(ran.states[0].host.w)
+    for t in (1, 2):
+        up = {}
+        for k, rows in ran.rows.items():
+            close(w, ran.sent("Global", t)[k]["w"], f"to client {k}: the plain average")
+            up[k] = trained(ran.net(w), *rows, k, t, B, ETA)
+        w = {name: sum(share[k] * up[k][name] for k in up) for name in up[0]}
+        w = {name: v.round().long() if "tracked" in name else v for name, v in w.items()}
+        close(w, ran.states[t].host.w, "the average goes on")
+        f = ran.net(w)
+        f.encoder.bn1.momentum = f.encoder.bn2.momentum = 0.0
+        server.distil(f, [ByBatch(ran.net(up[k])) for k in up], n, t, by_its_batch)
+        server.agrees(ran.states[t].nets, f"round {t}")
+        told = {name: v for name, v in f.state_dict().items() if "tracked" not in name}
+        close(
+            told, {name: v for name, v in ran.states[t].apart.items() if "tracked" not in name}, "the distilled model"
+        )
+
+
+def test_the_authors_generator_at_32_pixels():
+    """512, 256, 128 and 3 channels of 4 x 4 without a bias; norms behind the second and the third; N(0, 0.02)."""
+    torch.manual_seed(0)
+    G = DCGAN("mul", 64, (3, 32, 32), 10, 128)
+    sizes = [tuple(p.shape) for p in G.layers.parameters() if p.dim() == 4]
+    assert sizes == [(64, 512, 4, 4), (512, 256, 4, 4), (256, 128, 4, 4), (128, 3, 4, 4)]
+    assert [type(layer).__name__ for layer in G.layers] == [
+        "ConvTranspose2d", "ReLU", "ConvTranspose2d", "BatchNorm2d", "ReLU", "ConvTranspose2d", "BatchNorm2d", "ReLU",
+        "ConvTranspose2d", "Tanh",
+    ]  # fmt: skip
+    assert all(0.019 < p.std() < 0.021 for p in G.layers.parameters() if p.dim() == 4)
+    assert G(G.h(torch.randn(2, 64), torch.tensor([0, 1]))).shape == (2, 3, 32, 32)
+    assert DCGAN("mul", 8, (1, 28, 28), 10, 8)(torch.randn(2, 8)).shape == (2, 1, 28, 28)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
 from by_hand import close, epoch, played, rng
@@ -42,31 +45,38 @@ def kl(a, b):
     return (p * (torch.log(p) - torch.log(torch.softmax(b / TAU, 1)))).sum(1)
 
 
-def L_G(e, f, x, z, y):
-    """Eqs. 3, 5, 7, 8, 9, 10, written out; Eq. 7 with root mean squares for norms."""
+def L_G(e, f, x, z, y, distance):
+    """Eqs. 3, 5, 7, 8, 9, 10, written out; Eq. 7 with norms, root mean squares or mean squares."""
+
+    def apart(a, b):
+        square = (a - b).square()
+        return {"norm": square.sum().sqrt(), "rms": square.mean().sqrt(), "ms": square.mean()}[distance]
+
     fid = -torch.log(torch.softmax(e, 1))[torch.arange(B), y].mean()
     adv = -kl(e, f).mean()
-    pairs = [
-        (x[i] - x[j]).square().mean().sqrt() * (z[i] - z[j]).square().mean().sqrt()
-        for i in range(B)
-        for j in range(B)
-        if i != j
-    ]
+    pairs = [apart(x[i], x[j]) * apart(z[i], z[j]) for i in range(B) for j in range(B) if i != j]
     div = torch.exp(-sum(pairs) / B**2)
     p = torch.softmax(e, 1).mean(0)
     info = (p * torch.log(p)).sum()
     return fid + BETA[0] * adv + BETA[1] * div + BETA[2] * info
 
 
-def taught(net, x, y, order, epochs, loss, eta):
-    """Adam on shuffled batches."""
-    adam = torch.optim.Adam(net.train().parameters(), lr=eta)
-    for _ in range(epochs):
-        for b in epoch(order, len(x), B_K):
+def taught(net, x, y, order, epochs, loss, rates, batch):
+    """Adam on shuffled batches, with one rate for each epoch."""
+    adam = torch.optim.Adam(net.train().parameters(), lr=1.0)
+    for _, eta in zip(range(epochs), rates, strict=True):
+        adam.param_groups[0]["lr"] = eta
+        for b in epoch(order, len(x), batch):
             adam.zero_grad()
             loss(net(x[b]), y[b]).backward()
             adam.step()
     return net
+
+
+AUTHORS = {
+    "moments": "fresh", "estimate": "batch", "directions": "sphere", "distance": "ms", "schedule": "cosine",
+    "answers": "batch", "B_prime": "all", "tested": "inner",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("moments", ["kept", "fresh"])
@@ -80,21 +90,49 @@ def test_a_round(moments, tmp_path):
         torch.set_default_dtype(torch.float32)
 
 
-def retell(ran, moments):
+@pytest.mark.parametrize("left_out", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in AUTHORS)])
+def test_a_round_as_the_authors_code_has_it(left_out, tmp_path):
+    """All of the preset `authors`, and all but one fact at a time, so that each is told apart from the printed one."""
+    values = {**SET, "E_k": 2, "B_k": 4, **{name: v for name, v in AUTHORS.items() if name != left_out}}
+    ran = played("fedzge", tmp_path, model="mlp:1,cnn_bn:2", server_model="cnn_bn", set=values)
+    torch.set_default_dtype(torch.float64)
+    try:
+        retell(ran, values.get("moments", "kept"), values)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def cosine(t, T, values):
+    """The share of the rate at epoch or step t of T."""
+    return (1 + math.cos(math.pi * t / T)) / 2 if values.get("schedule") == "cosine" else 1.0
+
+
+def by_itself(net, x):
+    """f(x) with x normalised by its own statistics, the running ones left alone."""
+    net = copy.deepcopy(net).train()
+    return net(x)
+
+
+def retell(ran, moments, values=SET):
+    distance = values.get("distance", "norm")
     N = {k: len(y) for k, (_, y) in ran.rows.items()}
     assert len(set(N.values())) == 3, "clients of unequal size"
     total = sum(N.values())
     f, g = ran.net(ran.states[0].theta, "cnn_bn"), G()
     g.load_state_dict(dict(ran.states[0].theta_G))
     adam, adam_G = torch.optim.Adam(f.parameters(), lr=ETA), torch.optim.Adam(g.train().parameters(), lr=ETA_G)
-    clients = {}
+    clients, inner = {}, []
     for k, (x, y) in ran.rows.items():  # lines 5-9, Eq. 1
         net, order = ran.net(ran.first[k], ARCHS[k]), rng(f"client {k}", "fit 1")
-        clients[k] = taught(net, x, y, order, E_K, F.cross_entropy, ETA_K)
+        rates = [ETA_K * cosine(t, values["E_k"], values) for t in range(values["E_k"])]
+        clients[k] = taught(net, x, y, order, values["E_k"], F.cross_entropy, rates, values["B_k"])
+
+    def answer(net, x):
+        return by_itself(net, x) if values.get("answers") == "batch" else net.eval()(x)
 
     def ensemble(x):
         with torch.no_grad():
-            return sum(N[k] / total * clients[k].eval()(x) for k in clients)
+            return sum(N[k] / total * answer(clients[k], x) for k in clients)
 
     for i in range(2):  # Appendix C: alternately
         z = torch.randn(B, D_Z, generator=rng("server", f"z {i}"))  # line 10
@@ -102,32 +140,48 @@ def retell(ran, moments):
         x_hat = g(z, y)  # line 12
         x = x_hat.detach()
         u = torch.randn(Q, B, 1, 8, 8, generator=rng("server", f"u {i}"))  # line 13
+        if values.get("directions") == "sphere":
+            for image in u.view(Q * B, 64):
+                image /= image.square().sum().sqrt()
         for k in clients:
-            query, answer = ran.down(ask=i)[k], ran.up(ask=i)[k]
+            query, heard = ran.down(ask=i)[k], ran.up(ask=i)[k]
             close({"x": x, "x_u": x + EPSILON * u}, {"x": query.x, "x_u": query.x_u}, f"query {i} to client {k}")
             with torch.no_grad():
-                told = torch.cat([clients[k].eval()(v) for v in (x, *(x + EPSILON * u))])  # line 17
-            close({"f": told}, {"f": answer.f}, f"answer {i} of client {k}")
-            assert N[k] == answer.N
+                told = torch.cat([answer(clients[k], v) for v in (x, *(x + EPSILON * u))])  # line 17
+            close({"f": told}, {"f": heard.f}, f"answer {i} of client {k}")
+            assert N[k] == heard.N
         e = ensemble(x)  # line 20
         f.eval()
         with torch.no_grad():
-            here = L_G(e, f(x), x, z, y)
+            here = L_G(e, f(x), x, z, y, distance)
         estimate = torch.zeros_like(x)
-        for b in range(B):  # Eq. 17 as a function of one image: all others stay where they are
+        for j in range(Q if values.get("estimate") == "batch" else 0):  # one difference for all images
+            moved = x + EPSILON * u[j]
+            with torch.no_grad():
+                there = L_G(ensemble(moved), f(moved), moved, z, y, distance)
+            estimate += 64 * (there - here) / EPSILON * u[j] / Q
+        for b in range(0 if values.get("estimate") == "batch" else B):  # Eq. 17 as a function of one image, others held
             for j in range(Q):
                 moved = x.clone()
                 moved[b] += EPSILON * u[j, b]
                 with torch.no_grad():
-                    there = L_G(ensemble(moved), f(moved), moved, z, y)
+                    told = e.clone()  # an answer depends on the image's own batch, which is that of the direction
+                    together = values.get("answers") == "batch"
+                    told[b] = ensemble(x + EPSILON * u[j] if together else moved)[b]
+                    there = L_G(told, f(moved), moved, z, y, distance)
                 estimate[b] += 64 * (there - here) / EPSILON * u[j, b] / Q
         adam_G.zero_grad()
         x_hat.backward(estimate)  # Eq. 18
         adam_G.step()  # Eq. 19
-        for _ in range((1, 2)[i]):  # f's three epochs, shared out
+        for step in range((1, 2)[i]):  # f's three epochs, shared out
+            adam.param_groups[0]["lr"] = ETA * cosine(step, (1, 2)[i], values)
             adam.zero_grad()
             kl(e, f.train()(x)).mean().backward()  # Eqs. 4, 12
             adam.step()
+            inner.append({name: t.clone() for name, t in f.state_dict().items()})
+    assert len(ran.states[1].inner) == (3 if values.get("tested") == "inner" else 0)
+    for i, kept in ran.states[1].inner.items():
+        close(inner[i - 1], kept, f"f after inner step {i}")
     close(dict(g.state_dict()), ran.states[1].theta_G, "the generator")
     close(dict(f.state_dict()), ran.states[1].theta, "the global model")
     for opt, kept in ((adam, ran.states[1].moments), (adam_G, ran.states[1].moments_G)):
@@ -139,6 +193,8 @@ def retell(ran, moments):
     for k in clients:
         close({"e": e}, {"e": ran.down(ask=2)[k].e}, f"the ensemble's output to client {k}")  # line 28
         order = rng(f"client {k}", "fit 1", ask=2)
-        taught(clients[k], x, e, order, E_PRIME, lambda out, e: kl(e, out).mean(), ETA_K)  # lines 30-34, Eq. 20
+        batch = B if values.get("B_prime") == "all" else values["B_k"]
+        loss = lambda out, e: kl(e, out).mean()  # noqa: E731
+        taught(clients[k], x, e, order, E_PRIME, loss, [ETA_K] * E_PRIME, batch)  # lines 30-34, Eq. 20
         close(dict(clients[k].state_dict()), ran.model(k), f"client {k}'s model")
     assert not ran.down(ask=3)

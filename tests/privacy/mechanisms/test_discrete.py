@@ -1,0 +1,203 @@
+"""Noise of whole numbers: discrete Gaussian and Skellam."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
+from noised import Answers, Counts, Images, Rows, context, measured, profile, released, times
+from scipy import stats
+
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.calibration import gaussian_delta
+from fedaudit.privacy.mechanism import protect
+from fedaudit.privacy.mechanisms.base import mechanism_named
+from fedaudit.privacy.mechanisms.discrete import reach
+from fedaudit.privacy.policy import read_policies
+from fedaudit.wire.message import KINDS
+
+BOTH = ("discrete-gaussian", "skellam")
+
+
+def policy(name, **values):
+    return {"mechanism": name, "epsilon": 2.0, "delta": 1e-5, "sensitivity": "clip:3", **values}
+
+
+def chances(name, sigma):
+    p = mechanism_named(name).chances(sigma)
+    return p, np.arange(len(p)) - (len(p) - 1) // 2
+
+
+def test_probabilities_by_hand():
+    """Discrete Gaussian, sigma = 1: weights 1, e^-1/2, e^-2, e^-9/2, ... add up to 2.5066283 (Jacobi's theta, within
+    1e-8 of sqrt(2 pi)), so that P[0] = 0.3989423 and P[1] = 0.2419707. Skellam, variance 2: two Poisson numbers of mean
+    1 are equal with probability e^-2 (1 + 1 + 1/4 + 1/36 + 1/576 + ...) = 0.3085083."""
+    p, k = chances("discrete-gaussian", 1.0)
+    assert p[k == 0] == pytest.approx(0.3989423, abs=1e-7)
+    assert p[k == 1] == pytest.approx(0.2419707, abs=1e-7)
+    p, k = chances("skellam", math.sqrt(2))
+    equal = math.exp(-2) * math.fsum(1 / math.factorial(j) ** 2 for j in range(30))
+    assert equal == pytest.approx(0.3085083, abs=1e-7)
+    assert p[k == 0] == pytest.approx(equal)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("sigma", [0.7, 3.0, 300.0])
+def test_probabilities_add_up_and_have_the_deviation(name, sigma):
+    p, k = chances(name, sigma)
+    assert p.sum() == pytest.approx(1, abs=1e-12)
+    assert float(p @ k) == pytest.approx(0, abs=1e-9)
+    if name == "skellam" or sigma > 1:
+        assert float(p @ k**2) == pytest.approx(sigma**2, rel=1e-6)
+    assert len(p) == 2 * reach(sigma) + 1
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("secure", [False, True])
+def test_counts_get_whole_noise_of_the_promised_probabilities(name, secure):
+    """10,000 counts that depend on one record each would be too few to tell sigma from 1.1 sigma by a chi-square test
+    of the values -3 .. 3 and the two tails; ten times as many are not."""
+    values = policy(name, noise_multiplier=1.2, epsilon=None, relation="zero-out", secure=secure)
+    how, ready, _ = released(Counts, torch.zeros(10), values)
+    assert ready.sigmas == [1.2]
+    u = torch.from_numpy(np.random.default_rng(0).random(100_000))
+    drawn = how.whole(u, 1.2).numpy()
+    p, k = chances(name, 1.2)
+
+    def fits(expected):
+        cells = [np.abs(k) > 3, *(k == j for j in range(-3, 4))]
+        seen = [(np.abs(drawn) > 3).sum(), *((drawn == j).sum() for j in range(-3, 4))]
+        return stats.chisquare(seen, [len(drawn) * expected[cell].sum() for cell in cells]).pvalue
+
+    assert fits(p) > 1e-3
+    wider = mechanism_named(name).chances(1.1 * 1.2)
+    cut = (len(wider) - len(p)) // 2
+    assert fits(wider[cut : cut + len(p)] / wider[cut : cut + len(p)].sum()) < 1e-3
+    _, _, (noisy,) = released(Counts, torch.tensor([400.0, 600.0]), values)
+    assert torch.equal(noisy, noisy.round())
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_rows_lie_on_a_grid_and_within_their_ball(name):
+    rows = torch.randn(20, 8, generator=torch.Generator().manual_seed(0)) * 5
+    _, ready, (noisy,) = released(Rows, rows, policy(name))
+    assert math.log2(ready.grid).is_integer()
+    assert 256 <= ready.sigmas[0] / ready.grid < 512
+    for values in (ready.leaves[0], noisy):
+        assert torch.equal((values / ready.grid).round(), values / ready.grid)
+    clipped = rows * (3 / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+    assert bool((ready.leaves[0].abs() <= clipped.abs() + 1e-6).all()), "towards zero: no row gets longer"
+    assert float((ready.leaves[0] - clipped).abs().max()) <= ready.grid + 1e-6
+    entry = protect(Rows(rows), context(embeddings=policy(name)))[2][0]
+    assert entry.sensitivity == 6.0
+    assert entry.sigma == pytest.approx(6 * ready.multiplier)
+
+
+def test_a_record_moves_two_label_counts_and_all_other_counts():
+    def moves(reply, **values):
+        (declared,) = reply.declared().values()
+        return protect(reply, context(**{declared.kind: policy("skellam", **values)}))[2][0].moves
+
+    assert moves(Counts(torch.tensor([400.0, 600.0]))) == 2
+    assert moves(Counts(torch.tensor([400.0, 600.0])), relation="zero-out") == 1
+    assert moves(Answers(torch.tensor([4.0, 6.0, 7.0]))) == 3
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(("sigma", "order"), [(0.8, 2), (1.5, 3), (4.0, 9), (4.0, 30)])
+def test_the_renyi_divergence_is_bounded(name, sigma, order):
+    """Exactly, over whole numbers: log sum p(k)^a p(k - 1)^(1 - a) / (a - 1), and it is not far below."""
+    p, _ = chances(name, sigma)
+    loss = np.log(p[1:]) - np.log(p[:-1])
+    top = (loss * (order - 1)).max()
+    exact = (top + math.log(float((p[1:] * np.exp(loss * (order - 1) - top)).sum()))) / (order - 1)
+    bound = mechanism_named(name).unit_renyi([order], sigma)[0]
+    assert exact <= bound * (1 + 1e-9)
+    if name == "discrete-gaussian" or sigma >= 1.5:
+        assert exact >= 0.45 * bound
+
+
+def test_rows_of_one_number_are_bounded_by_the_bound_for_rows():
+    """A shift by one step, sigma of 4 steps: m = 4. For Skellam (2 a + 5) / (4 m^2 sigma^2) comes on top."""
+    for name in BOTH:
+        how = mechanism_named(name)
+        assert how.of_rows(4.0, 4.0).renyi([8]) == pytest.approx(
+            8 / 32 + (21 / (4 * 16 * 16) if name == "skellam" else 0)
+        )
+
+
+@pytest.mark.parametrize("m", [0.7, 2.0, 6.0])
+def test_a_curve_by_renyi_divergence_lies_above_the_gaussians(m):
+    """The Gaussian has the same divergence, a / (2 m^2): its delta is below the curve at every epsilon, also between
+    the points of the grid, and not far: the masses add up to 1."""
+    loss = mechanism_named("discrete-gaussian").of_rows(m, 300.0)
+    values, p = loss.atoms
+    assert p.sum() + loss.infinite == pytest.approx(1, abs=1e-9)
+    for epsilon in np.linspace(0.01, 10 / m, 37):
+        curve, truth = profile(values, p, epsilon) + loss.infinite, gaussian_delta(epsilon, 1 / m)
+        assert curve >= truth * (1 - 1e-9)
+        if truth > 1e-12:
+            assert curve <= 9 * truth + 1e-9
+
+
+@pytest.mark.parametrize(("sigma", "count"), [(1.0, 1), (5.0, 10), (20.0, 100)])
+def test_counts_compose_as_dp_accounting_says(sigma, count):
+    theirs = pld.from_discrete_gaussian_mechanism(sigma, 1).self_compose(count).get_epsilon_for_delta(1e-5)
+    ours = compose([Event(sigma, 1.0, count, mechanism_named("discrete-gaussian").of_counts(sigma))], 1e-5)
+    assert theirs - 1e-3 <= ours.epsilon_of_record <= theirs + 0.03
+    assert ours.by_accountant["rdp"] >= theirs
+    p, k = chances("skellam", sigma)
+    table = {int(j): float(q) for j, q in zip(k, p, strict=True)}
+    shifted = {j + 1: q for j, q in table.items()}
+    pair = pld.from_two_probability_mass_functions(
+        {j: math.log(q) for j, q in shifted.items()}, {j: math.log(q) for j, q in table.items()}
+    )
+    ours = compose([Event(sigma, 1.0, count, mechanism_named("skellam").of_counts(sigma))], 1e-5)
+    theirs = pair.self_compose(count).get_epsilon_for_delta(1e-5)
+    assert theirs - 1e-3 <= ours.epsilon_of_record <= theirs + 0.03
+    assert ours.by_accountant["rdp"] >= theirs
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    ("reply", "kind"), [(Rows(torch.zeros(4, 3)), "embeddings"), (Counts(torch.tensor([3.0, 997.0])), "label_counts")]
+)
+def test_calibrated_noise_meets_its_epsilon(name, reply, kind):
+    """The ledger's epsilon of one release, and of five that share epsilon, is at most what was asked for: and not much
+    less, as noise would be wasted."""
+    for extra, rounds in (({}, [1]), ({"calibration": "total"}, [1, 2, 3, 4, 5])):
+        entry = protect(reply, context(**{kind: policy(name, **extra)}))[2][0]
+        entry.rounds = rounds
+        spent = compose([entry.events()], 1e-5).epsilon_of_record
+        assert 0.8 * 2 <= spent <= 2.0 + 1e-9
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(("factor", "least", "most"), [(1.0, 0.0, 0.0), (0.9, 0.9, 1.0)])
+def test_noise_x_09_is_found_and_honest_noise_is_not(name, factor, least, most):
+    """Rows: 2,400 numbers a run; counts: 2,500 of deviation 1.5 or so."""
+    for cls, value, values, releases in (
+        (Rows, torch.ones(20, 12), policy(name), 10),
+        (Counts, torch.full((100,), 10.0), policy(name, epsilon=4.0), 25),
+    ):
+        share, finding = measured(cls, value, values, releases, times(factor), 20)
+        assert finding.tells_at < 1e-3
+        assert finding.finds >= 0.9
+        assert least <= share <= most
+        assert finding.scale == pytest.approx(factor, rel=0.06)
+        assert finding.low <= factor <= finding.high
+
+
+def test_what_they_do_not_take():
+    for values, words in (
+        ({"epsilon": 0.5, "calibration": "classical"}, "classical calibration is for Gaussian noise"),
+        ({"sensitivity": "random-pixel"}, "Use clip=C"),
+    ):
+        with pytest.raises(PrivacyError, match=words):
+            read_policies({"embeddings": policy("skellam", **values)}, KINDS)
+    with pytest.raises(PrivacyError, match="off its grid"):
+        protect(Images(torch.zeros(1, 1, 2, 2)), context(synthetic_images=policy("skellam")))

@@ -1,0 +1,175 @@
+"""Randomised response on labels and label counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
+from noised import Counts, Labels, context, examined, honest, measured, refuted, released
+from scipy import stats
+
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.mechanism import protect
+from fedaudit.privacy.mechanisms import randomised_response
+from fedaudit.privacy.mechanisms.base import mechanism_named
+from fedaudit.privacy.mechanisms.randomised_response import ResponseLoss, flip, keeps
+from fedaudit.privacy.policy import read_policies
+from fedaudit.wire.message import KINDS
+
+ONE = {"mechanism": "randomised-response", "epsilon": 1.0}
+HOW = mechanism_named("randomised-response")
+
+
+def flips(factor):
+    """Return a release that flips so many times as often as it promises: q' = factor q, and
+    epsilon' = log((1 - q') (k - 1) / q')."""
+
+    def sabotage(ready):
+        q = factor * (1 - keeps(1 / ready.multiplier, ready.classes))
+        return dataclasses.replace(ready, multiplier=1 / math.log((1 - q) * (ready.classes - 1) / q))
+
+    return sabotage
+
+
+def test_probabilities_by_hand():
+    """epsilon = ln 3, k = 4: a label stays with probability 3 / (3 + 3) = 1/2 and becomes each other with 1/6. At
+    u = 0.5 .. 0.666 it moves on by 1, up to 0.833 by 2, above by 3."""
+    assert keeps(math.log(3), 4) == pytest.approx(0.5)
+    labels, u = torch.tensor([3, 3, 3, 3, 0]), torch.tensor([0.49, 0.51, 0.7, 0.99, 0.9], dtype=torch.float64)
+    assert flip(labels, u, 0.5, 4).tolist() == [3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_labels_stay_and_go_as_often_as_promised(secure):
+    y = torch.zeros(20_000, dtype=torch.long)
+    _, _, (sent,) = released(Labels, y, {**ONE, "secure": secure}, n=20_000, classes=5)
+    assert sent.dtype == torch.long
+    p = keeps(1.0, 5)
+    seen = torch.bincount(sent, minlength=5).numpy()
+    assert stats.chisquare(seen, 20_000 * np.array([p, *[(1 - p) / 4] * 4])).pvalue > 1e-3
+    wrong = keeps(1.1, 5)
+    assert stats.chisquare(seen, 20_000 * np.array([wrong, *[(1 - wrong) / 4] * 4])).pvalue < 1e-3
+
+
+def test_counts_are_estimated_without_bias():
+    """epsilon = ln 3, k = 4, n = 12: of the flipped counts (5, 3, 2, 2) the estimate is (5 - 2) / (1/2 - 1/6) = 9, 3, 0
+    and 0. Over 2,000 releases its mean is the true counts."""
+    true = torch.tensor([90.0, 6.0, 0.0, 24.0])
+    made = torch.stack([released(Counts, true, ONE, key, n=120)[2][0] for key in range(2000)])
+    error = made.std(0) / math.sqrt(2000)
+    assert bool(((made.mean(0) - true).abs() < 4 * error).all())
+    p = keeps(1.0, 4)
+    r = (1 - p) / 3
+    raw = made * (p - r) + 120 * r
+    assert torch.allclose(raw, raw.round(), atol=1e-3)
+    assert torch.allclose(raw.sum(1), torch.tensor(120.0), atol=1e-2)
+    protection = protect(Counts(true), context(n=120, label_counts=ONE))[1]["n"]
+    assert bool((made.std(0) <= 1.1 * protection.sigma).all())
+    assert protection.keep == pytest.approx(p)
+    half = protection.model_copy(update={"keep": 0.5})
+    assert HOW.label_counts(torch.tensor([5.0, 3.0, 2.0, 2.0]), half).tolist() == pytest.approx([9, 3, 0, 0])
+
+
+def test_the_ledger_has_the_epsilon_and_no_delta():
+    """Any two labels: the ratio of an answer's probabilities is at most e^epsilon, and that is reached."""
+    reply, _, (entry, *rest) = protect(Labels(torch.arange(10)), context(n=10, labels=ONE))
+    assert reply.y.shape == (10,)
+    assert (entry.noise_multiplier, entry.delta, entry.claim, rest) == (1.0, 0.0, 1.0, [])
+    p = entry.keep
+    assert p / ((1 - p) / 9) == pytest.approx(math.e)
+    entry.rounds = [1]
+    assert compose([entry.events()], 1e-5).epsilon_of_record <= 1.0
+    total = protect(Labels(torch.arange(10)), context(n=10, labels={**ONE, "calibration": "total"}))[2][0]
+    assert total.noise_multiplier == 5.0
+
+
+@pytest.mark.parametrize(("epsilon", "k", "count"), [(2.0, 10, 1), (0.3, 10, 50), (1.0, 2, 20)])
+def test_it_composes_as_dp_accounting_says(epsilon, k, count):
+    """Their noise parameter is the probability of an answer that is drawn from all k classes: k / (k - 1) (1 - p)."""
+    p = keeps(epsilon, k)
+    theirs = pld.from_randomized_response((1 - p) * k / (k - 1), k).self_compose(count).get_epsilon_for_delta(1e-5)
+    ours = compose([Event(1 / epsilon, 1.0, count, ResponseLoss(epsilon, p))], 1e-5)
+    assert theirs - 1e-3 <= ours.epsilon_of_record <= theirs + 0.03
+    assert all(value >= theirs - 1e-3 for value in ours.by_accountant.values())
+    assert set(ours.by_accountant) == {"sum", "prv", "rdp"}
+
+
+@pytest.mark.parametrize(("factor", "least", "most"), [(1.0, 0.0, 0.0), (0.9, 0.9, 1.0)])
+def test_a_tenth_fewer_flips_are_found_in_labels(factor, least, most):
+    share, finding = measured(Labels, torch.arange(200) % 10, ONE, 12, flips(factor), 30, n=200)
+    assert finding.tells_at < 1e-3
+    assert finding.finds >= 0.9
+    assert least <= share <= most
+    assert finding.scale == pytest.approx(factor, rel=0.05)
+    assert finding.low <= factor <= finding.high
+
+
+@pytest.mark.parametrize(("factor", "least", "most"), [(1.0, 0.0, 0.0), (0.9, 0.9, 1.0)])
+def test_a_tenth_fewer_flips_are_found_in_counts(factor, least, most, monkeypatch):
+    """Counts as unequal as a Dirichlet partition makes them; 40 releases of 500 records. The estimate is made as if
+    there were as many flips as promised."""
+    monkeypatch.setattr(randomised_response, "flip", lambda labels, u, p, k: flip(labels, u, 1 - factor * (1 - p), k))
+    counts = torch.tensor([260.0, 120.0, 60.0, 40.0, 20.0, 0.0])
+    share, finding = measured(Counts, counts, ONE, 40, honest, 20, n=500)
+    assert finding.tells_at < 1e-3
+    assert least <= share <= most
+    assert finding.scale == pytest.approx(factor, rel=0.06)
+    assert finding.low <= factor <= finding.high
+
+
+def test_an_estimate_with_other_probabilities_is_found():
+    """A tenth fewer flips, and the estimate made to fit: it has no bias, but comes from no whole counts."""
+    counts = torch.tensor([260.0, 120.0, 60.0, 40.0, 20.0, 0.0])
+    assert refuted(examined(Counts, counts, ONE, 2, 0, flips(0.9), n=500))
+    assert not refuted(examined(Counts, counts, ONE, 2, 0, honest, n=500))
+
+
+def test_equal_counts_cannot_tell():
+    finding = examined(Counts, torch.full((5,), 20.0), ONE, 10, 0, honest, n=100)
+    assert finding.tells_at == 1.0
+
+
+def test_flips_that_all_go_to_one_class_are_found():
+    """As many flips as promised, but every flipped label becomes the next class."""
+    how, ready, _ = released(Labels, torch.zeros(2000, dtype=torch.long), ONE, n=2000)
+    rng = np.random.default_rng(0)
+    sent = np.where(rng.random(2000) < keeps(1.0, 10), 0, 1).astype(float)
+    z = how.noise(sent, ready, 0, 0).z
+    assert stats.kstest(z.ravel(), "norm").pvalue < 1e-9
+    assert stats.kstest(how.noise(released(Labels, torch.zeros(2000, dtype=torch.long), ONE, 7, n=2000)[2][0].double()
+                                  .numpy(), ready, 0, 0).z.ravel(), "norm").pvalue > 1e-3  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        ("embeddings", {}, "randomised response is for labels and label_counts"),
+        ("weights", {}, "Use DP-SGD"),
+        ("labels", {"epsilon": None, "noise_multiplier": 2.0}, "takes an epsilon"),
+        ("labels", {"calibration": "classical"}, "classical calibration"),
+        ("labels", {"mechanism": "gaussian"}, "Use mechanism = 'randomised-response'"),
+    ],
+)
+def test_what_it_does_not_take(kind, values, words):
+    with pytest.raises(PrivacyError, match=words):
+        read_policies({kind: {**ONE, **values}}, KINDS)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Labels(torch.tensor([0, 10])), "outside of 0 to 9"),
+        (Labels(torch.zeros(2)), "one class number per record"),
+        (Labels(torch.zeros(11, dtype=torch.long)), "more labels than the client has records"),
+        (Counts(torch.tensor([4.0, 5.0])), "counts 9 labels, but the client has 10"),
+        (Counts(torch.tensor([4.5, 5.5])), "not counts"),
+    ],
+)
+def test_values_that_it_does_not_take(reply, words):
+    with pytest.raises(PrivacyError, match=words):
+        protect(reply, context(n=10, labels=ONE, label_counts=ONE))

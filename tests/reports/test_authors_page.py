@@ -1,0 +1,89 @@
+"""The page on the authors' readings: its table is made from kept records, and a row that mixes runs is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedaudit import run
+from fedaudit.errors import DataError
+from fedaudit.suite.suite_file import read_suite
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDY = ROOT / "benchmarks" / "studies" / "authors"
+
+
+@pytest.fixture(scope="module")
+def made():
+    spec = importlib.util.spec_from_file_location("authors_table", STUDY / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["authors_table"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def runs(made):
+    values = {
+        "reading": "printed",
+        "init": "common",
+        "rounds": 10,
+        "precision": "float32",
+        "commit": "abc",
+        "torch": "2",
+    }
+    return [made.Kept(method="fedaf", seed=s, last=0.5 + s / 10, best=0.7, **values) for s in (0, 1, 2)]
+
+
+def test_the_table_by_hand(made):
+    """0.5, 0.6, 0.7: the mean 60.0, and 4.303 standard errors of 0.1 / sqrt(3) to either side: 24.8."""
+    lines = made.table(runs(made)).splitlines()
+    assert lines[2] == "| `fedaf` | printed | common | 60.0 [35.2, 84.8] | 70.0 [70.0, 70.0] | - | - | 10; 0, 1, 2 |"
+    assert lines[-1].startswith("Commit abc in float32 with torch 2.")
+
+
+@pytest.mark.parametrize(("name", "other"), [("rounds", 9), ("commit", "def"), ("precision", "tf32"), ("torch", "1")])
+def test_a_row_that_mixes_is_refused(name, other, made):
+    """Rounds within a row; commit, precision and version over the whole table."""
+    mixed = runs(made)
+    mixed[1] = replace(mixed[1], **{name: other})
+    with pytest.raises(DataError, match="mixes runs of different"):
+        made.table(mixed)
+
+
+def test_a_run_is_kept_as_it_was(made, tiny, tmp_path):
+    """From a run's own record: reading, rounds and both ways of testing."""
+    record = run(tiny("fedzge", rounds=2, eval_every=1, preset="authors", set={
+        "E_k": 1, "B_k": 32, "E_prime": 1, "E": 2, "B": 16, "q": 2, "d_z": 8, "tested": "inner",
+    }), out=tmp_path / "a")  # fmt: skip
+    (tmp_path / "a").rename(tmp_path / "audit")
+    made.keep(tmp_path / "audit", "abc", tmp_path / "kept.json")
+    (row,) = made.read(tmp_path / "kept.json")
+    points = [p.test.accuracy for n, p in record.rounds[-1].utility.global_points.items()]
+    assert (row.method, row.reading, row.rounds, row.commit) == ("fedzge", "authors' code", 2, "abc")
+    assert row.last == record.rounds[-1].utility.global_.test.accuracy
+    assert row.batch == points[0]
+    assert row.inner >= max(points[1:])
+
+
+def test_the_suite_has_both_readings_of_all_five():
+    suite = read_suite(STUDY / "digits.toml")
+    named = {(cell.method, cell.preset) for cell in suite.cells()}
+    for name in ("fedaf", "feddm", "dffke", "dfrd", "fedavg+dfrd", "fedzge"):
+        assert {(name, None), (name, "authors")} <= named
+
+
+def test_the_table_is_written_between_its_marks(made):
+    page = f"before {made.MARK} old {made.MARK} after"
+    assert made.written(page, "new") == f"before {made.MARK}\n\nnew\n\n{made.MARK} after"
+    with pytest.raises(DataError, match="lacks the two marks"):
+        made.written(f"once {made.MARK}", "new")
+
+
+def test_the_page_has_the_table(made):
+    if not made.KEPT.exists():
+        pytest.skip("the runs of benchmarks/studies/authors/digits.toml are not kept yet")
+    assert made.table(made.read()) in (ROOT / "docs" / "results" / "authors.md").read_text()
