@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     M = TypeVar("M", bound=nn.Module)
 
+    from fedaudit.aggregation.mean import Mean, weighted_mean
     from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
     from fedaudit.attack.scene import Attack, Scene
     from fedaudit.errors import FedauditError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from fedaudit.reports.report import write_report as report
     from fedaudit.reports.run_tables import Tables
     from fedaudit.runtime.declarations.contract import check_declarations
-    from fedaudit.runtime.method import Method, weighted_mean
+    from fedaudit.runtime.method import Method
     from fedaudit.runtime.party import Client, Cohort, Server
     from fedaudit.runtime.run_record import RunRecord, read_record
     from fedaudit.runtime.runner import run
@@ -63,13 +64,14 @@ if TYPE_CHECKING:
     from fedaudit.wire.traffic import NUMBER, Plan
 
 _NAMES = {
+    "aggregation.mean": "Mean weighted_mean",
     "attack.claims": "Claims Groups Histogram Reconstructions",
     "attack.scene": "Attack Scene",
     "errors": "FedauditError",
     "registry": "register register_attack",
     "reports.compare": "compare",
     "runtime.declarations.contract": "check_declarations",
-    "runtime.method": "Method weighted_mean",
+    "runtime.method": "Method",
     "runtime.party": "Client Cohort Server",
     "runtime.run_record": "RunRecord read_record",
     "runtime.runner": "run",

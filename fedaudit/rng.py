@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,13 @@ def kept(device: torch.device | str = "cpu") -> Iterator[None]:
         finally:
             random.setstate(before[0])
             numpys.put_back(before[1])
+
+
+def numpy_generator(key: tuple[object, ...], purpose: str, *, secure: bool = False) -> np.random.Generator:
+    """Return a numpy generator for a path and a purpose; if `secure`, one from the operating system's entropy."""
+    text = "/".join(str(part) for part in (*key, purpose))
+    seed = os.urandom(16) if secure else hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "little")))
 
 
 WORDS = 625  # words of 32 bits in numpy's global generator: 624 numbers, and its position among them

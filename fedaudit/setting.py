@@ -105,6 +105,18 @@ class Setting(Frozen):
     rounds: int = Field(10, ge=0, le=MANY, description="communication rounds, T")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients asked in a round")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client fails to answer an ask")
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed", description="fixed: that many clients a round; poisson: each one by itself, with that probability"
+    )
+    aggregate: Literal["plain", "secure"] = Field(
+        "plain", description="secure: the server learns sums of clients' updates, and no single one"
+    )
+    threshold: float = Field(
+        0.6, gt=0, le=1, description="secure: share of a round's clients that must stay until the sum is unmasked"
+    )
+    update_bound: float = Field(
+        8.0, gt=0, le=LARGEST, description="secure: largest change of a number in an update; more is cut off"
+    )
     quorum: float = Field(0.5, gt=0, le=1, description="share of a round's clients that must answer")
     privacy: dict[str, Any] = Field(default_factory=dict, description="a privacy policy for each kind of release")
     compress: str | None = Field(

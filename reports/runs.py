@@ -13,6 +13,7 @@ from typing import Any
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import policy_of
+from fedaudit.privacy.update_policy import UPDATES, UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
@@ -139,6 +140,8 @@ def privacy_text(privacy: dict[str, Any]) -> str:
 
 
 def _policy_text(kind: str, values: dict[str, Any]) -> str:
+    if kind == UPDATES:
+        return UpdatePolicy(**values).text()
     policy = policy_of(kind, values)
     return mechanism_of(policy).label(policy)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedaudit.epsilon.joint_verdict import refuting
+from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.runs import Group, Run
@@ -167,7 +168,8 @@ def _claim(group: Group) -> ReportCell:
 
 def idle_kinds(group: Group) -> set[str]:
     """Return the kinds that have a policy but were never released, so that the policy protected nothing."""
-    used = {entry.kind for run in group.runs for client in run.record.ledger for entry in client.entries}
+    entries = [entry for run in group.runs for client in run.record.ledger for entry in client.entries]
+    used = {entry.kind for entry in entries} | {UPDATES for entry in entries if entry.unit == "client"}
     return {kind for kind in group.setting.privacy if kind not in used}
 
 
@@ -186,6 +188,9 @@ def _epsilon(group: Group) -> ReportCell:
     open_kinds = sorted({e.kind for r in done for c in r.record.ledger for e in c.entries if e.noise_multiplier == 0})
     detail = f"{', '.join(open_kinds).replace('_', ' ')} sent unprotected" if open_kinds else ""
     detail = detail or (f"δ ≤ {delta:.2g}" if worst else "nothing computed from records is sent")
+    of_clients = [e for r in done for c in r.record.ledger for e in c.entries if e.unit == "client"]
+    if of_clients and math.isfinite(worst):
+        detail += f"; for whole clients, against {of_clients[0].to}"
     flag = ""
     if worst == 0 or (math.isfinite(worst) and not _models_covered(group)):
         flag = "covers the messages alone: the models are published without protection"

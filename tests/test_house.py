@@ -19,6 +19,7 @@ ROOMS = [
     "data",
     "training",
     "privacy",
+    "aggregation",
     "runtime",
     "attack",
     "epsilon",

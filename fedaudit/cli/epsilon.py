@@ -144,6 +144,28 @@ def residuals(
     _fail_if(fail_if_refuted and run_refuted(run))
 
 
+@epsilon_app.command("sums")
+def sums(
+    run: RunArgument,
+    trials: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Sums with a canary client, and as many without.")
+    ] = 1000,
+    confidence: Confidence = 0.95,
+    trust: Trust = False,
+    fail_if_refuted: Fail = False,
+    as_json: Json = False,
+) -> None:
+    """Test a guarantee for clients: the noise on a run's sums, canary clients, and the masks of secure sums."""
+    from fedaudit import registry
+    from fedaudit.epsilon.sums import audit_sums
+
+    registry.trust(trust)
+    with progress_bar("sums") as watch:
+        audits = audit_sums(run, trials=trials, confidence=confidence, watch=watch)
+    print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and claims_refuted(audits))
+
+
 @epsilon_app.command("canaries")
 def canaries(
     run: RunArgument,

@@ -39,6 +39,8 @@ def comm(
     compress: Annotated[
         str | None, typer.Option(help="Compress what clients send: topk:0.1 | int8 | svd:0.95.")
     ] = None,
+    aggregate: Annotated[str, typer.Option(help="plain | secure: the messages of secure sums, too.")] = "plain",
+    threshold: Annotated[float, typer.Option(help="secure: share of clients that must stay.")] = 0.6,
     convention: Annotated[
         str, typer.Option(help="payload (as papers count) | wire (headers and buffers too)")
     ] = "payload",
@@ -50,7 +52,8 @@ def comm(
     setting = Setting.make(
         method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,
         participation=participation, public=public, public_dataset=public_dataset, image_size=image_size, preset=preset,
-        set=nested(parse_pairs(set_)), seed=seed, compress=compress, **({"partition": partition} if partition else {}),
+        set=nested(parse_pairs(set_)), seed=seed, compress=compress,
+        aggregate=aggregate, threshold=threshold, **({"partition": partition} if partition else {}),
     )  # fmt: skip
     planned = plan_traffic(setting, convention, draws if partition else 0)
     if as_json:

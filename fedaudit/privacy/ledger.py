@@ -39,6 +39,8 @@ class LedgerEntry(StoredModel):
     keep: float | None = None  # probability that a label stays as it is
     rounds: list[int] = Field(default_factory=list)
     cosine: float | None = None  # mean over releases; for the auditor only
+    unit: str = "record"  # whom it protects: one record of a client, or the whole client
+    to: str = "everybody"  # against whom it holds
 
     @classmethod
     def unprotected(cls, field: str, kind: str, condition: str | None = None) -> LedgerEntry:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 from fedaudit.errors import PrivacyError, SettingError, did_you_mean, unknown
 from fedaudit.privacy.calibration import check_delta
 from fedaudit.privacy.mechanisms.base import choices, mechanism_of
+from fedaudit.privacy.update_policy import UPDATES, parse_updates
 from fedaudit.setting import Frozen, parse_value, validated
 
 TRAINING = "training"
@@ -59,8 +60,10 @@ def read_policies(privacy: Mapping[str, Any], kinds: frozenset[str]) -> dict[str
     """Return the policies by kind. Raise, before anything runs, if one is wrong."""
     policies = {}
     for name, values in privacy.items():
+        if name == UPDATES:  # for clients, not for records: see fedaudit.privacy.update_policy
+            continue
         if name not in kinds and name != TRAINING:
-            raise PrivacyError(unknown("kind of release", name, [*kinds, TRAINING]))
+            raise PrivacyError(unknown("kind of release", name, [*kinds, TRAINING, UPDATES]))
         if not isinstance(values, Mapping):
             raise PrivacyError(
                 f"privacy.{name} = {values!r}: write a table, such as {{epsilon = 1, sensitivity = 'clip:1'}}."
@@ -122,6 +125,8 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     kind, colon, rest = text.partition(":")
     if not colon or not rest:
         raise PrivacyError(f"--privacy {text!r}: write KIND:OPTIONS, for example embeddings:eps=1,clip=1.")
+    if kind == UPDATES:
+        return kind, parse_updates(text, rest)
     values: dict[str, Any] = {}
     words = _words()
     for part in rest.split(","):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedaudit.privacy.policy import TRAINING
+from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.runtime.method import Method
 from fedaudit.wire.message import Up, message_classes
 from fedaudit.wire.traffic import Plan
@@ -34,7 +35,7 @@ def released_kinds(method: Method, plans: Iterable[Plan]) -> frozenset[str] | No
 def inapplicable(privacy: Mapping[str, object], kinds: frozenset[str] | None) -> str | None:
     """Return why none of the policies covers anything released; None if one does, if there is no policy, or if it is
     unknown."""
-    if kinds is None or not privacy or TRAINING in privacy or kinds & privacy.keys():
+    if kinds is None or not privacy or TRAINING in privacy or UPDATES in privacy or kinds & privacy.keys():
         return None
     released = ", ".join(sorted(kinds)) or "nothing"
     return f"a policy on {', '.join(sorted(privacy))} protects nothing where {released} is released"

@@ -9,18 +9,20 @@ from typing import Any
 
 import torch
 
-from fedaudit.errors import ContractError, RunError
+from fedaudit.aggregation.terms import Terms
+from fedaudit.errors import ContractError, NotApplicable, RunError
 from fedaudit.privacy.noise_key import task_key
 from fedaudit.rng import generator, seed_of
 from fedaudit.runtime.declarations.cross_client_check import CrossClientCheck
+from fedaudit.runtime.guarantee import single_replies
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.method import function_path
+from fedaudit.runtime.method import Method, find_function, function_path
 from fedaudit.runtime.party import Cohort
 from fedaudit.runtime.run_record import (
     Absence,
 )
 from fedaudit.runtime.run_state import Entries, RunState
-from fedaudit.runtime.task import Task, absence
+from fedaudit.runtime.task import Task, absence, promised
 from fedaudit.setting import Setting
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import encode
@@ -41,18 +43,28 @@ class RoundSoFar:
     redone: list[int] = field(default_factory=list)  # the client of each task that was lost and done again
     entries: Entries = field(default_factory=list)
     alike: CrossClientCheck = field(default_factory=CrossClientCheck)
+    layouts: dict[int, str] = field(default_factory=dict)  # by client: what its reply to the last ask looks like
+    cut_off: int = 0  # numbers of updates that were cut off in this round; for the auditor only
 
 
 def asker(run: RunState, so_far: RoundSoFar) -> Asker:
     """Return the function through which a cohort of this round asks its clients."""
     t, wire, meter = so_far.t, so_far.wire, so_far.meter
 
-    def ask(cohort: Cohort, fn: Callable[..., Any] | str, message: Down | Mapping[int, Any]) -> dict[int, Any]:
+    def ask(
+        cohort: Cohort,
+        fn: Callable[..., Any] | str,
+        message: Down | Mapping[int, Any],
+        terms: Mapping[int, Terms] | None = None,
+    ) -> dict[int, Any]:
         """Send messages to clients and return their replies by client.
 
-        A method gives its own function and messages; a server in another process gives a name and bytes.
+        A method gives its own function and messages; a server in another process gives a name and bytes. `terms` say
+        how replies enter a sum. Without them each reply comes back by itself.
         """
         path = fn if isinstance(fn, str) else function_path(run.method, fn)
+        if terms is None and run.setting.aggregate == "secure":
+            check_open(run.method, path)
         messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
         if strangers := messages.keys() - set(cohort.ids):
             raise ContractError(
@@ -66,7 +78,9 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
                 Task(
                     run.json, path, k, t, number, run.store.client(k), blob,
                     drop=drops_out(run.setting, k, t, number), attempt=run.attempt, here=run.engine.in_process,
-                    noise=task_key(run.secret, k, t, number, run.attempt), followed=run.twins.has(k),
+                    noise=task_key(run.secret, k, t, number, run.attempt),
+                    followed=run.twins.has(k) and terms is None,  # what enters a sum is protected there
+                    terms=None if terms is None else terms[k],
                 )
             )
             for k, blob in wire.down(messages)
@@ -96,6 +110,8 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
             # A server in another process gets the decompressed reply: it cannot undo a compression itself.
             whole = encode(reply) if run.world.compression else done.reply
             replies[done.k] = whole if isinstance(fn, str) else reply
+            so_far.layouts[done.k] = done.layout
+            so_far.cut_off += done.cut
             run.store.put_client(done.k, t, number, done.state)
             so_far.entries.append((done.k, done.entries))
             so_far.alike.add(path, done.k, done.picked, done.chose)
@@ -116,6 +132,9 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
 def participants_of(setting: Setting, t: int) -> list[int]:
     """Return the clients that take part in round t, in ascending order."""
     clients = setting.clients
+    if setting.sampling == "poisson":
+        drawn = torch.rand(clients, generator=generator(setting.seed, "server", t, "participants"))
+        return torch.nonzero(drawn < setting.participation).flatten().tolist()
     wanted = max(1, round(setting.participation * clients))
     order = torch.randperm(clients, generator=generator(setting.seed, "server", t, "participants"))
     return sorted(order[:wanted].tolist())
@@ -126,8 +145,17 @@ def quorum_of(setting: Setting, participants: list[int]) -> int:
     return max(1, -int(-setting.quorum * len(participants) // 1))
 
 
-def drops_out(setting: Setting, k: int, t: int, ask: int) -> bool:
-    """Return whether client k drops out of an ask, as the setting's drop-out rate has it."""
+def drops_out(setting: Setting, k: int, t: int, ask: int, phase: str = "") -> bool:
+    """Return whether client k drops out of an ask, or of a phase of its sum, as the setting's drop-out rate has it."""
     if not setting.dropout:
         return False
-    return seed_of(setting.seed, f"client {k}", t, ask, "dropout") / 2**63 < setting.dropout
+    path = (setting.seed, f"client {k}", t, ask, *([phase] if phase else []), "dropout")
+    return seed_of(*path) / 2**63 < setting.dropout
+
+
+def check_open(method: Method, path: str) -> None:
+    """Refuse to ask for single replies that hold something private, where the server may learn sums only."""
+    sent = promised(getattr(find_function(method, path), "__func__", None))
+    private = [cls for cls in sent if any(d is not None and d.role == "private" for d in cls.declared().values())]
+    if not sent or private:
+        raise NotApplicable(single_replies(method))

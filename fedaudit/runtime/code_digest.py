@@ -35,7 +35,7 @@ from fedaudit.training import own_model as own_model
 
 OURS = ("fedaudit.methods.", "fedaudit.attacks.")  # of this package, what a result's code is made of
 VERSIONS = ("torch", "opacus")  # that matter, beside the digest of our own code: others give another result
-ROOMS = ("data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
+ROOMS = ("aggregation", "data", "privacy", "runtime", "training", "wire")  # of this package, what computes a run
 LEFT_OUT = {  # modules of these rooms and of the ground that change no number of a run or of an attack, and why
     "__main__": "starts the command line",
     "pytest_plugin": "checks budgets in somebody's tests",

@@ -45,12 +45,20 @@ def default_folder(setting: Setting) -> Path:
     return Path("runs") / f"{name}-{setting_key(setting)[:8]}"
 
 
+ONLY_SECURE = ("threshold", "update_bound")  # change nothing where sums are plain
+SUMS = ("sampling", "aggregate", *ONLY_SECURE)  # a setting's key holds them only where they are not as usual
+
+
 def setting_key(setting: Setting) -> str:
     """Return a key for what a setting computes. How a run is carried out does not count, unless it changes the
     rounding."""
     kept = setting.model_dump(exclude={*EXECUTION, *ROUNDING}) | rounding(setting)
     if setting.compress is None:
         del kept["compress"]  # so that settings from before there was a choice keep their key
+    usual = Setting.model_fields
+    for name in SUMS:
+        if kept[name] == usual[name].default or (setting.aggregate == "plain" and name in ONLY_SECURE):
+            del kept[name]
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

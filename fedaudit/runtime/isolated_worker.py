@@ -21,11 +21,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fedaudit import errors, registry
+from fedaudit.aggregation.mean import Mean
+from fedaudit.aggregation.terms import terms_of
 from fedaudit.errors import ContractError, DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import HandedOver, Neighbour, Tape
@@ -33,6 +35,7 @@ from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import seeded
 from fedaudit.runtime.declarations.twin_client import mixed_rows
 from fedaudit.runtime.device_errors import device_error
+from fedaudit.runtime.guarantee import guarantee_of
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
@@ -104,6 +107,7 @@ class Apart(World):
         self.archs = self.method.archs(setting.model, setting.clients)
         self.shape, self.classes = Shape(facts["shape"], facts["tokens"]), facts["classes"]
         self.policies = read_policies(setting.privacy, KINDS)
+        self.guarantee = guarantee_of(setting)
         self.compression = stage_of(setting.compress)
         self._templates = {}
         self._facts, self._given = facts, {name: self._to_device((x, y)) for name, (x, y) in rows.items()}
@@ -185,7 +189,8 @@ def serve(connection: socket.socket) -> None:
         keep_world(said["setting"], world)  # whoever asks for the world of a setting gets this one, and no other
         if said["what"] == "task":
             message, state, noise = blobs
-            task = Task(said["setting"], **said["task"], message=message, state=state or None, noise=noise)
+            terms = None if said["terms"] is None else terms_of(said["terms"])
+            task = Task(said["setting"], **said["task"], message=message, state=state or None, noise=noise, terms=terms)
             send(file, *done_as_frame(run_task(task)))
         elif said["what"] == "twin":
             _twins(file, world, said, blobs)
@@ -240,7 +245,12 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
     meter = Meter("server", t, world.device, world.setting.flops)
     unrecorded.clear()
 
-    def ask(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down]) -> dict[int, Up]:
+    def ask(
+        cohort: Cohort,
+        fn: Callable[..., Any],
+        message: Down | Mapping[int, Down],
+        how: dict[str, Any] | None = None,
+    ) -> Any:
         path = function_path(world.method, fn)
         messages = dict.fromkeys(cohort.ids, message) if isinstance(message, Down) else dict(message)
         kinds: dict[int, int] = {}  # by a message's id(): its number among those that are sent
@@ -254,11 +264,17 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
                 kinds[id(messages[k])] = len(sent)
                 sent.append(encode(messages[k]))
         since = time.perf_counter()
-        send(file, {"ask": path, "to": [[k, kinds[id(messages[k])]] for k in sorted(messages)]}, sent)
+        to = [[k, kinds[id(messages[k])]] for k in sorted(messages)]
+        send(file, {"ask": path, "to": to, "mean": how}, sent)
         back, replies = receive(file)
         meter.exclude(time.perf_counter() - since, [], False)
         cohort.ids[:] = back["left"]
+        if how is not None:
+            return Mean(decode(replies[0], Up, device=world.device), back["count"])
         return {k: decode(reply, Up, device=world.device) for k, reply in zip(back["replied"], replies, strict=True)}
+
+    def mean(cohort: Cohort, fn: Callable[..., Any], message: Down | Mapping[int, Down], by: str | None) -> Mean[Any]:
+        return cast(Mean[Any], ask(cohort, fn, message, {"by": by}))
 
     try:
         with compute(world), seeded(world.setting.seed, "server", t, device=world.device):
@@ -267,7 +283,7 @@ def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byt
             else:
                 before = decode(blobs[0], Record, device=world.device)
                 with meter.span("round"):
-                    after = world.method.round(before, Server(world.hub, t, meter), Cohort(said["ids"], ask))
+                    after = world.method.round(before, Server(world.hub, t, meter), Cohort(said["ids"], ask, mean))
         if not isinstance(after, Record):
             where = f"{type(world.method).__name__}.{said['what']}"
             raise ContractError(f"{where} returned a {type(after).__name__}; the state is a Record.")
@@ -303,7 +319,10 @@ def error_of(text: Any) -> FedauditError:
     return RunError(" ".join(words))
 
 
-_PLAIN = ("rows", "k", "rss", "gpu", "private_fits", "brought", "picked", "chose", "alone", "error", "detail")
+_PLAIN = (
+    "rows", "k", "layout", "cut", "rss", "gpu", "private_fits", "brought", "picked", "chose", "alone", "error",
+    "detail",
+)  # fmt: skip
 _BLOBS = ("state", "reply", "released", "tape")
 
 

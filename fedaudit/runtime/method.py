@@ -2,7 +2,7 @@
 
 A method is a frozen set of hyper-parameters. Its state lives in the record that `round` returns and in `client.model`
 and `client.memory`, never on `self`. It can reach the server it runs on, the cohort it asks and the client it is sent
-to. `cohort.ask` is the only way to a client.
+to. `cohort.ask` and `cohort.mean` are the only ways to a client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
 from torch import nn
 
 from fedaudit.data import Federation
@@ -20,7 +19,7 @@ from fedaudit.errors import ContractError, SettingError, unknown
 from fedaudit.setting import Frozen, Setting, validated
 from fedaudit.shape import Shape
 from fedaudit.training import models
-from fedaudit.wire.message import Down, Record, Size, State, Up
+from fedaudit.wire.message import Down, Record, Size, Up
 from fedaudit.wire.traffic import Plan
 
 if TYPE_CHECKING:
@@ -36,6 +35,9 @@ class Method(Frozen):
 
     on_digits: ClassVar[Mapping[str, Any]] = {}  # hyper-parameters with which a first run on the embedded digits learns
     needs_public: ClassVar[bool] = False  # True if it needs a transfer set that everybody holds
+
+    # Why the server must see each client's reply by itself, so that secure aggregation is refused; empty: it does not.
+    single_replies: ClassVar[str] = ""
 
     images_only: ClassVar[str] = ""  # in words, what it does that needs images; empty if it takes any records
 
@@ -192,22 +194,3 @@ def find_function(method: Method, path: str) -> Callable[[Client, Down], Up]:
     for part in path.split("."):
         found = getattr(found, part)
     return cast("Callable[[Client, Down], Up]", found)
-
-
-def weighted_mean(states: Mapping[int, State], weights: Mapping[int, float]) -> State:
-    """Return sum_k (n_k / n) w_k, by ascending client so that the bits do not depend on who answered first."""
-    if not states:
-        raise ContractError("weighted_mean was given no states: no client answered.")
-    ids = sorted(states)
-    n = sum(weights[k] for k in ids)
-    if n <= 0:
-        raise ContractError(f"weighted_mean: the weights sum to {n}. Give weights with a positive sum.")
-    first = states[ids[0]]
-    mean = {}
-    for name, like in first.items():
-        exact = like.dtype if like.is_floating_point() else torch.float64  # counters are averaged, then rounded
-        total = torch.zeros_like(like, dtype=exact)
-        for k in ids:
-            total.add_(states[k][name].to(exact), alpha=weights[k] / n)
-        mean[name] = total if like.is_floating_point() else total.round().to(like.dtype)
-    return State(mean, buffers=first.buffers)

@@ -12,6 +12,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from fedaudit.aggregation.mean import Mean, mean_of
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.dpsgd import Progress, trained
 from fedaudit.privacy.dpsgd_stack import PrivateJob
@@ -598,11 +599,16 @@ U = TypeVar("U", bound=Up)
 
 
 class Cohort:
-    """The clients of one round. The run builds it; a method sees `ids` and `ask`."""
+    """The clients of one round. The run builds it; a method sees `ids`, `ask` and `mean`."""
 
-    def __init__(self, ids: Sequence[int], ask: Callable[..., dict[int, Up]]):
+    def __init__(
+        self,
+        ids: Sequence[int],
+        ask: Callable[..., dict[int, Up]],
+        mean: Callable[..., Mean[Any]] | None = None,
+    ):
         self.ids = list(ids)
-        self._ask = ask
+        self._ask, self._mean = ask, mean
 
     def ask(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Any]) -> dict[int, U]:
         """Send a message to the clients, run `fn` there, and return who answered what, by ascending client.
@@ -611,3 +617,13 @@ class Cohort:
         absent here and from later asks of the round.
         """
         return cast(dict[int, U], self._ask(self, fn, message))
+
+    def mean(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Any], *, by: str | None = None) -> Mean[U]:
+        """Send a message to the clients, run `fn` there, and return the mean of the replies as the harness computes it.
+
+        `by` names the field of the reply that holds its weight; None: all weigh the same. Under secure aggregation the
+        server learns this mean and no single reply. A client that fails is absent here and from later asks.
+        """
+        if self._mean is None:
+            return mean_of(self.ask(fn, message), by)
+        return cast(Mean[U], self._mean(self, fn, message, by))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedaudit.aggregation.secure.graph import degree, neighbours
+from fedaudit.aggregation.secure.messages import SumFacts, traffic_of
 from fedaudit.runtime.method import Method
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
 from fedaudit.wire.compression import Stage, applies, stage_of
 from fedaudit.wire.message import Declared, Size, Up, as_size, message_classes
-from fedaudit.wire.traffic import Key, Plan
+from fedaudit.wire.traffic import NUMBER, Key, Plan
 
 
 def arch_on_server(setting: Setting, method: Method, archs: Sequence[str]) -> str:
@@ -51,6 +53,39 @@ def plan_of(
         labelled=labelled,
         **facts,
     )
+
+
+# --- with secure aggregation -----------------------------------------------------------------------------------
+
+
+def in_sums(method: Method, declared: Mapping[Key, Size | int], sums: Sequence[SumFacts]) -> dict[Key, Size | int]:
+    """Return a round's declared traffic where secure sums take the place of private replies."""
+    hidden = summed_fields(method, declared)
+    sizes: dict[Key, Size | int] = {key: as_size(size) for key, size in declared.items() if key not in hidden}
+    for facts in sums:
+        for key, size in traffic_of(facts).items():
+            sizes[key] = sizes.get(key, Size()) + size
+    return sizes
+
+
+def summed_fields(method: Method, declared: Mapping[Key, Size | int]) -> set[Key]:
+    """Return the declared uploads that travel inside of sums: all fields of messages that hold something private."""
+    private = set()
+    for cls in message_classes(type(method).__module__):
+        if issubclass(cls, Up) and any(d is not None and d.role == "private" for d in cls.declared().values()):
+            private.add(cls.__name__)
+    return {key for key in declared if key[0] == "up" and key[1].partition(".")[0] in private}
+
+
+def planned_sum(method: Method, declared: Mapping[Key, Size | int], plan: Plan, threshold: float) -> SumFacts:
+    """Return what a round's secure sum will be if nobody drops out."""
+    ids = list(plan.participants)
+    near = neighbours(ids, degree(len(ids), threshold), 0)
+    numbers = 0
+    for key in summed_fields(method, declared):
+        size = as_size(declared[key])
+        numbers += size.numbers or size.payload // NUMBER  # a size without a shape is one of numbers
+    return SumFacts(ids, near, ids, ids, ids, numbers // len(ids))
 
 
 # --- with compression ------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def finish(run: RunState) -> None:
     run.record.published = _save_models(run)
     run.store.settle()
     run.record.ledger = run.ledger.close()
+    run.note(who_sees(run))
     _note_idle_policies(run)
     run.record.status = "done"
     run.record.finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -39,6 +40,17 @@ def finish(run: RunState) -> None:
     write_atomic(run.folder / "record.json", text.encode())
     run.store.amend(record=Json(text))
     seal_again(run.folder)
+
+
+def who_sees(run: RunState) -> list[str]:
+    """Return in words what secure sums showed the server; nothing where there were none."""
+    sums = [one for row in run.record.rounds for one in row.sums if one.secure]
+    if not sums:
+        return []
+    return [
+        f"secure aggregation: the server sees only sums of at least {min(one.stayed for one in sums)} clients, as long "
+        f"as fewer than {min(one.threshold or 2 for one in sums)} that share a client's keys tell it what they know"
+    ]
 
 
 def _note_idle_policies(run: RunState) -> None:
@@ -123,6 +135,11 @@ def _save_models(run: RunState) -> list[str]:
             state = decode(run.store.client(k) or b"", ClientState, device=run.world.device, look=True).model
             run.store.behind(f"models/{name}", saving_state(folder / name, state, run.world.model_name(k)))
             saved.append(name)
+    if predictor is None and run.world.guarantee is not None:
+        condition = "clients' own models are published, and the noise on sums does not protect them"
+        for k in sorted(run.store.clients):
+            entry = LedgerEntry.unprotected("(published model)", "weights", condition)
+            run.bill(k, run.setting.rounds, [entry])
     # An outsider gets to see the global model or, if a method has none, what the clients deploy.
     return saved[:1] if predictor is not None else saved
 

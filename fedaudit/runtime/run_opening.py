@@ -45,7 +45,7 @@ from fedaudit.wire.transcript import TranscriptWriter
 
 def _first_state(run: RunState) -> Record:
     if run.isolated is not None:
-        _, (blob,) = run.isolated.server("init", 0, None, [], lambda path, _: _refuse_asks(run, path))
+        _, (blob,) = run.isolated.server("init", 0, None, [], lambda path, *_: _refuse_asks(run, path))
         return decode(blob, Record, device=run.world.device)
     with seeded(run.setting.seed, "server", 0, device=run.world.device):
         first = run.method.init(run.server(0))

@@ -53,6 +53,28 @@ class Absence(StoredModel):
     reason: str
 
 
+class SumRecord(StoredModel):
+    """One sum of clients' updates: who was in it, what scaling did to it, and its noise."""
+
+    ask: int
+    fn: str
+    invited: int
+    stayed: int  # clients whose update is in the sum
+    divisor: float  # the sum of the weights, or the public number that a noised sum is divided by
+    secure: bool = False
+    advertised: int | None = None
+    shared: int | None = None
+    helped: int | None = None
+    neighbours: int | None = None
+    threshold: int | None = None  # of a neighbourhood, the members who must help to unmask
+    bound: float | None = None  # the largest size of a number in an update
+    error: float | None = None  # the most by which scaling to whole numbers moved a number of the mean
+    cut_off: int | None = None  # numbers beyond the bound, over all clients; for the auditor only
+    clip: float | None = None
+    sigma: float | None = None  # deviation of the noise on the sum, or on each update where clients add their own
+    where: str | None = None  # who adds it
+
+
 class RoundRecord(StoredModel):
     round: int
     participants: list[int]
@@ -63,6 +85,7 @@ class RoundRecord(StoredModel):
     down_payload: int
     down_wire: int
     utility: Utility | None = None
+    sums: list[SumRecord] = Field(default_factory=list)
     # Numbers that the method measured about its round, by name.
     diagnostics: dict[str, float] = Field(default_factory=dict)
     wall_s: float

@@ -128,7 +128,10 @@ class RunState:
 
     def bill(self, k: int, t: int, entries: list[LedgerEntry]) -> None:
         n = self.world.count(k)
-        delta = min((policy.delta_for(n) for policy in self.world.policies.values()), default=1 / n)
+        deltas = [policy.delta_for(n) for policy in self.world.policies.values()]
+        if self.world.guarantee is not None:
+            deltas.append(self.world.guarantee.delta)
+        delta = min(deltas, default=1 / n)
         self.ledger.add(k, n, delta, t, entries)
 
     def log_failure(self, t: int, ask: int, done: Done) -> None:

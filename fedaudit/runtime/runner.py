@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedaudit.aggregation.secure.messages import SumFacts
 from fedaudit.errors import RunError, SettingError
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seeded
@@ -22,9 +23,9 @@ from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import clear_unfinished, default_folder, folder_name, locked
 from fedaudit.runtime.meter import Meter, Span, peak_rss
-from fedaudit.runtime.method import check_path, offers_next_points
+from fedaudit.runtime.method import check_path, find_function, offers_next_points
 from fedaudit.runtime.party import Cohort
-from fedaudit.runtime.plan import unplanned
+from fedaudit.runtime.plan import in_sums, unplanned
 from fedaudit.runtime.run_commit import commit, count, enter, finish
 from fedaudit.runtime.run_opening import check_applicable, check_records, check_state, open_run
 from fedaudit.runtime.run_record import (
@@ -35,6 +36,7 @@ from fedaudit.runtime.run_record import (
 from fedaudit.runtime.run_state import RunState
 from fedaudit.runtime.scores import Utility
 from fedaudit.runtime.starting_clients import first_setting
+from fedaudit.runtime.sums import summing_of
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import evaluate, sampling_note
 from fedaudit.runtime.world import chosen_engine
@@ -42,7 +44,7 @@ from fedaudit.setting import MANY, Setting
 from fedaudit.training.cuda_graphs import listening, unrecorded
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Record, Size
+from fedaudit.wire.message import Down, Record, Size
 from fedaudit.wire.traffic import compare
 
 
@@ -207,8 +209,12 @@ def _one_round(run: RunState, t: int) -> None:
     meter = Meter("server", t, run.world.device, run.setting.flops)
     so_far = RoundSoFar(t, wire, meter, quorum_of(run.setting, participants))
     ask = asker(run, so_far)
-    cohort = Cohort(participants, ask)
-    if run.isolated is not None:
+    summing = summing_of(run, so_far, ask)
+    cohort = Cohort(participants, ask, summing.mean)
+    if not participants:  # drawn by Poisson, and nobody was
+        after = run.state
+        run.note([f"round {t}: no client was drawn, and the state stayed as it was"])
+    elif run.isolated is not None:
         after = _round_in_own_process(run, run.isolated, t, cohort, ask)
     else:
         with seeded(run.setting.seed, "server", t, device=run.world.device), meter.span("round"):
@@ -216,11 +222,12 @@ def _one_round(run: RunState, t: int) -> None:
         check_state(run, after, "round")
         run.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
     run.note(f"steps not recorded: {reason}" for reason in unrecorded)
-    _check_traffic(run, t, participants, wire)
+    if participants:
+        _check_traffic(run, t, participants, wire, summing.facts)
     end = run.transcript.end_round_behind(t)
     utility = _evaluate_round(run, t, after)
     count(run, wire)
-    enter(run, t, [*so_far.entries, *so_far.alike.entries()], wire)
+    enter(run, t, [*so_far.entries, *so_far.alike.entries(), *summing.entries], wire)
     up, down = wire.traffic.total("up"), wire.traffic.total("down")
     run.record.rounds.append(
         RoundRecord(
@@ -233,6 +240,7 @@ def _one_round(run: RunState, t: int) -> None:
             down_payload=down[0],
             down_wire=down[1],
             utility=utility,
+            sums=summing.records,
             diagnostics=run.method.diagnostics(after),
             wall_s=round(time.perf_counter() - begun, 4),
         )
@@ -244,9 +252,18 @@ def _one_round(run: RunState, t: int) -> None:
 def _round_in_own_process(run: RunState, apart: IsolatedEngine, t: int, cohort: Cohort, ask: Asker) -> Record:
     """Carry out the round in the server's own process; what it asks comes here, and goes over the wire."""
 
-    def answers(path: str, messages: Mapping[int, bytes]) -> tuple[dict[int, bytes], list[int]]:
+    def answers(
+        path: str, messages: Mapping[int, bytes], how: Mapping[str, Any] | None
+    ) -> tuple[dict[int, bytes], list[int], int]:
         check_path(run.method, path)
-        return ask(cohort, path, messages), list(cohort.ids)
+        if how is None:
+            return ask(cohort, path, messages), list(cohort.ids), 0
+        # A broadcast came as one object, and stays one.
+        decoded = {id(blob): decode(blob, Down, device=run.world.device) for blob in messages.values()}
+        alike = len(decoded) == 1 and sorted(messages) == sorted(cohort.ids)
+        message = next(iter(decoded.values())) if alike else {k: decoded[id(b)] for k, b in messages.items()}
+        mean = cohort.mean(find_function(run.method, path), message, by=how["by"])
+        return {0: encode(mean.value)}, list(cohort.ids), mean.count
 
     said, (blob,) = apart.server("round", t, encode(run.state), list(cohort.ids), answers)
     run.timings.add([Span(**span) for span in said["spans"]], said["rss"], said["gpu"])
@@ -254,10 +271,12 @@ def _round_in_own_process(run: RunState, apart: IsolatedEngine, t: int, cohort: 
     return decode(blob, Record, device=run.world.device)
 
 
-def _check_traffic(run: RunState, t: int, participants: list[int], wire: Wire) -> None:
+def _check_traffic(run: RunState, t: int, participants: list[int], wire: Wire, sums: Sequence[SumFacts]) -> None:
     plan = run.world.plan(t, participants, asks=wire.traffic.asks, choices=wire.traffic.choices)
     declared = run.method.traffic(plan)
     run.record.traffic_declared = declared is not None
+    if run.setting.aggregate == "secure" and declared is not None:
+        declared = in_sums(run.method, declared, sums)
     grown = [name for way, name in wire.traffic.sizes if way == "up" and name in run.world.absent(t)]
     if sent := [name for name in sorted(grown) if wire.traffic.sizes["up", name] != Size()]:
         raise RunError(

@@ -17,6 +17,8 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import torch
 
+from fedaudit.aggregation.secure.messages import Masked
+from fedaudit.aggregation.terms import Terms, entered
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import HandedOver, Outputs, Recorder, Tape, gated
@@ -76,6 +78,7 @@ class Task:
     replay: bytes | None = None  # for the same test: what client.protect gave back the first time
     noise: bytes = b""  # the key of this task's noise; it follows from the run's secret
     followed: bool = False  # whether the client has a twin, which is handed what its mechanisms let out
+    terms: Terms | None = None  # how the reply enters a sum, if it does not leave the client by itself
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Done:
     picked: list[list[str]] = field(default_factory=list)
     chose: bool = False  # whether this message, after a look, is one of several that its function may give
     brought: bool = False  # whether training was given what the task read itself; that is billed in any case
+    layout: str = ""  # of a reply that enters a sum: its fields and their shapes, which everybody knows
+    cut: int = 0  # and how many of its numbers were cut off; for the auditor only
     rows: list[list[str]] = field(default_factory=list)  # for a watched task: digests of the rows of each class_means
     alone: list[str] = field(default_factory=list)  # stacked engine: why something was computed for this client alone
     error: str | None = None  # type and place of the error, and nothing about the records
@@ -147,6 +152,12 @@ def _gated_task(task: Task, gate: Outputs) -> Done:
             _check_reply(reply, fn, known, task)
             kept = client.settle()
             reply, protection = client.release(reply)
+            layout, cut = "", 0
+            if task.terms is not None:
+                with meter.span("sum"):
+                    told = entered(reply, message, task.terms, task.k, world.device)
+                reply, layout, cut = told.reply, told.layout, told.cut
+                protection = {} if isinstance(reply, Masked) else protection
             with meter.span("encode"):
                 at = world.device if task.here else None
                 answered = _kept(task.message, world.device) if world.compression else None
@@ -181,8 +192,10 @@ def _gated_task(task: Task, gate: Outputs) -> Done:
         private_fits=client.private_fits,
         brought=client.brought,
         picked=client.picked,
+        layout=layout,
+        cut=cut,
         rows=client.watched or [],
-        chose=bool(world.policies) and client.looked and len(_promised(getattr(fn, "__func__", fn))) != 1,
+        chose=bool(world.policies) and client.looked and len(promised(getattr(fn, "__func__", fn))) != 1,
     )
 
 
@@ -231,16 +244,16 @@ def _check_reply(reply: Any, fn: Callable[..., Any], known: frozenset[str], task
             f"{task.fn} made the message class {type(reply).__name__} while it ran: the name and the fields of "
             "such a class may tell of the records. Define it in the method's module."
         )
-    promised = _promised(getattr(fn, "__func__", fn))
-    if promised and not isinstance(reply, promised):
+    classes = promised(getattr(fn, "__func__", fn))
+    if classes and not isinstance(reply, classes):
         raise ContractError(
             f"{task.fn} returned a {type(reply).__name__} on client {task.k}; it is annotated to return "
-            f"{' or '.join(cls.__name__ for cls in promised)}."
+            f"{' or '.join(cls.__name__ for cls in classes)}."
         )
 
 
 @functools.cache
-def _promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
+def promised(fn: Callable[..., Any]) -> tuple[type[Up], ...]:
     """Return the message classes that a function is annotated to return; empty if the annotation does not say."""
     try:
         hint = get_type_hints(fn).get("return")

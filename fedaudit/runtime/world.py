@@ -20,6 +20,7 @@ from fedaudit.data import Federation, federate, load, to_input, transfer_records
 from fedaudit.errors import ContractError, DataError, SettingError
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import generator, seeded
+from fedaudit.runtime.guarantee import check_sums, guarantee_of
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site
@@ -63,6 +64,8 @@ class World:
             rng = generator(setting.seed, "data", "public")
             self._foreign = transfer_records(setting.public_dataset, setting.data_dir, self.shape, setting.public, rng)
         self.policies = read_policies(setting.privacy, KINDS)
+        self.guarantee = guarantee_of(setting)
+        check_sums(setting, self.method)
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
         self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +21,10 @@ from fedaudit.wire.codec import (
     read_header,
 )
 from fedaudit.wire.codec.packing import Blob
-from fedaudit.wire.message import Declared, Down, Size, Up, class_named
+from fedaudit.wire.message import Declared, Down, Record, Size, Up, class_named
 from fedaudit.wire.release import Protection, Release, Sent
 from fedaudit.wire.traffic import Key
-from fedaudit.wire.transcript import SERVER, TranscriptWriter, party
+from fedaudit.wire.transcript import SERVER, SUM, TranscriptWriter, party
 
 
 class RoundTraffic:
@@ -153,6 +153,30 @@ class Wire:
         self._record(done.reply, answer, "up", k, ask, fn, done.protection, at=self.transcript.clock(), base=head)
         self.traffic.asks[-1][1].append(k)
         return reply
+
+    def aside(self, direction: str, k: int, message: Record, phase: str, ask: int) -> Any:
+        """Carry a message that is no ask of the method's own: it is billed, recorded, and decoded on the other side."""
+        blob = encode(message)
+        self._record(blob, read_header(blob), direction, k, ask, f"(sum) {phase}", {}, at=self.transcript.clock())
+        return decode(blob, type(message))
+
+    def left(self, k: int, ask: int, phase: str, reason: str) -> None:
+        """Record that a client did not answer a message that is no ask of the method's own."""
+        self.transcript.event(event="absent", round=self.t, ask=ask, fn=f"(sum) {phase}", client=k, reason=reason)
+
+    def summed(self, value: Up, fn: str, ask: int, clients: Sequence[int]) -> None:
+        """Record the sum of some clients' replies that the server computed, as what it knows of each of them."""
+        blob = encode(value)
+        head = read_header(blob)
+        sizes = measure(head, len(blob))
+        fields = {
+            name: _sent(dict.fromkeys(sizes[name], 0), declared, None) for name, declared in value.declared().items()
+        }
+        self.transcript.message(
+            blob, head, None, **{"from": SUM, "to": SERVER, "type": "sum"}, round=self.t, ask=ask, fn=fn,
+            client=-1, direction="up", message=type(value).__name__, bytes=0, frame=0, fields=fields,
+            clients=list(clients),
+        )  # fmt: skip
 
     def _message(self, blob: Blob, device: Any) -> Down:
         """Return the message as the client received it, because its reply may be a change of that."""

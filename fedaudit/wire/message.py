@@ -142,7 +142,7 @@ def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
 class Declared:
     """The declaration of one field of a message, made by the message's author."""
 
-    role: Literal["private", "public", "relay"]
+    role: Literal["private", "public", "relay", "masked"]
     kind: str | None = None
     via: Via | None = None
     unit: Unit | None = None
@@ -182,6 +182,11 @@ def private(
     if dtype is not None and dtype not in DTYPES:
         raise ContractError(unknown(f"dtype of private({kind!r})", dtype, DTYPES))
     return dataclasses.field(metadata={"declared": Declared("private", _kind(kind), via, unit, depends, dtype, finite)})
+
+
+def masked() -> Any:
+    """Declare a field as hidden by the masks of secure aggregation: by itself it is uniformly random."""
+    return dataclasses.field(metadata={"declared": Declared("masked")})
 
 
 def public(*, finite: bool = True) -> Any:
@@ -288,25 +293,30 @@ class Size:
     """The bytes of a field. `payload` is elements x element size without buffers, as papers count; `buffers` is extra.
 
     `header` is the cost of names and shapes on the wire: an estimate for planning, never compared. `tensors` counts
-    the float32 tensors in the payload by shape. Their compressed size follows from it.
+    the float32 tensors in the payload by shape. Their compressed size follows from it. `numbers` counts all elements.
+    Their size in a secure sum follows from it.
     """
 
     payload: int = 0
     buffers: int = 0
     header: int = dataclasses.field(default=0, compare=False)
     tensors: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    numbers: int = dataclasses.field(default=0, compare=False, repr=False)  # elements, buffers too; 0: not known
 
     def __add__(self, other: Size | int) -> Size:
         other = as_size(other)
         counts = {shape: n + other.tensors.get(shape, 0) for shape, n in self.tensors.items()}
         both = {**other.tensors, **counts} if other.tensors else self.tensors
-        return Size(self.payload + other.payload, self.buffers + other.buffers, self.header + other.header, both)
+        numbers = self.numbers + other.numbers
+        return Size(
+            self.payload + other.payload, self.buffers + other.buffers, self.header + other.header, both, numbers
+        )
 
     __radd__ = __add__  # sum() starts from 0
 
     def __mul__(self, times: int) -> Size:
         tensors = {shape: n * times for shape, n in self.tensors.items()}
-        return Size(self.payload * times, self.buffers * times, self.header * times, tensors)
+        return Size(self.payload * times, self.buffers * times, self.header * times, tensors, self.numbers * times)
 
     __rmul__ = __mul__
 
@@ -329,7 +339,7 @@ def model_size(model: nn.Module, part: Part | None = None) -> Size:
     payload = sum(t.numel() * t.element_size() for t in counted)
     header = sum(TENSOR_HEADER + len(name) + 5 for name in tensors)
     shapes = Counter(tuple(t.shape) for t in counted if t.dtype == torch.float32)
-    return Size(payload, sum(bytes_of.values()) - payload, header, shapes)
+    return Size(payload, sum(bytes_of.values()) - payload, header, shapes, sum(t.numel() for t in tensors.values()))
 
 
 def as_size(size: Size | int) -> Size:

@@ -73,11 +73,12 @@ class Plan:
             rows, columns = first, math.prod(others)
             saved += 4 * (rows * columns - rank * (rows + columns + 1))
         whole = self.state(arch)
-        return Size(whole.payload - saved, whole.buffers, whole.header)
+        return Size(whole.payload - saved, whole.buffers, whole.header, numbers=whole.numbers)
 
     def tensor(self, *shape: int, size: int = 4) -> Size:
         """Return the size of one tensor whose numbers have `size` bytes each; 4 stands for float32."""
-        return Size(math.prod(shape) * size, header=TENSOR_HEADER, tensors={shape: 1} if size == 4 else {})
+        n = math.prod(shape)
+        return Size(n * size, header=TENSOR_HEADER, tensors={shape: 1} if size == 4 else {}, numbers=n)
 
     def rows(self, n: int) -> Size:
         """Return the size of n records that are sent unchanged."""

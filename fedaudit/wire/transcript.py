@@ -47,6 +47,7 @@ from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.release import Sent
 
 SERVER = "server"
+SUM = "sum"  # who "sent" what the server computed from masked vectors
 ACTIVE = "active-server"
 LARGE = 1 << 18  # bytes from which a message is written in the background: below, the hand-over costs as much
 BEHIND = 16  # the most messages that may wait to be written
@@ -154,6 +155,8 @@ class TranscriptWriter:
 
     def _message(self, blob: Blob, head: Header, base: Header | None, facts: dict[str, Any]) -> None:
         weights = state_tensors(head.tree)
+        if any(sent.get("role") == "masked" for sent in facts.get("fields", {}).values()):
+            weights = set(range(len(head.tensors)))  # as large as model states, and as soon dropped
         before = self._broadcast
         if self._broadcast is not None and self._broadcast[0] is blob:
             tensors = self._broadcast[1]  # the same message went to another client of this ask
@@ -318,7 +321,8 @@ class TranscriptEntry:
 
     def kept(self, field: str) -> bool:
         """Return whether the content is still there. Model states are kept for the last rounds only."""
-        stored = state_tensors(node_of(self._visible("tree"), field))
+        sent = self._visible("fields").get(field, {})
+        stored = sent.get("role") == "masked" or state_tensors(node_of(self._visible("tree"), field))
         return not stored or (self.folder / f"{self.round:06d}.weights.pack").exists()
 
     def _value(self, node: Any, plain: bool) -> Any:
@@ -366,16 +370,19 @@ _PLACE = {"seq": int, "at": float, "round": int, "from": str, "to": str, "client
 _MESSAGE = {"message": str, "ask": int, "fn": str, "digest": str, "fields": dict, "tree": dict, "tensors": list}
 
 
+CONTENT = ("message", "sum")  # rows with content: what crossed the wire, and what the server computed from it
+
+
 def _row(text: bytes, where: str) -> dict[str, Any]:
     """Return a row of the index. Raise if anything is missing that its readers rely on."""
     try:
         row = json.loads(text)
-        wanted = {"type": str} | (_PLACE | _MESSAGE if row.get("type") == "message" else {})
+        wanted = {"type": str} | (_PLACE | _MESSAGE if row.get("type") in CONTENT else {})
         for key, kind in wanted.items():
             fits = isinstance(row[key], int | float) if kind is float else isinstance(row[key], kind)
             if not fits or (isinstance(row[key], bool) and kind is not bool):
                 raise ValueError(f"{key} is a {type(row[key]).__name__}")
-        if row["type"] == "message":
+        if row["type"] in CONTENT:
             names = names_of(row["tree"])
             if not all(isinstance(row["fields"].get(name, {}), dict) for name in (*names, *row["fields"])):
                 raise ValueError("its fields are not tables")
@@ -422,6 +429,10 @@ class Transcript:
 
     def entries(self) -> Iterator[TranscriptEntry]:
         return (TranscriptEntry(row, self.folder) for row in self.rows() if row["type"] == "message")
+
+    def sums(self) -> Iterator[TranscriptEntry]:
+        """Yield the sums that the server computed from masked vectors. They did not cross the wire."""
+        return (TranscriptEntry(row, self.folder) for row in self.rows() if row["type"] == "sum")
 
     def events(self) -> Iterator[dict[str, Any]]:
         return (row for row in self.rows() if row["type"] == "event")
@@ -472,6 +483,17 @@ class TranscriptView:
         return [TranscriptEntry({key: e.row[key] for key in seen}, Path(), readable=False) for e in entries]
 
     @cached_property
+    def _sums(self) -> list[TranscriptEntry]:
+        """Return what a server knows of each client's masked reply: the sum that it is in, in that reply's place."""
+        if self.threat.name not in (SERVER, ACTIVE):
+            return []
+        return [
+            TranscriptEntry({**entry.row, "client": k}, entry.folder)
+            for entry in self._transcript.sums()
+            for k in entry.row.get("clients", ())
+        ]
+
+    @cached_property
     def _by_client(self) -> dict[int, list[TranscriptEntry]]:
         by: dict[int, list[TranscriptEntry]] = {}
         for entry in self._entries:
@@ -481,7 +503,10 @@ class TranscriptView:
     def entries(
         self, *, direction: str | None = None, kind: str | None = None, client: int | None = None, t: int | None = None
     ) -> Iterator[TranscriptEntry]:
-        for entry in self._entries if client is None else self._by_client.get(client, ()):
+        """Yield entries. Who asks for a kind gets sums as well, where secure aggregation hides the replies in them."""
+        found = self._entries if client is None else self._by_client.get(client, ())
+        summed = [] if kind is None else [e for e in self._sums if client in (None, e.client)]
+        for entry in (*found, *summed):
             if direction is not None and entry.direction != direction:
                 continue
             if t is not None and entry.round != t:
@@ -495,4 +520,4 @@ class TranscriptView:
         """Return the kinds of release that this threat can read at all."""
         if self.threat.name == "outsider":
             return set()
-        return {kind for entry in self.entries() for kind in entry.kinds()}
+        return {kind for entry in (*self.entries(), *self._sums) for kind in entry.kinds()}

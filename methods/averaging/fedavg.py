@@ -28,7 +28,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
@@ -64,10 +63,8 @@ class FedAvg(WithOptimiser):
         return Averaged(state_of(server.model()))  # w_0
 
     def round(self, s: Any, server: Server, cohort: Cohort) -> Record:  # on the server
-        replies: dict[int, Any] = cohort.ask(self.client_update, Global(s.w))  # k in S_t, in parallel
-        return Averaged(
-            weighted_mean({k: r.w for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
-        )  # w_{t+1} = sum_k n_k / n w^k_{t+1}
+        mean: Any = cohort.mean(self.client_update, Global(s.w), by="n")  # k in S_t, in parallel
+        return Averaged(mean.value.w)  # w_{t+1} = sum_k n_k / n w^k_{t+1}
 
     def client_update(self, client: Client, msg: Any) -> Up:  # on client k
         load(client.model, msg.w)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from fedaudit import Cohort, Record, Server, State, register, state_of, weighted_mean
+from fedaudit import Cohort, Record, Server, State, register, state_of
 from fedaudit.methods.averaging.fedavg import FedAvg, Global, Local  # noqa: F401
 
 
@@ -45,8 +45,8 @@ class FedAvgM(FedAvg):
         return Moving(w, State({name: torch.zeros_like(t) for name, t in w.parameters.items()}))
 
     def round(self, s: Moving, server: Server, cohort: Cohort) -> Moving:
-        replies: dict[int, Any] = cohort.ask(self.client_update, Global(s.w))
-        mean = weighted_mean({k: r.w for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
+        found: Any = cohort.mean(self.client_update, Global(s.w), by="n")
+        mean = found.value.w
         delta = {name: s.w[name] - mean[name] for name in s.v}
         v = {name: self.beta * s.v[name] + delta[name] for name in s.v}
         step = {name: self.beta * v[name] + delta[name] for name in v} if self.nesterov else v

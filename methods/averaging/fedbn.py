@@ -37,7 +37,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods.averaging.fedavg import FedAvg
 
@@ -77,8 +76,7 @@ class FedBN(FedAvg):
         return Averaged(state_of(server.model(), travels))
 
     def round(self, s: Averaged, server: Server, cohort: Cohort) -> Averaged:
-        replies = cohort.ask(self.client_update, Shared(s.w))
-        return Averaged(weighted_mean({k: r.w for k, r in replies.items()}, {k: r.n for k, r in replies.items()}))
+        return Averaged(cohort.mean(self.client_update, Shared(s.w), by="n").value.w)
 
     def client_update(self, client: Client, msg: Shared) -> Trained:  # on client k
         load(client.model, msg.w, travels)

@@ -43,7 +43,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
@@ -90,14 +89,12 @@ class FedDyn(WithOptimiser):
         return Dynamic(theta, zeros(theta))
 
     def round(self, s: Dynamic, server: Server, cohort: Cohort) -> Dynamic:
-        replies = cohort.ask(self.client_update, Global(s.theta))  # k in P
-        theta = weighted_mean({k: r.theta for k, r in replies.items()}, dict.fromkeys(replies, 1.0))
+        mean = cohort.mean(self.client_update, Global(s.theta))  # k in P
+        theta = mean.value.theta
         if not self.alpha:
             return Dynamic(theta, s.h)
-        h = State({
-            name: s.h[name] - self.alpha / server.clients * sum(r.theta[name] - s.theta[name] for r in replies.values())
-            for name in s.h
-        })  # line 13  # fmt: skip
+        step = self.alpha / server.clients * mean.count  # sum_P (theta_k - theta^{t-1}) = |P| (mean - theta^{t-1})
+        h = State({name: s.h[name] - step * (theta[name] - s.theta[name]) for name in s.h})  # line 13
         corrected = {name: theta[name] - h[name] / self.alpha for name in h}  # line 14
         return Dynamic(State({**theta, **corrected}, theta.buffers), h)
 

@@ -69,6 +69,8 @@ class Normalised(Record):
 
 @register("fednova")
 class FedNova(WithOptimiser):
+    single_replies: ClassVar[str] = "an update is divided by its own client's number of steps"
+
     E: int = Field(default=1, ge=1)  # local epochs
     B: int = 64  # local batch size
     eta: float = Field(default=0.01, gt=0)  # local learning rate

@@ -47,7 +47,6 @@ from fedaudit import (
     register,
     sgd,
     state_of,
-    weighted_mean,
 )
 
 Gradient = dict[str, Tensor]
@@ -129,8 +128,7 @@ class PerFedAvg(Method):
         return Averaged(state_of(server.model()))  # w_0
 
     def round(self, s: Averaged, server: Server, cohort: Cohort) -> Averaged:
-        replies = cohort.ask(self.client_update, Initial(s.w))  # i in A_k
-        return Averaged(weighted_mean({i: r.w for i, r in replies.items()}, dict.fromkeys(replies, 1.0)))
+        return Averaged(cohort.mean(self.client_update, Initial(s.w)).value.w)  # i in A_k
 
     def client_update(self, client: Client, msg: Initial) -> Updated:  # on client i
         load(client.model, msg.w)

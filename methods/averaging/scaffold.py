@@ -46,7 +46,6 @@ from fedaudit import (
     register,
     sgd,
     state_of,
-    weighted_mean,
 )
 
 
@@ -88,10 +87,10 @@ class SCAFFOLD(Method):
         return Controlled(x, zeros(x))
 
     def round(self, s: Controlled, server: Server, cohort: Cohort) -> Controlled:
-        replies = cohort.ask(self.client_update, Global(s.x, [s.c[n] for n in sorted(s.c)]))  # i in S
-        y = weighted_mean({i: r.y for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
+        mean = cohort.mean(self.client_update, Global(s.x, [s.c[n] for n in sorted(s.c)]))  # i in S
+        y = mean.value.y
         x = State({**y, **{n: s.x[n] + self.eta_g * (y[n] - s.x[n]) for n in s.c}}, y.buffers)  # Eq. 5
-        c = {n: s.c[n] + sum(r.delta_c[n] for r in replies.values()) / server.clients for n in s.c}  # Eq. 5
+        c = {n: s.c[n] + mean.count / server.clients * mean.value.delta_c[n] for n in s.c}  # Eq. 5: |S| / N
         return Controlled(x, State(c))
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client i

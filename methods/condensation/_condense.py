@@ -91,6 +91,8 @@ def as_the_authors(data: str) -> dict[str, Any]:
 class Condensing(Method):
     """The hyper-parameters of condensation and of training on what it made."""
 
+    single_replies: ClassVar[str] = "each client's condensed images are trained on by the server"
+
     images_only: ClassVar[str] = "condenses records into images"
 
     IPC: int = 50  # condensed images per class

@@ -227,6 +227,8 @@ ON_HOSTS: dict[str, dict[str, Any]] = {
 class DataFree(Method):
     """A host, followed by a distillation of its clients' uploads into the global model."""
 
+    single_replies: ClassVar[str] = "the uploaded models are the teachers of a distillation, each by itself"
+
     images_only: ClassVar[str] = "trains a generator of images on the server"
     on_digits: ClassVar[Mapping[str, Any]] = {
         "I": 5, "B": 32, "width": 32, "host": {"E": 10, "B": 16, "eta": 0.1},

@@ -13,7 +13,24 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, runtime_chec
 
 from torch import nn
 
-from fedaudit import Client, Cohort, Down, Method, Plan, Record, Server, Size, State, Up, ce, load, private, state_of
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Mean,
+    Method,
+    Plan,
+    Record,
+    Server,
+    Size,
+    State,
+    Up,
+    ce,
+    load,
+    private,
+    state_of,
+)
+from fedaudit.aggregation.mean import mean_of
 from fedaudit.methods.shared._optimiser import WithOptimiser
 
 U = TypeVar("U", bound=Up)
@@ -93,6 +110,9 @@ class Overheard(Cohort):
         self.replies.append(self.cohort.ask(fn, message))
         return self.replies[-1]
 
+    def mean(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Any], *, by: str | None = None) -> Mean[U]:
+        return mean_of(self.ask(fn, message), by)
+
 
 # --- the host of the data-free mode ---------------------------------------------------------------------------------
 
@@ -116,6 +136,8 @@ class Alone(WithOptimiser):
     from their own models (`start = "local"`). FedZGE's Table 8 bills the global model to each client in each round:
     `start = "global"`. Clients of another architecture than the server's then receive it and go on from their own.
     """
+
+    single_replies: ClassVar[str] = "the uploaded models are teachers, each by itself"
 
     quick: ClassVar[Mapping[str, Any]] = {}
 

@@ -145,6 +145,8 @@ def local_loss_on_images(f: Any, x: Tensor, y: Tensor, z: Tensor, y_hat: Tensor,
 class FedGen(WithOptimiser):
     """Train clients with a generator of embeddings. A client sends its weights and its label counts."""
 
+    single_replies: ClassVar[str] = "the generator learns from each client's model, weighted by its own label counts"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # beta, local learning rate

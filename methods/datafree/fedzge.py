@@ -163,6 +163,8 @@ class FedZGE(Method):
     A client sends logits on the server's images, and its size.
     """
 
+    single_replies: ClassVar[str] = "each client's answers to a query are weighted and compared with the others'"
+
     E_k: int = Field(10, ge=0)  # local training epochs; 0: the clients stay as they are
     B_k: int = 256  # local batch size
     E_prime: int = Field(10, ge=0)  # E'_k, local distillation epochs; 0: without L'_k

@@ -88,6 +88,8 @@ def L_SL(a: Tensor, b: Tensor) -> Tensor:
 class FedZKT(Method):
     """Distil unlike clients' models on the server, without data. A client sends its weights."""
 
+    single_replies: ClassVar[str] = "each client's model is distilled from and back into by itself"
+
     images_only: ClassVar[str] = "trains a generator of images on the server"
     on_digits: ClassVar[Mapping[str, Any]] = {
         "E": 5, "B": 16, "eta": 0.1, "I": 20, "I_k": 20, "width": 32, "B_s": 32,

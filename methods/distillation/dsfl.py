@@ -17,8 +17,7 @@ other, and we chose:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -44,7 +43,6 @@ from fedaudit.methods.shared._ensemble import (
     Distilled,
     Walked,
     auxiliary,
-    ensemble,
     imitate,
     predict,
     set_out,
@@ -85,16 +83,15 @@ class DSFL(Method):
 
     def round(self, s: Walked, server: Server, cohort: Cohort) -> Walked:
         x_p = server.public[0][auxiliary(s.order, server.t, min(self.B, len(s.order)))]
-        replies: dict[int, Any] = cohort.ask(self.update_and_predict, Auxiliary(x_p, None))
-        p = self.era({k: r.p for k, r in replies.items()}, {k: r.N or 1 for k, r in replies.items()})
+        by = "N" if self.weights == "samples" else None
+        p = self.era(cohort.mean(self.update_and_predict, Auxiliary(x_p, None), by=by).value.p)
         f = load(server.model(), s.theta)
         server.fit(f, imitate, (x_p, p), epochs=self.E, batch=len(x_p), opt=adam(self.eta))
         cohort.ask(self.distillation, GlobalLabels(p))
         return Walked(state_of(f), s.order)
 
-    def era(self, p: Mapping[int, Tensor], N: Mapping[int, int]) -> Tensor:
+    def era(self, mean: Tensor) -> Tensor:
         """Return softmax(mean_k p_k / T): it has lower entropy than the mean itself if T is small enough."""
-        mean = ensemble(p, N)
         return (mean / self.T).softmax(-1) if self.aggregate == "era" else mean
 
     def update_and_predict(self, client: Client, msg: Auxiliary) -> SoftLabels:  # on client k

@@ -54,6 +54,8 @@ def avg_logits(f: Any, d: Tensor, e: Tensor, tau: float) -> Tensor:
 
 @register("feddf")
 class FedDF(Method):
+    single_replies: ClassVar[str] = "the uploaded models are the teachers of a distillation, each by itself"
+
     host: FedAvg = FedAvg()
     N: int = Field(default=1000, ge=0)  # steps of distillation in a round
     B: int = Field(default=128, ge=2)  # unlabelled rows in a step

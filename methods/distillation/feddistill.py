@@ -62,6 +62,8 @@ def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: floa
 class FedDistill(WithOptimiser):
     """Learn from the mean logits of each class. A client sends one vector of logits for each class."""
 
+    single_replies: ClassVar[str] = "what a client hears leaves out its own logits, so they are kept one by one"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -60,7 +60,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods.distillation._mutual import Pair, clipped
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
@@ -143,9 +142,10 @@ class FedKD(WithOptimiser):
         g = None if s.g is None else LowRank(s.g, s.T)
         theta = changed(s.theta, g)
         whole, change = Mentee(theta, None), Mentee(None, g)
-        replies = cohort.ask(self.local_update, {k: change if k in s.current else whole for k in cohort.ids})
-        mean = weighted_mean({k: r.g for k, r in replies.items()}, {k: r.n or 1 for k, r in replies.items()})
-        return Shared(theta, mean, self.energy(server), sorted(replies))
+        messages = {k: change if k in s.current else whole for k in cohort.ids}
+        by = "n" if self.weights == "samples" else None
+        mean = cohort.mean(self.local_update, messages, by=by).value.g
+        return Shared(theta, mean, self.energy(server), sorted(cohort.ids))
 
     def local_update(self, client: Client, msg: Mentee) -> Update:  # on client k
         theta = msg.theta if msg.theta is not None else changed(client.memory["theta"], msg.g)

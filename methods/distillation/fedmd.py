@@ -101,8 +101,7 @@ class FedMD(Method):
     def round(self, s: Nothing, server: Server, cohort: Cohort) -> Nothing:
         n = len(server.public[0])
         d = torch.randperm(n, generator=server.rng("d_j"), device=server.device)[: self.B_0]
-        replies = cohort.ask(self.communicate, Chosen(d.to(torch.int32)))
-        f = torch.stack([r.f for r in replies.values()]).mean(0)  # aggregate
+        f = cohort.mean(self.communicate, Chosen(d.to(torch.int32))).value.f  # aggregate
         cohort.ask(self.digest_and_revisit, Consensus(f))
         return s
 

@@ -118,6 +118,8 @@ class Nothing(Record):
 class FKE(Method):
     """Learn from each other's answers on a public transfer set. A client sends logits."""
 
+    single_replies: ClassVar[str] = "what a client shares is passed on to its peers by name"
+
     quick: ClassVar = {"tau": "off", "E_local": 1, "B": 32}
     on_digits: ClassVar = {"E_local": 10, "B": 32}
     needs_public: ClassVar = True

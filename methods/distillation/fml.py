@@ -43,7 +43,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods.distillation._mutual import Pair, clipped
 from fedaudit.methods.prototypes.fedproto import DFFKE
@@ -105,8 +104,7 @@ class FML(WithOptimiser):
         return Averaged(state_of(server.model()))
 
     def round(self, s: Averaged, server: Server, cohort: Cohort) -> Averaged:
-        replies = cohort.ask(self.local_update, Meme(s.w))
-        return Averaged(weighted_mean({k: r.w for k, r in replies.items()}, dict.fromkeys(replies, 1.0)))
+        return Averaged(cohort.mean(self.local_update, Meme(s.w)).value.w)
 
     def local_update(self, client: Client, msg: Meme) -> Taught:  # on client k
         pair = Pair(client.model, load(client.server_model(), msg.w))

@@ -19,7 +19,7 @@ that model's outputs back. We have MHAT only as FedZGE describes it (Tables 1 an
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,6 @@ from fedaudit.methods.shared._ensemble import (
     auxiliary,
     distil,
     distil_labelled,
-    ensemble,
     predict,
     set_out,
 )
@@ -90,8 +89,7 @@ class MHAT(Method):
         batch = auxiliary(s.order, server.t, min(self.B, len(s.order)))
         x_p = server.public[0][batch]
         y_p = server.public[1][batch].to(torch.int32) if server.public_labelled else None
-        replies: dict[int, Any] = cohort.ask(self.update_and_predict, Auxiliary(x_p, y_p))
-        e = ensemble({k: r.f for k, r in replies.items()}, {k: r.N for k, r in replies.items()})
+        e = cohort.mean(self.update_and_predict, Auxiliary(x_p, y_p), by="N").value.f  # sum_k (N_k / N) f_k
         f = load(server.model(), s.theta)
         loss, rows, given = self.teaching(x_p, e, y_p)
         server.fit(f, loss, rows, epochs=self.E, batch=len(x_p), opt=adam(self.eta), given=given)  # Eq. 2

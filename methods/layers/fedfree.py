@@ -129,6 +129,8 @@ def relative_change(before: State, after: State, names: list[str]) -> Tensor:
 class FedFree(Method):
     """Share layers between unlike models, as far as they gain knowledge. A client sends some of its layers."""
 
+    single_replies: ClassVar[str] = "the layers of each client are compared and distributed one by one"
+
     on_digits: ClassVar = {"E": 5, "B": 16, "eta": 0.1}
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "samples": 32}
     presets: ClassVar = {

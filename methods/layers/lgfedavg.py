@@ -39,7 +39,6 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
 from fedaudit.methods.prototypes.fedproto import DFFKE
 from fedaudit.methods.shared._libraries import HTFLLIB
@@ -75,9 +74,7 @@ class LGFedAvg(WithOptimiser):
         return Averaged(state_of(server.model(server.arch(0)), head))
 
     def round(self, s: Averaged, server: Server, cohort: Cohort) -> Averaged:
-        replies = cohort.ask(self.client_update, GlobalPart(s.theta_g))
-        theta_g = {k: r.theta_g for k, r in replies.items()}
-        return Averaged(weighted_mean(theta_g, {k: r.n for k, r in replies.items()}))
+        return Averaged(cohort.mean(self.client_update, GlobalPart(s.theta_g), by="n").value.theta_g)
 
     def client_update(self, client: Client, msg: GlobalPart) -> Trained:  # on client k
         load(client.model, msg.theta_g, head)

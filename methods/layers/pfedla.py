@@ -98,6 +98,8 @@ def agreement(theta: State, delta: State, grouped: Sequence[Sequence[str]]) -> T
 class PFedLA(Method):
     """Weigh each layer of each client by a hypernetwork. A client sends its update of the weights."""
 
+    single_replies: ClassVar[str] = "the server keeps each client's model and mixes them anew for everyone"
+
     on_digits: ClassVar = {"E": 5, "B": 16, "eta": 0.1}
     quick: ClassVar = {"E": 1, "B": 64, "eta": 0.1, "width": 16}
     # As FedFree ran it: Section 4.1 and Table A2.

@@ -81,6 +81,8 @@ class HeaderNet(nn.Module):
 class FedGH(WithOptimiser):
     """Train a shared head on class means. A client sends one mean embedding for each class."""
 
+    single_replies: ClassVar[str] = "the header is trained on each client's class means, one row each"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

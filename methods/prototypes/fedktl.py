@@ -112,6 +112,8 @@ class FedKTL(WithOptimiser):
     A client sends one mean embedding for each class.
     """
 
+    single_replies: ClassVar[str] = "the generator's latents are fitted to each client's class means"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

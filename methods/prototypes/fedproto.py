@@ -79,6 +79,8 @@ def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: floa
 class FedProto(WithOptimiser):
     """Pull embeddings towards common class means. A client sends one mean embedding for each class."""
 
+    single_replies: ClassVar[str] = "a client sends means of the classes it holds only, so replies have unequal keys"
+
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate

@@ -286,6 +286,8 @@ class Whole(Record):
 class SubModels(WithOptimiser):
     """Partial training: extract, train, average. A method says in `units` which units a client trains."""
 
+    single_replies: ClassVar[str] = "clients hold sub-models of unequal shape, which the server places one by one"
+
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.1}
     quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
 

@@ -112,9 +112,9 @@ def test_entropy_reduction_by_hand():
     """ERA: (0.8, 0.2) and (0.4, 0.6) average to (0.6, 0.4); over T = 0.1 that is (6, 4), so 1 / (1 + e^-2) for the
     first. With N = 1 and 3 the mean is (0.5, 0.5), which no temperature sharpens."""
     p = {0: torch.tensor([[0.8, 0.2]]), 1: torch.tensor([[0.4, 0.6]])}
-    assert DSFL().era(p, {0: 1, 1: 1})[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
-    assert DSFL().era(p, {0: 1, 1: 3})[0].tolist() == pytest.approx([0.5, 0.5])
-    assert DSFL(aggregate="sa").era(p, {0: 1, 1: 1})[0].tolist() == pytest.approx([0.6, 0.4])
+    assert DSFL().era(shared.ensemble(p, {0: 1, 1: 1}))[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-6)
+    assert DSFL().era(shared.ensemble(p, {0: 1, 1: 3}))[0].tolist() == pytest.approx([0.5, 0.5])
+    assert DSFL(aggregate="sa").era(shared.ensemble(p, {0: 1, 1: 1}))[0].tolist() == pytest.approx([0.6, 0.4])
 
 
 def test_auxiliary_set_is_walked_through():

@@ -33,7 +33,8 @@ from fedaudit.wire.message import KINDS
 # A party gets these variables of the environment: how to find the code, and how to compute. It gets no others.
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 COMPUTING = ("OMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_")
-Answers = Callable[[str, Mapping[int, bytes]], tuple[dict[int, bytes], list[int]]]  # replies, and who is left
+# Name, messages, and for a mean its weights: replies (a mean is one), who is left, and how many are in a mean.
+Answers = Callable[[str, Mapping[int, bytes], Mapping[str, Any] | None], tuple[dict[int, bytes], list[int], int]]
 
 
 class IsolatedEngine:
@@ -63,8 +64,8 @@ class IsolatedEngine:
                     messages = {int(k): blobs[i] for k, i in back["to"]}
                 except (ValueError, IndexError, TypeError) as e:
                     raise RunError(f"The server's process asked for something that is not a valid ask ({e}).") from None
-                replies, left = answers(str(back["ask"]), messages)
-                send(file, {"replied": list(replies), "left": left}, list(replies.values()))
+                replies, left, count = answers(str(back["ask"]), messages, back.get("mean"))
+                send(file, {"replied": list(replies), "left": left, "count": count}, list(replies.values()))
 
     def _client(self, task: Task) -> Done:
         if task.drop:
@@ -74,6 +75,7 @@ class IsolatedEngine:
             "what": "task",
             "task": plain_task(task),
             "facts": facts_of(world, task.k, task.t),
+            "terms": None if task.terms is None else dataclasses.asdict(task.terms),
         }
         own = {"own": world.members(task.k), "validation": world.validation(task.k)}
         blobs = [bytes(task.message), bytes(task.state or b""), task.noise, encoded_rows(world, task.k, own)]

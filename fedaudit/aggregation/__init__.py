@@ -1,0 +1,1 @@
+"""Sums of clients' replies: plain means, secure aggregation, and noise on sums."""

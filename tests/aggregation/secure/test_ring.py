@@ -1,0 +1,62 @@
+"""Real numbers in the ring: no overflow, the stated error, and what is cut off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedaudit.aggregation.secure.ring import Part, Ring
+from fedaudit.errors import RunError
+
+
+def test_by_hand():
+    """levels = floor((2^31 - 1) / 1000) = 2147483; bound 2147.483: steps of 0.001, 1.0004 -> 1000, -0.0006 -> -1."""
+    ring = Ring((Part(2, 2147.483),), 1000)
+    words, clipped = ring.encoded([np.array([1.0004, -0.0006])])
+    assert words.tolist() == [1000, 2**32 - 1]
+    assert clipped == 0
+    assert ring.decoded(words)[0] == pytest.approx([1.0, -0.001])
+
+
+def test_the_largest_sums_do_not_overflow():
+    for clients in (2, 3, 100, 1000):
+        ring = Ring((Part(2, 8.0),), clients)
+        words, clipped = ring.encoded([np.array([8.0, -8.0])])
+        total = np.zeros(2, np.uint32)
+        for _ in range(clients):
+            total += words
+        assert clipped == 0
+        assert ring.decoded(total)[0] == pytest.approx([8.0 * clients, -8.0 * clients])
+
+
+def test_beyond_the_bound_is_cut_off_and_counted():
+    ring = Ring((Part(3, 1.0), Part(1, 100.0)), 4)
+    words, clipped = ring.encoded([np.array([5.0, -1.5, 0.5]), np.array([99.0])])
+    assert clipped == 2
+    first, second = ring.decoded(words)
+    assert first == pytest.approx([1.0, -1.0, 0.5])
+    assert second == pytest.approx([99.0])
+
+
+def test_rounding_stays_within_the_stated_error():
+    rng = np.random.default_rng(0)
+    ring = Ring((Part(70_000, 4.0),), 10)
+    vectors = [rng.normal(0, 1, 70_000).clip(-4, 4) for _ in range(10)]
+    total = np.zeros(70_000, np.uint32)
+    for v in vectors:
+        total += ring.encoded([v])[0]
+    off = np.abs(ring.decoded(total)[0] / 10 - sum(vectors) / 10).max()
+    assert 0.05 * ring.error(10, 10) < off <= ring.error(10, 10)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused(value):
+    with pytest.raises(RunError, match="NaN or infinity"):
+        Ring((Part(1, 1.0),), 2).encoded([np.array([value])])
+
+
+def test_other_sizes_are_refused():
+    with pytest.raises(RunError, match="other sizes"):
+        Ring((Part(2, 1.0),), 2).encoded([np.zeros(3)])
+    with pytest.raises(RunError, match="cannot sum"):
+        Ring((Part(2, 1.0),), 1 << 30)

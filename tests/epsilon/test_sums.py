@@ -1,0 +1,151 @@
+"""Audits of guarantees for clients: an honest run holds, every sabotage is found, and bounds cover."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedaudit import Setting, read_record, run
+from fedaudit.aggregation import terms as terms_module
+from fedaudit.epsilon import sums as audits
+from fedaudit.epsilon.lower_bounds import gdp_mean_shift
+from fedaudit.epsilon.sums import CANARIES, MASKS, NOISE, audit_sums, canary_audit, projection
+from fedaudit.errors import RunError
+from fedaudit.privacy.update_policy import UpdatePolicy
+from fedaudit.privacy.updates import Guarantee
+from fedaudit.runtime import sums as run_sums
+
+BASE = {
+    "method": "fedavg", "model": "mlp", "rounds": 2, "clients": 5, "set": {"B": 32, "eta": 0.1},
+    "eval_clients": False, "eval_every": 2, "keep_weights": 3,
+}  # fmt: skip
+
+
+def ran(out, where, aggregate="plain", **more):
+    policy = {"epsilon": 8, "clip": 1.0, "delta": 1e-3, "where": where}
+    run(Setting.make(**{**BASE, "aggregate": aggregate, "privacy": {"updates": policy}, **more}), out=out)
+    return out
+
+
+def verdicts(out, trials=300):
+    return {audit.test: audit.verdict for audit in audit_sums(out, trials=trials)}
+
+
+@pytest.mark.parametrize(("where", "aggregate"), [("server", "plain"), ("client", "plain"), ("shares", "secure")])
+def test_an_honest_run_holds(where, aggregate, tmp_path):
+    found = verdicts(ran(tmp_path / "run", where, aggregate))
+    assert found[NOISE] == "not refuted"
+    assert found[CANARIES] != "refuted"
+    assert found.get(MASKS) == ("not refuted" if aggregate == "secure" else None)
+    assert {a.test for a in read_record(tmp_path / "run").audits} == set(found)
+
+
+def test_noise_of_the_server_that_is_a_tenth_too_small_is_found(tmp_path, monkeypatch):
+    honest = run_sums.gaussian
+
+    def less(key, purpose, sigma, length, *, secure):
+        return 0.9 * honest(key, purpose, sigma, length, secure=secure)
+
+    monkeypatch.setattr(run_sums, "gaussian", less)
+    out = ran(tmp_path / "run", "server")
+    (audit,) = [a for a in audit_sums(out, trials=50) if a.test == NOISE]
+    assert audit.verdict == "refuted"
+    assert audit.lower_bound > audit.claim_epsilon
+    assert audit.finds > 0.9
+
+
+def test_shares_that_forget_one_client_are_found(tmp_path, monkeypatch):
+    honest = terms_module.skellam
+
+    def forgetful(rng, variance, length, whole):
+        return honest(rng, variance, length, whole) * (forgetful.calls.append(1) or len(forgetful.calls) % 5 != 1)
+
+    forgetful.calls = []
+    monkeypatch.setattr(terms_module, "skellam", forgetful)
+    out = ran(tmp_path / "run", "shares", "secure")
+    monkeypatch.undo()
+    assert verdicts(out, 50)[NOISE] == "refuted"
+
+
+def test_clipping_after_the_noise_is_found(tmp_path, monkeypatch):
+    honest = terms_module.bounded
+
+    def late(update, terms):
+        free = dataclasses.replace(terms, noise=dataclasses.replace(terms.noise, clip=1e9))
+        noisy, norm = honest(update, free)
+        return terms_module.clipped(noisy, terms.noise.clip)[0], norm
+
+    monkeypatch.setattr(terms_module, "bounded", late)
+    out = ran(tmp_path / "run", "client")
+    monkeypatch.undo()
+    assert verdicts(out, 50)[NOISE] == "refuted"
+
+
+def test_no_clipping_is_found_by_canaries(monkeypatch):
+    guarantee, setting = promised("server")
+    monkeypatch.setattr(audits, "clipped", lambda update, C: (update, 1.0))
+    assert canary_audit(guarantee, setting, 200, 0.95).verdict == "refuted"
+
+
+def test_masks_that_are_used_twice_are_found(tmp_path, monkeypatch):
+    honest = run_sums.Summing._secret
+
+    def stale(self, k, number):
+        first = dataclasses.replace(self.so_far, t=1)
+        return honest(dataclasses.replace(self, so_far=first), k, number)
+
+    monkeypatch.setattr(run_sums.Summing, "_secret", stale)
+    out = ran(tmp_path / "run", "shares", "secure")
+    assert verdicts(out, 50)[MASKS] == "refuted"
+
+
+def test_a_run_that_promises_nothing_is_refused(tmp_path):
+    run(Setting.make(**{**BASE, "rounds": 1}), out=tmp_path / "run")
+    with pytest.raises(RunError, match="promises nothing to clients"):
+        audit_sums(tmp_path / "run")
+
+
+# --- canary clients -------------------------------------------------------------------------------------------------
+
+
+def promised(where, z=1.0, scale=1.0):
+    policy = UpdatePolicy(where=where, noise_multiplier=z * scale, delta=1e-3)
+    aggregate = "secure" if where == "shares" else "plain"
+    return Guarantee(policy, 20, 1, 1.0, False), Setting.make(**{**BASE, "clients": 20, "aggregate": aggregate})
+
+
+@pytest.mark.parametrize("where", ["server", "client", "shares"])
+def test_a_canary_s_projection_by_hand(where):
+    """With a canary N(C, sigma^2), without N(0, sigma^2): C = 1 after clipping from 100, sigma = 0.5."""
+    guarantee, setting = promised(where, 0.5)
+    there, away = (np.array([projection(guarantee, setting, i, on) for i in range(100)]) for on in (True, False))
+    assert there.mean() == pytest.approx(1, abs=4 * 0.5 / 10)
+    assert away.mean() == pytest.approx(0, abs=4 * 0.5 / 10)
+    for scores in (there, away):
+        assert scores.std() == pytest.approx(0.5, rel=0.3)
+
+
+def test_noise_x_0_9_is_refuted_by_canaries():
+    """20,000 sums of each: the canaries\' own draws, scaled to what a server with 0.9 of the noise would send."""
+    guarantee, _ = promised("server")
+    rng = np.random.default_rng(0)
+    member = np.repeat([True, False], 20_000)
+    scores = member + 0.9 * rng.normal(size=40_000)
+    claim = dataclasses.replace(guarantee).epsilon()
+    assert gdp_mean_shift(scores, member, 1e-3, 0.95).p_value(claim) < 1e-3
+    assert gdp_mean_shift(member + rng.normal(size=40_000), member, 1e-3, 0.95).p_value(claim) > 1e-3
+
+
+@pytest.mark.slow
+def test_client_level_bounds_cover():
+    """400 audits of an honest guarantee: at most 5 % give a bound above the truth (and the binomial's own error)."""
+    guarantee, setting = promised("server")
+    truth, above = guarantee.epsilon(), 0
+    for i in range(400):
+        scores = [projection(guarantee, setting, 1000 * i + j, there) for there in (True, False) for j in range(60)]
+        above += gdp_mean_shift(scores, np.repeat([True, False], 60), 1e-3, 0.95).epsilon > truth
+    assert above <= 400 * 0.05 + 2 * (400 * 0.05 * 0.95) ** 0.5

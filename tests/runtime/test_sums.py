@@ -1,0 +1,280 @@
+"""Sums in a run: secure ones equal plain ones, every phase is billed and planned, and the server sees nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("cryptography")
+
+from fedaudit import Setting, read_record, registry, run
+from fedaudit.aggregation.secure.messages import words_of
+from fedaudit.errors import NotApplicable, PrivacyError, RunError, SettingError
+from fedaudit.runtime.planned_traffic import plan_traffic
+from fedaudit.wire.transcript import Transcript
+
+BASE = {
+    "method": "fedavg", "model": "mlp", "rounds": 2, "clients": 5, "set": {"B": 32, "eta": 0.1},
+    "eval_clients": False, "eval_every": 2, "keep_weights": 3,
+}  # fmt: skip
+
+
+def ran(out, **more):
+    return run(Setting.make(**{**BASE, **more}), out=out)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One run for each way, made when it is first asked for."""
+    made = {}
+    ways = {
+        "plain": {},
+        "secure": {"aggregate": "secure"},
+        "dropping": {"aggregate": "secure", "clients": 12, "dropout": 0.05, "threshold": 0.5, "seed": 1},
+        "by_server": {"privacy": {"updates": {"epsilon": 8, "clip": 1.0, "delta": 1e-3}}},
+        "in_shares": {
+            "aggregate": "secure",
+            "privacy": {"updates": {"epsilon": 8, "clip": 1.0, "delta": 1e-3, "where": "shares"}},
+        },
+    }
+
+    def get(name):
+        if name not in made:
+            out = tmp_path_factory.mktemp(name) / "run"
+            ran(out, **ways[name])
+            made[name] = out
+        return made[name]
+
+    return get
+
+
+def sent_in(out, t):
+    """The global model that went down in round t."""
+    return next(e for e in Transcript(out / "transcript").entries() if e.round == t and e.message == "Global")
+
+
+def models(out):
+    return load_file(out / "models" / "global.safetensors")
+
+
+def test_a_secure_run_is_the_plain_one_within_the_stated_error(runs):
+    """Two rounds; the second trains on from a model that differs by rounding, hence the factor."""
+    plain, secure = models(runs("plain")), models(runs("secure"))
+    sums = [one for row in read_record(runs("secure")).rounds for one in row.sums]
+    assert [one.stayed for one in sums] == [5, 5]
+    assert all(one.cut_off == 0 and one.error < 1e-6 for one in sums)
+    apart = max(float((plain[name] - secure[name]).abs().max()) for name in plain)
+    assert 0 < apart < 1e-5
+    first = [sent_in(runs(name), 2) for name in ("plain", "secure")]
+    off = max(
+        float((a.double() - b.double()).abs().max()) for a, b in zip(*(e["w"].values() for e in first), strict=True)
+    )
+    assert off <= sums[0].error + 6e-8  # and float32's own rounding of numbers up to 1
+
+
+def test_the_server_s_transcript_holds_masked_vectors_and_sums(runs):
+    transcript = Transcript(runs("secure") / "transcript")
+    up = [e for e in transcript.entries() if e.direction == "up"]
+    assert {e.message for e in up} == {"Advertised", "Shared", "Masked", "Helped"}
+    assert not any(e.kinds() for e in up)
+    masked = [e for e in up if e.message == "Masked"]
+    assert len(masked) == 10
+    assert all(e.fields["y"].role == "masked" for e in masked)
+    sums = list(transcript.sums())
+    assert [e.row["clients"] for e in sums] == [[0, 1, 2, 3, 4]] * 2
+    w = next(e for e in transcript.entries() if e.round == 2 and e.message == "Global")["w"]
+    assert all(torch.equal(t, w[name]) for name, t in sums[0]["w"].items())
+
+
+def test_attacks_by_the_server_get_the_sum_and_peers_do_not(runs):
+    transcript = Transcript(runs("secure") / "transcript")
+    of_server = list(transcript.view("server").entries(direction="up", kind="weights", client=2))
+    assert [(e.client, e.round, e.row["type"]) for e in of_server] == [(2, 1, "sum"), (2, 2, "sum")]
+    assert not list(transcript.view("peer:2").entries(direction="up", kind="weights"))
+    assert all(e.row["type"] == "message" for e in transcript.view("server").entries())
+
+
+def test_no_mask_is_used_twice_in_a_run(runs):
+    words = [words_of(e["y"]) for e in Transcript(runs("secure") / "transcript").entries() if e.message == "Masked"]
+    for i, one in enumerate(words):
+        for other in words[:i]:
+            assert (one == other).mean() < 0.01
+            assert (
+                np.abs(np.bincount((one - other).view(np.uint8), minlength=256) / (4 * len(one)) * 256 - 1).max() < 0.5
+            )
+
+
+def test_every_phase_is_billed_and_planned(runs):
+    """What `comm` plans for a round is what a run without drop-outs measures, field by field."""
+    record = read_record(runs("secure"))
+    setting = Setting.make(**{**BASE, "aggregate": "secure"})
+    planned = {(row["direction"], row["field"]): row["bytes"] for row in plan_traffic(setting)["fields"]}
+    measured = {(row.direction, row.field): row.payload // 2 for row in record.traffic if row.payload}
+    assert {key: size for key, size in planned.items() if size} == measured
+    assert measured["up", "Masked.y"] == 5 * 4 * (sum(t.numel() for t in models(runs("secure")).values()) + 1)
+    assert measured["up", "Shared.sealed"] == 5 * 4 * 82
+    assert measured["up", "Helped.own"] == 5 * 5 * 33
+
+
+def test_drop_outs_are_recovered_and_billed(runs):
+    """Clients leave in every phase of some round; declared and measured bytes agree, or the run would have ended."""
+    record = read_record(runs("dropping"))
+    phases = {a.reason for row in record.rounds for a in row.absent}
+    assert phases == {"dropped out", *(f"dropped out ({phase})" for phase in ("advertise", "share", "unmask"))}
+    for row in record.rounds:
+        (one,) = row.sums
+        assert one.invited == 12 >= one.advertised >= one.shared >= one.stayed >= one.helped >= 6
+    assert any(one.shared > one.stayed for row in record.rounds for one in row.sums)
+    assert any(one.stayed > one.helped for row in record.rounds for one in row.sums)
+
+
+def test_below_the_threshold_the_run_ends(tmp_path):
+    with pytest.raises(RunError, match=r"the threshold is 5. The server learns nothing"):
+        ran(tmp_path / "run", aggregate="secure", dropout=0.4, threshold=0.9, quorum=0.1)
+
+
+def test_a_cut_off_is_counted(tmp_path):
+    record = ran(tmp_path / "run", aggregate="secure", update_bound=1e-3, rounds=1)
+    (one,) = record.rounds[0].sums
+    assert one.cut_off > 100
+    assert one.bound == 1e-3
+
+
+@pytest.mark.slow
+def test_a_secure_run_is_the_same_in_processes_of_its_own(runs, tmp_path):
+    record = ran(tmp_path / "run", aggregate="secure", isolate=True)
+    assert record.transcript_digest == read_record(runs("secure")).transcript_digest
+
+
+@pytest.mark.parametrize("name", ["fedgh", "pfedla", "dense"])
+def test_a_method_that_needs_single_replies_is_refused_with_its_reason(name, tmp_path):
+    with pytest.raises(NotApplicable, match=registry.find(name).single_replies):
+        ran(tmp_path / "run", method=name, set={}, aggregate="secure")
+
+
+def test_who_asks_all_the_same_is_refused(tmp_path):
+    """A method that says nothing, and asks: refused at the ask, before any client computes."""
+    with pytest.raises(NotApplicable, match=r"uses cohort\.ask for replies that hold something private"):
+        ran(tmp_path / "run", method="outside:Exchange", set={}, aggregate="secure", rounds=1)
+
+
+def test_a_method_without_private_replies_may_ask(tmp_path):
+    record = ran(tmp_path / "run", method="local", aggregate="secure", rounds=1)
+    assert record.status == "done"
+
+
+def test_masked_vectors_are_not_compressed(tmp_path):
+    with pytest.raises(SettingError, match="masked vectors of secure aggregation"):
+        ran(tmp_path / "run", aggregate="secure", compress="int8")
+
+
+def test_the_record_says_who_sees_what(runs):
+    assert any("the server sees only sums of at least 5 clients" in note for note in read_record(runs("secure")).notes)
+    entries = [e for client in read_record(runs("secure")).ledger for e in client.entries]
+    assert {e.condition for e in entries if e.field == "Local.w"} == {"in sums of clients, without noise"}
+
+
+# --- guarantees for clients -----------------------------------------------------------------------------------------
+
+
+def test_the_noise_on_the_sum_is_the_promised_one(runs):
+    """The next model, less the clipped mean of the replies (by hand from the transcript), is N(0, sigma^2 / 25)."""
+    out = runs("by_server")
+    record = read_record(out)
+    (one,) = record.rounds[0].sums
+    entries = [e for e in Transcript(out / "transcript").entries() if e.round == 1]
+    w0 = next(e for e in entries if e.direction == "down")["w"]
+    w1 = next(e for e in Transcript(out / "transcript").entries() if e.round == 2 and e.direction == "down")["w"]
+    flat = lambda w: torch.cat([t.double().flatten() for t in w.values()])  # noqa: E731
+    steps = [flat(e["w"]) - flat(w0) for e in entries if e.direction == "up"]
+    assert len(steps) == 5
+    assert min(float(s.norm()) for s in steps) > 0.5
+    mean = sum(s * min(1.0, 1.0 / float(s.norm())) for s in steps) / 5
+    noise = (flat(w1) - flat(w0) - mean) * 5 / one.sigma
+    n = noise.numel()
+    assert abs(float(noise.mean())) < 4 / n**0.5
+    assert abs(float(noise.square().mean()) - 1) < 4 * (2 / n) ** 0.5
+    (entry,) = [e for e in record.ledger[0].entries if e.unit == "client"]
+    assert one.sigma == pytest.approx(entry.noise_multiplier)
+
+
+def test_a_client_s_ledger_names_unit_relation_and_to_whom(runs):
+    for name, to in (("by_server", "peers, outsiders"), ("in_shares", "server, peers, outsiders")):
+        for client in read_record(runs(name)).ledger:
+            (entry,) = [e for e in client.entries if e.noise_multiplier < float("inf")]
+            assert (entry.unit, entry.relation, entry.to) == ("client", "zero-out", to)
+            assert entry.rounds == [1, 2]
+            assert client.epsilon <= 8.0001
+            assert client.delta == 1e-3
+
+
+def test_shares_of_noise_add_up(runs):
+    """Noise of 3 of 5 is promised, all 5 stay: the sum's noise has variance 5 / 3 sigma^2, on the ring's grid."""
+    out = runs("in_shares")
+    record = read_record(out)
+    (one,) = record.rounds[0].sums
+    again = ran(
+        out.parent / "without", aggregate="secure", privacy={"updates": {"noise_multiplier": 1e-3, "clip": 1.0}}
+    )
+    noisy, clean = (
+        torch.cat([t.double().flatten() for t in next(Transcript(folder / "transcript").sums())["w"].values()])
+        for folder in (out, out.parent / "without")
+    )
+    assert again.rounds[0].sums[0].sigma == 1e-3
+    z = (noisy - clean) * 5 / one.sigma
+    n = z.numel()
+    assert abs(float(z.square().mean()) - 5 / 3) < 5 * 5 / 3 * (2 / n) ** 0.5 + 1e-3
+
+
+def test_by_poisson_every_client_pays_in_every_round(tmp_path):
+    record = ran(
+        tmp_path / "run", clients=60, minimum=5, participation=0.3, sampling="poisson", rounds=2,
+        privacy={"updates": {"noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-3}},
+    )  # fmt: skip
+    asked = [row.participants for row in record.rounds]
+    assert all(5 < len(ids) < 35 for ids in asked)
+    assert asked[0] != asked[1]
+    assert all(row.sums[0].divisor == pytest.approx(18) for row in record.rounds)
+    assert len(record.ledger) == 60
+    paid = [e for c in record.ledger for e in c.entries if e.unit == "client"]
+    assert len(paid) == 60
+    assert all((e.sample_rate, e.rounds) == (0.3, [1, 2]) for e in paid)
+    fixed = [e.sample_rate for e in ran(
+        tmp_path / "fixed", clients=10, participation=0.3,
+        privacy={"updates": {"noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-3}},
+    ).ledger[0].entries if e.unit == "client"]  # fmt: skip
+    assert set(fixed) <= {1.0}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "more", "words"),
+    [
+        ({"where": "shares"}, {}, "Use --aggregate secure"),
+        ({"where": "server"}, {"method": "fedgh", "set": {}}, "needs single replies"),
+        ({}, {"sampling": "poisson", "participation": 0.1}, "without any client"),
+        ({"clip": 0}, {}, "above 0"),
+        ({"epsilon": None}, {}, "either epsilon or noise_multiplier"),
+        ({"unit": "record"}, {}, "client"),
+        ({"delta": "x"}, {}, "'1/K'"),
+        ({"whree": "server"}, {}, "whree"),
+    ],
+)
+def test_what_guarantees_nothing_is_refused(privacy, more, words, tmp_path):
+    with pytest.raises((PrivacyError, NotApplicable), match=words):
+        ran(tmp_path / "run", **{"privacy": {"updates": {"epsilon": 8, "clip": 1.0, **privacy}}, **more})
+
+
+def test_an_old_setting_keeps_its_key():
+    from fedaudit.runtime.folder import setting_key
+
+    one = Setting.make(**BASE)
+    assert setting_key(one) == setting_key(one.model_copy(update={"threshold": 0.9}))
+    assert setting_key(one) != setting_key(one.model_copy(update={"aggregate": "secure"}))
+    before = json.loads(one.model_dump_json())
+    for name in ("sampling", "aggregate", "threshold", "update_bound"):
+        del before[name]
+    assert setting_key(Setting.make(**before)) == setting_key(one)
