@@ -97,7 +97,6 @@ def audit(
     ray_address: Annotated[
         str | None, typer.Option(help="With --on ray: the cluster. Default: one on this machine.", show_default=False)
     ] = None,
-    trust: Trust = False,
 ) -> None:
     """Run a whole suite, attack its runs, and write a report. Finished cells are not repeated, also after a kill.
 
