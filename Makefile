@@ -42,7 +42,7 @@ budgets: $(STAMP)  ## what the project's own methods send, held against the budg
 bench: $(STAMP)  ## benchmarks: they report times, gate ratios measured in one run, and save under .benchmarks
 	$(BIN)/python -m pytest benchmarks --import-mode=prepend -m "" --benchmark-columns=min,median,max,rounds --benchmark-autosave
 
-bench-compare: $(STAMP)  ## two savings held against each other: the latest two, or A=... B=...; fails beyond THRESHOLD
+bench-compare: $(STAMP)  ## what changed by more than its noise between two savings: the latest two, or A=... B=...; fails beyond THRESHOLD
 	$(BIN)/python benchmarks/compare.py $(A) $(B) --threshold $(THRESHOLD)
 
 bench-quick: $(STAMP)

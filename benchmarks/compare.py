@@ -1,9 +1,10 @@
 """Two savings of the benchmarks held against each other: `make bench-compare`, or python benchmarks/compare.py [A B].
 
 Machines differ, and one machine differs from day to day. What gates is therefore each benchmark's ratio of ours to a
-reference, both measured in turn in one run: it fails where the ratio of B is more than THRESHOLD times that of A. The
-95 % interval of each ratio (of the median over pairs, by order statistics) is printed beside it, so that one sees what
-is noise. Exit code 0: nothing grew beyond the threshold; 1: something did; 2: there is nothing to compare.
+reference, both measured in turn in one run: it fails where the ratio of B is more than THRESHOLD times that of A, and
+by more than their noise. The noise is the 95 % interval of each ratio (of the median over pairs, by order statistics):
+two intervals that overlap may be of equal ratios. What changed by more than its noise is listed once more below the
+table. Exit code 0: nothing grew beyond threshold and noise; 1: something did; 2: there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -30,19 +31,28 @@ class Row:
     name: str
     a: float | None
     b: float | None
-    a_range: str = ""
-    b_range: str = ""
+    a_range: tuple[float, float] | None = None  # None: too few pairs for an interval
+    b_range: tuple[float, float] | None = None
 
     @property
     def growth(self) -> float | None:
         return None if self.a is None or self.b is None else self.b / self.a
 
+    @property
+    def changed(self) -> bool | None:
+        """Whether the ratio changed by more than its noise; None where that is not known."""
+        if self.a_range is None or self.b_range is None:
+            return None
+        return self.a_range[1] < self.b_range[0] or self.b_range[1] < self.a_range[0]
+
     def verdict(self, threshold: float) -> str:
         if self.growth is None:
             return "only in A" if self.a is not None else "only in B" if self.b is not None else "no ratio, not gated"
-        if self.growth > threshold:
-            return "SLOWER"
-        return "faster" if self.growth < 1 / threshold else "same"
+        if 1 / threshold <= self.growth <= threshold:
+            return "same"
+        if self.changed is False:
+            return "within noise"
+        return "SLOWER" if self.growth > threshold else "faster"
 
 
 def latest_two(folder: Path) -> tuple[Path, Path]:
@@ -106,7 +116,7 @@ def _ratio(info: dict[str, Any]) -> float | None:
     return float(ratio) if isinstance(ratio, int | float) and ratio > 0 and math.isfinite(ratio) else None
 
 
-def interval(info: dict[str, Any]) -> str:
+def interval(info: dict[str, Any]) -> tuple[float, float] | None:
     """The narrowest pair of order statistics that holds the median with 95 %; none where there are too few pairs."""
     ratios = sorted(info.get("ratios", []))
     n = len(ratios)
@@ -114,7 +124,11 @@ def interval(info: dict[str, Any]) -> str:
     while k < n // 2 and below + math.comb(n, k) / 2**n <= 0.025:
         below += math.comb(n, k) / 2**n
         k += 1
-    return f"[{ratios[k - 1]:.3f}, {ratios[n - k]:.3f}]" if k else ""
+    return (ratios[k - 1], ratios[n - k]) if k else None
+
+
+def shown(interval: tuple[float, float] | None) -> str:
+    return f"[{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
 
 
 def table(rows: list[Row], threshold: float) -> str:
@@ -122,7 +136,8 @@ def table(rows: list[Row], threshold: float) -> str:
     lines = [head]
     for row in rows:
         numbers = [f"{value:.3f}" if value is not None else "-" for value in (row.a, row.b, row.growth)]
-        lines.append((row.name, numbers[0], row.a_range, numbers[1], row.b_range, numbers[2], row.verdict(threshold)))
+        ranges = shown(row.a_range), shown(row.b_range)
+        lines.append((row.name, numbers[0], ranges[0], numbers[1], ranges[1], numbers[2], row.verdict(threshold)))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -149,6 +164,12 @@ def main(words: list[str] | None = None) -> int:
         return 2
     print(f"A: {a}\nB: {b}\nratios of ours to a reference measured in the same run; the lower, the better\n")
     print(table(rows, given.threshold))
+    changed = [row for row in rows if row.changed]
+    print(
+        f"\n{len(changed)} of {sum(row.changed is not None for row in rows)} ratios changed by more than their noise."
+    )
+    for row in sorted(changed, key=lambda row: -(row.growth or 0.0)):
+        print(f"  {row.name}: {row.a:.3f} {shown(row.a_range)} before, {row.b:.3f} {shown(row.b_range)} now")
     slower = [row for row in rows if row.verdict(given.threshold) == "SLOWER"]
     gated = sum(row.growth is not None for row in rows)
     print(f"\n{len(slower)} of {gated} ratios grew by more than a factor of {given.threshold:g}.")

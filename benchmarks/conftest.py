@@ -8,7 +8,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 THREADS = 1  # on both sides of every comparison; the harness gets it as `threads`
 # Before torch is imported: some of its libraries (on ARM the one for convolutions) take threads from here alone.
@@ -17,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from fedaudit.gates.in_turns import Pairs, clock  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def _threads():
@@ -24,36 +25,6 @@ def _threads():
     torch.set_num_threads(THREADS)
     yield
     torch.set_num_threads(before)
-
-
-def clock() -> float:
-    """Seconds, without those in which this thread was ready to go on but the system ran somebody else's.
-
-    Waiting for the disk counts. On a quiet machine, and where the system does not tell, this is the time on the wall.
-    """
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            waited = int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError):
-        waited = 0.0
-    return time.perf_counter() - waited
-
-
-@dataclass
-class Pairs:
-    """Seconds of ours and theirs, pair by pair."""
-
-    ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
-
-    @property
-    def ratios(self) -> list[float]:
-        return [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
-
-    @property
-    def ratio(self) -> float:
-        """The median over pairs: a neighbour's burst of work spoils some pairs, not the middle one."""
-        return statistics.median(self.ratios)
 
 
 @pytest.fixture

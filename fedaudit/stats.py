@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -109,6 +110,36 @@ def sampled_mean(values: Sequence[float], of: int, confidence: float = 0.95) -> 
     error = math.sqrt(_squares(values, mean) / (n - 1) / n * (1 - n / of))
     half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
     return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def pseudo_median(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Return the median of all means of two values (Hodges and Lehmann 1963) with the interval of the signed-rank test.
+
+    The interval is exact for values that spread alike to both sides, as the difference of two equal noises does. Single
+    values that are far off hardly move it. Too few values have no interval.
+    """
+    if not values:
+        return Estimate(value=None, reason="there are no values")
+    given, n = np.asarray(values, float), len(values)
+    rows, columns = np.triu_indices(n)
+    means = np.sort((given[rows] + given[columns]) / 2)
+    # The k-th smallest and the k-th largest mean enclose the centre unless the sum of signed ranks is below k.
+    k = int(np.searchsorted(np.cumsum(_signed_rank(n)), (1 - confidence) / 2, side="right"))
+    middle = float(np.median(means))
+    if k == 0:
+        return Estimate(value=middle, interval=f"none: {n} values are too few", n=n)
+    return Estimate(value=middle, low=float(means[k - 1]), high=float(means[-k]), interval="signed ranks", n=n)
+
+
+@functools.cache
+def _signed_rank(n: int) -> Floats:
+    """Return the probabilities of Wilcoxon's sum of ranks with positive sign: every rank up to n counts or does not."""
+    p = np.zeros(n * (n + 1) // 2 + 1)
+    p[0] = 1.0
+    for rank in range(1, n + 1):
+        p[rank:] += p[: len(p) - rank].copy()
+        p /= 2
+    return p
 
 
 Floats = NDArray[np.float64]

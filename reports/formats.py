@@ -276,7 +276,7 @@ def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption:
         "\\centering\\small",
         f"\\caption{{{caption}}}",
         f"\\label{{{label}}}",
-        "\\begin{tabular}{ll" + "r" * (len(titles) + any(c.key == "epsilon" for c in columns)) + "}",
+        "\\begin{tabular}{ll" + "r" * len(titles) + "}",
         "\\toprule",
         " & ".join(["Method", "Protection", *titles]) + " \\\\",
         "\\midrule",

@@ -14,7 +14,10 @@ from fedaudit.reports.vocabulary import BY_KEY
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import reading
 
-FORMATS = {"html": "report.html", "md": "report.md", "json": "report.json", "csv": "report.csv", "latex": "report.tex"}
+FORMATS = {
+    "html": "report.html", "md": "report.md", "json": "report.json", "csv": "report.csv", "latex": "report.tex",
+    "brief": "brief.html",
+}  # fmt: skip
 FIGURES = "figures"
 
 
@@ -54,6 +57,10 @@ def write_report(
             text = _text(name, rows, failed, title, columns)
         write_atomic(path, text.encode())
         written.append(path)
+        if name == "brief":
+            from fedaudit.reports.brief import printed
+
+            written += [pdf for pdf in [printed(path)] if pdf is not None]
     if figures:
         from fedaudit.reports.figures import write_figures
 
@@ -87,7 +94,7 @@ def _whole(runs: list[Run], folder: Path, problems: dict[str, str]) -> list[Run]
 
 BEGINS = {
     "html": "<!doctype html>", "md": "# Audit of ", "json": '{\n "report_schema"', "csv": "method,privacy,label,seeds,",
-    "latex": "% Needs \\usepackage{booktabs}",
+    "latex": "% Needs \\usepackage{booktabs}", "brief": "<!doctype html>",
 }  # fmt: skip
 
 
@@ -95,7 +102,8 @@ def _ours(name: str, path: Path) -> bool:
     """Say if the file is an earlier report, which may be replaced."""
     with open(path, "rb") as file:
         head = file.read(4096).decode(errors="replace")
-    return head.lower().startswith(BEGINS[name].lower()) and (name != "html" or "<title>Audit of " in head)
+    titled = {"html": "<title>Audit of ", "brief": "<title>Brief: audit of "}
+    return head.lower().startswith(BEGINS[name].lower()) and titled.get(name, "") in head
 
 
 def failures(folder: Path) -> dict[str, str]:
@@ -128,6 +136,10 @@ def _text(name: str, rows: list[SummaryRow], failed: dict[str, str], title: str,
         return html.page(rows, failed, title)
     if name == "md":
         return formats.markdown(rows, failed, title, html.facts(rows))
+    if name == "brief":
+        from fedaudit.reports.brief import brief
+
+        return brief(rows, failed, title, html.facts(rows))
     if name == "json":
         return formats.as_json(rows, failed)
     return formats.as_csv(rows) if name == "csv" else formats.latex(rows, columns)

@@ -82,9 +82,26 @@ def test_what_has_no_ratio_or_no_partner_is_shown_and_does_not_gate(tmp_path, ca
 def test_the_interval_of_a_median():
     """Of 10 pairs, P(Bin(10, 1/2) <= 1) = 11/1024 = 1.1 % and P(<= 2) = 56/1024 = 5.5 %: the second smallest and the
     second largest hold the median with 97.9 %. Of 5, P(<= 0) = 1/32 = 3.1 % is already too much: there is none."""
-    assert bench_compare.interval({"ratios": [10, 1, 2, 3, 4, 5, 6, 7, 8, 9]}) == "[2.000, 9.000]"
-    assert bench_compare.interval({"ratios": [1, 2, 3, 4, 5]}) == ""
-    assert bench_compare.interval({}) == ""
+    assert bench_compare.interval({"ratios": [10, 1, 2, 3, 4, 5, 6, 7, 8, 9]}) == (2, 9)
+    assert bench_compare.interval({"ratios": [1, 2, 3, 4, 5]}) is None
+    assert bench_compare.interval({}) is None
+
+
+def test_what_changed_by_more_than_its_noise_is_listed_and_only_that_gates(tmp_path, capsys):
+    """Twice the ratio in both: one with intervals apart, [1.0, 1.1] and [2.0, 2.2]; one with intervals that overlap."""
+    quiet, loud = [1.0, 1.0, 1.0, 1.1, 1.1, 1.1], [0.5, 0.8, 1.0, 1.0, 1.5, 3.0]
+    a = save(tmp_path / "a.json", "1", quiet={"ratio": 1.05, "ratios": quiet}, loud={"ratio": 1.0, "ratios": loud})
+    twice = {"quiet": {"ratio": 2.1, "ratios": [2 * r for r in quiet]}, "loud": {"ratio": 2.0, "ratios": loud}}
+    code, out, _ = call(capsys, a, save(tmp_path / "b.json", "2", **twice))
+    assert code == 1
+    verdicts = {line.split()[0].split("::")[-1]: line for line in out.splitlines() if line.startswith("benchmarks/")}
+    assert verdicts["quiet"].endswith("SLOWER")
+    assert verdicts["loud"].endswith("within noise")
+    assert "1 of 2 ratios changed by more than their noise." in out
+    assert "::quiet: 1.050 [1.000, 1.100] before, 2.100 [2.000, 2.200] now" in out
+    del twice["quiet"]
+    code, out, _ = call(capsys, a, save(tmp_path / "c.json", "3", **twice))
+    assert code == 0
 
 
 def test_savings_of_another_machine_are_not_mixed_in(folder, capsys):

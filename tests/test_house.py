@@ -24,6 +24,7 @@ ROOMS = [
     "epsilon",
     "verify",
     "suite",
+    "gates",
     "flower",
     "cli",
 ]  # from the ground upwards

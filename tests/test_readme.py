@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from inner_session import import_everything
 
 from fedaudit.cli.starters import BUDGETS, CI
 
@@ -49,8 +50,13 @@ def test_an_audit_installs_only_what_it_needs():
     assert {"dp", "ray", "flower", "test"} <= set(extras("STAMP"))
 
 
+@pytest.fixture(scope="module")
+def imported():
+    import_everything()
+
+
 @pytest.fixture
-def follow(fedaudit, quick, tmp_path, monkeypatch):
+def follow(imported, fedaudit, quick, pytester, tmp_path, monkeypatch):
     """Do what a page says, block by block: write its files, run its commands, look for what it says comes out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -70,6 +76,10 @@ def follow(fedaudit, quick, tmp_path, monkeypatch):
                 printed = ""
                 for line in text.splitlines():
                     words = shlex.split(line, comments=True)
+                    if words[0] == "pytest":  # times are a matter of the slow tests of gates
+                        done = pytester.runpytest_inprocess(*words[1:], "--benchmark-disable", "-p", "no:cacheprovider")
+                        assert done.ret == 0, line
+                        continue
                     assert words[0] == "fedaudit", line
                     code, out, err = fedaudit(*words[1:])
                     assert code == 0, f"{line}\n{out}\n{err}"
@@ -87,7 +97,7 @@ def test_every_block_runs_in_order(follow):
 TAGGED = re.compile(r"^<!-- (run|file: (\S+)|not run: [^>]+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-PAGES = ["tutorial.md", "howto.md"]
+PAGES = ["tutorial.md", "howto.md", "guide/testing.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -121,7 +131,7 @@ def test_the_first_block_is_what_make_does():
 
 
 def test_its_links_lead_somewhere():
-    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")):
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
@@ -145,11 +155,12 @@ def test_the_workflow_is_what_init_writes(name, text):
     assert (ROOT / "examples" / "ci" / name).read_text() == text
 
 
-def test_the_own_method_is_a_method_and_its_test_passes(pytester, monkeypatch):
+def test_the_own_method_is_a_method_and_its_tests_pass(imported, pytester, monkeypatch):
     folder = ROOT / "examples" / "own_method"
     monkeypatch.syspath_prepend(str(folder))
     pytester.makepyfile((folder / "tests" / "test_calm.py").read_text())
-    pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+    # The time of its rounds is a matter of the slow tests of gates.
+    pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", "--benchmark-disable").assert_outcomes(passed=3)
 
 
 pytest_plugins = ["pytester"]

@@ -4,8 +4,8 @@ python docs/results/baselines_attacks.py AUDIT... --json FILE     the figures ar
 python docs/results/baselines_attacks.py FILE                     the table from what was kept
 
 One line per method and epsilon: means over seeds with a 95 % interval of Student's t, or one seed with the interval
-within its run. "leak" counts the seeds in which the attack's own verdict is a leak. If none has one, the cell
-says "not found by this attack": there may be one.
+within its run. "leak" counts the seeds in which the attack's own verdict is a leak. Where that is no seed, the cell
+says "not found by this attack": there may be a leak all the same.
 """
 
 from __future__ import annotations

@@ -129,12 +129,12 @@ def list_(
 
 @app.command()
 def init(
-    what: Annotated[str, typer.Argument(help="method | attack | suite | ci")],
+    what: Annotated[str, typer.Argument(help="method | attack | suite | tests | ci")],
     path: Annotated[
         Path | None, typer.Argument(help="The file to write. Default: a usual name.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a starter file that runs as it is: a method, an attack, a suite, or a gate for your CI."""
+    """Write a starter file that runs as it is: a method, an attack, a suite, tests, or gates for your CI."""
     from fedaudit.cli.starters import begin
 
     for file in begin(what, path):

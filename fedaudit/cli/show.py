@@ -79,7 +79,7 @@ def transcript(
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")],
-    format: Annotated[str, typer.Option(help="html, md, json, csv, latex; several with commas.")] = "html,md",
+    format: Annotated[str, typer.Option(help="html, md, json, csv, latex, brief; several with commas.")] = "html,md",
     out: Annotated[
         Path | None,
         typer.Option(help="The folder to write to, with all figures as SVG and PNG. Default: DIR.", show_default=False),
@@ -96,7 +96,7 @@ def report(
 
     names = list(dict.fromkeys(name.strip() for name in format.split(",") if name.strip()))
     if not names:
-        raise SettingError(f"--format {format!r} names no format. Write html, md, json, csv or latex.")
+        raise SettingError(f"--format {format!r} names no format. Write html, md, json, csv, latex or brief.")
     keys = [key.strip() for key in columns.split(",") if key.strip()]
     for path in write_report(folder, names, out, figures=out is not None, like=rows, columns=keys):
         print(path)

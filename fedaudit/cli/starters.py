@@ -74,11 +74,38 @@ SUITE = (
     Path(__file__).parents[1] / "suites" / "starter.toml"
 ).read_text()  # a file of its own, because it names a method
 
-CI = """# Checks what a method sends and reaches against budgets.toml on every pull request.
+TESTS = '''"""Gates for a method of your own. Run them: pytest NAME. Limits are kept, broken, or cannot be told."""
+
+import pytest
+
+METHOD = "my_method:Mine"  # `fedaudit init method` writes it
+SETTING = {"dataset": "digits", "clients": 2, "partition": "iid", "model": "mlp"}
+DP = {"training": {"epsilon": 8.0, "delta": 1e-3, "sensitivity": "clip:1"}}  # DP-SGD in every local training
+
+
+@pytest.mark.comm_budget(uplink="40 kB", downlink="40 kB")  # per client and round
+@pytest.mark.accuracy_floor(0.8)
+@pytest.mark.leak_budget(attack="loss", auc=0.7)  # fails where the attack is shown to reach more, by its interval
+def test_what_it_sends_reaches_and_leaks(federated_run):
+    federated_run(method=METHOD, rounds=3, set={"E": 3}, **SETTING)
+
+
+@pytest.mark.privacy_budget(epsilon=8, delta=1e-3)  # by the ledger, all rounds together
+@pytest.mark.claims_hold  # the noise that was sent is as large as the ledger says
+def test_what_it_guarantees(federated_run):
+    federated_run(method=METHOD, rounds=2, privacy=DP, set={"E": 1, "B": 64, "eta": 0.5}, **SETTING)
+
+
+def test_how_fast_it_is(federated_benchmark):  # rounds of both in turns; needs pytest-benchmark
+    limits = {"max_ratio": 1.3, "max_bytes_ratio": 1.0, "max_flops_ratio": 1.0}
+    federated_benchmark(method=METHOD, relative_to="fedavg", set={"E": 1, "B": 64}, **limits, **SETTING)
+'''
+
+CI = """# Checks on every pull request what a method sends, guarantees and leaks, and how fast it is.
 name: federated
 on: [pull_request]
 jobs:
-  budget:
+  communication:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v4
@@ -86,8 +113,36 @@ jobs:
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
       - run: pip install "fedaudit[dp] @ git+https://github.com/fedaudit/fedaudit"
-      - run: fedaudit run --method fedavg --rounds 5 --set E=5 --set B=16 --set eta=0.1 --out run
+      - run: fedaudit run --method my_method:Mine --rounds 5 --out run
       - run: fedaudit check run --budget budgets.toml --format github
+  privacy:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: { python-version: "3.12" }
+      - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
+      - run: pip install pytest "fedaudit[dp] @ git+https://github.com/fedaudit/fedaudit"
+      - run: pytest -k "guarantees or leaks" --fedaudit-format github
+  performance:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+        with: { fetch-depth: 0 }
+      - uses: actions/setup-python@v5
+        with: { python-version: "3.12" }
+      - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
+      - run: pip install pytest "fedaudit[dp,benchmark] @ git+https://github.com/fedaudit/fedaudit"
+      - run: git worktree add ../base ${{ github.event.pull_request.base.sha }}
+      # Both on this machine, one after the other. A base without these tests leaves nothing to compare with.
+      - run: pytest -k fast --benchmark-storage "$GITHUB_WORKSPACE/.benchmarks" --benchmark-save base || true
+        working-directory: ../base
+      - run: >
+          pytest -k fast --benchmark-storage "$GITHUB_WORKSPACE/.benchmarks" --benchmark-save change
+          --benchmark-compare --benchmark-compare-fail median:50% --fedaudit-format github
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with: { name: benchmarks, path: .benchmarks, include-hidden-files: true }
 """
 
 BUDGETS = """# Ceilings and floors for `fedaudit check RUN --budget budgets.toml`. It is an error if one matches no run.
@@ -101,22 +156,34 @@ min = 0.8
 """
 
 # For each thing to begin: the file's usual name and its content.
-STARTERS = {"method": ("my_method.py", METHOD), "attack": ("my_attack.py", ATTACK), "suite": ("suite.toml", SUITE)}
+STARTERS = {
+    "method": ("my_method.py", METHOD),
+    "attack": ("my_attack.py", ATTACK),
+    "suite": ("suite.toml", SUITE),
+    "tests": ("test_my_method.py", TESTS),
+}
 WORKFLOW = Path(".github") / "workflows" / "federated.yml"
 
 
 def begin(what: str, path: Path | None) -> list[Path]:
-    """Write the starter file, or for `ci` the workflow and its budgets. Return the paths; overwrite nothing."""
+    """Write the starter file and return its path; overwrite nothing.
+
+    For `ci` that is the workflow with its budgets, and the tests and the method that the workflow runs if there are
+    none yet.
+    """
     if what not in (*STARTERS, "ci"):
         raise SettingError(unknown("thing to begin", what, [*STARTERS, "ci"]))
     if what == "ci":
         files = {path or WORKFLOW: CI, Path("budgets.toml"): BUDGETS}
+        missing = {Path(name): text for name, text in (STARTERS["tests"], STARTERS["method"])}
+        extra = {file: text for file, text in missing.items() if not (file.exists() or file.is_symlink())}
     else:
         usual, text = STARTERS[what]
-        files = {path or Path(usual): text}
+        files, extra = {path or Path(usual): text}, {}
     for file in files:
         if file.exists() or file.is_symlink():
             raise SettingError(f"{file} exists already and was not changed. Name another file.")
+    files |= extra
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text.replace("NAME", file.name).replace("STEM", file.stem))

@@ -8,7 +8,7 @@ entry may hold under more than one. DP-SGD holds under zero-out, too, and has on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
@@ -118,16 +118,20 @@ class ClientLedger(StoredModel):
         self.claim = max((e.claim for e in self.entries if e.claim is not None), default=None)
 
 
-def _by_relation(entries: Iterable[LedgerEntry], delta: float, compare: bool = False) -> dict[str, Total]:
+def grouped_by_relation(entries: Sequence[LedgerEntry]) -> dict[str, list[LedgerEntry]]:
+    """Return the entries that are composed with each other, by their neighbouring relation."""
     grouped: dict[str, list[LedgerEntry]] = {}
-    entries = list(entries)
     told = {entry.relation for entry in entries if entry.noise_multiplier < math.inf}
     for entry in entries:
         # A mechanism that holds under other entries' neighbours as well is counted with them.
         also = next((relation for relation in mechanism_of(entry).relations if relation in told), entry.relation)
         grouped.setdefault(also, []).append(entry)
+    return grouped
+
+
+def _by_relation(entries: Sequence[LedgerEntry], delta: float, compare: bool = False) -> dict[str, Total]:
     totals = {}
-    for relation, group in sorted(grouped.items()):
+    for relation, group in sorted(grouped_by_relation(entries).items()):
         done = compose([e.events() for e in group], delta, compare=compare)
         totals[relation] = Total(
             epsilon=done.epsilon_of_record,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedaudit.errors import RunError
+import torch
+
+from fedaudit.errors import RunError, SettingError
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seeded
 from fedaudit.runtime.asking import Asker, RoundSoFar, asker, participants_of, quorum_of
@@ -35,7 +38,7 @@ from fedaudit.runtime.starting_clients import first_setting
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import evaluate, sampling_note
 from fedaudit.runtime.world import chosen_engine
-from fedaudit.setting import Setting
+from fedaudit.setting import MANY, Setting
 from fedaudit.training.cuda_graphs import listening, unrecorded
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
@@ -89,23 +92,90 @@ def _is_done(folder: Path) -> bool:
     return (folder / "record.json").exists() and read_record(folder).status == "done"
 
 
+class RoundByRound:
+    """A run whose caller says when the next round is carried out, so that each can be timed.
+
+    Use it as `with RoundByRound(setting, out) as run: run.round()`. A round is on disk after `settle`. Nothing is
+    evaluated before the last round of the setting, and the run is not finished: its record says "running".
+    """
+
+    def __init__(self, setting: Setting, out: Path | str):
+        self.setting = setting.model_copy(update={"engine": chosen_engine(setting), "eval_every": MANY})
+        if self.setting.start is not None:
+            raise SettingError(
+                f"The run of {setting.method} starts with the clients of another run, which cannot be taken round by "
+                "round. Leave out `start`."
+            )
+        self.folder = Path(out)
+        self._closing = ExitStack()
+
+    def __enter__(self) -> RoundByRound:
+        with ExitStack() as closing:
+            closing.enter_context(locked(self.folder))
+            self._run = run = RunState(self.setting, self.folder, False, unwatched, None, False)
+            closing.callback(_close, run)
+            with _explaining(run), compute(run.world):
+                check_records(run)
+                open_run(run)
+            closing.callback(run.transcript.close)
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    @property
+    def record(self) -> RunRecord:
+        """Return the record up to the last round."""
+        return self._run.record
+
+    def round(self) -> RoundRecord:
+        """Carry out the next round and return its row of the record. It is written behind what follows."""
+        t = len(self.record.rounds) + 1
+        if t > self.setting.rounds:
+            raise RunError(
+                f"{self.folder}: all {self.setting.rounds} rounds of the run are over. Give it more with rounds=..."
+            )
+        with _explaining(self._run), compute(self._run.world):
+            _one_round(self._run, t)
+        if self._run.world.device.type == "cuda":
+            torch.cuda.synchronize(self._run.world.device)
+        return self.record.rounds[-1]
+
+    def settle(self) -> None:
+        """Wait until everything is on disk."""
+        self._run.store.settle()
+
+
 def _go(run: RunState) -> RunRecord:
     unrecorded.clear()
     try:
-        with listening(run.tell_slower):
+        with _explaining(run):
             return _all_rounds(run)
+    finally:
+        _close(run)
+
+
+def _close(run: RunState) -> None:
+    if "twins" in vars(run):
+        run.twins.close()
+    run.store.abandon()  # after an error: a resumed run finds the last whole round
+    if run.given_engine is None and "engine" in vars(run):
+        run.engine.close()
+
+
+@contextmanager
+def _explaining(run: RunState) -> Iterator[None]:
+    """Tell of slower steps at once, and explain the errors of a device."""
+    try:
+        with listening(run.tell_slower):
+            yield
     except Exception as e:
         found = device_error(e, "server")
         if found is None:
             raise
         run.log(f"round {run.now}, {found.who}: {''.join(traceback.format_exception(e))}")
         raise explained(found, max(run.now, 1), run.folder, run.setting) from e
-    finally:
-        if "twins" in vars(run):
-            run.twins.close()
-        run.store.abandon()  # after an error: a resumed run finds the last whole round
-        if run.given_engine is None and "engine" in vars(run):
-            run.engine.close()
 
 
 def _all_rounds(run: RunState) -> RunRecord:

@@ -22,7 +22,7 @@ from fedaudit.suite.published import FOLDER, Table, Wanted
 
 
 class Stated(Frozen):
-    """What one paper says of the runs behind some of its tables."""
+    """The statements of one paper about the runs behind some of its tables."""
 
     paper: str
     tables: list[str]
@@ -114,7 +114,7 @@ def differs_text(table: Table, cells: Iterable[Wanted]) -> str:
 
 @dataclass(frozen=True)
 class ColumnDiffers:
-    """What differs from the paper in one column."""
+    """The differences from the paper in one column, in words."""
 
     column: str
     differs: str

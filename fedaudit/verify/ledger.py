@@ -19,7 +19,8 @@ from fedaudit.errors import FedauditError
 from fedaudit.privacy.accounting import Event
 from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.dpsgd import multiplier_for
-from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, grouped_by_relation
+from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy, read_policies
 from fedaudit.runtime.task import ClientState
 from fedaudit.verify.case import RECORD, Case
@@ -238,13 +239,17 @@ def _check_trainings(case: Case) -> None:
 
 def _check_noise(case: Case) -> None:
     """Check that the noise, clipping, delta and relation of each protected entry are what the policy asks for."""
-    policies = _policies(case)
+    policies, others = _policies(case), set[str]()
     if not policies:
         return
     for i, ledger in enumerate(case.record.ledger):
         for j, entry in enumerate(ledger.entries):
             policy = policies.get(entry.kind)
             if policy is None or entry.noise_multiplier in (0, math.inf):
+                continue
+            how = mechanism_of(entry)
+            if not (how.normal or how.trains):  # its numbers mean something else, and only the protection is compared
+                others.add(entry.mechanism)
                 continue
             at = f"ledger.{i}.entries.{j}"
             wanted: dict[str, float | str | None] = {"claim": policy.epsilon, "delta": policy.delta_for(ledger.n)}
@@ -265,7 +270,9 @@ def _check_noise(case: Case) -> None:
                     case, "noise", f"{at}.noise_multiplier", entry.noise_multiplier, multiplier,
                     f"{entry.field} of client {ledger.client}: what the policy asks for",
                 )  # fmt: skip
-    _noted(case, "noise", "noise, clipping and delta of each entry are the policies'")
+    if others:
+        case.found.word("noise of other mechanisms", f"{', '.join(sorted(others))}: --rerun draws it again")
+    _noted(case, "noise", "noise, clipping and delta of each Gaussian entry are the policies'")
 
 
 def _policies(case: Case) -> dict[str, Policy]:
@@ -344,7 +351,10 @@ def check_second_accountant(case: Case) -> None:
     for relation in sorted({of for _, of, _ in finite}):
         said, _, i = max(row for row in finite if row[1] == relation)
         ledger = case.record.ledger[i]
-        events = tuple(e.events() for e in ledger.entries if e.relation == relation)
+        events = tuple(e.events() for e in grouped_by_relation(ledger.entries).get(relation, []))
+        if any(event.loss is not None for event in events):
+            case.found.word(figure, f"{relation}: only Gaussian noise is given to it, and there is other noise")
+            continue
         low, high = _by_pld(_plain(events), ledger.delta)
         at = f"ledger.{i}.by_relation.{relation}.epsilon"
         if said < low * (1 - SLACK):

@@ -71,7 +71,7 @@ def _outside(fill: Fill, like: Tensor) -> Tensor:
 
 
 class _Parameters(NamedTuple):
-    """What a view consists of, one number or one for each image."""
+    """The parts of a view, one number or one for each image."""
 
     scale_x: Tensor
     scale_y: Tensor

@@ -60,6 +60,7 @@ Deviations, off by default:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -340,7 +341,7 @@ class DFFKE(FKE):
             rows += self.decoded(client, past[s]["Dec"], E)
         return rows
 
-    def decoded(self, client: Client, Dec: State, rows: Rows) -> Rows:
+    def decoded(self, client: Client, Dec: State, rows: Sequence[tuple[Tensor, ...]]) -> Rows:
         """Return Dec's images in place of embeddings, for all peers at once, and the logits as row x peer x class."""
         if not rows:
             return []

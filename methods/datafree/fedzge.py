@@ -265,7 +265,7 @@ class FedZGE(Method):
     def drawn_directions(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """Return u_i, i = 1..q, for each image: Gaussian, or scaled to length 1."""
         u = torch.randn(self.queried, *x.shape, generator=rng, device=x.device)
-        if self.directions == "gaussian":
+        if self.directions != "sphere":
             return u
         return u / u.flatten(2).norm(dim=2).clamp_min(torch.finfo(u.dtype).tiny)[..., None, None, None]
 

@@ -243,13 +243,14 @@ def test_what_init_writes_runs(fedaudit, tmp_path, monkeypatch):
     """The method runs, its own attack finds what it needs, the suite is read, the budgets are kept."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for what in ("method", "attack", "suite", "ci"):
+    for what in ("method", "attack", "suite", "tests", "ci"):
         code, out, err = fedaudit("init", what)
         assert code == 0, err
         assert all(Path(line).is_file() for line in out.split())
     assert fedaudit("init", "method")[0] == 2, "nothing is overwritten"
     words = ("--rounds", 1, "--clients", 2, "--set", "E=1", "--out", "run")
-    assert fedaudit("run", "--method", "my_method:Mine", *words)[0] == 0
+    code, _, err = fedaudit("run", "--method", "my_method:Mine", *words)
+    assert code == 0, err
     code, out, _ = fedaudit("attack", "run", "--attack", "my_attack:Margin", "--trust")
     assert code == 0
     assert out.startswith("my_attack:Margin  server    AUC ")
@@ -257,6 +258,7 @@ def test_what_init_writes_runs(fedaudit, tmp_path, monkeypatch):
     assert [budget.metric for budget in read_budgets("budgets.toml")] == ["bytes", "accuracy"]
     steps = re.findall(r"- run: (fedaudit .*)", Path(".github/workflows/federated.yml").read_text())
     assert steps[-1] == "fedaudit check run --budget budgets.toml --format github"
+    assert 'METHOD = "my_method:Mine"' in Path("test_my_method.py").read_text()
 
 
 def test_the_doctor_finds_what_a_plain_run_needs(fedaudit):

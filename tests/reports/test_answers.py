@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
+import subprocess
 
 import pytest
 import reported
@@ -117,6 +119,28 @@ def test_rows_and_columns_of_a_latex_table_can_be_chosen(tmp_path):
     assert text.count("fedavg &") == 1
     assert "81.0 \\% {\\scriptsize $\\pm$ 1.0} & 8 & 0.001 \\\\" in text
     assert "Attack AUC" not in text
+
+
+def test_every_line_of_a_latex_table_has_as_many_cells_as_columns(tmp_path):
+    """Epsilon has a column more, for its delta. A column too many shifts nothing and leaves a gap at the right."""
+    tables = latex(rows(tmp_path)).split("\\begin{tabular}")[1:]
+    assert len(tables) == 2
+    for part in tables:
+        columns = len(re.match(r"\{([lr]+)\}", part)[1])
+        lines = [line for line in part.splitlines() if line.endswith(r" \\")]
+        assert len(lines) == 3
+        assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {columns}
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs TeX: apt-get install texlive-latex-recommended")
+def test_the_latex_tables_compile(tmp_path):
+    head = "\\documentclass{article}\n\\usepackage{booktabs,xcolor}\n\\begin{document}\n"
+    (tmp_path / "paper.tex").write_text(f"{head}{latex(rows(tmp_path))}\n\\end{{document}}\n")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"], cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_rows_are_in_the_order_of_their_numbers(tmp_path):

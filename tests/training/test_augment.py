@@ -16,7 +16,8 @@ from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.descent import Descent
 from fedaudit.training.fit import batches, fit
-from fedaudit.training.stacked.stack import Job, why_not
+from fedaudit.training.stacked.stack import Job
+from fedaudit.training.stacked.stackable import why_not
 
 POLICY = Policy(noise_multiplier=0.5, sensitivity="clip:1.0", delta=1e-5)
 

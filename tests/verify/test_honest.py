@@ -81,6 +81,13 @@ def test_a_stacked_run_is_compared_by_a_tolerance(tmp_path):
     assert "up to 0.01 is allowed here" in tasks.reason or "to the bit" in tasks.reason
 
 
+@pytest.mark.parametrize("mechanism", ["laplace", "discrete-gaussian"])
+def test_other_mechanisms_are_not_accused(tmp_path, mechanism):
+    privacy = {"embeddings": {"mechanism": mechanism, "epsilon": 2.0, "sensitivity": "clip:1"}}
+    fedaudit.run(**small("dffke", model="mlp", dropout=0.0, privacy=privacy), out=tmp_path / "run")
+    assert not accused(tmp_path / "run", rerun=0.1, seed=1)
+
+
 class Killed(Exception):
     pass
 

@@ -239,7 +239,7 @@ def _noise_of_labels(sent: Floats, clean: Floats, k: int, p: float, rng: np.rand
 
 @dataclass(frozen=True)
 class Flips:
-    """How many of n labels were flipped, each with probability q."""
+    """The number of n labels that were flipped, each with probability q."""
 
     flipped: int
     n: int
