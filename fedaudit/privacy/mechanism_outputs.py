@@ -210,7 +210,7 @@ class HandedOver(Outputs):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left behind: its result, its tensors, and the global generators."""
+    """The traces of a training: its result, its tensors, and the global generators after it."""
 
     result: Any
     tensors: list[Tensor]

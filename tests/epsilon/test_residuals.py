@@ -151,8 +151,15 @@ def test_a_release_that_was_not_clipped_is_found(tmp_path, monkeypatch):
 
 
 def test_one_client_with_less_noise_is_named(tmp_path, monkeypatch):
+    from fedaudit.privacy.mechanism_outputs import outputs
+    from fedaudit.privacy.noise_key import task_key
+
     real = gaussian.normal_noise
-    less = lambda like, sigma, policy, key: real(like, (0.8 if key[1] == "client 1" else 1) * sigma, policy, key)  # noqa: E731
+    of_client = {task_key(bytes(range(32)), 1, t, ask, 0) for t in range(9) for ask in range(9)}
+
+    def less(like, sigma, policy, key):
+        return real(like, (0.8 if outputs().key._key in of_client else 1) * sigma, policy, key)
+
     with monkeypatch.context() as m:
         m.setattr(gaussian, "normal_noise", less)
         everything(tmp_path / "a", embeddings=ONE)

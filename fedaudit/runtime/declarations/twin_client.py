@@ -155,7 +155,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a task, as far as somebody else sees it."""
+    """The outcome of a task, as far as somebody else sees it."""
 
     reply: Blob | None
     error: str | None  # type and place of the error that ended it
