@@ -318,7 +318,7 @@ class Summing:
     def _stays(self, cohort: Cohort, k: int, number: int, phase: str) -> bool:
         if not drops_out(self.run.setting, k, self.so_far.t, number, phase):
             return True
-        self.so_far.wire.left(k, number, phase, "dropped out")
+        self.so_far.wire.left(k, number, phase, f"dropped out ({phase})")
         self.so_far.absent.append(Absence(client=k, ask=number, reason=f"dropped out ({phase})"))
         if k in cohort.ids:
             cohort.ids.remove(k)

@@ -155,7 +155,8 @@ class _Index:
             self._wrong(f"{where}, from and to", f"{row['from']} to {row['to']}", f"{ends[0]} to {ends[1]}")
         sizes = self._sizes(row, where)
         of = self.by_round[t]
-        (of.asked if way == "down" else of.replied)[row["ask"]].append(k)
+        if not str(row["fn"]).startswith("(sum)"):  # a phase of a secure sum is no ask of the method's
+            (of.asked if way == "down" else of.replied)[row["ask"]].append(k)
         for name, size in sizes.items():
             key = (way, f"{row['message']}.{name}")
             of.wire[key] += size["wire"]

@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from fedaudit.errors import TranscriptError
-from fedaudit.wire.transcript import PACK, Transcript
+from fedaudit.wire.transcript import CONTENT, PACK, Transcript
 
 INDEX = "index.jsonl"
 MOST = 20  # pieces of damage that are listed: after so many, nothing of the folder can be believed
@@ -70,9 +70,10 @@ def look_through(folder: Path, rounds: int, keep_weights: int) -> Contents:
             if ended:
                 found.damage.append(Damage(INDEX, place, f"an end after round {rounds}", "more rows"))
                 break
-            if row["type"] == "message":
-                found.messages += 1
-                sent.append(f"{row['direction']} {row['client']} {row['digest']}")
+            if row["type"] in CONTENT:
+                if row["type"] == "message":  # a sum is what the server computed, and crossed no wire
+                    found.messages += 1
+                    sent.append(f"{row['direction']} {row['client']} {row['digest']}")
                 for tensor in row["tensors"]:
                     _, _, pack, offset, size, digest = tensor
                     packs[row["round"], pack].add((offset, size, digest))
