@@ -27,6 +27,20 @@ def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Gener
     return torch.Generator(device).manual_seed(seed_of(*parts))
 
 
+@contextmanager
+def kept(device: torch.device | str = "cpu") -> Iterator[None]:
+    """Run a block, and put the global generators back as they were before it, whatever it did to them."""
+    device = torch.device(device)
+    devices = [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    before = random.getstate(), numpys.state()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpys.put_back(before[1])
+
+
 WORDS = 625  # words of 32 bits in numpy's global generator: 624 numbers, and its position among them
 
 

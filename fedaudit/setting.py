@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +21,14 @@ LONGEST = 4096  # the most characters in a text
 def out_of_bounds(value: Any, depth: int = 0) -> str | None:
     """Return why no setting may hold this value, or None if it may.
 
-    Refused are whole numbers beyond 64 bits, texts that cannot be a file name, and tables that are nested too deep.
+    Refused are numbers that are not finite, whole numbers beyond 64 bits, texts that cannot be a file name, and tables
+    that are nested too deep.
     """
     match value:
         case int() if not -(1 << 63) <= value < 1 << 63:
             return "a whole number has at most 64 bits"
+        case float() if not math.isfinite(value):
+            return f"{value} is not finite; give a finite number"
         case str() if len(value) > LONGEST:
             return f"a text of {len(value)} characters, where {LONGEST} are allowed"
         case str() if "\0" in value:
@@ -126,6 +130,9 @@ class Setting(Frozen):
     isolate: bool = Field(
         False, description="run each client in a process with its own records only, the server in one without records"
     )
+    twins: str = Field(
+        "auto", description="clients beside which a twin with other records runs: auto, all, off, or a number"
+    )
     together: int = Field(32, ge=1, le=MANY, description="stacked: the most clients in one stack")
     workers: int | None = Field(None, ge=1, le=4096, description="ray: tasks at a time (default: one per core)")
     gpu_fraction: float = Field(0.0, ge=0, le=1, description="ray: share of a GPU that a task takes")
@@ -151,6 +158,14 @@ class Setting(Frozen):
                 if isinstance(value, int | float) and not abs(value) <= LARGEST:  # nan, too
                     raise ValueError(f"{kind}.{key} = {value} is out of range: at most {LARGEST:g}")
         return privacy
+
+    @field_validator("twins", mode="before")
+    @classmethod
+    def _known_twins(cls, value: Any) -> Any:
+        text = str(value) if type(value) is int else value
+        if not isinstance(text, str) or not (text in ("auto", "all", "off") or text.isdecimal()):
+            raise ValueError("choose from auto, all, off, or a number of clients")
+        return text
 
     @field_validator("compress")
     @classmethod
@@ -196,7 +211,7 @@ def parse_compression(text: str) -> tuple[str, float | None]:
 
 # These options say where or how a run is carried out. They do not change its result.
 # (One engine, stacked, rounds differently: a setting's key and a resumed run tell it from the others.)
-EXECUTION = ("data_dir", "engine", "isolate", "together", "workers", "gpu_fraction", "ray_address")
+EXECUTION = ("data_dir", "engine", "isolate", "twins", "together", "workers", "gpu_fraction", "ray_address")
 # These options change nothing but rounding: `Setting.rounding` says when.
 ROUNDING = ("precision", "channels_last", "step")
 

@@ -299,6 +299,7 @@ def _notes(group: Group, cells: dict[str, ReportCell]) -> list[str]:
             "attacks show nothing here."
         )
     notes += [f"Declarations {told}." for told in dict.fromkeys(_declarations(run.record) for run in group.runs)]
+    notes += [f"Twins: {told}." for told in dict.fromkeys(_twins(run.record) for run in group.runs) if told]
     known = [note for run in group.runs for note in run.record.notes if "applied to nothing" not in note]
     return notes + [note[:1].upper() + note[1:] + "." * (not note.endswith(".")) for note in dict.fromkeys(known)]
 
@@ -307,6 +308,11 @@ def _declarations(record: RunRecord) -> str:
     """Say if the method's declarations about its messages were tested, and for which version of its source."""
     said = record.declarations
     return "may have been tested or not: the record does not say" if said is None else said.text()
+
+
+def _twins(record: RunRecord) -> str:
+    """Say how many clients had a twin, and in how many tasks both answered the same."""
+    return "" if record.twins is None else record.twins.text()
 
 
 def refused(group: Group) -> bool:

@@ -58,6 +58,19 @@ def _no_power_cut():
         yield
 
 
+SECRET = bytes(range(32))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_secret():
+    """All runs of a session have one secret, so that two runs of one setting have the same noise."""
+    from fedaudit.runtime import run_opening
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_opening, "fresh_secret", lambda: SECRET)
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _few_trees():
     """The blind baselines' forest comes along with every attack on a run, a seventh of a second each. Tests of what

@@ -9,6 +9,7 @@ had, with fresh noise. Nothing of it enters the run's transcript, ledger or chec
 from __future__ import annotations
 
 from fedaudit.errors import ThreatError
+from fedaudit.privacy.noise_key import task_key
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import Task, run_task
@@ -27,7 +28,9 @@ def ask(run: RunFolder, k: int, like: TranscriptEntry, message: Down, purpose: s
     write_atomic(run.folder / FOLDER / f"{purpose}-client-{k:06d}-{number:04d}.message", blob)
     setting = run.record.setting.model_dump_json()
     attempt = ATTEMPT + number
-    done = run_task(Task(setting, like.fn, k, like.round, like.ask, run.client_state(k), blob, attempt=attempt))
+    noise = task_key(run.secret, k, like.round, like.ask, attempt)
+    state = run.client_state(k)
+    done = run_task(Task(setting, like.fn, k, like.round, like.ask, state, blob, attempt=attempt, noise=noise))
     if done.reply is None:
         raise ThreatError(f"client {k} did not answer the message of an active server: {done.error}")
     return decode(done.reply, Up, device=run.world.device, answered=lambda: message)

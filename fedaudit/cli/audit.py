@@ -97,6 +97,7 @@ def audit(
     ray_address: Annotated[
         str | None, typer.Option(help="With --on ray: the cluster. Default: one on this machine.", show_default=False)
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Run a whole suite, attack its runs, and write a report. Finished cells are not repeated, also after a kill.
 
@@ -123,7 +124,7 @@ def audit(
         with progress_bar("audit", remaining=False) as watch:
             cells = audit_suite(
                 what, out, watch, jobs, engine, force=force, keep_stale=keep_stale, on=_where(on, ray_address),
-                ray_address=ray_address, report=True,
+                ray_address=ray_address, report=True, trust=trust,
             )  # fmt: skip
             pages = write_report(out)  # it also lists the cells that failed, as the audit noted them
     except KeyboardInterrupt:

@@ -172,6 +172,8 @@ def summary(record: RunRecord) -> list[str]:
     lines += ledger_lines(record)
     if record.declarations is not None:
         lines.append(f"  declarations: {record.declarations.text()}")
+    if record.twins is not None:
+        lines.append(f"  twins: {record.twins.text()}")
     for attack in record.attacks:
         who = f"attack {attack.attack} by the {attack.threat}"
         if isinstance(attack, NotRun):
@@ -257,7 +259,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
             delta = max(c.delta for c in record.ledger)
             lines.append(
                 f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
-                + (f" ({', '.join(relations)})" if relations else "")
+                + (f" ({', '.join(relations)}, for one record)" if relations else "")
             )
             if not record.models_covered:
                 lines.append(

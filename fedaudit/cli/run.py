@@ -29,6 +29,7 @@ def run(
     overwrite: bool,
     as_is: bool,
     trust: bool,
+    noise_key: Path | None,
     as_json: bool,
     set_: list[str],
     privacy: list[str],
@@ -85,7 +86,9 @@ def run(
     source = registry.read_from(named_in) if by_folder else contextlib.nullcontext()
     try:
         with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
-            record = run_setting(setting, out=folder, resume=resume, watch=watch, overwrite=overwrite)
+            record = run_setting(
+                setting, out=folder, resume=resume, watch=watch, overwrite=overwrite, noise_key=noise_key
+            )
     except Exception as e:
         _say_ways_on(folder, str(e))
         raise
@@ -193,6 +196,11 @@ def _run_signature() -> inspect.Signature:
         keyword("resume", Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")], False),
         keyword("as_is", Annotated[bool, typer.Option("--as-is", help=AS_IS)], False),
         keyword("trust", Trust, False),
+        keyword(
+            "noise_key",
+            Annotated[Path | None, typer.Option(help="Another run's noise.key: the same noise.", show_default=False)],
+            None,
+        ),
         keyword("as_json", Json, False),
         keyword("set_", Annotated[list[str], set_option], []),
         keyword("privacy", Annotated[list[str], privacy_option], []),

@@ -28,11 +28,13 @@ from torch import Tensor, nn
 
 from fedaudit.errors import FedauditError, ThreatError
 from fedaudit.privacy.mechanism import prepare, with_noise
+from fedaudit.privacy.mechanism_outputs import Outputs, gated
 from fedaudit.privacy.mechanisms.base import Prepared, mechanism_of
+from fedaudit.privacy.noise_key import NoiseKey, noise_generator, task_key
 from fedaudit.privacy.policy import TRAINING, Policy
 from fedaudit.privacy.trees import leaves_of, rebuilt
 from fedaudit.progress import Watch
-from fedaudit.rng import generator, seeded
+from fedaudit.rng import seeded
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
@@ -173,12 +175,12 @@ class Witness(Client):
 
     def _fit_private(
         self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], until: Until | None, separable: bool,
-        options: dict[str, Any],
+        options: dict[str, Any], beside: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> Fitted:  # fmt: skip
         before = copy.deepcopy(model)
-        fitted = super()._fit_private(model, loss, rows, until, separable, options)
+        fitted = super()._fit_private(model, loss, rows, until, separable, options, beside)
         policy, entry = self._site.policies[TRAINING], self.entries[-1]
-        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
+        key = (os.urandom(16).hex(),) if policy.secure else self._key
         if fitted.steps:
             fit = PrivateFit(
                 self.id, self.t, before, loss, tuple(_double(row) for row in rows),
@@ -242,8 +244,8 @@ class PrivateFit:
             fit_private(
                 copied, self.loss, self.rows, opt=sgd(STEP), batch=self.batch, epochs=self.epochs, steps=self.steps,
                 given=self.given, policy=self.with_noise(multiplier), fits=self.fits, augment=self.augment,
-                rng=generator(*self.key[:-1], f"sample {self.key[-1]}", device=self.device),
-                noise=generator(*self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
+                rng=noise_generator(self.key[:-1], f"sample {self.key[-1]}", device=self.device),
+                noise=noise_generator(self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
             )  # fmt: skip
         return {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
 
@@ -297,6 +299,7 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
     found = Repeated(k)
     tasks = list(_tasks(run, k))
     state: bytes | None = None
+    secret = run.secret
     for number, (down, up) in enumerate(tasks):
         watch(number, len(tasks), f"client {k}, round {down.round}")
         if not all(down.kept(name) for name in down.fields):
@@ -305,7 +308,11 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
                 "keep_weights"
             )
         site, meter = world.site(k), Meter(f"client {k}", down.round, world.device)
-        with seeded(world.setting.seed, f"client {k}", down.round, down.ask, device=world.device):
+        key = NoiseKey(task_key(secret, k, down.round, down.ask, 0), once=False)
+        with (
+            gated(Outputs(key)),
+            seeded(world.setting.seed, f"client {k}", down.round, down.ask, device=world.device),
+        ):
             message = decode(encode(down.record()), Down, device=world.device)
             client = open_client(site, down.round, down.ask, meter, state, message=message, cls=Witness)
             client.sent = decode(encode(up.record()), Up, device=world.device)

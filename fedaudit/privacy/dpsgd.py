@@ -1,13 +1,17 @@
-"""DP-SGD inside `fit`: Poisson samples, per-row gradients by torch.func, opacus' optimizer for clipping and noise.
+"""DP-SGD inside `fit`: Poisson samples, per-row gradients by torch.func, opacus' optimizer for the noise.
 
 opacus' own hooks see only the layers' backward passes. They are silently wrong for losses with a proximal term or with
 extra rows. opacus' optimizer takes per-sample gradients from any source.
+
+Raw sums lie on stand-ins for the parameters, which only this loop holds. The method's optimiser, its network and its
+loss find the noised gradient on the parameters, and nothing else. Each noised gradient goes through the task's gate
+(see `mechanism_outputs`), and is counted when it is made.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +23,7 @@ from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import Step, Training
 from fedaudit.privacy.mechanisms.dp_sgd import DpSgd
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
 from fedaudit.privacy.policy import Policy
@@ -44,14 +49,17 @@ def fit_private(
     policy: Policy,
     fits: int,
     augment: Augmentation | None = None,
+    gate: Training | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Fitted, LedgerEntry]:
     """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
     trainings like this one together meet the policy's epsilon. `augment` makes another image of each drawn record; it
-    looks at one record at a time.
+    looks at one record at a time. `gate` lets out the noised gradients. `progress` counts steps.
     """
     check_augmentation(augment)
+    gate, progress = gate or Training(), progress or Progress()
     optimizer_class = _dp_optimizer()
     n = check_rows(rows)
     check_pure(loss)
@@ -59,10 +67,14 @@ def fit_private(
     validate(model)
     before = traces(loss, given or {})
     plan = planned(n, batch, epochs, steps, policy, fits)
+    progress.begin(plan)
+    gate.restart()
     q, C = plan.q, plan.C
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = trained(model)
+    stand_ins = {name: nn.Parameter(torch.empty_like(p)) for name, p in parameters.items()}  # never filled: no memory
+    stepping = opt.build(list(parameters.values()))
     optimizer = optimizer_class(
-        optimizer=opt.build(list(parameters.values())),
+        optimizer=torch.optim.SGD(stand_ins.values(), lr=0.0),
         noise_multiplier=plan.multiplier,
         max_grad_norm=C,
         expected_batch_size=plan.expected,
@@ -74,7 +86,7 @@ def fit_private(
     for t in range(plan.steps):
         index = (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
         optimizer.zero_grad()
-        for p in parameters.values():
+        for p in stand_ins.values():
             p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
             p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
         drawn = augmented(augment, [row[index] for row in rows], rng) if augment is not None else None
@@ -83,23 +95,60 @@ def fit_private(
             picked = [row[index[at]] for row in rows] if drawn is None else [row[at] for row in drawn]
             gradients = row_gradients(model, loss, picked, given)
             for name, total in clip_and_sum(gradients, C)[0].items():
-                parameters[name].summed_grad += total  # type: ignore[attr-defined]
+                stand_ins[name].summed_grad += total  # type: ignore[attr-defined]
         optimizer.add_noise()
         optimizer.scale_grad()
-        opt.set_rate(optimizer.original_optimizer, *plan.done(t, epochs))
-        optimizer.original_optimizer.step()
+        progress.made += 1
+        gradient, at = {name: _gradient(p) for name, p in stand_ins.items()}, plan.done(t, epochs)
+        gate.step(gradient, at)
+        opt.set_rate(stepping, *at)
+        take_step(stepping, parameters, gradient)
     if traces(loss, given or {}) != before:
         raise ContractError(
             "The loss changes an object outside of it while it trains. That object could carry records out of the "
             "training unprotected. Let the loss compute one value per row, and nothing else."
         )
-    optimizer.zero_grad()
     for p in parameters.values():
-        for trace in ("grad_sample", "summed_grad"):
-            if hasattr(p, trace):
-                delattr(p, trace)
+        p.grad = None
     model.train(was_training)
     return Fitted(0 if epochs is None else epochs, plan.steps, math.nan), plan.entry()
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that a training changes, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    assert p.grad is not None  # opacus has put it there
+    return p.grad
+
+
+def take_step(
+    stepping: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
+) -> None:
+    """Let the method's optimiser take one step with a noised gradient."""
+    for name, p in parameters.items():
+        p.grad = gradient[name]
+    stepping.step()
+
+
+def fit_handed_over(model: nn.Module, opt: Opt, gradients: Iterable[Step]) -> int:
+    """Take the steps of `fit_private` with gradients that are handed over, and return their number.
+
+    No record is looked at. The steps are the same calls on the same shapes, so that equal numbers stay equal.
+    """
+    parameters = trained(model)
+    stepping, steps, was_training = opt.build(list(parameters.values())), 0, model.training
+    model.train()
+    for gradient, at in gradients:
+        opt.set_rate(stepping, *at)
+        take_step(stepping, parameters, gradient)
+        steps += 1
+    for p in parameters.values():
+        p.grad = None
+    model.train(was_training)
+    return steps
 
 
 @dataclass(frozen=True)
@@ -123,15 +172,15 @@ class Planned:
         """Return how many of how many epochs, or steps if it is planned in steps, are through before step t."""
         return (t, self.steps) if not epochs else (t * epochs // self.steps, epochs)
 
-    def entry(self) -> LedgerEntry:
-        """Return the entry for the ledger."""
+    def entry(self, made: int | None = None) -> LedgerEntry:
+        """Return the entry for the ledger: for all steps, or for so many that were made."""
         return LedgerEntry(
             field="training",
             kind="training",
             mechanism=DpSgd.name,
             noise_multiplier=self.multiplier,
             sample_rate=self.q,
-            steps=self.steps,
+            steps=self.steps if made is None else made,
             sensitivity=self.C,
             sigma=self.multiplier * self.C,
             clip=self.C,
@@ -140,6 +189,21 @@ class Planned:
             delta=self.delta,
             claim=self.claim,
         )
+
+
+@dataclass
+class Progress:
+    """The plan of a private training, and how many of its steps were made."""
+
+    plan: Planned | None = None
+    made: int = 0
+
+    def begin(self, plan: Planned) -> None:
+        self.plan, self.made = plan, 0
+
+    def entry(self) -> LedgerEntry | None:
+        """Return the entry for the steps that were made; None if there were none."""
+        return None if self.plan is None or not self.made else self.plan.entry(self.made)
 
 
 def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: Policy, fits: int) -> Planned:

@@ -9,24 +9,25 @@ for the ledger are identical.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import pad
 
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy import dpsgd
-from fedaudit.privacy.dpsgd import Planned, planned
+from fedaudit.privacy.dpsgd import Planned, Progress, planned, trained
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import Step, Training
 from fedaudit.privacy.persample import validate
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.augment import Augment
 from fedaudit.training.cuda_graphs import halves
-from fedaudit.training.fit import Fitted, check_bare, traces
+from fedaudit.training.fit import Fitted, Opt, check_bare, traces
 from fedaudit.training.stacked.mapped_loss import Caller, Functional, places
 from fedaudit.training.stacked.stack import Job, Stack, build
 from fedaudit.training.stacked.stackable import stacks
@@ -44,6 +45,8 @@ class PrivateJob:
     noise: torch.Generator
     policy: Policy
     fits: int
+    gate: Training = field(default_factory=Training)  # lets out the noised gradients
+    progress: Progress = field(default_factory=Progress)  # counts the steps that were made
 
     @property
     def rows(self) -> Sequence[Tensor]:
@@ -60,8 +63,8 @@ class PrivateJob:
     def alone(self) -> Trained:
         j = self.job
         return dpsgd.fit_private(
-            j.model, j.loss, j.rows, rng=j.rng, noise=self.noise, policy=self.policy, fits=self.fits,
-            **dict(j.options),
+            j.model, j.loss, j.rows, rng=j.rng, noise=self.noise, policy=self.policy, fits=self.fits, gate=self.gate,
+            progress=self.progress, **dict(j.options),
         )  # fmt: skip
 
     def planned(self) -> Planned:
@@ -117,13 +120,20 @@ class _Training:
         self.expected = torch.tensor([plan.expected for plan in plans], device=self.offsets.device)
         self.augment: Augment | None = first.option("augment")
         self.gradients = _row_gradients(first, self.stack.given_dims)
+        for slot, (private, plan) in enumerate(zip(jobs, plans, strict=True)):
+            private.progress.begin(plan)
+            private.gate.restart(slot, [self._active(t) for t in range(plan.steps)])
+
+    def _active(self, t: int) -> int:
+        """Return how many clients take step t."""
+        return sum(plan.steps > t for plan in self.plans)
 
     def go(self) -> None:
         was_training = self.model.training
         self.model.train()
         try:
             for t in range(self.plans[0].steps):
-                self._step(t, sum(plan.steps > t for plan in self.plans))
+                self._step(t, self._active(t))
         finally:
             self.model.train(was_training)
 
@@ -145,6 +155,10 @@ class _Training:
         for name, total in sums.items():
             noisy = total + torch.stack([of_one[name] for of_one in noise])
             grads[name] = noisy / _along(self.expected[:active], noisy).to(noisy.dtype)
+        for k, private in enumerate(self.jobs[:active]):
+            private.progress.made += 1
+            at = self.plans[k].done(t, private.job.option("epochs"))
+            private.gate.step({name: g[k] for name, g in grads.items() if g is not None}, at)
         self.how.step(part.params, grads, part.state)
 
     def _numbers(self, drawn: Sequence[Tensor]) -> list[Tensor] | None:
@@ -195,6 +209,31 @@ class _Training:
             )
             for name, total in sums.items()
         }
+
+
+def fit_handed_over_in_stack(
+    model: nn.Module, opt: Opt, gradients: Iterator[Step], slot: int, active: Sequence[int]
+) -> int:
+    """Take the steps of one client of a stack with gradients that are handed over, and return their number.
+
+    The stack has the shape that it had, with this client in all places, so that the same calls round alike.
+    """
+    how, mine = stepper(opt), trained(model)
+    assert isinstance(how, Stepper), how  # it was stacked
+    most = max(active, default=1)
+    params = {name: torch.stack([p.detach()] * most) for name, p in mine.items()}
+    device = next(iter(params.values())).device
+    stack, steps = Stack(params, {}, how.state(params), {}, {}, torch.zeros(most, device=device)), 0
+    for count, (gradient, at) in zip(active, gradients, strict=False):
+        if how.scheduled:
+            stack.state["rate"][:count].fill_(opt.factor(*at))
+        part = stack.take(range(count))
+        how.step(part.params, {name: torch.stack([gradient[name]] * count) for name in part.params}, part.state)
+        steps += 1
+    with torch.no_grad():
+        for name, p in mine.items():
+            p.copy_(params[name][slot])
+    return steps
 
 
 def _row_gradients(job: Job, given_dims: Any) -> Any:

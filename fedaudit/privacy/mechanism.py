@@ -8,6 +8,7 @@ fedaudit.privacy.mechanisms, the bounds on one record's effect in fedaudit.priva
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,9 @@ def protect_field(cls: type[Up], name: str, value: Any, context: Context) -> Any
     released, entries = (
         (value, [_unprotected(value, where, declared, context)])
         if policy is None
-        else _release(value, where, declared, policy, context)
+        else context.let_out(
+            where, dependence(declared), value, lambda: _release(value, where, declared, policy, context)
+        )
     )
     context.done[where] = (digest_of(released), entries)
     if context.provenance is not None:
@@ -78,7 +81,8 @@ def protect(reply: Up, context: Context) -> tuple[Up, dict[str, Protection], lis
                 "into the reply, unchanged."
             )
         elif policy is not None:
-            changes[name], of_field = _release(value, where, declared, policy, context)
+            make = functools.partial(_release, value, where, declared, policy, context)
+            changes[name], of_field = context.let_out(where, dependence(declared), value, make)
         else:
             of_field = [_unprotected(value, where, declared, context)]
         entries += of_field
@@ -162,11 +166,6 @@ def with_noise(ready: Prepared, where: str, declared: Declared, policy: Policy, 
 
 def _structure(value: Any, where: str, declared: Declared, context: Context) -> list[LedgerEntry]:
     """Return entries for what noise on the numbers does not hide: the keys that the client's data chose, and counts."""
-    if dependence(declared) == "record" and context.provenance is not None:
-        lengths = {len(leaf) for leaf in leaves_of(value, where)} - {context.n}
-        if not all(context.provenance.is_known(length) for length in lengths):
-            condition = "how many records it is of, where that is neither all of them nor a hyper-parameter"
-            return [LedgerEntry.unprotected(f"{where} (length)", _kind(declared), condition)]
     by_class = dependence(declared) == "class"
     if not by_class and not (declared.via == "data" and isinstance(value, Mapping) and not isinstance(value, State)):
         return []

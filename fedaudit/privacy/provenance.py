@@ -82,10 +82,6 @@ class Provenance:
         """Return whether each part came with the message, was released, or is a hyper-parameter."""
         return all(_digest(leaf) in self._known for leaf in _leaves(value))
 
-    def ways(self, value: Any) -> list[str]:
-        """Return the places that a value may have come from; its digest, if none is known."""
-        return sorted(self._known.get(_key(value), ())) or [f"{NEW} {_key(value)}"]
-
     def derived(self, value: Any, how: str) -> None:
         """Note that the harness derived this value from released values."""
         self._derived.add(digest_of(value))
@@ -156,7 +152,6 @@ class Provenance:
         return True
 
 
-NEW = "="  # begins a way that only says which value it is
 SENT = "sent"  # begins the ways of a value in the reply
 WHOLE = "whole"
 

@@ -20,16 +20,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import Released
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.provenance import Provenance
-from fedaudit.rng import generator
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import Declared
 
@@ -44,7 +45,7 @@ def _no_model(x: Tensor) -> Tensor:
 class Context:
     """The mechanism's knowledge of the client whose release it protects."""
 
-    key: tuple[object, ...]  # (seed, client, round, ask, attempt): the noise follows from it and the field
+    key: tuple[object, ...]  # the noise follows from it and the field, see `noise_key`
     n: int
     policies: Mapping[str, Policy]
     releases: Callable[[str], int | None]  # planned releases of a kind over the whole run
@@ -59,6 +60,8 @@ class Context:
     tables: dict[str, int] = field(default_factory=dict)  # digest of a class mean: number of the call that made it
     done: dict[str, tuple[str, list[LedgerEntry]]] = field(default_factory=dict)  # field: digest as released, entries
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
+    # Lets out what a mechanism made of a field: see `mechanism_outputs`.
+    let_out: Callable[[str, str, Any, Callable[[], Released]], Released] = lambda where, depends, value, make: make()
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
 
@@ -93,7 +96,7 @@ def bounded(
                 f"of one private image whose pixel could be edited. Use clip=C{hint}."
             )
         output = context.predict if assumed else context.encode
-        s = random_pixel_sensitivity(context.images(), output, policy.samples, context.key)
+        s = random_pixel_sensitivity(context.images(), output, policy.samples, (*context.key, where))
         condition = "random-pixel edits bound no neighbouring data set"
         if assumed:
             condition = f"counted as if computed on the client's records; {condition}"
@@ -186,7 +189,7 @@ def random_pixel_sensitivity(
     An edit sets the pixel to a value from U(0, 255), here U(-1, 1). The result bounds the effect of the edits that were
     tried, and of nothing else.
     """
-    rng = generator(*key, "random-pixel", device=images.device)
+    rng = noise_generator(key, "random-pixel", device=images.device)
     if images.dim() != 4:
         raise PrivacyError(
             "random-pixel edits a pixel, but these records are not images and have none. Use clip=C, which bounds "

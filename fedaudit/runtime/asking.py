@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedaudit.errors import ContractError, RunError
+from fedaudit.privacy.noise_key import task_key
 from fedaudit.rng import generator, seed_of
 from fedaudit.runtime.declarations.cross_client_check import CrossClientCheck
 from fedaudit.runtime.meter import Meter
@@ -59,10 +60,14 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
                 "Ask cohort.ids only."
             )
         number = len(wire.traffic.asks)
+        run.twins.choose(sorted(messages), [k for k in sorted(messages) if not run.has_begun(k)])
         tasks = (
-            Task(
-                run.json, path, k, t, number, run.store.client(k), blob,
-                drop=drops_out(run.setting, k, t, number), attempt=run.attempt, here=run.engine.in_process,
+            run.twins.ask(
+                Task(
+                    run.json, path, k, t, number, run.store.client(k), blob,
+                    drop=drops_out(run.setting, k, t, number), attempt=run.attempt, here=run.engine.in_process,
+                    noise=task_key(run.secret, k, t, number, run.attempt), followed=run.twins.has(k),
+                )
             )
             for k, blob in wire.down(messages)
         )  # fmt: skip
@@ -77,6 +82,7 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
                 run.log_failure(t, number, done)
                 raise done.fatal
             run.note_alone(path, done.alone)
+            run.twins.follow(done)
             reply = wire.back(done, path, run.world.device)
             waiting = time.perf_counter()
             if reply is None or done.state is None:
@@ -92,9 +98,10 @@ def asker(run: RunState, so_far: RoundSoFar) -> Asker:
             replies[done.k] = whole if isinstance(fn, str) else reply
             run.store.put_client(done.k, t, number, done.state)
             so_far.entries.append((done.k, done.entries))
-            so_far.alike.add(path, done.k, done.told, done.picked, done.chose)
+            so_far.alike.add(path, done.k, done.picked, done.chose)
             run.watch(t - 1, run.setting.rounds, f"round {t}, {path}, {len(replies)}/{len(messages)} clients")
             waiting = time.perf_counter()
+        so_far.entries.extend((k, run.twins.entries()) for k in sorted(messages) if run.twins.broken)
         if len(cohort.ids) < so_far.quorum:
             raise RunError(
                 f"Round {t}, {path}: {len(cohort.ids)} clients are left, the quorum is {so_far.quorum}. First failure: "

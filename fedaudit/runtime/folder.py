@@ -22,6 +22,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fedaudit.errors import RunError
+from fedaudit.privacy.noise_key import FILE as KEY_FILE
+from fedaudit.privacy.noise_key import read_secret
 from fedaudit.registry import read_from
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
@@ -63,7 +65,7 @@ STALE = ".stale"  # in the folder of an audit: runs of code that has changed sin
 MARKER = ".fedaudit"  # says that a folder is ours
 _RUN_NAMES = (
     "record.json", "setting.json", "attacks.json", "audits.json", "seal.json", "verified.json", "checkpoint",
-    "transcript", "models",
+    "transcript", "models", "twins",
 )  # fmt: skip
 _OF_ATTACKS = ("pictures", "scores", "shadows", "active")
 NAMES = {
@@ -230,6 +232,11 @@ class RunFolder:
     def world(self) -> World:
         with read_from(self.folder):  # a file names the method, not the user
             return world_of(self.record.setting.model_dump_json())
+
+    @property
+    def secret(self) -> bytes:
+        """Return the secret from which the run's noise follows. A run without a policy has none."""
+        return read_secret(self.folder / KEY_FILE) if self.record.setting.privacy else b""
 
     def client_state(self, k: int) -> bytes | None:
         """Return client k's state after the last whole round; None if it was never asked."""

@@ -23,16 +23,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from fedaudit import errors, registry
 from fedaudit.errors import ContractError, DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import HandedOver, Neighbour, Tape
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import seeded
+from fedaudit.runtime.declarations.twin_client import mixed_rows
 from fedaudit.runtime.device_errors import device_error
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
-from fedaudit.runtime.site import Rows
+from fedaudit.runtime.site import Rows, Swap
 from fedaudit.runtime.task import Done, Task, compute, run_task
 from fedaudit.runtime.world import World, keep_world, resolve_device
 from fedaudit.setting import Setting
@@ -104,6 +108,15 @@ class Apart(World):
         self._templates = {}
         self._facts, self._given = facts, {name: self._to_device((x, y)) for name, (x, y) in rows.items()}
 
+    def take(self, rows: Mapping[str, Any]) -> None:
+        """Take records, by name. A process of twins holds those of several, and never those of their clients."""
+        self._given |= {name: self._to_device((x, y)) for name, (x, y) in rows.items()}
+
+    def turn_to(self, facts: Mapping[str, Any]) -> None:
+        """Be the world of another party, or of another round."""
+        self._facts = facts
+        vars(self).pop("absent", None)
+
     def public(self) -> Rows:
         if "public" not in self._given:
             raise SettingError(f"{self.setting.method} needs a public transfer set: set --public, for example 0.1.")
@@ -130,12 +143,14 @@ class Apart(World):
     def _only(self, name: str, k: int) -> Rows:
         if k != self._facts.get("k"):
             raise ContractError(f"This process does not hold the records of client {k}.")
-        return self._given[name]
+        return self._given[f"{name} {k}"]
 
     def other_rows(self, k: int) -> Rows:
-        raise DataError(
-            "The test of declarations swaps records, and this process has no others. Run it without isolation."
-        )
+        if f"other {k}" not in self._given:
+            raise DataError(
+                "The test of declarations swaps records, and this process has no others. Run it without isolation."
+            )
+        return self._only("other", k)
 
     @functools.cached_property
     def releases(self) -> Callable[[str], int | None]:
@@ -158,17 +173,65 @@ def serve(connection: socket.socket) -> None:
     with connection.makefile("rwb") as file:
         said, blobs = receive(file)
         os.chdir(said["folder"])
-        os.environ.update(HOME=said["folder"], TMPDIR=said["folder"])
+        if "environment" in said:  # a twin of a client that is not isolated finds what its client finds
+            os.environ.clear()
+            os.environ.update(said["environment"])
+            sys.path[:] = said["path"]
+        else:
+            os.environ.update(HOME=said["folder"], TMPDIR=said["folder"])
         setting = Setting.model_validate_json(said["setting"])
         rows = decode_tree(blobs.pop())
         world = Apart(setting, said["facts"], rows)
         keep_world(said["setting"], world)  # whoever asks for the world of a setting gets this one, and no other
         if said["what"] == "task":
-            message, state = blobs
-            task = Task(said["setting"], **said["task"], message=message, state=state or None)
+            message, state, noise = blobs
+            task = Task(said["setting"], **said["task"], message=message, state=state or None, noise=noise)
             send(file, *done_as_frame(run_task(task)))
+        elif said["what"] == "twin":
+            _twins(file, world, said, blobs)
         else:
             _server(file, world, said, blobs)
+
+
+def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[bytes]) -> None:
+    """Carry out tasks of twins until nobody asks for more. What the clients' mechanisms let out comes in frames."""
+    while True:
+        message, state, *of_client = blobs
+        if of_client:  # the records of a twin come with its first task
+            world.take(decode_tree(of_client[0]))
+        world.turn_to(said["facts"])
+        torch.set_default_dtype(getattr(torch, said["dtype"]))
+        left = iter(range(said["outputs"]))
+        gate = HandedOver((receive(file)[1][0] for _ in left), world.device)
+        task = Task(said["setting"], **said["task"], message=message, state=state or None, watch=True)
+        done = run_task(task, gate)
+        if done.fatal is None:
+            gate.finish()
+        if done.reply is not None and not gate.differences and (gate.rows or done.rows):
+            gate.differences += _mixed(task, done, gate, said["half"], world.device)
+        for _ in left:  # what it did not ask for
+            receive(file)
+        answer, sent = done_as_frame(done)
+        send(file, {**answer, "differences": gate.differences}, sent)
+        try:
+            said, blobs = receive(file)
+        except EOFError:
+            return
+
+
+def _mixed(task: Task, done: Done, twin: HandedOver, half: int, device: torch.device) -> list[tuple[str, str]]:
+    """Return which fields have rows made of several records: two neighbours exchange one half of the records each."""
+    found, digests = [], []
+    for rest in (False, True):
+        gate = Neighbour(twin, device)
+        of_half = run_task(dataclasses.replace(task, swap=Swap(0, in_fit=False, half=half, rest=rest)), gate)
+        found.append(gate.rows)
+        digests.append(of_half.rows)
+    rows = mixed_rows(twin.rows, *found)
+    for mine, a, b in zip(done.rows, *digests, strict=False):
+        if any(x not in (y, z) for x, y, z in zip(mine, a, b, strict=False)):
+            rows.append((f"{task.fn} (class means)", "a row that was given to class_means is made of several records"))
+    return rows
 
 
 def _server(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[bytes]) -> None:
@@ -240,8 +303,8 @@ def error_of(text: Any) -> FedauditError:
     return RunError(" ".join(words))
 
 
-_PLAIN = ("k", "rss", "gpu", "private_fits", "brought", "told", "picked", "chose", "alone", "error", "detail")
-_BLOBS = ("state", "reply", "released")
+_PLAIN = ("rows", "k", "rss", "gpu", "private_fits", "brought", "picked", "chose", "alone", "error", "detail")
+_BLOBS = ("state", "reply", "released", "tape")
 
 
 def done_as_frame(done: Done) -> Frame:
@@ -250,19 +313,22 @@ def done_as_frame(done: Done) -> Frame:
     said["entries"] = [entry.model_dump() for entry in done.entries]
     said["spans"] = [dataclasses.asdict(span) for span in done.spans]
     said["fatal"] = None if done.fatal is None else error_as_text(done.fatal)
-    said["blobs"] = [name for name in _BLOBS if getattr(done, name) is not None]
-    return said, [getattr(done, name) for name in said["blobs"]]
+    blobs = {name: getattr(done, name) for name in _BLOBS if getattr(done, name) is not None}
+    said["blobs"] = list(blobs)
+    return said, [blob.content() if isinstance(blob, Tape) else blob for blob in blobs.values()]
 
 
 def done_of(frame: Frame, k: int) -> Done:
     """Return a client's result from what its process sent, after checking that it says only what it may say."""
     said, blobs = frame
     try:
-        found = dict(zip(said["blobs"], blobs, strict=True))
+        found: dict[str, Any] = dict(zip(said["blobs"], blobs, strict=True))
         if not found.keys() <= set(_BLOBS) or said["k"] != k:
             raise ValueError("it speaks for somebody else")
         spans = [Span(**span) for span in said["spans"]]
         fatal = None if said["fatal"] is None else error_of(said["fatal"])
+        if "tape" in found:
+            found["tape"] = Tape(found["tape"])
         plain = {name: said[name] for name in _PLAIN} | found
         protection = {name: Protection(**of) for name, of in said["protection"].items()}
         entries = [LedgerEntry(**entry) for entry in said["entries"]]
@@ -278,12 +344,15 @@ def main() -> None:
     """Import what parties need, then fork for each connection that is handed over; without fork, serve one and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides, and closes the connection
     control = socket.socket(fileno=int(sys.argv[1]))
+    if not sys.argv[2]:
+        registry.names("methods")  # a nursery for parties of all methods: each fork has the package's own by then
     for name in (*USUAL, *sys.argv[3:]):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
     before = _threads()
     try:
-        registry.find(sys.argv[2])
+        if sys.argv[2]:
+            registry.find(sys.argv[2])
         # A method may compute while it is imported; torch then has threads, and a fork is not safe.
         fork = FORK and _threads() == before
         control.sendall(b"f" if fork else b"o")

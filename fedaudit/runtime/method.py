@@ -7,6 +7,8 @@ to. `cohort.ask` is the only way to a client.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -118,7 +120,31 @@ class Method(Frozen):
         for key, value in values.items():  # a table overrides the preset's table key by key
             tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **value} if tables else value
-        return validated(cls, merged, f"hyper-parameter of {name}")
+        method: Method = validated(cls, merged, f"hyper-parameter of {name}")
+        check_ranges(method.model_dump(), name)
+        return method
+
+
+# Ranges by the papers' names: batch sizes, epochs, learning rates. The pattern, the least value, and what it is.
+RANGES = ((r"B(_\w+)?|batch", 1, "a batch size"), (r"E(_\w+)?|epochs", 0, "a number of epochs"),
+          (r"eta(_\w+)?", 0, "a learning rate"))  # fmt: skip
+
+
+def check_ranges(values: Mapping[str, Any], name: str, within: str = "") -> None:
+    """Raise SettingError before a run if a hyper-parameter has a value with which no training can go on."""
+    for key, value in values.items():
+        where = f"{within}{key}"
+        if isinstance(value, Mapping):
+            check_ranges(value, name, f"{where}.")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            raise SettingError(f"hyper-parameter of {name} {where} = {value}: it is not finite. Give a finite number.")
+        for pattern, least, what in RANGES:
+            if re.fullmatch(pattern, key) and value < least:
+                raise SettingError(
+                    f"hyper-parameter of {name} {where} = {value}: it is {what}, and must be at least {least}."
+                )
 
 
 def offers_next_points(method: Method) -> bool:

@@ -6,20 +6,25 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
+from fedaudit.privacy.dpsgd import Progress, trained
 from fedaudit.privacy.dpsgd_stack import PrivateJob
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import protect, protect_field
+from fedaudit.privacy.mechanism_outputs import OF_TASK, Released, Training, outputs, structure_of
 from fedaudit.privacy.mechanisms.base import mechanism_of
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.privacy.sensitivity import Context
-from fedaudit.rng import generator
-from fedaudit.runtime.lockstep import carry_out, descend
+from fedaudit.rng import generator, kept
+from fedaudit.runtime.lockstep import carry_out, descend, say_alone
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
 from fedaudit.shape import Shape
@@ -46,7 +51,8 @@ class Party:
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return a generator of its own for each purpose, the same whenever this round is run."""
-        return generator(self._place.seed, self._name, self.t, self._ask, purpose, device=self.device)
+        own = purpose.replace("/", "//")  # names are joined by "/": no purpose reaches another name's generator
+        return generator(self._place.seed, self._name, self.t, self._ask, own, device=self.device)
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
@@ -80,9 +86,12 @@ class Party:
             return descend(Descent(tuple(params), closure, steps, opt, moments, repeats, before, kept))
 
     def _fit(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], **options: Any) -> Fitted:
-        self._fits = getattr(self, "_fits", 0) + 1
         with self._meter.span("fit"):
-            return carry_out(Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options))
+            return carry_out(self._job(model, loss, rows, options))
+
+    def _job(self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], options: Mapping[str, Any]) -> Job:
+        self._fits = getattr(self, "_fits", 0) + 1
+        return Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options)
 
 
 class Server(Party):
@@ -165,20 +174,26 @@ class Client(Party):
         self.spent = spent or {}  # releases by kind and trainings so far, if a budget was planned for a number of them
         self.looked = False  # whether this task read records other than through fit
         self.fitting = False  # True within a training on the records: a failure there may be due to them
-        # For each training after a look: where its loss, steps, rates, ... may come from.
-        self.told: list[list[str]] = []
         self.dirty = dirty  # whether memory holds something unprotected, written by a task that looked at the records
-        self.entries: list[LedgerEntry] = []  # for the ledger
+        _bills[self] = []
         self.released: list[Any] = []  # what client.protect gave back
         # Digests of what went into class means, for the test of declarations.
         self.watched: list[list[str]] | None = None
-        self.replay: list[Any] = []  # replaces what `protect` would give back, for the test of declarations
         self._attempt = attempt
         self._seen: dict[tuple[bool, bool], Rows] = {}
         self._provenance: Provenance | None = None
         if site.policies:  # without a policy nothing is promised, and no value needs to be traced
             known = (t, self.id, len(self), *site.hyperparameters)
             self._provenance = Provenance(message, known, released or {})
+
+    @property
+    def entries(self) -> list[LedgerEntry]:
+        """Return the entries for the ledger so far: a copy. The bill itself is not the client's to change."""
+        return list(_bills[self])
+
+    def bill(self, *entries: LedgerEntry) -> None:
+        """Add entries for the ledger. Called by the harness."""
+        _bills[self] += entries
 
     @property
     def picked(self) -> list[list[str]]:
@@ -237,7 +252,8 @@ class Client(Party):
     @cached_property
     def _context(self) -> Context:
         return Context(
-            key=(self._site.seed, self._name, self.t, self._ask, self._attempt),
+            key=self._key,
+            let_out=self._let_out,
             n=len(self),
             policies=self._site.policies,
             releases=self._site.releases,
@@ -252,11 +268,23 @@ class Client(Party):
             spent=self.spent,
         )
 
+    @property
+    def _key(self) -> tuple[object, ...]:
+        """Return the names of this task's noise: in a run the task's own key, which is not the client's to know."""
+        own = (self._site.seed, self._name, self.t, self._ask, self._attempt)  # for shadows and rehearsals
+        return own if outputs() is None else (OF_TASK,)
+
+    @staticmethod
+    def _let_out(where: str, depends: str, value: Any, make: Callable[[], Released]) -> Released:
+        gate = outputs()
+        return make() if gate is None else gate.field(where, depends, value, make)
+
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         """Return `value` as it will leave in `message.field`. Whatever is computed from the result is post-processing,
         and free."""
-        if self.replay:
-            released = self.replay.pop(0)
+        gate = outputs()
+        if gate is not None and gate.replay:
+            released = gate.replay.pop(0)
             self._context.done[f"{message.__name__}.{field}"] = (digest_of(released), [])
             if self._provenance is not None:
                 self._provenance.released(field, released)
@@ -334,7 +362,7 @@ class Client(Party):
         self._context.plain_fits, self._context.dirty = self.plain_fits, self.dirty
         with self._meter.span("protect"):
             reply, protection, entries = protect(reply, self._context)
-        self.entries += entries
+        self.bill(*entries)
         return reply, protection
 
     def optimise(
@@ -394,26 +422,55 @@ class Client(Party):
         if data is None and self.private_training:
             if turns is not None or norms != "batch":
                 raise NotApplicable("fit: DP-SGD samples all records alike, without turns or frozen batch norms.")
-            before = [model_traces(model), *(traces(fixed, {}) for fixed in beside)]
-            rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
-            fitted = self._fit_private(model, loss, rows, until, separable, options)
-            if before != [model_traces(model), *(traces(fixed, {}) for fixed in beside)]:
-                raise ContractError(
-                    f"{type(model).__name__}, or what fit computes beside it, keeps something of the rows that go "
-                    "through it: what it saw of the records would leave the training unprotected. A forward pass "
-                    "returns its result, and writes nowhere."
-                )
-            return fitted
+            return self._fit_on_records(model, loss, rows, until, separable, options, beside)
         rows = (*rows, *(in_chunks(fixed, rows[0]) for fixed in beside))
         self.brought = self.brought or bool(self.looked and (given or data is not None))
         self.fitting = data is None
-        fitted = self._fit(model, loss, rows, until=until, separable=separable, turns=turns, norms=norms, **options)
+        options |= {"until": until, "separable": separable, "turns": turns, "norms": norms}
+        gate = outputs()
+        if data is not None and gate is not None and gate.followed:
+            # What it trains on is nobody's secret, so the twin's result must be the same to the bit: both train alone.
+            say_alone("a training that a twin repeats is carried out alone, so that both round alike")
+            with self._meter.span("fit"):
+                fitted = self._job(model, loss, rows, options).alone()
+        else:
+            fitted = self._fit(model, loss, rows, **options)
         self.fitting = False
         if data is None:
             self.plain_fits += 1
             self.private_fits += 1
         elif self.looked:
             self.plain_fits += 1  # the data may have been built from the records that this task looked at
+        return fitted
+
+    def _fit_on_records(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        rows: Sequence[Tensor],
+        until: Until | None,
+        separable: bool,
+        options: dict[str, Any],
+        beside: Sequence[Callable[[Tensor], Tensor]],
+    ) -> Fitted:
+        """Train privately. Whatever fails in here may fail because of the records, also if the task goes on."""
+        before = [model_traces(model), *(traces(fixed, {}) for fixed in beside)]
+        self.fitting = True
+        try:
+            with kept(self.device):  # what happens in there leaves the global generators as they were
+                rows = (*rows, *(row_by_row(fixed, rows[0]) for fixed in beside))
+                fitted = self._fit_private(model, loss, rows, until, separable, options, beside)
+        except BaseException:
+            condition = "a training on the records did not end"
+            self.bill(LedgerEntry.unprotected("training (failure)", "training", condition))
+            raise
+        if before != [model_traces(model), *(traces(fixed, {}) for fixed in beside)]:
+            raise ContractError(
+                f"{type(model).__name__}, or what fit computes beside it, keeps something of the rows that go "
+                "through it: what it saw of the records would leave the training unprotected. A forward pass "
+                "returns its result, and writes nowhere."
+            )
+        self.fitting = False
         return fitted
 
     def _fit_private(
@@ -424,6 +481,7 @@ class Client(Party):
         until: Until | None,
         separable: bool,
         options: dict[str, Any],
+        beside: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> Fitted:
         if until is not None:
             raise PrivacyError(
@@ -444,26 +502,76 @@ class Client(Party):
                 f"privacy.training planned {planned} trainings of client {self.id}, and this is number "
                 f"{self.spent[TRAINING]}. Say how many there will be over the run: privacy.training.releases."
             )
-        key = (os.urandom(16).hex(),) if policy.secure else self._context.key
+        key = (os.urandom(16).hex(),) if policy.secure else self._key
         seen = self._provenance
         assert seen is not None  # there is a policy
         seen.before_fit(model)
-        rng, noise = (generator(*key, f"{what} {self._fits}", device=self.device) for what in ("sample", "dp-sgd"))
-        self.fitting = True
-        with self._meter.span("fit"):
-            fitted, entry = carry_out(PrivateJob(Job(model, loss, tuple(rows), rng, options), noise, policy, planned))
-        self.fitting = False
-        self.entries.append(entry)
+        rng, noise = (noise_generator(key, f"{what} {self._fits}", device=self.device) for what in ("sample", "dp-sgd"))
+        gate, progress = outputs(), Progress()
+        let_out = (
+            Training() if gate is None else gate.training(lambda: described(model, loss, len(rows[0]), options, beside))
+        )
+        job = Job(model, loss, tuple(rows), rng, options)
+        try:
+            with self._meter.span("fit"):
+                fitted, entry = carry_out(PrivateJob(job, noise, policy, planned, let_out, progress))
+            self.bill(entry)
+        except BaseException:
+            if (made := progress.entry()) is not None:
+                self.bill(made)  # steps are paid for when they are made
+            raise
         seen.after_fit(model)
-        if self.looked:  # it must be equally often and the same for all clients, or it tells of the records
-            how = [options["batch"], options["epochs"], options["steps"], *options["opt"].chosen(), *carried(loss)]
-            how += [] if options["augment"] is None else options["augment"].chosen()
-            self.told.append([f"{options['opt'].make.__name__} of {named(loss)}"])
-            self.told += [["nothing"] if value is None else seen.ways(value) for value in how]
-        if self.looked and (options["given"] or not all(seen.is_known(value) for value in carried(loss))):
-            self.plain_fits += 1  # what the loss was given, or carries, may have been built from the records
         self.private_fits += 1
         return fitted
+
+
+# By client: the entries for the ledger. They are no attribute, so that a task does not change its own bill.
+_bills: WeakKeyDictionary[Client, list[LedgerEntry]] = WeakKeyDictionary()
+
+
+def described(
+    model: nn.Module, loss: Loss, n: int, options: Mapping[str, Any], beside: Sequence[Callable[..., Any]] = ()
+) -> dict[str, str]:
+    """Return all that a private training is told beside the records, as texts and digests.
+
+    Each of these must be known without the records: a loss, a start or a number that follows one record changes what
+    all others do, and the noise hides one record alone.
+    """
+    opt = options["opt"]
+    return {
+        "records": str(n),
+        **{name: str(options[name]) for name in ("batch", "epochs", "steps")},
+        "optimiser": f"{opt.make.__qualname__} {opt.schedule} {digest_of_all(dict(opt.options))}",
+        "augmentation": "" if options.get("augment") is None else digest_of_all(carried(options["augment"])),
+        "loss": f"{named(loss)} {digest_of_all(carried(loss))}",
+        "given": digest_of_all(options["given"] or {}),
+        "beside": digest_of_all([[named(fixed), carried(fixed, but=(Party,))] for fixed in beside]),
+        "start": digest_of_all(model),
+        "parameters": structure_of({name: p.detach() for name, p in trained(model).items()}),
+    }
+
+
+def digest_of_all(value: Any) -> str:
+    """Return a digest of numbers, tensors and networks, and of what holds them; of anything else its type counts."""
+    found: list[str] = []
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, nn.Module):
+            found.append(type(value).__qualname__)
+            todo.append(dict(value.state_dict()))
+        elif isinstance(value, Mapping):
+            found.append(f"{type(value).__name__} {list(map(str, value))}")
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            found.append(f"{type(value).__name__} {len(value)}")
+            todo += value
+        elif isinstance(value, Tensor):
+            found.append(f"{value.dtype} {list(value.shape)} {digest_of(value.detach())}")
+        else:
+            plain = isinstance(value, str | int | float | bytes | None)
+            found.append(repr(value) if plain else type(value).__qualname__)
+    return xxhash.xxh3_128_hexdigest("\n".join(found).encode())
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -74,6 +74,7 @@ def enter(run: RunState, t: int, entries: Entries, wire: Wire) -> None:
 
 def commit(run: RunState, t: int, state: Record, end: Future[int]) -> None:
     """Commit the round, once its transcript has ended, while the next one begins."""
+    run.twins.commit(t)
     blob = run.committed = encode_lazily(state, run.world.device)
     run.decoded = None
     record = run.record

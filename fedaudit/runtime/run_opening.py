@@ -11,12 +11,15 @@ from fedaudit.data.readers.own_function import digest as digest_of_data
 from fedaudit.errors import ContractError, NotApplicable, RunError, SettingError
 from fedaudit.privacy.ledger import Ledger
 from fedaudit.privacy.mechanisms.base import mechanism_of
+from fedaudit.privacy.noise_key import FILE as KEY_FILE
+from fedaudit.privacy.noise_key import fresh_secret, read_secret, write_secret
 from fedaudit.rng import seeded
 from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.code_digest import NOT_COMPARED, code_of, differences, harness, is_same, not_compared
 from fedaudit.runtime.declarations.tested import declarations_of
+from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.folder import rounding
 from fedaudit.runtime.meter import Timings
 from fedaudit.runtime.plan import as_sent
@@ -25,6 +28,7 @@ from fedaudit.runtime.run_record import (
     DataFacts,
     ModelFacts,
     RunRecord,
+    TwinFacts,
     device_name,
     versions,
 )
@@ -61,6 +65,7 @@ def open_run(run: RunState) -> None:
     if head is None:
         write_atomic(run.folder / "setting.json", run.setting.model_dump_json(indent=1).encode())
         run.record = _new_record(run)
+        _begin_twins(run)
         run.transcript = _open_transcript(run, offset=0, last_round=0, seq=0)
         first = _first_state(run)
         if run.first is not None:
@@ -81,9 +86,36 @@ def open_run(run: RunState) -> None:
             run, offset=head["transcript"], last_round=run.started, seq=head["seq"], clock=head["clock"]
         )
         run.committed, run.decoded = run.store.server(head["server"]), None
+        _begin_twins(run)
+        run.twins.go_on(run.started)
         if run.started < run.setting.rounds:
             _go_on(run, head, before)
     run.watch(run.started, run.setting.rounds, f"ready; the transcript takes {_expected_size(run)}")
+
+
+COPIES = (
+    "a client holds one record up to {0} times: the guarantee is for one copy, and whoever has {0} of them has a "
+    "guarantee {0} times as weak"
+)
+
+
+def _begin_twins(run: RunState) -> None:
+    """Read or draw the run's secret, and say which clients have a twin."""
+    run.secret = _secret(run)
+    if run.world.policies and run.record.twins is None:
+        run.record.twins = TwinFacts(wanted=run.setting.twins)
+    facts = run.record.twins or TwinFacts()
+    run.twins = Twins(run.world, run.folder, run.secret, facts)
+
+
+def _secret(run: RunState) -> bytes:
+    """Return the secret from which noise follows: the run folder's, or a new one that is kept there."""
+    if not run.world.policies:
+        return b""
+    path = run.folder / KEY_FILE
+    if not path.exists():
+        write_secret(path, fresh_secret() if run.noise_key is None else read_secret(run.noise_key))
+    return read_secret(path)
 
 
 def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
@@ -194,7 +226,8 @@ def _new_record(run: RunState) -> RunRecord:
         versions=versions(),
         device=device_name(run.world.device),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        data=data_facts(run.world),
+        data=(facts := data_facts(run.world)),
+        notes=[COPIES.format(facts.copies)] if facts.copies > 1 else [],
         harness=harness(),
         declarations=declarations_of(run.method),
         code=code_of(run.method, run.setting),
@@ -217,6 +250,7 @@ def data_facts(world: World) -> DataFacts:
         nonmembers=[len(s.nonmembers) for s in federation.shards],
         validation=[len(s.validation) for s in federation.shards],
         counts=federation.counts().tolist(),
+        copies=world.copies() if world.policies else 1,
         digest=digest_of_data(federation.dataset),
     )
 

@@ -177,6 +177,27 @@ class Declarations(StoredModel):
         return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}"
 
 
+class TwinFacts(StoredModel):
+    """Says which clients had a twin with other records, in how many tasks, and in how many both answered the same."""
+
+    wanted: str = "off"  # as the setting says it
+    clients: list[int] = Field(default_factory=list)
+    tasks: int = 0
+    held: int = 0
+    lost: int = 0  # twins whose state was gone when the run was resumed
+    differences: list[str] = Field(default_factory=list)
+    wall_s: float = 0.0
+
+    def text(self) -> str:
+        """Return this in words."""
+        if self.wanted == "off":
+            return "no client had a twin (--twins off): that replies follow what the mechanisms let out was not tested"
+        who = f"{len(self.clients)} client{'s' * (len(self.clients) != 1)} had a twin with other records"
+        said = f"{who}: {self.held} of {self.tasks} tasks gave the same reply to the bit"
+        said += f"; {self.lost} were lost when the run was resumed" if self.lost else ""
+        return f"{said}; different: {'; '.join(self.differences)}" if self.differences else said
+
+
 audits: TypeAdapter[list[EpsilonAudit]] = TypeAdapter(list[EpsilonAudit])
 
 
@@ -194,6 +215,7 @@ class DataFacts(StoredModel):
     nonmembers: list[int]
     validation: list[int]
     counts: list[list[int]]  # records of each class
+    copies: int = 1  # the most exact copies of one record that a client holds; counted in protected runs
     digest: str | None = None  # of all arrays of the data set; None: the record is older than this field
 
 
@@ -232,6 +254,7 @@ class RunRecord(StoredModel):
     harness: str | None = None  # digest of fedaudit's own code that computes a run
     # Whether the method's were tested; None: the record is older than this field.
     declarations: Declarations | None = None
+    twins: TwinFacts | None = None  # None: nothing was promised, so nothing was tested
     code: dict[str, dict[str, str]] | None = None  # digests of the method's modules, and the values it ran with
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy that were never released
 

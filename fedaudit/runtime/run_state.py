@@ -14,6 +14,7 @@ from fedaudit.privacy.ledger import Ledger, LedgerEntry
 from fedaudit.progress import Watch
 from fedaudit.rng import seeded
 from fedaudit.runtime.checkpoint import Store, room_for_states
+from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import ways_on
@@ -49,6 +50,7 @@ class RunState:
         engine: Engine | None,
         refuse_idle: bool,
         first: Path | None = None,
+        noise_key: Path | str | None = None,
     ):
         if (folder / "record.json").exists() and not resume:
             if read_record(folder).status == "running":
@@ -73,6 +75,9 @@ class RunState:
         self.committed: Blob = b""  # the server's state, encoded; tensors that the next round sends stay on the device
         self.decoded: Record | None = None  # the decoded state, once somebody needs it
         self.started = self.attempt = self.now = 0
+        self.noise_key = None if noise_key is None else Path(noise_key)  # where the secret is taken from, if not drawn
+        self.secret: bytes  # from which noise follows, and which clients have a twin
+        self.twins: Twins
         self.record: RunRecord
         self.transcript: TranscriptWriter
 
@@ -116,6 +121,10 @@ class RunState:
     def client(self, k: int) -> Client:
         meter = Meter(f"client {k}", self.setting.rounds, self.world.device)
         return open_client(self.world.site(k), 0, 0, meter, self.store.client(k))
+
+    def has_begun(self, k: int) -> bool:
+        """Return whether client k has a state of this run: it answered before."""
+        return k in self.store.clients and (self.setting.start is None or bool(self.record.rounds))
 
     def bill(self, k: int, t: int, entries: list[LedgerEntry]) -> None:
         n = self.world.count(k)

@@ -54,6 +54,7 @@ def run(
     watch: Watch | None = None,
     engine: Engine | str | None = None,
     refuse_idle: bool = False,
+    noise_key: Path | str | None = None,
     overwrite: bool = False,
     **values: Any,
 ) -> RunRecord:
@@ -61,6 +62,7 @@ def run(
 
     `engine` is the setting of that name, or an engine that is already running. `refuse_idle` refuses a privacy setting
     if none of its policies covers anything that the method releases; otherwise it runs, and the record says so.
+    `noise_key` is the file of another run's secret: the noise is then the same as there.
     `overwrite` starts anew in the folder of a run of ours that did not finish.
     """
     if isinstance(engine, str):
@@ -78,7 +80,7 @@ def run(
     with locked(folder):
         if overwrite:
             clear_unfinished(folder)
-        return _go(RunState(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside))
+        return _go(RunState(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside, noise_key))
 
 
 def _is_other_code(folder: Path, setting: Setting) -> bool:
@@ -155,6 +157,8 @@ def _go(run: RunState) -> RunRecord:
 
 
 def _close(run: RunState) -> None:
+    if "twins" in vars(run):
+        run.twins.close()
     run.store.abandon()  # after an error: a resumed run finds the last whole round
     if run.given_engine is None and "engine" in vars(run):
         run.engine.close()

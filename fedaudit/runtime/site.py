@@ -29,6 +29,8 @@ class Swap:
     in_fit: bool = True  # True: training gets them too; False: only code that reads the records itself
     only: int | None = None  # if set, only this record is swapped; it keeps its label, unless `relabel`
     relabel: bool = False  # the label of that record changes, too
+    half: int | None = None  # if set, a half of the records is swapped: those that this number draws, or the `rest`
+    rest: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Site(RunFacts):
         """Return the records as training (`fitting`) or the method itself sees them after so many private fits."""
         swap = self.swap
         swapped = swap is not None and private_fits >= swap.after and (swap.in_fit or not fitting)
+        if swapped and swap is not None and swap.half is not None:
+            return self._half(swap.half, swap.rest)
         if not swapped or swap is None or swap.only is None:
             return self.others() if swapped else self.own()
         (x, y), (other, _) = self.own(), self.others()
@@ -76,6 +80,13 @@ class Site(RunFacts):
             y = y.clone()
             y[swap.only] = (y[swap.only] + 1) % self.classes
         return x, y
+
+    def _half(self, number: int, rest: bool) -> Rows:
+        """Return the records with one half of them swapped for others, labels too."""
+        (x, y), (other, label) = self.own(), self.others()
+        drawn = torch.rand(len(y), generator=torch.Generator().manual_seed(number)) < 0.5
+        pick = (~drawn if rest else drawn).to(y.device)
+        return torch.where(pick.view(-1, *[1] * (x.dim() - 1)), other, x), torch.where(pick, label, y)
 
 
 @dataclass(frozen=True)

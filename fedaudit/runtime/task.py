@@ -19,7 +19,10 @@ import torch
 
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import HandedOver, Outputs, Recorder, Tape, gated
+from fedaudit.privacy.noise_key import NoiseKey
 from fedaudit.rng import seeded
+from fedaudit.runtime.declarations.twin_client import TwinClient
 from fedaudit.runtime.device_errors import device_error
 from fedaudit.runtime.lockstep import Left, here
 from fedaudit.runtime.meter import Meter, Span, peak_rss
@@ -71,6 +74,8 @@ class Task:
     watch: bool = False  # for the same test: report what went into class means, row by row
     here: bool = False  # True: it runs in the process that asks, so the result need not be bytes
     replay: bytes | None = None  # for the same test: what client.protect gave back the first time
+    noise: bytes = b""  # the key of this task's noise; it follows from the run's secret
+    followed: bool = False  # whether the client has a twin, which is handed what its mechanisms let out
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,11 @@ class Done:
     protection: dict[str, Protection] = field(default_factory=dict)  # parameters of the mechanisms, which are public
     entries: list[LedgerEntry] = field(default_factory=list)  # for the ledger
     released: bytes | None = None  # what client.protect gave back, for the test of declarations
+    tape: Tape | None = None  # what its mechanisms let out, if it has a twin
     spans: list[Span] = field(default_factory=list)
     rss: int = 0
     gpu: int | None = None
     private_fits: int = 0
-    told: list[list[str]] | None = None  # for each training after a look: where loss, steps, rates, ... may come from
     # Where the known things that it sent, kept or loaded may come from.
     picked: list[list[str]] = field(default_factory=list)
     chose: bool = False  # whether this message, after a look, is one of several that its function may give
@@ -101,10 +106,19 @@ class Done:
     fatal: FedauditError | None = None  # the method or the policy is wrong, not the client
 
 
-def run_task(task: Task) -> Done:
-    """Decode, run the method's function with this client's data, model and memory, protect, and encode the result."""
+def run_task(task: Task, gate: Outputs | None = None) -> Done:
+    """Decode, run the method's function with this client's data, model and memory, protect, and encode the result.
+
+    `gate` is given for a twin: it hands over what the client's mechanisms let out.
+    """
     if task.drop:
         return Done(task.k, error="dropped out")
+    gate = gate or (Recorder if task.followed else Outputs)(NoiseKey(task.noise))
+    with gated(gate):
+        return _gated_task(task, gate)
+
+
+def _gated_task(task: Task, gate: Outputs) -> Done:
     try:
         world = world_of(task.setting)
     except FedauditError as e:  # something is wrong with the data or the setting as this worker sees them
@@ -118,16 +132,18 @@ def run_task(task: Task) -> Done:
             with meter.span("decode"):
                 message = received(task.message, world.device)
                 site = dataclasses.replace(world.site(task.k), swap=task.swap)
-                client = open_client(site, task.t, task.ask, meter, task.state, task.attempt, message, Client)
+                cls = TwinClient if isinstance(gate, HandedOver) else Client
+                client = open_client(site, task.t, task.ask, meter, task.state, task.attempt, message, cls)
             client.watched = [] if task.watch else None
             if task.replay:
-                client.replay = decode_tree(task.replay, device=world.device)
+                gate.replay = decode_tree(task.replay, device=world.device)
             fn, known = find_function(world.method, task.fn), class_ids()
             before = traces(fn, {}) if world.policies else []
             with meter.span("task"):
                 reply = fn(client, message)
-            if world.policies and client.looked and traces(fn, {}) != before:
-                client.entries.append(left_behind(task.fn))
+            saw = client.looked or client.private_fits > 0
+            if world.policies and saw and traces(fn, {}) != before:
+                client.bill(left_behind(task.fn))
             _check_reply(reply, fn, known, task)
             kept = client.settle()
             reply, protection = client.release(reply)
@@ -147,9 +163,10 @@ def run_task(task: Task) -> Done:
             return Done(task.k, error=str(e), fatal=e)
         error = f"{_known_name(type(e))}{place_of(e)}"
         detail = "".join(traceback.format_exception(e))
-        entries = [absence(task.fn)] if client is not None and world.policies and _may_tell(client) else []
-        spans, gpu = meter.close(), meter.peak_gpu()
-        return Done(task.k, error=error, detail=detail, entries=entries, spans=spans, rss=peak_rss(), gpu=gpu)
+        entries = [] if client is None else client.entries  # what it did is paid for, also if it does not answer
+        entries += [absence(task.fn)] if client is not None and world.policies and _may_tell(client) else []
+        spans, gpu, rss = meter.close(), meter.peak_gpu(), peak_rss()
+        return Done(task.k, error=error, detail=detail, entries=entries, spans=spans, rss=rss, gpu=gpu, tape=gate.tape)
     return Done(
         task.k,
         state,
@@ -157,12 +174,12 @@ def run_task(task: Task) -> Done:
         protection=protection,
         entries=client.entries,
         released=released,
+        tape=gate.tape,
         spans=meter.close(),
         rss=peak_rss(),
         gpu=meter.peak_gpu(),
         private_fits=client.private_fits,
         brought=client.brought,
-        told=client.told if client.looked else None,
         picked=client.picked,
         rows=client.watched or [],
         chose=bool(world.policies) and client.looked and len(_promised(getattr(fn, "__func__", fn))) != 1,

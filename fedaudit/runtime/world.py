@@ -6,11 +6,13 @@ It is a cache and nothing more: dropping it costs time, never state.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
 from fedaudit import registry
@@ -156,6 +158,19 @@ class World:
     def count(self, k: int) -> int:
         shard = self.federation.shards[k]
         return len(shard.members) + len(shard.canaries)
+
+    def copies(self) -> int:
+        """Return the most exact copies of one record that any client trains on."""
+        most = 1
+        for k in range(len(self.federation.shards)):
+            x, y = self.federation.members(k)
+            labels = y.numpy().astype("<i8")
+            digests = Counter(
+                xxhash.xxh3_128_digest(row.contiguous().numpy().tobytes() + label.tobytes())
+                for row, label in zip(x, labels, strict=True)
+            )
+            most = max(most, max(digests.values(), default=1))
+        return most
 
     def members(self, k: int) -> Rows:
         """Return client k's records in memory of their own.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedaudit import registry
 from fedaudit.attack.attack_run import attack_run, made
 from fedaudit.errors import DataError, FedauditError, NotApplicable, place_of
 from fedaudit.privacy.policy import TRAINING
@@ -46,6 +47,7 @@ class Cell:
     trials: int = 0  # number of trials of each protected release path, to test its claimed epsilon
     status: Status = "to do"
     keep_stale: bool = False  # results of other code count, too
+    trust: bool = False  # code outside fedaudit that its run folder names is imported
     again: str | None = None  # why the results of an earlier audit do not count
     not_compared: bool = False  # it counts, but its code was recorded by another scheme of digests: nobody can tell
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
@@ -150,6 +152,8 @@ def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = No
         record = look(cell)
         if cell.status != "to do":
             return
+        if cell.trust:
+            registry.trust()
         find(cell.setting.method)  # the suite names the method, so its run folder may name it, too
         if record is None or record.status != "done":
             run(cell.setting, out=cell.folder, resume=True, watch=watch, engine=engine, refuse_idle=True)

@@ -121,6 +121,7 @@ def _request(cell: Cell) -> dict[str, Any]:
         "threats": cell.threats,
         "trials": cell.trials,
         "keep_stale": cell.keep_stale,
+        "trust": cell.trust,
         "here": os.getcwd(),
     }
 
@@ -131,7 +132,7 @@ def _work(request: dict[str, Any]) -> tuple[str, str | None]:
         os.chdir(request["here"])  # a setting may name files relative to this folder
     setting = Setting.make(**request["setting"])
     cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
-    cell.keep_stale = request["keep_stale"]
+    cell.keep_stale, cell.trust = request["keep_stale"], request["trust"]
     _wait_for(cell.folder)
     carry_out(cell)
     return cell.status, cell.reason

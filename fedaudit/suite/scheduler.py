@@ -73,6 +73,7 @@ def audit(
     on: Where = "here",
     ray_address: str | None = None,
     report: bool = False,
+    trust: bool = False,
 ) -> list[Cell]:
     """Run all cells and attacks of a suite or of its file, and return the cells.
 
@@ -80,7 +81,8 @@ def audit(
     results of other code count, too. A failing cell does not stop the rest.
 
     `on` says if cells run as processes of this machine or as tasks of a Ray cluster. `report` says that the caller will
-    write a report afterwards, which counts in the time left."""
+    write a report afterwards, which counts in the time left. `trust` allows run folders to name code outside fedaudit.
+    """
     suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
     cells = make_cells(suite, out, engine)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
@@ -95,7 +97,7 @@ def audit(
     with locked(out, "audit", PATIENCE) as lock:  # workers inherit the lock
         records: dict[str, RunRecord | None] = {}
         for cell in cells:
-            cell.keep_stale = keep_stale
+            cell.keep_stale, cell.trust = keep_stale, trust
             with contextlib.suppress(FedauditError):  # a damaged record: its cell will say so
                 _put_aside(cell, out, force, keep_stale)
                 records[str(cell.folder)] = look(cell)
@@ -272,6 +274,7 @@ class _Worker:
             "threats": cell.threats,
             "trials": cell.trials,
             "keep_stale": cell.keep_stale,
+            "trust": cell.trust,
         }
         data = json.dumps(request).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which the end of its replies will show

@@ -93,7 +93,7 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
     threading.Thread(target=_stop_with, args=(requests,), daemon=True).start()
     setting = Setting.make(**request["setting"])
     cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
-    cell.keep_stale = request["keep_stale"]
+    cell.keep_stale, cell.trust = request["keep_stale"], request["trust"]
     last: tuple[float, str] | None = None
 
     def watch(t: float, rounds: float, what: str) -> None:

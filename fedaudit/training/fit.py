@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import sys
 import types
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, zip_longest
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -66,12 +68,6 @@ class Opt:
             # Adam looks at its step counter on the CPU; a record may have brought it to another device.
             optimiser.state[parameters[int(at)]][name] = value.clone().cpu() if name == "step" else value.clone()
         return optimiser
-
-    def chosen(self) -> list[Any]:
-        """Return the options that are not the optimiser's own defaults."""
-        usual = {name: given.default for name, given in inspect.signature(self.make).parameters.items()}
-        own = [value for name, value in self.options.items() if name == "lr" or value != usual.get(name)]
-        return own if self.schedule == "constant" else [*own, self.schedule]
 
 
 def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -326,8 +322,8 @@ def check_value(value: Tensor, n: int, loss: Loss, separable: bool) -> None:
         )
 
 
-def carried(loss: Callable[..., Any]) -> list[Any]:
-    """Return, piece by piece, what a function brings with it beside its arguments.
+def carried(loss: Callable[..., Any], but: tuple[type, ...] = ()) -> list[Any]:
+    """Return, piece by piece, what a function brings with it beside its arguments, but for objects of some classes.
 
     These are closures, defaults, attributes, what lies inside containers, and what functions among them bring in turn.
     """
@@ -336,7 +332,8 @@ def carried(loss: Callable[..., Any]) -> list[Any]:
     todo = _brought(loss)
     while todo:
         value = todo.pop()
-        if id(value) in seen or value is None or isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+        passed_over = isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, *but))
+        if id(value) in seen or value is None or passed_over:
             continue
         seen.add(id(value))
         if isinstance(value, Mapping):
@@ -397,12 +394,20 @@ def traces(loss: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
     todo: list[Any] = [loss, *given.values()]
     while todo:
         value = todo.pop()
-        if id(value) in seen or isinstance(value, int | float | str | bytes | types.ModuleType | types.NoneType):
+        if id(value) in seen or isinstance(value, int | float | str | bytes | types.NoneType):
             continue
         seen.add(id(value))
         inside: list[Any] = []
-        if isinstance(value, Tensor):
+        if isinstance(value, types.ModuleType):
+            if not _is_own_module(value):
+                continue
+            inside = list(vars(value).values())
+        elif isinstance(value, Tensor):
             found.append((id(value), value._version))
+        elif isinstance(value, array | bytearray | np.ndarray):
+            found.append((id(value), hash(bytes(value.data if isinstance(value, np.ndarray) else value))))
+        elif isinstance(value, deque):
+            inside = list(value)
         elif isinstance(value, functools.partial | types.MethodType):
             todo += _brought(value)
         elif isinstance(value, types.FunctionType):
@@ -446,6 +451,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def _is_own_module(module: types.ModuleType) -> bool:
+    """Return whether a module belongs to a method or to somebody's own code that is not installed."""
+    name, file = module.__name__, getattr(module, "__file__", None) or ""
+    own = name.partition(".")[0] not in sys.stdlib_module_names | LIBRARIES and "site-packages" not in file
+    return name.startswith("fedaudit.methods") or own
 
 
 def _is_own(value: Any) -> bool:

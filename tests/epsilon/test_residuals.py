@@ -17,6 +17,7 @@ from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
 from fedaudit.privacy.mechanisms import gaussian
 from fedaudit.progress import unwatched
+from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
@@ -130,14 +131,10 @@ def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_p
 
 def test_noise_of_another_round_is_found(tmp_path, monkeypatch):
     """The same noise in both rounds: each release by itself is as noisy as promised, their difference is not."""
-    real = gaussian.normal_noise
-
-    def again(like, sigma, policy, key):
-        seed, client, _, ask, attempt, *rest = key
-        return real(like, sigma, policy, (seed, client, 1, ask, attempt, *rest))
+    from fedaudit.privacy.noise_key import task_key
 
     with monkeypatch.context() as m:
-        m.setattr(gaussian, "normal_noise", again)
+        m.setattr(asking, "task_key", lambda secret, k, t, ask, attempt: task_key(secret, k, 1, ask, attempt))
         everything(tmp_path / "a")
     found = by_kind(audit_residuals(tmp_path / "a"))
     for kind in ("embeddings", "label_counts", "logits", "soft_labels"):

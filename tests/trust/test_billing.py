@@ -103,12 +103,12 @@ def test_what_was_received_costs_nothing_also_beside_such_a_model(ledger):
     assert all(0 < epsilon < 2 for epsilon in epsilons(ledger("choices:PlainRelays", EMBEDDINGS)))
 
 
-@pytest.mark.parametrize(("name", "what"), [("First", "message class"), ("FirstRate", "training")])
+@pytest.mark.parametrize(("name", "what"), [("First", "message class"), ("FirstRate", "twin")])
 def test_what_one_client_alone_does_by_its_records_is_billed(name, what, ledger):
     """Nobody did the same beside it, so that nothing says that the code, and not the records, decided."""
     (asked,) = ledger(name).ledger
     assert asked.epsilon == math.inf
-    assert [e.field for e in asked.entries if e.condition and "alone" in e.condition] == [f"update ({what})"]
+    assert [e.field for e in asked.entries if e.noise_multiplier == 0] == [f"update ({what})"]
 
 
 def test_one_client_alone_with_one_answer_costs_its_training(ledger):
@@ -238,7 +238,7 @@ def test_what_is_left_behind_is_billed(where, ledger):
 def test_how_many_rows_leave_is_a_release(ledger):
     record = ledger("FewerRows", EMBEDDINGS)
     assert epsilons(record) == [math.inf, math.inf]
-    assert {entry.field for client in record.ledger for entry in client.entries} >= {"Rows.e (length)"}
+    assert {entry.field for client in record.ledger for entry in client.entries} >= {"update (twin)"}
 
 
 def test_a_failure_within_a_private_training_is_billed(ledger):

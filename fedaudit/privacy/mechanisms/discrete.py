@@ -27,11 +27,11 @@ from fedaudit.privacy.losses import Atoms, Loss
 from fedaudit.privacy.mechanisms.additive import AddsNoise, as_array, as_matrix, moves_of
 from fedaudit.privacy.mechanisms.base import Noise, Prepared
 from fedaudit.privacy.mechanisms.gaussian import system_uniform
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.renyi import renyi_epsilon
 from fedaudit.privacy.score_sums import ScoredScale
 from fedaudit.privacy.sensitivity import Context
-from fedaudit.rng import generator
 from fedaudit.stats import Floats
 from fedaudit.wire.message import Declared
 
@@ -106,7 +106,7 @@ class WholeNoise(AddsNoise):
         if policy.secure:
             u = torch.from_numpy(system_uniform(like.numel())).reshape(like.shape).to(like.device)
         else:
-            rng = generator(*key, "noise", device=like.device)
+            rng = noise_generator(key, "noise", device=like.device)
             u = torch.rand(like.shape, generator=rng, device=like.device, dtype=torch.float64)
         return self.whole(u, sigma / grid) * grid
 

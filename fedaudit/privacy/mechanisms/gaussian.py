@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.calibration import calibrate, gaussian_epsilon
 from fedaudit.privacy.mechanisms.additive import LEAST, AddsNoise
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import Policy
-from fedaudit.rng import generator
 
 
 class Gaussian(AddsNoise):
@@ -48,7 +48,7 @@ def normal_noise(like: Tensor, sigma: float, policy: Policy, key: tuple[object, 
     """Return normal noise of deviation sigma, from the key or from the operating system's entropy."""
     if policy.secure:
         return torch.from_numpy(system_normal(like.numel())).to(like).reshape(like.shape).mul_(sigma)
-    rng = generator(*key, "noise", device=like.device)
+    rng = noise_generator(key, "noise", device=like.device)
     return torch.randn(like.shape, generator=rng, device=like.device, dtype=like.dtype).mul_(sigma)
 
 

@@ -23,9 +23,9 @@ from fedaudit.privacy.losses import Loss
 from fedaudit.privacy.mechanisms.additive import LEAST, TINY, AddsNoise, as_array, as_matrix
 from fedaudit.privacy.mechanisms.base import Noise, Prepared
 from fedaudit.privacy.mechanisms.gaussian import system_uniform
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.sensitivity import Context
-from fedaudit.rng import generator
 from fedaudit.stats import Floats
 from fedaudit.wire.message import Declared
 
@@ -64,7 +64,7 @@ class Laplace(AddsNoise):
         if policy.secure:
             v = torch.from_numpy(2 * system_uniform(like.numel()) - 1).reshape(like.shape).to(like.device)
         else:
-            rng = generator(*key, "noise", device=like.device)
+            rng = noise_generator(key, "noise", device=like.device)
             v = 2 * torch.rand(like.shape, generator=rng, device=like.device, dtype=torch.float64) - 1
         return _laplace(v).mul_(scale).to(like.dtype)
 

@@ -31,11 +31,11 @@ from fedaudit.privacy.losses import Atoms
 from fedaudit.privacy.mechanisms.additive import REFUSED, as_array, counted
 from fedaudit.privacy.mechanisms.base import Mechanism, Noise, Prepared, Words, times
 from fedaudit.privacy.mechanisms.gaussian import system_uniform
+from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.score_sums import ScoredScale
 from fedaudit.privacy.sensitivity import Bounding, Context, dependence
 from fedaudit.privacy.trees import leaves_of
-from fedaudit.rng import generator
 from fedaudit.stats import Floats
 from fedaudit.wire.message import Declared
 from fedaudit.wire.release import Protection
@@ -128,7 +128,7 @@ class RandomisedResponse(Mechanism):
     def _uniform(self, like: Tensor, policy: Policy, key: tuple[object, ...]) -> Tensor:
         if policy.secure:
             return torch.from_numpy(system_uniform(like.numel())).reshape(like.shape).to(like.device)
-        rng = generator(*key, "noise", device=like.device)
+        rng = noise_generator(key, "noise", device=like.device)
         return torch.rand(like.shape, generator=rng, device=like.device, dtype=torch.float64)
 
     def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:

@@ -1,10 +1,10 @@
 """Checks that the clients of one round did the same things, and bills what differs: it may tell of their records.
 
-A task that has looked at its records may still choose how often, how long, at what rate and by which loss it trains;
-which of several known values it sends; which parts of its model it sends or loads; what it keeps; and which message it
-answers with, if its function may give several. None of these choices is protected. A choice that is the same on every
-client was fixed by the code. A choice that differs between clients, or that one client alone made, may have been read
-off the records.
+A task that has looked at its records may still choose which of several known values it sends; which parts of its model
+it sends or loads; what it keeps; and which message it answers with, if its function may give several. None of these
+choices is protected. A choice that is the same on every client was fixed by the code. A choice that differs between
+clients, or that one client alone made, may have been read off the records. (How a client trains is held against its
+twin's training.)
 
 Two clients' values count as the same if they may come from the same place: `n` is another number on each client.
 """
@@ -16,19 +16,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fedaudit.privacy.ledger import LedgerEntry
-from fedaudit.privacy.provenance import NEW, SENT, WHOLE
+from fedaudit.privacy.provenance import SENT, WHOLE
 
 Ways = Sequence[str]  # the ways in which one thing that a task did may have come about
 ByTask = dict[tuple[str, int], dict[int, Sequence[Ways]]]  # by function and number of the answer, then by client
-
-
-def unlike(fn: str) -> LedgerEntry:
-    """Return the ledger's entry for trainings that were told different things on different clients, after a look."""
-    condition = (
-        "told another loss, steps, batch or rate, or trained so often, unlike other clients, or told what is not a "
-        "hyper-parameter on one client alone, by a task that had looked at its records"
-    )
-    return LedgerEntry.unprotected(f"{fn} (training)", "training", condition)
 
 
 def picked(fn: str) -> LedgerEntry:
@@ -57,31 +48,20 @@ def agree(did: Collection[Sequence[Ways]]) -> bool:
 class CrossClientCheck:
     """Collects the answers of a round, by function and by how many answers a client had given to it before."""
 
-    told: ByTask = field(default_factory=lambda: defaultdict(dict))
     picked: ByTask = field(default_factory=lambda: defaultdict(dict))
     choosing: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     answered: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
 
-    def add(
-        self, fn: str, k: int, told: Sequence[Ways] | None, picked: Sequence[Ways] = (), chose: bool = False
-    ) -> None:
-        """Note what client k did in one answer to `fn`; `told` is None if the task did not look at its records."""
+    def add(self, fn: str, k: int, picked: Sequence[Ways] = (), chose: bool = False) -> None:
+        """Note what client k did in one answer to `fn`."""
         nth = self.answered[fn][k]
         self.answered[fn][k] += 1
-        if told is not None:
-            self.told[fn, nth][k] = told
         if picked:
             self.picked[fn, nth][k] = picked
         if chose:
             self.choosing[fn].add(k)
 
     def entries(self) -> Iterator[tuple[int, list[LedgerEntry]]]:
-        for (fn, _), of in self.told.items():
-            alone = len(of) == 1 and any(
-                way.startswith(NEW) for things in of.values() for ways in things for way in ways
-            )
-            if alone or not agree(of.values()):
-                yield from ((k, [unlike(fn)]) for k in sorted(of))
         for (fn, _), of in self.picked.items():
             alone = len(of) == 1 and any(_may_differ(ways) for things in of.values() for ways in things)
             if alone or not agree(of.values()):

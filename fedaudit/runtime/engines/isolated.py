@@ -16,13 +16,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError
 from fedaudit.runtime.engines.losses import TRIES, lost_too_often
 from fedaudit.runtime.isolated_worker import Frame, Stream, done_of, error_of, receive, send, without_data
+from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
@@ -41,7 +42,7 @@ class IsolatedEngine:
     def __init__(self, setting: Setting):
         self._setting = setting
         self._scratch = Path(tempfile.mkdtemp(prefix="fedaudit-"))
-        self._nursery: _Nursery | None = None
+        self._nursery: Nursery | None = None
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
         return map(self._client, tasks)
@@ -50,8 +51,8 @@ class IsolatedEngine:
         """Carry out `init` or one `round` in a process without records; `answers` answers what it asks. Return its last
         frame."""
         world = world_of(self._setting.model_dump_json())
-        said = {"what": what, "t": t, "ids": ids, "facts": _facts(world, None)}
-        with self._party(said, [*([state] if state is not None else []), _rows(world, None)], world) as file:
+        said = {"what": what, "t": t, "ids": ids, "facts": facts_of(world, None)}
+        with self._party(said, [*([state] if state is not None else []), encoded_rows(world)], world) as file:
             while True:
                 back, blobs = self._heard(file, f"The server's {what}")
                 if "error" in back:
@@ -71,10 +72,11 @@ class IsolatedEngine:
         world = world_of(task.setting)
         said = {
             "what": "task",
-            "task": {"fn": task.fn, "k": task.k, "t": task.t, "ask": task.ask, "attempt": task.attempt},
-            "facts": _facts(world, task.k, task.t),
+            "task": plain_task(task),
+            "facts": facts_of(world, task.k, task.t),
         }
-        blobs = [bytes(task.message), bytes(task.state or b""), _rows(world, task.k)]
+        own = {"own": world.members(task.k), "validation": world.validation(task.k)}
+        blobs = [bytes(task.message), bytes(task.state or b""), task.noise, encoded_rows(world, task.k, own)]
         for losses in range(TRIES):
             try:
                 with self._party(said, blobs, world) as file:
@@ -88,7 +90,8 @@ class IsolatedEngine:
         """Start a process for one party and tell it what it may hold; its folder is removed when it ends."""
         if self._nursery is None or self._nursery.spent:
             self._stop()
-            self._nursery = _Nursery(self._setting, self._scratch)
+            preload = ["opacus"] if self._setting.privacy else []  # for DP-SGD and ledgers
+            self._nursery = Nursery(self._setting.method, self._scratch, preload)
         folder = tempfile.mkdtemp(dir=self._scratch)
         ours, theirs = socket.socketpair()
         try:
@@ -116,25 +119,18 @@ class IsolatedEngine:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-class _Nursery:
-    """The process that forks for each party, as the run sees it."""
+class Nursery:
+    """The process that forks for each party, as the run sees it. It starts in the background."""
 
-    def __init__(self, setting: Setting, scratch: Path):
-        preload = ["opacus"] if setting.privacy else []  # for DP-SGD and ledgers
+    def __init__(self, method: str, scratch: Path, preload: Sequence[str] = ()):
+        """Start the process. It imports `method` once for all parties; if that is empty, each fork imports its own."""
         here, there = socket.socketpair()
         path = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in [*sys.path, os.getcwd()]))
         kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(COMPUTING)}
         home = str(scratch)
         with there:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "fedaudit.runtime.isolated_worker",
-                    str(there.fileno()),
-                    setting.method,
-                    *preload,
-                ],
+                [sys.executable, "-m", "fedaudit.runtime.isolated_worker", str(there.fileno()), method, *preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -142,20 +138,21 @@ class _Nursery:
                 cwd=home,
                 env={**kept, "PYTHONPATH": path, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"},
             )
-        self._control = here
-        word = here.recv(1)
-        if word not in (b"f", b"o"):
+        self._control, self._method, self._word, self._served = here, method, b"", 0
+
+    def wait(self) -> None:
+        """Wait until the process is ready."""
+        self._word = self._word or self._control.recv(1)
+        if self._word not in (b"f", b"o"):
             self.close()
-            raise RunError(
-                f"{setting.method} cannot be imported in a process of its own. Put its folder on PYTHONPATH."
-            )
-        self._forks, self._served = word == b"f", 0
+            raise RunError(f"{self._method} cannot be imported in a process of its own. Put its folder on PYTHONPATH.")
 
     @property
     def spent(self) -> bool:
-        return self._process.poll() is not None or (self._served > 0 and not self._forks)
+        return self._process.poll() is not None or (self._served > 0 and self._word == b"o")
 
     def hand_over(self, connection: socket.socket) -> None:
+        self.wait()
         with connection:
             socket.send_fds(self._control, [b"c"], [connection.fileno()])
         self._served += 1
@@ -169,7 +166,7 @@ class _Nursery:
             self._process.wait()
 
 
-def _facts(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
+def facts_of(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
     """Return what a party knows of the run beside its setting, as plain values."""
     facts: dict[str, Any] = {
         "shape": list(world.shape),
@@ -191,9 +188,13 @@ def _absent(world: World, t: int) -> list[str]:
     return sorted(world.absent(t)) if world.policies else []
 
 
-def _rows(world: World, k: int | None) -> bytes:
+def plain_task(task: Task) -> dict[str, Any]:
+    """Return what JSON can say of a task."""
+    return {name: getattr(task, name) for name in ("fn", "k", "t", "ask", "attempt", "followed")}
+
+
+def encoded_rows(world: World, k: int = -1, own: Mapping[str, Rows] | None = None, public: bool = True) -> bytes:
     """Return the records that a party holds: a client's own, and the public set."""
-    rows: dict[str, Any] = {"public": list(world.public())} if world.has_public else {}
-    if k is not None:
-        rows |= {"own": list(world.members(k)), "validation": list(world.validation(k))}
+    rows: dict[str, Any] = {"public": list(world.public())} if public and world.has_public else {}
+    rows |= {f"{name} {k}": list(of) for name, of in (own or {}).items()}
     return encode_tree(rows, finite=False)
