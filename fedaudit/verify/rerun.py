@@ -23,6 +23,7 @@ from typing import Any
 from fedaudit.epsilon.client_replay import apart
 from fedaudit.errors import FedauditError
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.noise_key import task_key
 from fedaudit.rng import seeded
 from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.meter import Meter
@@ -122,6 +123,10 @@ def _rerun_client(case: Case, world: World, tasks: list[Asked], wanted: set[int]
         outcome.unreadable += len(wanted)
         outcome.reasons.append("noise from the operating system's entropy (secure = true) cannot be drawn again")
         return
+    if world.policies and _secret(case) is None:
+        outcome.unreadable += len(wanted)
+        outcome.reasons.append("the key of the run's noise is not in the folder, so its noise cannot be drawn again")
+        return
     state: Blob | None = None
     for asked in chain:
         if not asked.readable:
@@ -140,11 +145,20 @@ def _rerun_client(case: Case, world: World, tasks: list[Asked], wanted: set[int]
         state = done.state
 
 
+def _secret(case: Case) -> bytes | None:
+    """Return the secret from which the run's noise follows; None if the author did not hand it on."""
+    try:
+        return case.run.secret
+    except FedauditError:
+        return None
+
+
 def _task(case: Case, world: World, asked: Asked, state: Blob | None, attempt: int) -> Task:
     """Return a task as an engine was given it."""
     return Task(
         world.setting.model_dump_json(), asked.down.fn, asked.down.client, asked.down.round, asked.down.ask,
         state, encode(asked.down.record()), attempt=attempt,
+        noise=task_key(_secret(case) or b"", asked.down.client, asked.down.round, asked.down.ask, attempt),
     )  # fmt: skip
 
 
