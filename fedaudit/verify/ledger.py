@@ -225,7 +225,7 @@ def _check_trainings(case: Case) -> None:
         case.found.word(figure, "the checkpoint, in which clients count them, is not here")
         return
     for i, ledger in enumerate(case.record.ledger):
-        billed = sum(len(e.rounds) for e in ledger.entries if e.kind == TRAINING and e.mechanism != "none")
+        billed = sum(len(e.rounds) for e in ledger.entries if e.kind == TRAINING and mechanism_of(e).trains)
         try:
             state = case.store.client(ledger.client)
             spent = 0 if state is None else decode(state, ClientState).spent.get(TRAINING, 0)
