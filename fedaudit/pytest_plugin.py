@@ -6,7 +6,7 @@
         federated_run(method="my_package.my_method:MyMethod", rounds=5)
 
     def test_its_speed(federated_benchmark):                          # needs pytest-benchmark
-        federated_benchmark(method="my_package.my_method:MyMethod", relative_to="fedavg", max_ratio=1.2)
+        federated_benchmark(method="my_package.my_method:MyMethod", relative_to=BASELINE, max_ratio=1.2)
 
 Marks hold for every `federated_run` of a test. Each is also a fixture, for records that you made elsewhere:
 `privacy_budget(record, epsilon=8, delta=1e-5)`, where `record` is a RunRecord, a run folder or a record.json. A gate
@@ -301,7 +301,7 @@ def federated_run(
 def federated_benchmark(request: pytest.FixtureRequest, tmp_path: Path, comm_budget: Check) -> Callable[..., Any]:
     """Return a function that times rounds of a setting as samples of pytest-benchmark and returns what it found.
 
-    Call it as `federated_benchmark(method=..., rounds=5)`. With `relative_to="fedavg"` (or a table of settings) rounds
+    Call it as `federated_benchmark(method=..., rounds=5)`. With `relative_to=BASELINE` (or a table of settings) rounds
     of that reference are timed in turns with the method's, and `max_ratio`, `max_bytes_ratio` and `max_flops_ratio`
     limit how many times as much a round may take.
     """

@@ -43,18 +43,22 @@ def of_other_packages(group: Group) -> list[str]:
     return sorted(entry.name for entry in importlib.metadata.entry_points(group=f"fedaudit.{group}"))
 
 
-def hosts_and_parts(group: Group) -> tuple[list[str], list[str]]:
-    """Return the hosts and the distillations that run on them, as in `fedavg+dfrd`."""
-    hosts: list[str] = []
-    parts: list[str] = []
+def on_hosts(group: Group) -> dict[str, list[str]]:
+    """Return the distillations that run on other methods, as in `fedavg+dfrd`: the hosts of each, by its name."""
+    common: list[str] = []  # hosts of all that call `register_on_hosts`
+    callers: list[str] = []
+    found: dict[str, list[str]] = {}
     for path in sorted((Path(__file__).parents[1] / group).glob("*/*.py")):
         tree = ast.parse(path.read_text())
+        names = [name for name, _ in _registered(tree)]
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict) and _called(node.target) == "HOSTS":
-                hosts += [str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)]
-        if any(isinstance(node, ast.Expr) and _called(node.value) == "register_on_hosts" for node in tree.body):
-            parts += [name for name, _ in _registered(tree)]
-    return sorted(hosts), sorted(parts)
+                hosts = sorted(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))
+                found |= dict.fromkeys(names, hosts)
+                common = common if names else hosts
+            if isinstance(node, ast.Expr) and _called(node.value) == "register_on_hosts":
+                callers += names
+    return {name: found.get(name, common) for name in sorted([*found, *callers])}
 
 
 def print_by_family(group: Group) -> None:
@@ -67,12 +71,13 @@ def print_by_family(group: Group) -> None:
             print_lines([(f"  {one.name}", one.does)], (width + 2,))
             if one.sends and group == "methods":
                 print_lines([("", one.sends)], (width + 2,))
-    hosts, parts = hosts_and_parts(group)
-    if parts:
-        print(f"And HOST+NAME, with hosts {', '.join(hosts)}\n  and names {', '.join(parts)}")
+    parts = on_hosts(group)
+    for hosts in dict.fromkeys(tuple(hosts) for hosts in parts.values()):
+        names = [name for name, of in parts.items() if tuple(of) == hosts]
+        print(wrapped(f"And HOST+NAME: {', '.join(names)} on {', '.join(hosts)}"))
     if others := of_other_packages(group):
         print(wrapped(f"Of other packages: {', '.join(others)}"))
-    count = len(rows) + len(hosts) * len(parts) + len(others)
+    count = len(rows) + sum(map(len, parts.values())) + len(others)
     print(f"{count} {group}; for one in full: fedaudit list {group} NAME")
 
 

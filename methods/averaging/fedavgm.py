@@ -34,6 +34,8 @@ class Moving(Record):
 
 @register("fedavgm")
 class FedAvgM(FedAvg):
+    """Average models with momentum on the server. A client sends its weights and its number of records."""
+
     beta: float = Field(default=0.9, ge=0, lt=1)  # momentum of the server
     eta_s: float = 1.0  # rate of the server
     nesterov: bool = False

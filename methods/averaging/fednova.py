@@ -69,6 +69,8 @@ class Normalised(Record):
 
 @register("fednova")
 class FedNova(WithOptimiser):
+    """Average normalised updates of unequal length. A client sends its update and how many steps it took."""
+
     single_replies: ClassVar[str] = "an update is divided by its own client's number of steps"
 
     E: int = Field(default=1, ge=1)  # local epochs

@@ -45,6 +45,8 @@ def not_true_distillation(f: Any, x: Tensor, y: Tensor, z_g: Tensor, beta: float
 
 @register("fedntd")
 class FedNTD(FedAvg):
+    """Distil the global model's view of the classes that are not true. A client sends its weights and its size."""
+
     beta: float = Field(default=1.0, ge=0)  # weight of the distillation
     tau: float = Field(default=1.0, gt=0)  # its temperature
 

@@ -72,6 +72,8 @@ def controlled(f: Any, x: Tensor, y: Tensor, c: Mapping[str, Tensor], c_i: Mappi
 
 @register("scaffold")
 class SCAFFOLD(Method):
+    """Correct local steps by control variates. A client sends its weights and its control variate."""
+
     E: int = Field(default=1, ge=1)  # local epochs
     B: int = 64  # local batch size
     eta_l: float = Field(default=0.01, gt=0)  # local learning rate

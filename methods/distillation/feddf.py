@@ -54,6 +54,8 @@ def avg_logits(f: Any, d: Tensor, e: Tensor, tau: float) -> Tensor:
 
 @register("feddf")
 class FedDF(Method):
+    """Distil averaged models on unlabelled public records. A client sends its weights and its number of records."""
+
     single_replies: ClassVar[str] = "the uploaded models are the teachers of a distillation, each by itself"
 
     host: FedAvg = FedAvg()

@@ -82,6 +82,8 @@ def divergence(f: Any, x: Tensor, consensus: Tensor) -> Tensor:
 
 @register("fedmd")
 class FedMD(Method):
+    """Learn from mean answers on public records. A client sends its logits on them."""
+
     E_0: int = Field(default=20, ge=0)  # epochs on the public set, once
     E_k: int = Field(default=20, ge=0)  # epochs on the client's records, once, after those on the public set
     B_0: int = Field(default=5000, ge=1)  # public rows in a round

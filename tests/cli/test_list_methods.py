@@ -10,7 +10,7 @@ import pytest
 
 from fedaudit import registry
 from fedaudit.cli.listing import listing
-from fedaudit.cli.method_list import hosts_and_parts, listed, of_other_packages
+from fedaudit.cli.method_list import listed, of_other_packages, on_hosts
 
 TABLES = {
     "DFFKE": "dffke feddistill fedgen_lg fedgh fedkd fedktl fedproto fedtgp fke fml lgfedavg",  # its Tables 2 and 3
@@ -34,8 +34,8 @@ def test_every_papers_rivals_are_listed_together():
 
 @pytest.mark.parametrize("group", ["methods", "attacks"])
 def test_what_is_read_from_files_is_what_is_registered(group):
-    hosts, parts = hosts_and_parts(group)
-    found = [one.name for one in listed(group)] + [f"{host}+{part}" for host in hosts for part in parts]
+    composed = [f"{host}+{part}" for part, hosts in on_hosts(group).items() for host in hosts]
+    found = [one.name for one in listed(group)] + composed
     assert sorted([*found, *of_other_packages(group)]) == registry.names(group)
 
 

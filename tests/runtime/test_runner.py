@@ -297,7 +297,7 @@ def a_run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "{folder}"], "directory"),
+        (["run", "{folder}"], "is a folder"),
         (["run", "--out", "{file}"], "is a file"),
         (["run", "--device", "mps", "--out", "{new}"], "not supported"),
         (["run", "{badset}", "--out", "{new}"], "is not a table"),

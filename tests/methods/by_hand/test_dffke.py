@@ -13,7 +13,6 @@ from by_hand import close, drawing, epoch, played, rng
 from torch import nn
 from torch.nn import functional as F
 
-from fedaudit import Augment
 from fedaudit.rng import generator
 
 ETA, B, E_LOCAL, H, W = 1e-3, 40, 2, 12, 3
@@ -65,14 +64,34 @@ def steps(losses, parameters, decay=0.0):
         adam.step()
 
 
+def augmented(x, u):
+    """Brightness, contrast and saturation times a factor in [0.6, 1.4], put back into [0, 1] after each; then a step of
+    at most one pixel down and right, and a mirror image every other time. Pixels from outside: the channel's mean."""
+    out = []
+    for image, (down, right, mirror, *colours) in zip(x, u.tolist(), strict=True):
+        bright, contrast, saturation = (0.6 + 0.8 * number for number in colours)
+        light = ((image + 1) / 2 * bright).clamp(0, 1)
+        light = (light.mean() + (light - light.mean()) * contrast).clamp(0, 1)
+        grey = light.mean(0, keepdim=True)
+        seen = (grey + (light - grey) * saturation).clamp(0, 1) * 2 - 1
+        h, w = seen.shape[1:]
+        made = seen.mean((1, 2))[:, None, None].repeat(1, h, w)
+        for r in range(h):
+            for c in range(w):
+                at, of = r + int(down * 3) - 1, (w - 1 - c if mirror < 0.5 else c) + int(right * 3) - 1
+                if 0 <= at < h and 0 <= of < w:
+                    made[:, r, c] = seen[:, at, of]
+        out.append(made)
+    return torch.stack(out)
+
+
 def local_training(net, x, y, order, setting):
     """Line 5, Eq. 9: min CE(f(x; theta_k), y). Each batch's images are moved, mirrored and coloured by numbers that are
     drawn when its turn comes."""
     adam = torch.optim.Adam(net.parameters(), lr=ETA, weight_decay=setting.get("decay", 0.0))
-    augment = Augment(crop=1, flip=True, jitter=0.4, fill="mean")
     for _ in range(E_LOCAL):
         for b in epoch(order, len(x), B):
-            seen = augment(x[b], torch.rand(len(b), 6, generator=order)) if "crop" in setting else x[b]
+            seen = augmented(x[b], torch.rand(len(b), 6, generator=order)) if "crop" in setting else x[b]
             adam.zero_grad()
             F.cross_entropy(net(seen), y[b]).backward()
             adam.step()
