@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fedaudit.cli import output
 from fedaudit.cli.attack_lines import print_attacks
+from fedaudit.cli.method_list import listed
 from fedaudit.errors import SettingError
 from fedaudit.runtime import attack_result
 from fedaudit.setting import Setting, nested
@@ -96,8 +97,9 @@ def test_the_help_says_what_arguments_are(fedaudit, monkeypatch, command, said):
 
 def test_lists_as_they_are_printed(fedaudit, monkeypatch):
     """Of some methods: others come and go."""
-    some = ["fedavg", "local", "fedzge", "fke", "fedavg+dfrd"]
-    monkeypatch.setattr("fedaudit.registry.names", lambda group: some)
+    some = [one for one in listed("methods") if one.name in ("fedavg", "local", "fedzge", "fke")]
+    monkeypatch.setattr("fedaudit.cli.method_list.listed", lambda group: some)
+    monkeypatch.setattr("fedaudit.cli.method_list.on_hosts", lambda group: {"dfrd": ["fedavg"]})
     out = "".join(fedaudit("list", what)[1] for what in ("methods", "partitions"))
     assert narrow(out)
     assert out == (GOLDEN / "list.txt").read_text()

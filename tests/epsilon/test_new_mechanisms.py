@@ -176,4 +176,4 @@ def test_dp_sgd_and_a_release_have_one_epsilon(tmp_path):
         assert set(client.by_relation) >= {"zero-out"}
         assert client.epsilon is not None
         assert client.epsilon > max(client.by_kind["training"], client.by_kind["embeddings"])
-    assert "(zero-out)" in ledger_lines(record)[0]
+    assert "(zero-out, for one record)" in ledger_lines(record)[0]

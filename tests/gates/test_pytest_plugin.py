@@ -22,12 +22,14 @@ HEAD = f"import pytest\n\n{SMALL}"
 
 
 @pytest.fixture
-def suite(pytester, elsewhere):
+def suite(pytester, elsewhere, monkeypatch):
     """Write a test file and run it; return the result with the text that it printed.
 
     A session within this one forgets what it imported, and parts of torch cannot be imported twice: everything that it
     needs was imported for the run elsewhere.
     """
+
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # with it, pytest-benchmark switches itself off
 
     def call(body, *words):
         pytester.makepyfile(HEAD + body)

@@ -43,7 +43,7 @@ def test_the_table_of_the_documentation():
     [
         ("embeddings:eps=0", "epsilon"),
         ("embeddings:eps=-1", "epsilon"),
-        ("embeddings:eps=nan", "epsilon"),
+        ("embeddings:eps=nan", "nan is not finite"),
         ("embeddings:eps=1,delta=0", "delta"),
         ("embeddings:eps=1,delta=1", "delta"),
         ("embeddings:eps=1,delta=some", "delta = 'some'"),

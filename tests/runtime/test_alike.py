@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from fedaudit.runtime.declarations.cross_client_check import CrossClientCheck
 
-SGD = ["sgd of ce"]
+WHOLE = ["sent w: model 0, whole"]
 
 
-def billed(*answers: tuple[int, list[list[str]] | None], picked: bool = False) -> list[int]:
+def billed(*answers: tuple[int, list[list[str]]]) -> list[int]:
     alike = CrossClientCheck()
     for k, did in answers:
-        alike.add("update", k, None, did or []) if picked else alike.add("update", k, did)
+        alike.add("update", k, did)
     return [k for k, _ in alike.entries()]
 
 
-def test_who_trains_more_often_is_found_also_one_by_one() -> None:
+def test_who_sends_more_is_found_also_one_by_one() -> None:
     """The second client is asked when the first has answered: both are first answers to that function."""
-    assert billed((0, [SGD]), (1, [SGD, SGD])) == [0, 1]
-    assert billed((0, [SGD]), (1, [])) == [0, 1]
-    assert billed((0, [SGD]), (1, [SGD])) == []
+    assert billed((0, [WHOLE]), (1, [WHOLE, WHOLE])) == [0, 1]
+    assert billed((0, [WHOLE]), (1, [WHOLE])) == []
 
 
 def test_who_did_not_look_is_held_against_nobody() -> None:
-    assert billed((0, [SGD]), (1, None)) == []
+    assert billed((0, [WHOLE]), (1, [])) == []
 
 
 def test_first_answers_are_held_against_first_ones() -> None:
     """Two asks: twice in the first, once in the second, the same on both clients."""
-    assert billed((0, [SGD, SGD]), (1, [SGD, SGD]), (0, [SGD]), (1, [SGD])) == []
-
-
-def test_numbers_that_one_client_alone_was_told_are_billed() -> None:
-    assert billed((0, [SGD, ["= 3"]])) == [0]
-    assert billed((0, [SGD, ["setting 3"]])) == []
+    assert billed((0, [WHOLE, WHOLE]), (1, [WHOLE, WHOLE]), (0, [WHOLE]), (1, [WHOLE])) == []
 
 
 def test_values_are_alike_that_may_be_from_one_place() -> None:
@@ -43,8 +37,8 @@ def test_values_are_alike_that_may_be_from_one_place() -> None:
 
 
 def test_what_one_client_alone_sends_of_several_known_things_is_billed() -> None:
-    whole, part, loaded = ["sent w: model 0, whole"], ["sent w: model 0, head"], ["loaded all[]"]
-    assert billed((0, [whole, loaded]), picked=True) == []
-    assert billed((0, [part]), picked=True) == [0]
-    assert billed((0, [part]), (1, [part]), picked=True) == []
-    assert billed((0, [part]), (1, [whole]), picked=True) == [0, 1]
+    part, loaded = ["sent w: model 0, head"], ["loaded all[]"]
+    assert billed((0, [WHOLE, loaded])) == []
+    assert billed((0, [part])) == [0]
+    assert billed((0, [part]), (1, [part])) == []
+    assert billed((0, [part]), (1, [WHOLE])) == [0, 1]
