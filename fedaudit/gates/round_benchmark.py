@@ -87,7 +87,9 @@ class Limits:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         for name, value in given.items():
             if reference is None:
-                raise SettingError(f"{name} = {value}: give relative_to= as well, such as relative_to='fedavg'.")
+                raise SettingError(
+                    f"{name} = {value}: give relative_to= as well: the name of another method, or a table of settings."
+                )
             if not 0 < value < float("inf"):
                 raise SettingError(f"{name} = {value} is not a ratio. Give a number above 0, such as 1.2.")
 
