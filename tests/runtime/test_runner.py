@@ -228,13 +228,13 @@ def test_generators_are_derived_and_forks_leave_no_trace():
 
 
 def test_timings_and_flops(tiny, tmp_path):
-    record = run(tiny("fedavg", rounds=1, flops=True), out=tmp_path / "a")
+    run(tiny("fedavg", rounds=1, flops=True), out=tmp_path / "first")  # the first round of a process imports modules
+    record = run(tiny("fedavg", rounds=1, flops=True, set={"E": 20}), out=tmp_path / "a")
     by = {(row.party, row.phase): row for row in record.timings}
     assert by["client 0", "fit"].wall_s <= by["client 0", "task"].wall_s
     assert by["client 0", "task"].flops > 1e6
     assert by["server", "round"].flops == 0, "averaging is no work that the counter knows; the clients' is theirs"
-    tasks = sum(row.wall_s for (_, phase), row in by.items() if phase == "task")
-    assert by["server", "round"].wall_s < tasks, "the clients' time is theirs"
+    assert by["server", "round"].wall_s < by["client 0", "task"].wall_s
     assert by["client 0", "task"].peak_bytes > 1e7
     assert record.peak_rss_bytes > 1e7
 
