@@ -1,7 +1,7 @@
 """Rounds of every method of two trees of this repository, in turns: a release against the last.
 
-    git archive TAG | tar -x -C /tmp/last                 # the last release's tree
-    python benchmarks/studies/benchmarks/measure.py /tmp/last . --names 0.1.0 0.2.0
+    git archive TAG | tar -x -C ../last-release                 # the last release's tree
+    python benchmarks/studies/benchmarks/measure.py ../last-release . --names 0.1.0 0.2.0
 
 leaves a file NAME.json for each tree beside this one: for each method the seconds of its rounds, turn by turn. A
 process for each tree carries out a few rounds of a method whenever it is its turn, so that both suffer alike from

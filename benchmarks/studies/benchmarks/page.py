@@ -35,8 +35,8 @@ interval leaves out 1; of {n} methods that did not change, about {chance:.0f} wo
 Made by `benchmarks/studies/benchmarks/measure.py`, kept as `NAME.json` beside it, and written here by `page.py`:
 
 ```sh
-git archive TAG | tar -x -C /tmp/last
-python benchmarks/studies/benchmarks/measure.py /tmp/last . --names 0.1.0 0.2.0
+git archive TAG | tar -x -C ../last-release
+python benchmarks/studies/benchmarks/measure.py ../last-release . --names 0.1.0 0.2.0
 python benchmarks/studies/benchmarks/page.py --write
 ```
 
