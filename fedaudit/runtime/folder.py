@@ -113,15 +113,12 @@ def claim(folder: Path, purpose: Literal["run", "audit"]) -> None:
 def clear_unfinished(folder: Path) -> None:
     """Remove what an unfinished run of ours left in its folder, so that it can be used again. Call it with the lock.
 
-    A finished run is refused: nobody means to lose one. Files that are not ours stay.
+    A finished run is refused: nobody means to lose one. So is a record that cannot be read: it may be the result of
+    another version. Files that are not ours stay.
     """
     if not (folder / "record.json").exists():
         return
-    try:
-        done = read_record(folder).status == "done"
-    except RunError:
-        done = False  # a record that cannot be read is no result
-    if done:
+    if read_record(folder).status == "done":
         raise RunError(
             f"{folder} holds a finished run, and --overwrite is for unfinished ones. Choose another --out, or remove "
             "the folder yourself."

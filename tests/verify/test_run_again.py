@@ -9,6 +9,7 @@ import pytest
 import fedaudit as package
 from fedaudit.errors import RunError
 from fedaudit.runtime import runner
+from fedaudit.runtime.folder import clear_unfinished
 from fedaudit.runtime.run_record import read_record
 from fedaudit.suite.suite_file import read_suite, save_suite, saved_suite
 
@@ -130,3 +131,11 @@ def test_a_finished_run_is_not_overwritten(fedaudit, once):
     assert code == 2
     assert "is for unfinished ones" in err
     assert (once / "record.json").read_bytes() == before
+
+
+def test_a_record_that_cannot_be_read_is_not_cleared(tmp_path):
+    """It may be the finished run of another version, or a file of somebody else's."""
+    (tmp_path / "record.json").write_text('{"schema_version": 99, "status": "done"}')
+    with pytest.raises(RunError):
+        clear_unfinished(tmp_path)
+    assert (tmp_path / "record.json").exists()
