@@ -72,6 +72,28 @@ def _one_secret():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _twins_where_asked_for():
+    """A run has twins where its setting says how many. By default every protected run starts a process for them, a
+    second each; tests of that ask for `default_twins`. Yields what says so outside of tests."""
+    from fedaudit.runtime.declarations.twins import Twins
+
+    real = Twins.on
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Twins, "on", property(lambda twins: real.fget(twins) and twins.world.setting.twins != "auto"))
+        yield real
+
+
+@pytest.fixture(scope="module")
+def default_twins(_twins_where_asked_for):
+    """Protected runs of this module have as many twins as they have outside of tests."""
+    from fedaudit.runtime.declarations.twins import Twins
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Twins, "on", _twins_where_asked_for)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _few_trees():
     """The blind baselines' forest comes along with every attack on a run, a seventh of a second each. Tests of what
     it finds grow it whole: `whole_forest`."""

@@ -13,6 +13,8 @@ from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.runner import run
 
+pytestmark = pytest.mark.usefixtures("default_twins")
+
 DP = ["training:noise=1,clip=1"]
 EMBEDDINGS = ["embeddings:eps=1,clip=1"]
 

@@ -32,6 +32,8 @@ from fedaudit.runtime.world import world_of
 from fedaudit.setting import Setting
 from fedaudit.wire.codec import encode
 
+pytestmark = pytest.mark.usefixtures("default_twins")
+
 DP = dict([parse_policy("training:noise=1,clip=1")])
 SLOW = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("isolated", "ray")]
 

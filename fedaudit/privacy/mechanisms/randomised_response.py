@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import bdtr, bdtrc, ndtri
-from scipy.stats import binom
 from torch import Generator, Tensor
 
 from fedaudit.errors import NotApplicable, PrivacyError
@@ -273,6 +272,8 @@ class FlipScale:
         return float(low) / self.q, float(high) / self.q
 
     def level(self, scale: float, power: float) -> float:
+        from scipy.stats import binom  # the slow part of importing scipy
+
         most = float(binom.ppf(power, self.n, min(1.0, scale * self.q)))
         return float(bdtr(most, self.n, self.q))
 
@@ -287,6 +288,8 @@ def _noise_of_counts(sent: Floats, clean: Floats, k: int, p: float, rng: np.rand
     That count is Bin(N, p) + Bin(n - N, r) if N of n labels are of the class. If no whole counts give the estimate that
     was sent, it was made with other probabilities than promised, and the score is as far out as a number can be.
     """
+    from scipy.stats import binom  # the slow part of importing scipy
+
     n, r = round(clean.sum()), (1 - p) / (k - 1)
     found = sent * (p - r) + n * r
     made = np.round(found)
