@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fedaudit import Setting, run
-from fedaudit.runtime.declarations.twins import nursery
+from fedaudit.runtime.nursery import nursery_of_twins
 
 BOUND = 1.15
 PAIRS = 3
@@ -32,7 +32,7 @@ def test_twins_take_at_most_15_percent_of_a_run_under_dp_sgd(benchmark, tmp_path
         assert record.twins.held == record.twins.tasks == (0 if twins == "off" else setting.rounds)
         return time.perf_counter() - begun
 
-    nursery().wait()
+    nursery_of_twins().wait()
     seconds("off", "warm"), seconds("auto", "warm, twins")
     ratios = [1 / (seconds("off", f"off {i}") / seconds("auto", f"auto {i}")) for i in range(PAIRS)]
     benchmark.pedantic(seconds, args=("auto", "kept"), rounds=1)

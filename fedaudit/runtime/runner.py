@@ -16,6 +16,7 @@ from fedaudit.aggregation.secure.messages import SumFacts
 from fedaudit.errors import RunError, SettingError
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seeded
+from fedaudit.runtime import nursery
 from fedaudit.runtime.asking import Asker, RoundSoFar, asker, participants_of, quorum_of
 from fedaudit.runtime.code_digest import code_of_setting, differences
 from fedaudit.runtime.device_errors import device_error, explained
@@ -82,6 +83,8 @@ def run(
     with locked(folder):
         if overwrite:
             clear_unfinished(folder)
+        if not (folder / "record.json").exists():
+            nursery.start_for(setting.privacy, setting.twins)  # while the run reads its data
         return _go(RunState(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside, noise_key))
 
 

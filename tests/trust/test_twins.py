@@ -142,7 +142,7 @@ def test_clients_that_come_later_have_one_too(ran):
 
 def test_an_ask_without_a_twin_gets_one(tmp_path, monkeypatch):
     """One of the first three has one. Whoever comes later and alone has one, too, whatever the lot says."""
-    monkeypatch.setattr(twins, "nursery", lambda: None)
+    monkeypatch.setattr(twins.nursery, "nursery_of_twins", lambda: None)
     setting = SimpleNamespace(twins="1", clients=20)
     of_run = twins.Twins(SimpleNamespace(policies={"a": 1}, setting=setting), tmp_path, bytes(32), TwinFacts())
     of_run.choose([0, 1, 2], [0, 1, 2])

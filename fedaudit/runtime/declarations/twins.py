@@ -7,7 +7,6 @@ with `isolate` each task of a twin has a process for itself, as the client's tas
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
@@ -24,9 +23,10 @@ import torch
 
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.noise_key import derived
+from fedaudit.runtime import nursery
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.declarations.twin_client import Answer, Difference, differences, exchanged, paid_fields
-from fedaudit.runtime.engines.isolated import Nursery, encoded_rows, facts_of, plain_task
+from fedaudit.runtime.engines.isolated import encoded_rows, facts_of, plain_task
 from fedaudit.runtime.engines.losses import TRIES
 from fedaudit.runtime.isolated_worker import Stream, done_of, receive, send, without_data
 from fedaudit.runtime.run_record import TwinFacts
@@ -70,11 +70,11 @@ class Twins:
         # Taken before any task runs: what tasks leave in the environment is not the twins' to find.
         self._around = {"environment": dict(os.environ), "path": list(sys.path), "folder": os.getcwd()}
         if self.on:
-            nursery()  # starts in the background, while the run gets ready
+            nursery.nursery_of_twins()  # starts in the background, if it is not there yet
 
     @property
     def on(self) -> bool:
-        return bool(self.world.policies) and self.world.setting.twins not in ("off", "0")
+        return nursery.has_twins(self.world.policies, self.world.setting.twins)
 
     def choose(self, asked: Sequence[int], new: Sequence[int]) -> None:
         """Say which of the clients that are about to be asked have a twin. `new` are those that have no state yet.
@@ -237,7 +237,7 @@ class _Host:
         ours, theirs = socket.socketpair()
         self._socket: socket.socket = ours
         self._file: Stream = ours.makefile("rwb")
-        nursery().hand_over(theirs)
+        nursery.nursery_of_twins().hand_over(theirs)
 
     def run(
         self, task: Task, done: Done, state: Blob | None, rows: Callable[[int], dict[str, Rows]], half: int
@@ -267,25 +267,3 @@ class _Host:
         self._socket.close()
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-_nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: forked ones must not share
-
-
-def nursery() -> Nursery:
-    """Return the process from which hosts of twins are forked: one for all runs of this process."""
-    mine = _nurseries.get(os.getpid())
-    if mine is not None and not mine[0].spent:
-        return mine[0]
-    _end()
-    scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
-    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder"]), scratch
-    return _nurseries[os.getpid()][0]
-
-
-@atexit.register
-def _end() -> None:
-    mine = _nurseries.pop(os.getpid(), None)
-    if mine is not None:
-        mine[0].close()
-        shutil.rmtree(mine[1], ignore_errors=True)
