@@ -105,7 +105,7 @@ def _begin_twins(run: RunState) -> None:
     if run.world.policies and run.record.twins is None:
         run.record.twins = TwinFacts(wanted=run.setting.twins)
     facts = run.record.twins or TwinFacts()
-    run.twins = Twins(run.world, run.folder, run.secret, facts)
+    run.twins = Twins(run.world, run.folder, run.secret, facts, run.twin_sets)
 
 
 def _secret(run: RunState) -> bytes:

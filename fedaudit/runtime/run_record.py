@@ -185,6 +185,7 @@ class Declarations(StoredModel):
     tested_source: str | None = None  # digest of the code that was tested
     fedaudit: str | None = None  # the version of fedaudit that tested it
     settings: dict[str, Any] = Field(default_factory=dict)  # the settings of the runs that it was tested in
+    twin_sets: int = 0  # how many sets of other records every client was compared with; 0: no client had a twin
 
     def text(self) -> str:
         """Return this in words."""
@@ -197,7 +198,8 @@ class Declarations(StoredModel):
             if ":" in self.source and ":" not in other:  # see source.SCHEME
                 return f"tested {by} for a source ({other}) that cannot be compared with {self.source[:12]} ({again})"
             return f"tested {by} for another version of the source ({other}); this is {self.source[:12]} ({again})"
-        return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}"
+        twins = f"; {self.twin_sets} sets of other records for every client" if self.twin_sets else ""
+        return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}{twins}"
 
 
 class TwinFacts(StoredModel):
