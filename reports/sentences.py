@@ -76,7 +76,7 @@ def verdict(row: SummaryRow) -> list[str]:
     elif math.isinf(epsilon.value):
         lines = [f"Nothing is guaranteed: {epsilon.detail}."]
     else:
-        lines = [f"Guaranteed, for every client and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
+        lines = [f"Guaranteed, for {row.unit} and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
         if row.weak_delta:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
         if row.open_models:

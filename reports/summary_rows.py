@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedaudit.epsilon.joint_verdict import refuting
+from fedaudit.privacy.ledger import unit_in_words
 from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
@@ -53,6 +54,12 @@ class SummaryRow:
         """Say if the guarantee covers the messages alone: clients' models, trained without noise, are published."""
         epsilon = self.cells["epsilon"].value
         return epsilon is not None and 0 < epsilon < math.inf and not _models_covered(self.group)
+
+    @property
+    def unit(self) -> str:
+        """Return whom the guarantee protects, in words."""
+        words = unit_in_words(client for run in self.group.runs for client in run.record.ledger)
+        return words if "client" in words else f"{words} of any client"
 
     @property
     def relation(self) -> str:

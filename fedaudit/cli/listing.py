@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.privacy.ledger import unit_in_words
 from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
@@ -259,7 +260,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
             delta = max(c.delta for c in record.ledger)
             lines.append(
                 f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
-                + (f" ({', '.join(relations)}, for one record)" if relations else "")
+                + (f" ({', '.join(relations)}, for {unit_in_words(record.ledger)})" if relations else "")
             )
             if not record.models_covered:
                 lines.append(

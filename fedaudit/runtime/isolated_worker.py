@@ -144,6 +144,12 @@ class Apart(World):
             raise ContractError(f"This process does not know how many records client {k} has.")
         return int(self._facts["count"])
 
+    def people(self, k: int) -> torch.Tensor | None:
+        if k != self._facts.get("k"):
+            raise ContractError(f"This process does not know whose records client {k} has.")
+        said = self._facts["people"]
+        return None if said is None else torch.tensor(said)
+
     def _only(self, name: str, k: int) -> Rows:
         if k != self._facts.get("k"):
             raise ContractError(f"This process does not hold the records of client {k}.")

@@ -240,6 +240,9 @@ class DataFacts(StoredModel):
     nonmembers: list[int]
     validation: list[int]
     counts: list[list[int]]  # records of each class
+    persons: list[int] = Field(default_factory=list)  # by client, if the guarantee is for persons: how many there are
+    most_of_person: int = 1  # the most records of one person that a client holds
+    most_clients: int = 1  # the most clients that hold records of one person
     copies: int = 1  # the most exact copies of one record that a client holds; counted in protected runs
     digest: str | None = None  # of all arrays of the data set; None: the record is older than this field
 

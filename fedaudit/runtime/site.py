@@ -21,6 +21,10 @@ from fedaudit.wire.message import State
 Rows = tuple[Tensor, Tensor]
 
 
+def nobody() -> None:
+    """Stands for records of which nobody says whose they are."""
+
+
 @dataclass(frozen=True)
 class Swap:
     """Tells a site, for the test of declarations, to swap in equally many other records after some private fits."""
@@ -63,6 +67,7 @@ class Site(RunFacts):
     others: Callable[[], Rows]  # equally many records that no client holds, for the test of declarations
     count: int
     swap: Swap | None = None
+    people: Callable[[], Tensor | None] = nobody  # whose record each one is, if the guarantee is for persons
     seen: Callable[[], Rows] | None = None  # its records without a copy, for callers that do not change them
 
     def rows(self, private_fits: int, *, fitting: bool = False) -> Rows:

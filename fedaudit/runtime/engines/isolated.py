@@ -126,6 +126,8 @@ def facts_of(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
     }
     if k is not None:
         facts |= {"k": k, "t": t, "count": world.count(k), "releases": _releases(world), "absent": _absent(world, t)}
+        people = world.people(k)
+        facts["people"] = None if people is None else people.tolist()
     return facts
 
 
