@@ -58,6 +58,25 @@ def test_honest_twins_hold_on_every_engine(engine, name, ran):
     assert all(0 < client.epsilon < math.inf for client in record.ledger)
 
 
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_rates_that_fall_and_augmented_images_hold(engine, ran):
+    record = ran("follows:Scheduled", engine, set={}, rounds=1, model="cnn", twins="2")
+    assert (record.twins.tasks, record.twins.held) == (2, 2)
+    assert all(0 < client.epsilon < math.inf for client in record.ledger)
+
+
+@pytest.mark.parametrize("how", ["laplace", "discrete-gaussian", "skellam", "gaussian"])
+def test_outputs_of_every_mechanism_are_handed_over(how, ran):
+    """Rows and counts with noise of each kind, labels by randomised response."""
+    delta = "" if how == "laplace" else ",delta=1e-3"
+    texts = [f"embeddings:eps=1,{how}{delta}", f"label_counts:eps=1,{how}{delta}", "labels:eps=1,randomised-response"]
+    record = ran("follows:SendsThree", set={}, rounds=1, privacy=dict(map(parse_policy, texts)), twins="2")
+    assert (record.twins.differences, record.twins.tasks, record.twins.held) == ([], 2, 2)
+    entries = [entry for client in record.ledger for entry in client.entries]
+    assert all(0 < entry.noise_multiplier < math.inf for entry in entries)
+    assert len(entries) == 9
+
+
 @pytest.mark.parametrize("engine", ["serial", "stacked", "isolated", SLOW[1]])
 def test_a_cheat_is_billed_on_every_engine(engine, ran):
     """It sends what it wrote into its memory a round ago."""
