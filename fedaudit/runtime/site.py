@@ -89,9 +89,14 @@ class Site(RunFacts):
     def _half(self, number: int, rest: bool) -> Rows:
         """Return the records with one half of them swapped for others, labels too."""
         (x, y), (other, label) = self.own(), self.others()
-        drawn = torch.rand(len(y), generator=torch.Generator().manual_seed(number)) < 0.5
-        pick = (~drawn if rest else drawn).to(y.device)
+        pick = drawn_half(len(y), number, rest).to(y.device)
         return torch.where(pick.view(-1, *[1] * (x.dim() - 1)), other, x), torch.where(pick, label, y)
+
+
+def drawn_half(n: int, number: int, rest: bool) -> Tensor:
+    """Return which of n records are in the half that a number draws, or in the rest."""
+    drawn = torch.rand(n, generator=torch.Generator().manual_seed(number)) < 0.5
+    return ~drawn if rest else drawn
 
 
 @dataclass(frozen=True)

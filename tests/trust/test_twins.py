@@ -21,6 +21,7 @@ from fedaudit.runtime.declarations.twin_client import (
     Answer,
     differences,
     exchanged,
+    mixed_means,
     mixed_rows,
     paid_fields,
 )
@@ -209,6 +210,15 @@ def test_rows_of_one_record_each_are_told_from_mixed_ones():
     other[0] += 1
     assert [where for where, _ in mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", other)])] == ["A.b"]
     assert mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", x[:2])]) != [], "a row that is gone has changed, too"
+
+
+def test_rows_of_means_may_come_in_any_order_and_some_may_be_missing():
+    """Four records; the first two are exchanged, then the last two."""
+    mine = ["a", "b", "c", "d"]
+    assert not mixed_means(mine, [["d", "A", "c", "B"], ["C", "b", "a"]], [2, 2])
+    assert mixed_means(mine, [["A", "B", "c", "x"], ["a", "b", "C", "D"]], [2, 2]), "d changes with a or b"
+    assert mixed_means(mine, [["A", "B", "c", "d"], ["a", "x", "C", "D"]], [2, 2]), "b changes with c or d"
+    assert mixed_means(["a", "a"], [["a", "A", "A"], ["a", "a"]], [1, 1]), "a row that is there twice is two rows"
 
 
 def handed(*items):

@@ -331,7 +331,7 @@ def check_method(setting: Setting, sets: int = SETS) -> MethodVerdict:
     for where, how in engine.absent.items():
         why = f"it fails with records of other classes ({how}), and a failure after a look is billed"
         rows.append(DeclarationVerdict(where, "structure", "billed", why))
-    for where, declared in sorted(declared_by(method).items()):
+    for where, declared in sorted(_declared_by(method).items()):
         if where not in engine.declared:
             why = "no client sent it in this trial: try other settings"
             rows.append(DeclarationVerdict(where, _said(declared), "not sent", why))
@@ -359,7 +359,7 @@ def _said(declared: Declared) -> str:
     return "public()" if declared.role == "public" else f'{declared.kind}, via="{declared.via}"'
 
 
-def declared_by(method: Method) -> dict[str, Declared]:
+def _declared_by(method: Method) -> dict[str, Declared]:
     """Return the fields of the messages that the modules of a method define for its clients."""
     found: dict[str, Declared] = {}
     for module in {type(part).__module__ for _, part in parts_of(method, "")}:
