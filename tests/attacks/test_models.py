@@ -387,7 +387,7 @@ def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
         entry, field, _ = last_upload(scene)
         picks, _, _ = draw(scene, 2, online=False)
         target = scene.shadows(entry, field, picks)[0][0].double()
-        _, shadows = find("lira", "attacks")(shadows=4).attacked(scene, online=True)
+        _, shadows = find("lira", "attacks")(shadows=4).attacked_rounds(scene, online=True)[-1]
         phi, of_shadows = confidences(target, shadows.logits, scene.y)
         scores.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each=False))
         truth.append(member)
@@ -481,7 +481,7 @@ def plainly_trained(w, arch, x, y, *, E, B, eta):
 def lira_of(folder, k, shadows):
     """Client k's candidates: LiRA's scores, the target's logits, the shadows, the scene and the truth."""
     scene, member = scene_of(folder, k)
-    target, made = find("lira", "attacks")(shadows=shadows, variance="global").attacked(scene, online=True)
+    target, made = find("lira", "attacks")(shadows=shadows, variance="global").attacked_rounds(scene, online=True)[-1]
     phi, of_shadows = confidences(target, made.logits, scene.y)
     scores = likelihood_ratio(phi, of_shadows, made.member[:, : len(scene.y)], each=False)
     return scores.numpy(), target.numpy(), made, scene, member.numpy()
