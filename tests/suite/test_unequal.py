@@ -133,3 +133,18 @@ def test_a_cell_is_done_when_its_attacks_and_audits_are(record, tmp_path):
         found = Cell(folder / "runs" / "a", record.setting, ["loss"], ["server"])
         look(found)
         assert found.status == status
+
+
+@pytest.mark.parametrize(("key", "value"), [("dataset", "mnist"), ("method", "local"), ("compress", "topk:0.1")])
+def test_a_budget_of_another_run_is_not_about_this_one(key, value, record):
+    assert Budget(max=1).is_about(record)
+    assert Budget(max=1, method="fedavg", dataset="digits", compress="none").is_about(record)
+    assert not Budget(max=1, **{key: value}).is_about(record)
+
+
+def test_audits_are_forecast_for_each_round(record):
+    """Eight seconds of audits on a run of as many rounds as the record has."""
+    pace = Pace()
+    pace.learn(record, {"residuals": 5.0, "release": 3.0})
+    assert set(pace.audits.values()) == {8.0 / len(record.rounds)}
+    assert len(record.rounds) > 1
