@@ -10,11 +10,11 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 TOGETHER = {
     "ray": (
         "tests/test_contract.py", "tests/suite/test_scheduler.py", "tests/wire/test_compression.py",
-        "tests/runtime/test_ray_losses.py",
+        "tests/runtime/test_losses.py",
     ),
     "nursery": (
         "tests/cli/test_main.py", "tests/suite/test_kill.py", "tests/suite/test_reproduce.py",
-        "tests/suite/test_start.py", "tests/trust/test_stale.py", "tests/trust/test_isolate.py",
+        "tests/runtime/test_starting_clients.py", "tests/trust/test_stale.py", "tests/trust/test_isolate.py",
         "tests/test_readme.py", "tests/test_packaging.py",
     ),
     "flower": ("tests/flower/",),
@@ -23,8 +23,8 @@ JOINED = {"nursery": "ray"}  # the scheduler's tests want both
 SECONDS = {
     "ray": 165, "flower": 20, "tests/epsilon/test_release_path.py": 12,
     "tests/attack/test_reconstruction.py": 12, "tests/training/test_models.py": 9,
-    "tests/methods/test_fingerprints.py": 18, "tests/runtime/test_stacked.py": 18, "tests/reports/test_reports.py": 16,
-    "tests/reports/test_browser.py": 15, "tests/attacks/test_models.py": 12, "tests/attacks/test_releases.py": 12,
+    "tests/methods/test_fingerprints.py": 18, "tests/runtime/test_stacked.py": 18, "tests/reports/test_report.py": 16,
+    "tests/reports/test_html.py": 15, "tests/attacks/test_models.py": 12, "tests/attacks/test_releases.py": 12,
 }  # fmt: skip
 # about, on one core; of others what follows from how many tests they have
 EACH = 0.1

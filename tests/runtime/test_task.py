@@ -12,7 +12,7 @@ from outside import Sent, Shared
 
 from fedaudit import Down, State, registry, relay, run
 from fedaudit.errors import WireError
-from fedaudit.runtime import checkpoint
+from fedaudit.runtime import checkpoint, task
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.task import ClientState, received
 from fedaudit.wire.codec import content_of, decode, encode, encode_lazily, packing, read_header
@@ -281,3 +281,45 @@ def test_a_run_whose_messages_are_held_is_the_same(
             for of in ("plain", "held", "cut")
         )  # fmt: skip
         assert a == b == c
+
+
+# --- a broadcast is decoded once in a process, and every client gets a copy of its own.
+
+
+class Broadcast(Down):
+    w: State
+    rest: dict[str, list[torch.Tensor]]
+    t: int
+
+
+def test_each_gets_fresh_memory() -> None:
+    w = State({"a": torch.ones(3), "b": torch.zeros(2)}, buffers=["b"])
+    blob = encode(Broadcast(w, {"x": [torch.arange(4)]}, 7))
+    first = task.received(blob, CPU)
+    assert isinstance(first, Broadcast)
+    first.w["a"].add_(5)
+    first.w["c"] = torch.zeros(1)
+    first.rest["x"][0].zero_()
+    second = task.received(blob, CPU)
+    assert isinstance(second, Broadcast)
+    assert second.w["a"].tolist() == [1, 1, 1]
+    assert second.rest["x"][0].tolist() == [0, 1, 2, 3]
+    assert second.w.keys() == {"a", "b"}
+    assert (type(second.w), second.w.buffers, second.t) == (State, frozenset({"b"}), 7)
+    other = task.received(encode(Broadcast(State({"a": torch.zeros(3)}), {}, 8)), CPU)
+    assert isinstance(other, Broadcast)
+    assert other.t == 8
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_broadcast_is_decoded_once(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[type] = []
+    real = task.decode
+
+    def spy(blob: bytes, cls: Any, **more: Any) -> Any:
+        seen.append(cls)
+        return real(blob, cls, **more)
+
+    monkeypatch.setattr(task, "decode", spy)
+    run(method="fedavg", model="mlp", clients=4, rounds=2, eval_clients=False, engine=engine, out=tmp_path / "a")
+    assert seen.count(Down) == 2, "one for each round"

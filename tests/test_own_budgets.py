@@ -11,7 +11,7 @@ from fedaudit.runtime.run_record import read_record
 from fedaudit.suite.budgets import check_runs, read_budgets
 from fedaudit.suite.suite_file import read_suite
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 BUDGETS = HERE / "budgets.toml"
 CELLS = {cell.method: cell for cell in read_suite(HERE / "budget_runs.toml").cells()}
 # In larger batches: neither messages nor FLOPs are others, and counting those takes its time for each step.

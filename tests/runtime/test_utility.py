@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from fedaudit import read_record, run
+from fedaudit import Record, Setting, read_record, registry, run
 from fedaudit.cli.listing import summary
+from fedaudit.data.datasets import load
+from fedaudit.errors import ContractError, DataError
+from fedaudit.methods.references.local import Local
 from fedaudit.reports.runs import grouped, read_runs
 from fedaudit.reports.summary_rows import rows_of
 from fedaudit.rng import generator
 from fedaudit.runtime import utility
 from fedaudit.runtime.checkpoint import Store
-from fedaudit.runtime.scores import Utility
+from fedaudit.runtime.run_record import RoundRecord
+from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
 from fedaudit.runtime.task import ClientState, compute
-from fedaudit.runtime.world import World
-from fedaudit.setting import Setting
+from fedaudit.runtime.utility import _frozen, evaluate, hits, results
+from fedaudit.runtime.world import World, world_of
 from fedaudit.stats import sampled_mean
 from fedaudit.wire.codec import decode
 
@@ -268,3 +275,273 @@ def test_ten_thousand_clients_take_a_minute_and_hardly_more_memory_than_one_thou
     assert many["cpu_s"] < 60
     assert many["wall_s"] < 300
     assert many["peak_kb"] < 1.5 * few["peak_kb"]
+
+
+# --- further points of a round that a method offers for evaluation: scored as the deployed models are, beside them.
+
+
+class TwoPoints(Local):
+    """Deploys what it trained; offers that again, and the same model with its classes turned round."""
+
+    def points(self, client):
+        turned = copy.deepcopy(client.model)
+        for p in turned.classifier.parameters():
+            p.data = p.data.flip(0)
+        return {"turned": turned, "trained": client.model}
+
+
+class Uneven(Local):
+    def points(self, client):
+        return {"early": client.model} if client.id == 0 else {}
+
+
+def setting(cls):
+    name = f"{__name__}:{cls.__name__}"
+    return Setting.make(method=name, rounds=1, clients=3, partition="dirichlet:0.3", set={"E": 2})
+
+
+def test_points_are_scored_beside_what_is_deployed(tmp_path, fedaudit):
+    utility = run(setting(TwoPoints), out=tmp_path / "a").result.last
+    assert set(utility.points) == {"trained", "turned"}
+    assert utility.points["trained"] == utility.clients, "one and the same model"
+    turned = utility.points["turned"]
+    assert turned.global_test.each != utility.clients.global_test.each
+    for scores in (turned.global_test, turned.local_test, turned.validation):
+        assert scores.mean == pytest.approx(fmean(scores.each))
+        assert scores.std == pytest.approx(pstdev(scores.each))
+    _, shown, _ = fedaudit("show", tmp_path / "a")
+    assert "client models, turned: common" in shown
+
+
+def test_a_point_that_only_some_clients_offer_is_refused(tmp_path):
+    with pytest.raises(ContractError, match=r"different names for different clients .*early"):
+        run(setting(Uneven), out=tmp_path / "a")
+
+
+def test_a_point_is_a_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(TwoPoints, "points", lambda self, client: {"early": torch.zeros(1)})
+    with pytest.raises(ContractError, match="points: early returned a Tensor"):
+        run(setting(TwoPoints), out=tmp_path / "a")
+
+
+class Told(Local):
+    """Offers each client's model with the number of the round in its last bias: what the server knows and no client."""
+
+    def round(self, s, server, cohort):
+        super().round(s, server, cohort)
+        return After(server.t)
+
+    def next_points(self, s, client):
+        seen.append((s.t, client.id))
+        changed = copy.deepcopy(client.model)
+        changed.classifier.bias.data[s.t] += 1e6
+        return {"told": changed}
+
+
+class After(Record):
+    t: int
+
+
+seen = []
+
+
+def test_a_point_of_the_servers_new_state_is_scored_anew_in_each_round(tmp_path):
+    """One of three clients is asked in a round; the others are as they were, and their point is another one all the
+    same: the class whose number is the round's wins for every record, so that the accuracy is that class's share."""
+    seen.clear()
+    name = f"{__name__}:Told"
+    record = run(
+        Setting.make(method=name, rounds=2, clients=3, partition="iid", participation=0.34), out=tmp_path / "a"
+    )
+    world = World(record.setting)
+    for t, row in enumerate(record.rounds, 1):
+        share = float((world.test[1] == t).double().mean())
+        assert row.utility.points["told"].global_test.mean == pytest.approx(share)
+    assert seen == [(t, k) for t in (1, 2) for k in range(3)]
+
+
+@pytest.mark.parametrize("method", ["lgfedavg", "fedgh", "fedgen_lg"])
+def test_the_new_head_is_the_servers(method, tiny, tmp_path, monkeypatch):
+    """HtFLlib's point of evaluation: the client's encoder after training under the head that it will get next."""
+    cls, found = registry.find(method), {}
+    of = cls.next_points
+
+    def kept(self, s, client):
+        found[client.id] = of(self, s, client)["new head"].state_dict(), client.model.state_dict(), s
+        return of(self, s, client)
+
+    monkeypatch.setattr(cls, "next_points", kept)
+    record = run(tiny(method, rounds=1, eval_clients=True), out=tmp_path / "a")
+    assert record.result.last.points.keys() == {"new head"}
+    for new, own, s in found.values():
+        head = getattr(s, "theta_g", None) or s.theta
+        assert head.keys() == {"classifier.weight", "classifier.bias"}
+        for tensor, value in new.items():
+            assert torch.equal(value, head[tensor] if tensor in head else own[tensor])
+        assert not torch.equal(new["classifier.weight"], own["classifier.weight"])
+
+
+# --- the global model on the test records of each domain: the columns of a table such as FedAF's Table 2.
+
+
+class Dark(torch.nn.Module):
+    """Says class 0 for a dark image and class 1 for a light one."""
+
+    def forward(self, x):
+        light = x.mean((1, 2, 3))
+        return torch.stack([-light, light], 1)
+
+
+def saved(folder):
+    """Two domains of 40 records: in `plain` light means class 1, in `turned` every second record is the other way."""
+    y = np.arange(80) % 2
+    turned = np.arange(80) >= 40
+    light = np.where(turned & (np.arange(80) % 4 < 2), 1 - y, y)
+    x = np.repeat(light * 255, 16).reshape(80, 1, 4, 4).astype(np.uint8)
+    domain = np.where(turned, "turned", "plain")
+    np.savez(folder / "d.npz", x=x, y=y, domain=domain)
+    return f"npz:{folder / 'd.npz'}"
+
+
+def test_each_domain_has_its_own_accuracy(tmp_path):
+    """`plain` is right throughout, `turned` on half of its 8 test records; the whole test set on three quarters."""
+    setting = Setting.make(dataset=saved(tmp_path), clients=2, partition="domain", aux=0.0)
+    world = world_of(setting.model_dump_json())
+    domain = world.federation.dataset.test_domain
+    names = world.federation.dataset.domain_names
+    found = evaluate(world, Dark(), None).global_
+    assert list(found.test_by_domain) == list(names) == ["plain", "turned"]
+    assert found.test_by_domain["plain"].accuracy == 1
+    x, y = world.test
+    right = (Dark()(x).argmax(1) == y)[domain == 1].double().mean().item()
+    assert 0 < right < 1
+    assert found.test_by_domain["turned"].accuracy == pytest.approx(right)
+    assert [of.n for of in found.test_by_domain.values()] == [int((domain == d).sum()) for d in (0, 1)]
+    assert 0 < found.test_by_domain["turned"].low < right < found.test_by_domain["turned"].high < 1
+
+
+def test_the_record_has_them_and_data_without_domains_does_not(tmp_path):
+    values = {"clients": 2, "rounds": 1, "model": "mlp", "aux": 0.0}
+    with_domains = run(Setting.make(dataset=saved(tmp_path), partition="domain", **values), out=tmp_path / "a")
+    assert set(with_domains.rounds[0].utility.global_.test_by_domain) == {"plain", "turned"}
+    without = run(Setting.make(dataset="digits", **values), out=tmp_path / "b")
+    assert "test_by_domain" not in without.rounds[0].utility.global_.model_dump()
+
+
+def test_domains_of_the_test_set_are_held_against_it(tmp_path):
+    d = load(saved(tmp_path))
+    with pytest.raises(DataError, match="test_domain has to be int64"):
+        type(d)(d.name, d.x, d.y, d.test_x, d.test_y, d.class_names, d.domain, d.domain_names, d.test_domain[:-1])
+
+
+# --- the global model on each client's own held-out records: in the record, in `show`, in a report's table.
+
+
+SETTING = {"device": "cpu", "clients": 4, "partition": "dirichlet:0.2", "rounds": 1, "set": {"eta": 0.1, "B": 16}}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    return folder, run(Setting.make(method="fedavg", **SETTING), out=folder)
+
+
+def test_it_is_the_published_model_on_every_clients_own_records(done):
+    """Recomputed from the published file: per client right / held out, then the plain mean over clients."""
+    folder, record = done
+    world = World(record.setting)
+    model = world.build("cnn")
+    model.load_state_dict(load_file(folder / "models" / "global.safetensors"))
+    each = []
+    for k in range(4):
+        x, y = world.federation.nonmembers(k)
+        each.append((model(x).argmax(1) == y).double().mean().item())
+    found = record.result.last.global_.local_test
+    assert found.each == pytest.approx(each)
+    assert found.mean == pytest.approx(sum(each) / 4)
+    assert found.std == pytest.approx((sum((a - sum(each) / 4) ** 2 for a in each) / 4) ** 0.5)
+    assert found.each != record.result.last.clients.local_test.each, "the clients trained on from it"
+    assert len(set(each)) > 1, "a test that could not tell one client's records from another's"
+
+
+def test_it_needs_no_client_to_be_opened(tmp_path, done):
+    record = run(Setting.make(method="fedavg", **SETTING, eval_clients=False), out=tmp_path / "a")
+    assert record.result.last.global_.local_test == done[1].result.last.global_.local_test
+
+
+def test_it_is_shown_under_its_own_name(done):
+    mean = done[1].result.last.global_.local_test.mean
+    lines = [line for line in summary(done[1]) if "global model, own held-out sets" in line]
+    assert lines
+    assert f"{100 * mean:.2f}" in lines[0].replace("%", "")
+    (row,) = rows_of(grouped(read_runs(done[0])[0]))
+    assert row.cells["global_own"].value == mean
+    assert row.cells["own"].value == done[1].result.last.clients.local_test.mean != mean
+
+
+def test_without_a_global_model_or_held_out_records_there_is_none(tmp_path):
+    local = run(Setting.make(method="local", **SETTING), out=tmp_path / "a")
+    assert local.result.last.global_ is None
+    (row,) = rows_of(grouped(read_runs(tmp_path / "a")[0]))
+    assert (row.cells["global_own"].value, row.cells["global_own"].reason) == (None, "not measured")
+    nothing = run(Setting.make(method="fedavg", **SETTING, holdout=0), out=tmp_path / "b")
+    assert nothing.result.last.global_.local_test is None
+    assert not any("own held-out sets" in line for line in summary(read_record(tmp_path / "b")))
+
+
+# --- unequal clients, deltas and rounds
+
+
+def scores(test, validation):
+    accuracy = Accuracy(accuracy=test, low=0, high=1, n=9)
+    return Utility(global_=GlobalScores(test=accuracy, validation=validation))
+
+
+def rounds(*utilities):
+    sent = dict.fromkeys(("up_payload", "up_wire", "down_payload", "down_wire"), 0)
+    return [RoundRecord(round=t, participants=[0], utility=u, wall_s=1, **sent) for t, u in enumerate(utilities, 1)]
+
+
+def test_a_run_that_gets_worse_is_told_by_its_last_round():
+    found = results(rounds(scores(0.5, 0.4), scores(0.9, 0.6), scores(0.7, 0.8), scores(0.3, 0.2)))
+    assert (found.last.round, found.last.global_.test.accuracy) == (4, 0.3)
+    assert (found.chosen.round, found.chosen.global_.test.accuracy) == (3, 0.7)
+    assert found.best_test_round == BestTestRound(round=2, accuracy=0.9)
+
+
+def test_of_equal_rounds_the_earliest_is_chosen():
+    found = results(rounds(*[scores(0.5, 0.4)] * 3))
+    assert (found.chosen.round, found.best_test_round.round) == (1, 1)
+
+
+def test_rounds_that_were_not_evaluated_are_passed_over():
+    assert results(rounds(scores(0.5, 0.4), None)).last.round == 1
+
+
+def test_evaluating_a_model_leaves_it_as_it_is():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).train()
+    tried = _frozen(model, "predictor")
+    assert (model.training, tried.training, tried[1].training) == (True, False, False)
+    assert tried[0].weight is not model[0].weight
+    assert torch.equal(tried[0].weight, model[0].weight)
+    with pytest.raises(ContractError, match=r"Method\.personal returned a dict"):
+        _frozen({}, "personal")
+
+
+# --- rounds, asks and fits that differ
+
+
+def test_clients_are_scored_on_what_they_held_out(tiny, tmp_path):
+    """By hand from the published models; the second round's scores are not those of the first."""
+    setting = tiny("local", rounds=2, partition="dirichlet:0.3", set={"eta": 0.1, "B": 16}, eval_clients=True)
+    record = run(setting, out=tmp_path / "a")
+    world = World(setting)
+    told = [row.utility.clients.local_test.each for row in record.rounds]
+    assert told[0] != told[1]
+    for k in range(3):
+        model = world.build(world.archs[k])
+        model.load_state_dict(load_file(tmp_path / "a" / "models" / f"client-{k:06d}.safetensors"))
+        x, y = world.nonmembers(k)
+        inside = world.members(k)
+        assert told[1][k] == pytest.approx(hits(model.eval(), x, y) / len(y))
+        assert told[1][k] != pytest.approx(hits(model, *inside) / len(inside[1])), "not what it trained on"

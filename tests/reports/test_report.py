@@ -1,6 +1,6 @@
 """Reports: golden files for every format, statistics against SciPy, and what may never be said.
 
-The golden files are written anew by `FEDAUDIT_GOLDEN=write pytest tests/reports/test_reports.py`; look at the
+The golden files are written anew by `FEDAUDIT_GOLDEN=write pytest tests/reports/test_report.py`; look at the
 difference.
 """
 
