@@ -79,9 +79,9 @@ def test_tests_that_cannot_be_imported_kill_only_where_that_is_the_edits_doing()
 def test_a_survivor_and_a_victim(tmp_path):
     """The runner itself, on a tree of two files: the edit that a test sees dies, the other lives, one that has no place
     any more is named and stops nobody, and the tree is whole."""
-    (tmp_path / "tests" / "helpers").mkdir(parents=True)
+    (tmp_path / "tests" / "helpers" / "tools").mkdir(parents=True)
     (tmp_path / "tests" / "mutants").mkdir()
-    shutil.copy(mutants.ROOT / "tests/helpers/mutants.py", tmp_path / "tests/helpers/mutants.py")
+    shutil.copy(mutants.ROOT / "tests/helpers/tools/mutants.py", tmp_path / "tests/helpers/tools/mutants.py")
     (tmp_path / "coded.py").write_text("def double(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n")
     (tmp_path / "tests" / "test_coded.py").write_text(
         "from coded import double, half\n\n\ndef test_double():\n    assert double(3) == 6\n    assert half(0) == 0\n"
@@ -97,7 +97,7 @@ def test_a_survivor_and_a_victim(tmp_path):
     )
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     done = subprocess.run(
-        [sys.executable, "tests/helpers/mutants.py", "--cold"],
+        [sys.executable, "tests/helpers/tools/mutants.py", "--cold"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

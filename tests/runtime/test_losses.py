@@ -21,7 +21,7 @@ from fedaudit.runtime.engines.ray import RayEngine
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.task import Done, Task
 
-HELPERS = Path(__file__).parents[1] / "helpers"
+OWN_CODE = Path(__file__).parents[1] / "helpers" / "own_code"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_without_ray_a_run_ends_in_a_line_of_ours(whom, named, tmp_path):
         "run", "--method", "dying:Dies", "--out", tmp_path / "a", "--model", "fedfree_cnn", "--clients", "3",
         "--rounds", "2", "--set", f"folder={tmp_path / 'died'}", "--set", f"whom={whom}", "--no-eval-clients",
     ]  # fmt: skip
-    path = os.pathsep.join([str(Path(__file__).parents[2]), str(HELPERS)])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(OWN_CODE)])
 
     def command(*more):
         call = [sys.executable, "-c", short, *map(str, words), *more]

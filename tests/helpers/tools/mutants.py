@@ -4,11 +4,11 @@ An entry of tests/mutants/*.toml names a file, a text that occurs in it exactly 
 pytest targets. Each is tried in a copy of the tree, never in the tree itself. What passes its tests survives: a test is
 missing. `survives = "why"` marks an edit that changes nothing that can be seen.
 
-    python tests/helpers/mutants.py                     # all, two at a time
-    python tests/helpers/mutants.py --only ledger       # whose name or file holds "ledger"
-    python tests/helpers/mutants.py --tests by_hand     # those that a test of that name has to kill
-    python tests/helpers/mutants.py --slice 3/20        # every 20th, from the third on: what a CI run takes
-    python tests/helpers/mutants.py --list
+    python tests/helpers/tools/mutants.py                     # all, two at a time
+    python tests/helpers/tools/mutants.py --only ledger       # whose name or file holds "ledger"
+    python tests/helpers/tools/mutants.py --tests by_hand     # those that a test of that name has to kill
+    python tests/helpers/tools/mutants.py --slice 3/20        # every 20th, from the third on: what a CI run takes
+    python tests/helpers/tools/mutants.py --list
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("fedaudit", "methods", "attacks", "reports")
 KEYS = {"name", "file", "find", "replace", "tests", "why"}
 WARM = (
@@ -140,6 +140,11 @@ def copied(root: Path, to: Path) -> Path:
     return to
 
 
+def ours(path: Path) -> bool:
+    """Return whether a folder of sys.path is the tree itself or one of its helpers, which a copy has of its own."""
+    return path == ROOT or path.is_relative_to(ROOT / "tests" / "helpers")
+
+
 def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
     """Run pytest on these targets in `tree`, in a fork of this process, which has the heavy imports behind it.
 
@@ -157,7 +162,7 @@ def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
         os.chdir(tree)
         sys.path[:] = [
             str(tree),
-            *(p for p in sys.path if p and Path(p).resolve() not in (ROOT, ROOT / "tests/helpers")),
+            *(p for p in sys.path if p and not ours(Path(p).resolve())),
         ]
         sys.dont_write_bytecode = True
         os.environ["PYTHONPATH"] = str(tree)

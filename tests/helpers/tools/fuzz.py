@@ -1,6 +1,7 @@
 """Mutated blobs, run folders, TOML and data files: whatever they hold, nothing but our errors comes of reading them.
 
-    python tests/helpers/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml|data] [--folders 0.01] [--part 3/10]
+    python tests/helpers/tools/fuzz.py --number 1000000 --seed 0 [--kind blob|folder|toml|data]
+        [--folders 0.01] [--part 3/10]
 
 With `--part`, that part of the campaign: several processes share it. Each case follows from its kind, the seed and its
 number, so that one that failed is made again by naming these; those that once failed are kept in
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("blob", "folder", "toml", "data")
-SEEDS = Path(__file__).parents[1] / "trust" / "seeds.json"
+SEEDS = Path(__file__).parents[2] / "trust" / "seeds.json"
 WORDS = [b"1e999", b"-1", b"null", b"[]", b"{}", b"\"\"", b"NaN", b"Infinity", b"9" * 30, b"true", b"[" * 2000, b"0.5",
          b"1" * 5000, b"\0", b"\xff\xfe", b"\xc2\xb2", b"../../x", b"evil:X", b"=", b"'", b"100000000000"]  # fmt: skip
 TOML = b"""

@@ -1,6 +1,6 @@
 """Logs of audits as their estimate of the time left heard them, to be replayed: a line of JSON for each event.
 
-    python tests/helpers/kept_log.py tests/suite/kept_logs/NAME.jsonl audit SUITE --out FOLDER --jobs 2
+    python tests/helpers/tools/kept_log.py tests/suite/kept_logs/NAME.jsonl audit SUITE --out FOLDER --jobs 2
 
 runs `fedaudit audit ...` and keeps its log. The first line is what the estimate was given at the beginning; `at` is in
 seconds from then. The last line is the instant at which the report was there.

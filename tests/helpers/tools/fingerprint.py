@@ -4,9 +4,9 @@ A run of three rounds on digits: skewed clients of unequal size, batch norm and 
 allows, partial participation, a client that drops out. Of every field of every message, and of every final model, the
 file keeps the norm and a random projection. A method that computes anything else than it did moves one of them.
 
-    python tests/helpers/fingerprint.py            # all of them anew (`make fingerprints`)
-    python tests/helpers/fingerprint.py fedavg     # one
-    python tests/helpers/fingerprint.py --check    # write nothing: which field of which round moved
+    python tests/helpers/tools/fingerprint.py            # all of them anew (`make fingerprints`)
+    python tests/helpers/tools/fingerprint.py fedavg     # one
+    python tests/helpers/tools/fingerprint.py --check    # write nothing: which field of which round moved
 
 Regenerate only for a change that is meant, and say in the commit message what moved and why.
 """
@@ -25,14 +25,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from precision import double
 from safetensors.torch import load_file
 
 from fedaudit import FedauditError, Setting, registry, run
 from fedaudit.runtime import run_opening
 from fedaudit.wire.transcript import Transcript
 
-FOLDER = Path(__file__).resolve().parents[1] / "fingerprints"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "retelling"))  # where this runs as a script
+
+from precision import double
+
+FOLDER = Path(__file__).resolve().parents[2] / "fingerprints"
 SECRET = bytes(range(32))  # the key of all noise here, as in the tests
 run_opening.fresh_secret = lambda: SECRET
 
