@@ -29,7 +29,7 @@ fingerprints: $(STAMP)  ## what tiny runs of all methods send, kept anew: only f
 tested: $(STAMP)  ## test what the package's methods declare, and keep the verdicts: for those edited since (METHODS="fedavg dfrd": for these)
 	$(BIN)/fedaudit check-method $(or $(METHODS),edited) --write
 
-mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20"
+mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20", ARGS=--sort
 	$(BIN)/python tests/helpers/tools/mutants.py $(ARGS)
 
 fuzz: $(STAMP)  ## mutated messages, run folders, data and TOML files: nothing but our errors; NUMBER=1000000, SEED=0

@@ -1,13 +1,19 @@
 """Wrong edits of the code, kept, each with the tests that must fail on it: `make mutants`.
 
-An entry of tests/mutants/*.toml names a file, a text that occurs in it exactly once, what stands there instead, and
-pytest targets. Each is tried in a copy of the tree, never in the tree itself. What passes its tests survives: a test is
-missing. `survives = "why"` marks an edit that changes nothing that can be seen.
+Every source file has a list of its own: tests/mutants/fedaudit/privacy/ledger.toml has those of
+fedaudit/privacy/ledger.py. An entry names the file, a text that occurs in it exactly once, what stands there instead,
+and pytest targets. Each is tried in a copy of the tree, never in the tree itself. What passes its tests survives: a
+test is missing. `equivalent = "why"` marks an edit that changes nothing that can be seen.
+
+Exit code 0: all were noticed, or are marked. 1: one survived, or its entry no longer applies. 3: the environment is at
+fault: the tests fail on the code as it is, a package is missing, a process was ended from outside.
 
     python tests/helpers/tools/mutants.py                     # all, two at a time
     python tests/helpers/tools/mutants.py --only ledger       # whose name or file holds "ledger"
     python tests/helpers/tools/mutants.py --tests by_hand     # those that a test of that name has to kill
-    python tests/helpers/tools/mutants.py --slice 3/20        # every 20th, from the third on: what a CI run takes
+    python tests/helpers/tools/mutants.py --slice 3/20        # every 20th, from the third on
+    python tests/helpers/tools/mutants.py --slice 3/200 --seconds 60   # what a CI run takes: nothing begins after that
+    python tests/helpers/tools/mutants.py --sort              # each entry to the list of its file, tests where they are
     python tests/helpers/tools/mutants.py --list
 """
 
@@ -33,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
+LISTS = ROOT / "tests" / "mutants"
 ROOMS = ("fedaudit", "methods", "attacks", "reports")
 KEYS = {"name", "file", "find", "replace", "tests", "why"}
 WARM = (
@@ -41,6 +48,7 @@ WARM = (
     "opacus.accountants", "opacus.optimizers", "opacus.validators",
 )  # fmt: skip
 ABSENT = re.compile(r"No module named '(?!(fedaudit|methods|attacks|reports)\b)\w+")
+ENVIRONMENT = 3  # the exit code where nothing can be said of the tests
 LIMIT = 300  # seconds for one mutant's tests: what hangs is found out too
 
 
@@ -52,7 +60,7 @@ class Mutant:
     replace: str
     tests: tuple[str, ...]
     why: str
-    survives: str = ""
+    equivalent: str = ""
     listed: str = field(default="", compare=False)  # the file that lists it
 
     def where(self, root: Path = ROOT) -> tuple[Path | None, str]:
@@ -100,17 +108,66 @@ def sources(root: Path) -> list[Path]:
     return [path for room in ROOMS for path in sorted((root / room).rglob("*.py")) if not path.is_symlink()]
 
 
-def listed(folder: Path = ROOT / "tests" / "mutants") -> list[Mutant]:
+def listed(folder: Path = LISTS) -> list[Mutant]:
+    """Return all entries, in the order of their lists."""
     found: list[Mutant] = []
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted(folder.rglob("*.toml")):
+        name = path.relative_to(folder).as_posix()
         for entry in tomllib.loads(path.read_text()).get("mutant", []):
-            if entry.keys() - {"survives"} != KEYS:
-                raise SystemExit(f"{path.name}, {entry.get('name')}: an entry has {', '.join(sorted(KEYS))}.")
-            found.append(Mutant(**{**entry, "tests": tuple(entry["tests"])}, listed=path.name))
+            if entry.keys() - {"equivalent"} != KEYS:
+                raise SystemExit(f"{name}, {entry.get('name')}: an entry has {', '.join(sorted(KEYS))}.")
+            found.append(Mutant(**{**entry, "tests": tuple(entry["tests"])}, listed=name))
     names = [mutant.name for mutant in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SystemExit(f"Two mutants have the name {twice[0]}.")
     return found
+
+
+def list_of(file: str) -> str:
+    """Return the list that a source file's entries belong to, below tests/mutants."""
+    return f"{file.removesuffix('.py')}.toml"
+
+
+def home_of(test: str, root: Path = ROOT) -> str:
+    """Return a pytest target with the file that has its test now; as it is if that cannot be told."""
+    file, colons, name = test.partition("::")
+    defines = f"def {name.split('[')[0].split('::')[-1]}("
+    if not colons or ((root / file).is_file() and defines in (root / file).read_text()):
+        return test
+    found = [path for path in (root / "tests").rglob("test_*.py") if defines in path.read_text()]
+    return f"{found[0].relative_to(root).as_posix()}::{name}" if len(found) == 1 else test
+
+
+def sort_lists(folder: Path = LISTS, root: Path = ROOT) -> int:
+    """Write every entry into the list of its file, with files and tests where they are now. Returns how many moved."""
+    lists: dict[str, list[str]] = {}
+    moved = 0
+    for path in sorted(folder.rglob("*.toml")):
+        name = path.relative_to(folder).as_posix()
+        _, *texts = re.split(r"(?m)^(?=\[\[mutant\]\]$)", path.read_text())
+        for text in texts:
+            (entry,) = tomllib.loads(text)["mutant"]
+            mutant = Mutant(**{key: entry[key] for key in KEYS - {"tests"}}, tests=tuple(entry["tests"]))
+            at, _ = mutant.where(root)
+            file = at.relative_to(root).as_posix() if at is not None else mutant.file
+            text = text.replace(f'file = "{mutant.file}"', f'file = "{file}"', 1)
+            text = re.sub(r"(?m)^survives = ", "equivalent = ", text)
+            for test in mutant.tests:
+                text = text.replace(f'"{test}"', f'"{home_of(test, root)}"')
+            lists.setdefault(list_of(file), []).append(text.strip("\n") + "\n")
+            moved += list_of(file) != name
+    for path in folder.rglob("*.toml"):
+        path.unlink()
+    for name, texts in lists.items():
+        source = name.removesuffix(".toml")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# Wrong edits of {source if source.endswith('.toml') else source + '.py'}.\n\n"
+        path.write_text(head + "\n".join(texts))
+    for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(path.iterdir()):
+            path.rmdir()
+    return moved
 
 
 def slice_of(mutants: Sequence[Mutant], text: str) -> list[Mutant]:
@@ -210,14 +267,16 @@ def waited(running: dict[int, tuple[Any, float]]) -> tuple[Any, int | None, floa
         time.sleep(0.05)
 
 
-def tried(mutants: Iterable[Mutant], jobs: int, folder: Path) -> Iterator[tuple[Mutant, str, float, str]]:
-    """Each mutant with what became of it, the seconds, and the end of its tests' output."""
+def tried(
+    mutants: Iterable[Mutant], jobs: int, folder: Path, until: float = float("inf")
+) -> Iterator[tuple[Mutant, str, float, str]]:
+    """Each mutant with what became of it, the seconds, and the end of its tests' output; none begins after `until`."""
     free = [copied(ROOT, folder / f"tree-{i}") for i in range(jobs)]
     running: dict[int, tuple[Any, float]] = {}
     waiting = list(mutants)
     try:
-        while waiting or running:
-            while waiting and free:
+        while running or (waiting and time.perf_counter() < until):
+            while waiting and free and time.perf_counter() < until:
                 mutant, tree = waiting.pop(0), free.pop()
                 path = found if (found := mutant.where(tree)[0]) is not None else tree / mutant.file
                 kept = path.read_text()
@@ -226,6 +285,8 @@ def tried(mutants: Iterable[Mutant], jobs: int, folder: Path) -> Iterator[tuple[
                 output = folder / f"{mutant.name}.txt"
                 pid = attempt(tree, mutant.tests, output)
                 running[pid] = ((mutant, tree, path, kept, times, output), time.perf_counter())
+            if not running:
+                break
             (mutant, tree, path, kept, times, output), code, took = waited(running)
             path.write_text(kept)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -266,9 +327,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name them, try nothing")
     parser.add_argument("--trust", action="store_true", help="do not first see the tests pass without any mutant")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
-    parser.add_argument("--least", type=float, default=0.95, help="share that must be killed")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after that time")
+    parser.add_argument("--sort", action="store_true", help="put each entry into the list of its file, try nothing")
     given = parser.parse_args(words)
 
+    if given.sort:
+        print(f"{sort_lists()} entries went to the list of their file.")
+        return 0
+    begun = time.perf_counter()
     mutants = [m for m in listed() if any(given.only in text for text in (m.name, m.file, m.listed))]
     mutants = [m for m in mutants if any(given.tests in target for target in m.tests)]
     if given.slice:
@@ -279,25 +345,22 @@ def main(words: Sequence[str]) -> int:
     if not mutants:
         print("No mutant is called for.")
         return 2
-    faults = {
-        m.name: f"untried: {m.name} ({m.listed}) no longer applies: {said}" for m in mutants if (said := m.fault())
-    }
+    faults = {m.name: f"no longer applies: {m.name} ({m.listed}): {said}" for m in mutants if (said := m.fault())}
     called, mutants = len(mutants), [m for m in mutants if m.name not in faults]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not given.cold:
         warm_up()
-    begun = time.perf_counter()
-    counts = {"killed": 0, "survived": 0, "untried": len(faults), "expected": 0}
+    counts = {"killed": 0, "survived": 0, "untried": 0, "expected": 0}
     lines = list(faults.values())
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         if mutants and not given.trust and (said := passes_without(mutants, folder)):
             print(said)
-            print("The tests fail on the code as it is: mend that first.")
-            return 2
-        for mutant, fate, took, said in tried(mutants, max(1, given.jobs), folder):
-            if mutant.survives and fate == "survived":
+            print("The environment is at fault, or the tests: they fail on the code as it is. Mend that first.")
+            return ENVIRONMENT
+        for mutant, fate, took, said in tried(mutants, max(1, given.jobs), folder, begun + given.seconds):
+            if mutant.equivalent and fate == "survived":
                 fate = "expected"
             counts[fate] += 1
             print(f"{fate:9} {took:6.1f} s  {mutant.name}", flush=True)
@@ -305,20 +368,33 @@ def main(words: Sequence[str]) -> int:
                 lines.append(f"{fate}: {mutant.name} ({mutant.file}): {mutant.why}")
                 lines += [f"    {line}" for line in said.strip().splitlines()[-3:]] if fate == "untried" else []
             elif fate == "expected":
-                lines.append(f"survives, as told: {mutant.name}: {mutant.survives}")
+                lines.append(f"survives, as told: {mutant.name}: {mutant.equivalent}")
             elif took > LIMIT:
                 lines.append(
                     f"killed by the clock, after {LIMIT} s: {mutant.name}. See whether it hangs, or the tests are slow."
                 )
-            elif mutant.survives:
-                lines.append(f"killed, though said to survive: {mutant.name}. Remove its `survives`.")
-    share = counts["killed"] / max(1, called - counts["expected"])
+            elif mutant.equivalent:
+                lines.append(f"killed, though said to survive: {mutant.name}. Remove its `equivalent`.")
+    done = sum(counts.values())
+    late = len(mutants) - done
     print("\n".join(["", *lines]))
     print(
-        f"{counts['killed']} of {called} killed ({share:.1%} without {counts['expected']} that cannot be seen), "
-        f"{counts['survived']} survived, {counts['untried']} untried, in {time.perf_counter() - begun:.0f} s"
+        f"{counts['killed']} of {called} killed, {counts['survived']} survived, {counts['expected']} cannot be seen, "
+        f"{counts['untried']} untried, {len(faults)} no longer apply, {late} not begun in time, "
+        f"in {time.perf_counter() - begun:.0f} s"
     )
-    return 0 if share >= given.least and not counts["untried"] else 1
+    return result(counts["survived"] + len(faults), counts["untried"])
+
+
+def result(missed: int, untried: int) -> int:
+    """Return the exit code, and say in a line what it means. A survivor counts before what could not be tried."""
+    if missed:
+        print("A wrong edit went unnoticed: write the test, mend the entry, or mark it with `equivalent`.")
+        return 1
+    if untried:
+        print("The environment is at fault, not a test: what is untried says why.")
+        return ENVIRONMENT
+    return 0
 
 
 if __name__ == "__main__":
