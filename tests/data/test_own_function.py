@@ -128,7 +128,7 @@ def broken():
         (Arrays(X, Y, test_x=X), "there is no array test_y"),
         (Arrays(X, Y, domain=Y[:3]), "array domain"),
         (Arrays(X, Y, class_names=("only",)), "y has labels from 0 to 1, but there are 1 classes"),
-        (broken, r"fails while it is read: KeyError: 'no such column' \(.*test_own\.py, line \d+\)"),
+        (broken, r"fails while it is read: KeyError: 'no such column' \(.*test_own_function\.py, line \d+\)"),
     ],
 )  # fmt: skip
 def test_what_is_off_is_said(given, value, says):

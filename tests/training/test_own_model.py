@@ -146,7 +146,7 @@ def wide():
         ("Convolution", r"has no linear layer to be cut at.*Convolution#PART, with PART one of c\."),
         ("Lazy#head", r"head is not a part of it\. Choose from layers, layers\.0"),
         ("Wants", "wants layers, and is given shape, classes, num_classes by name"),
-        ("Breaks", r"fails while it is made: ZeroDivisionError: on purpose \(.*test_own\.py, line \d+\)"),
+        ("Breaks", r"fails while it is made: ZeroDivisionError: on purpose \(.*test_own_model\.py, line \d+\)"),
         ("READY", "is made already, and all clients would train the same one"),
         ("NUMBER", "is a int. Name a class, or a function"),
         ("text", "makes a str. It has to make a torch.nn.Module"),
