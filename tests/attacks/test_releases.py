@@ -367,7 +367,9 @@ def test_cosines_are_those_of_each_round(overtrained):
         down = next(e for e in opened.transcript.entries() if (e.direction, e.client, e.round) == ("down", 0, t))
         up = next(e for e in opened.transcript.entries() if (e.direction, e.client, e.round) == ("up", 0, t))
         start, end = (scene.model("mlp", next(m[n] for n in m.fields if m.state_shapes(n))) for m in (down, up))
-        moved = torch.cat([(a - b).detach().flatten() for a, b in zip(start.parameters(), end.parameters(), strict=True)])
+        moved = torch.cat(
+            [(a - b).detach().flatten() for a, b in zip(start.parameters(), end.parameters(), strict=True)]
+        )
         found = []
         for one, label in zip(x[:3], y[:3], strict=True):
             start.zero_grad()
