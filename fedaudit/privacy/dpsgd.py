@@ -10,7 +10,6 @@ loss find the noised gradient on the parameters, and nothing else. Each noised g
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import Step, Training
 from fedaudit.privacy.mechanisms.dp_sgd import DpSgd
-from fedaudit.privacy.persample import clip_and_sum, row_gradients, summed_by_person, validate
+from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
+from fedaudit.privacy.persons import drawn_persons, parts_of, summed_by_person
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.augment import Augmentation, augmented, treats_rows_alone
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
@@ -90,13 +90,13 @@ def fit_private(
     was_training = model.training
     model.train()
     for t in range(plan.steps):
-        index = _drawn(n, q, rng) if whose is None else _drawn_persons(whose, q, rng)
+        index = _drawn(n, q, rng) if whose is None else drawn_persons(whose, q, rng)
         optimizer.zero_grad()
         for p in stand_ins.values():
             p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
             p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
         drawn = augmented(augment, [row[index] for row in rows], rng) if augment is not None else None
-        for of_chunk in _chunks(index, whose, together):
+        for of_chunk in parts_of(index, whose, together):
             # Clip and sum chunk by chunk: memory holds one model copy per row, or per person.
             gradients: dict[str, Tensor] = {}
             for at in of_chunk.split(together):
@@ -132,28 +132,6 @@ def fit_private(
 def _drawn(n: int, q: float, rng: torch.Generator) -> Tensor:
     """Return the places of the records that a step takes: each with probability q."""
     return (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
-
-
-def _drawn_persons(whose: Tensor, q: float, rng: torch.Generator) -> Tensor:
-    """Return the places of all records of the persons that a step takes, each with probability q, person by person."""
-    drawn = torch.rand(int(whose.max()) + 1, generator=rng, device=rng.device) < q
-    index = drawn[whose].nonzero()[:, 0]
-    return index[whose[index].argsort(stable=True)]
-
-
-def _chunks(index: Tensor, whose: Tensor | None, together: int) -> Sequence[Tensor]:
-    """Return places in a sample, cut into parts of so many rows. No person's rows are in two parts."""
-    at = torch.arange(len(index), device=index.device)
-    if whose is None:
-        return at.split(together)
-    sizes = whose[index].unique_consecutive(return_counts=True)[1].tolist()
-    cuts, rows = [0], 0
-    for size in sizes:
-        if rows + size > together and rows:
-            cuts.append(cuts[-1] + rows)
-            rows = 0
-        rows += size
-    return [at[a:b] for a, b in itertools.pairwise([*cuts, len(index)]) if b > a]
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

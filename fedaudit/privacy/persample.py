@@ -127,12 +127,6 @@ def clip_and_sum(row_grads: Mapping[str, Tensor], C: float) -> tuple[dict[str, T
     return {name: torch.einsum("i,i...->...", factor.to(g.dtype), g) for name, g in row_grads.items()}, norms
 
 
-def summed_by_person(row_grads: Mapping[str, Tensor], person: Tensor, into: Mapping[str, Tensor]) -> None:
-    """Add the gradients of rows to those of the persons whose rows they are. `person` has a place in `into` per row."""
-    for name, g in row_grads.items():
-        into[name].index_add_(0, person, g)
-
-
 # -- which models have gradients of single rows ---------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import Released
 from fedaudit.privacy.noise_key import noise_generator
+from fedaudit.privacy.persons import of_persons
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.wire.codec import digest_of
@@ -129,11 +130,6 @@ def bounded(
         return clipped, [swing * C * joint(most * len(leaves), norm)] * len(leaves), how
     rows = sum(row_count(leaf) for leaf in leaves)
     return clipped, [2.0 * C * joint(rows, norm)] * len(leaves), Bounding(policy.relation, C, plain.condition)
-
-
-def of_persons(most: int) -> str:
-    """Return the condition of a guarantee for persons, who have so many records at most."""
-    return f"a person has at most {most} record{'s' * (most != 1)}, and who has how many is public"
 
 
 def dependence(declared: Declared) -> str:
