@@ -17,8 +17,8 @@ PAIRS = 3
 @pytest.mark.slow
 def test_twins_take_at_most_15_percent_of_a_run_under_dp_sgd(benchmark, tmp_path):
     """Both runs of a pair follow each other, so that a busy machine slows both. The process from which twins are forked
-    is there: a user's first run starts it in the background, while it loads data and builds models. Starting the twins'
-    own process takes about a second, so a run of a few seconds pays more than its share: this one takes ten."""
+    is there: a command starts it in the background before its own imports. Forking the twins' own process and building
+    their world takes a fixed time, so a run of a few seconds pays more than its share: this one takes ten."""
     privacy = {"training": {"mechanism": "dp-sgd", "sensitivity": "clip:1.0", "noise_multiplier": 1.0}}
     setting = Setting.make(
         method="fedavg", model="cnn", clients=10, rounds=4, partition="iid", set={"E": 12, "B": 32, "eta": 0.1},
