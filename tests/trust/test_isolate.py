@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 import snoops
@@ -37,7 +39,8 @@ def bits(record, folder):
 )
 def test_the_bits_are_those_of_the_serial_engine(method, tiny, tmp_path, nursery_at, monkeypatch):
     """Its processes are forks of the nursery's; the next tests start them as a user does."""
-    monkeypatch.setattr(nursery.subprocess, "Popen", opened_in(nursery_at))
+    of_nursery = SimpleNamespace(**{**vars(subprocess), "Popen": opened_in(nursery_at)})
+    monkeypatch.setattr(nursery, "subprocess", of_nursery)  # libraries start processes of their own
     setting = tiny(method, rounds=2, **CASES[method])
     plain, models = bits(run(setting, out=tmp_path / "a"), tmp_path / "a")
     isolated = setting.model_copy(update={"isolate": True})
