@@ -23,6 +23,7 @@ ROOMS = [
     "runtime",
     "attack",
     "epsilon",
+    "metrics",
     "verify",
     "suite",
     "gates",
