@@ -49,7 +49,7 @@ class SummaryRow:
     @property
     def open_models(self) -> bool:
         """Say if epsilon is infinite for one reason alone: clients' models, trained without noise, are published."""
-        return self.cells["epsilon"].value == math.inf and guarantee.open_models(self.group.records)
+        return guarantee.open_models(self.group.records)
 
     @property
     def messages(self) -> str:
@@ -87,25 +87,25 @@ def _cell(group: Group, metric: Metric) -> ReportCell:
     if metric.attack is not None:
         return _of_best_attack(group, metric.attack)
     records = group.records
-    if why := metric.why_missing(records):
-        return ReportCell(reason=why)
-    found = [(record.setting.seed, metric.value(record)) for record in records]
-    each = {seed: float(value) for seed, value in found if value is not None}
+    each = {record.setting.seed: float(value) for record in records if (value := metric.value(record)) is not None}
+    if (why := metric.why_missing(records)) or not each:
+        return ReportCell(reason=why or "not measured")
     detail = metric.detail(records) if metric.detail is not None else ""
     flag = metric.flag(records) if metric.flag is not None else ""
     low, high, first = min(each.values()), max(each.values()), next(iter(each.values()))
     if metric.seeds == "set":
         return ReportCell(first, first, first, len(group.runs), "as set", detail=detail, flag=flag)
     if metric.seeds == "largest":
-        return ReportCell(
-            high, low, high, len(each), "computed; from the best seed to the worst", each, detail, "", flag
-        )
+        how = "computed; from the best seed to the worst"
+        return ReportCell(high, low, high, len(each), how, each, detail, "", flag)
     if metric.seeds == "bound":
         how = metric.how(records) if metric.how is not None else "lower bound"
         return ReportCell(high, high, math.inf, len(each), how, each, detail, "", flag)
     if not metric.sampled and len(set(each.values())) == 1:
         return ReportCell(first, first, first, len(each), "counted, the same in each seed", each, detail, "", flag)
-    within = metric.interval(records[0]) if metric.interval is not None and len(each) == 1 else None
+    within = None
+    if metric.interval is not None and len(each) == 1:
+        within = next(metric.interval(record) for record in records if record.setting.seed in each)
     cell = ReportCell.of(over_seeds(list(each.values()), metric.bounds, within), each, detail)
     return replace(cell, flag=flag)
 

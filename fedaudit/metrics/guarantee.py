@@ -97,7 +97,7 @@ def messages_epsilon(records: Records) -> float | None:
 
 def open_models(records: Records) -> bool:
     """Say if models are what undoes the guarantee: clients' models, trained without noise, are published."""
-    return not all(record.models_covered for record in records) and messages_epsilon(records) != math.inf
+    return math.inf in map(epsilon, records) and messages_epsilon(records) != math.inf
 
 
 def _done(records: Records) -> list[RunRecord]:
@@ -128,7 +128,7 @@ def _covers(records: Records) -> str:
     bare = sorted({entry.kind for entry in entries if entry.noise_multiplier == 0})
     if bare:
         return f"{', '.join(bare).replace('_', ' ')} sent unprotected"
-    if not all(record.models_covered for record in done):
+    if open_models(done):
         return OPEN_MODELS
     delta = max(client.delta for record in done for client in record.ledger)
     detail = f"δ ≤ {delta:.2g}" if worst else NOTHING_SENT
@@ -162,7 +162,8 @@ EPSILON = register(
         "epsilon", "Ledger ε", "Guarantee", "epsilon", "low", False,
         "The guarantee by the accounting, for the worst-off client and all rounds together: the smaller, the less "
         "anybody can learn about one record. 0: nothing computed from the records was sent. ∞: something was sent "
-        "without noise, so nothing is guaranteed. Computed, not estimated: the largest over seeds is shown.",
+        "without noise, or clients' models that were trained without it are published, so nothing is "
+        "guaranteed. Computed, not estimated: the largest over seeds is shown.",
         epsilon, seeds="largest", missing=_no_epsilon, detail=_covers, flag=_remark, flag_disqualifies=True,
         refusal=_not_composed, line=False,
     )

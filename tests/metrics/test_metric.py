@@ -6,12 +6,14 @@ import csv
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import metric_readers
 import pytest
 import reported
 
+import fedaudit.metrics as package
 from fedaudit.errors import SettingError
 from fedaudit.metrics import metric as registry
 from fedaudit.metrics.metric import Metric, limit_named, metric_named, metrics, register, report_columns
@@ -103,6 +105,31 @@ def test_what_cannot_be_composed_has_no_epsilon_unless_models_are_bare(tmp_path)
     assert (epsilon.value(running), epsilon.why_missing([running])) == (None, "no run is finished")
 
 
+def test_one_seed_that_cannot_be_composed_leaves_the_setting_without_epsilon(tmp_path):
+    """Its largest epsilon is not known, so that the other seed's is none."""
+    for seed in range(2):
+        record = reported._record("fke", seed, 0.8, releases=True, privacy=LOGITS, epsilon=1.5)
+        ledger = [client.model_copy(update={"epsilon": None}) for client in record.ledger] if seed else record.ledger
+        reported._save(tmp_path, f"fke-{seed}", record.model_copy(update={"ledger": ledger}), [])
+    [row] = rows_below(tmp_path)[0]
+    assert row.cells["epsilon"].value is None
+    assert row.cells["epsilon"].reason.endswith("not composed")
+
+
+def test_the_best_attack_of_a_run_stands_for_it(tmp_path):
+    """AUCs of 0.55 and 0.7, and a baseline that reads nothing has 0.9."""
+    record = reported._record("fedavg", 0, 0.8, releases=True)
+    attacks = [
+        reported._membership("loss", "server", 0.55), reported._membership("gap", "server", 0.7),
+        reported._membership("prior", "server", 0.9, blind=True), reported._reconstruction("decoder", 0.4),
+    ]  # fmt: skip
+    reported._save(tmp_path, "fedavg-0", record, attacks)
+    found = read_record(tmp_path / "runs" / "fedavg-0")
+    assert metric_named("auc").value(found) == 0.7
+    assert metric_named("tpr").value(found) == pytest.approx(0.2)
+    assert metric_named("identified").value(found) == pytest.approx(0.4)
+
+
 # --- each figure is what it was ----------------------------------------------------------------------------------
 
 
@@ -135,10 +162,12 @@ def test_budgets_measure_what_they_measured(audit):
 
 
 def test_the_columns_of_the_report_are_what_they_were():
-    assert [column.key for column in report_columns()] == [
+    """In their order; a new one may stand between them."""
+    before = [
         "accuracy", "own", "global_own", "claim", "epsilon", "lower", "tpr", "auc", "identified", "up", "down",
         "per_byte", "seconds", "memory",
     ]  # fmt: skip
+    assert [column.key for column in report_columns() if column.key in before] == before
 
 
 # --- the registry ------------------------------------------------------------------------------------------------
@@ -152,6 +181,22 @@ def test_a_new_column_stands_in_its_part(made_up):
         assert (keys[3], keys[-1]) == ("later", "made_up")
     finally:
         registry._known.pop("later")
+
+
+def test_a_file_in_the_folder_is_found_by_being_there(tmp_path, monkeypatch):
+    text = """
+from fedaudit.metrics.metric import Metric, register
+register(Metric("absent", "Absent", "Cost", "count", "low", False, "Answers that are missing.",
+                lambda record: sum(len(row.absent) for row in record.rounds)))
+"""
+    (tmp_path / "absences.py").write_text(text)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    try:
+        assert metric_named("absent").title == "Absent"
+        assert "absent" in [column.key for column in report_columns()]
+    finally:
+        registry._known.pop("absent", None)
+        sys.modules.pop("fedaudit.metrics.absences", None)
 
 
 @pytest.mark.parametrize("names", [{"key": "epsilon"}, {"key": "x", "table": "peak_memory"}, {"key": "time"}])

@@ -153,8 +153,20 @@ def test_the_schema_document_names_every_key(written):
     document = json.loads(written["json"])
     keys = {*document, *document["rows"][1], *document["columns"][0], *document["comparisons"]["accuracy"][0]}
     keys |= {key for row in document["rows"] for cell in row["cells"].values() for key in cell}
-    keys |= {column.key for column in report_columns()}
     assert not [key for key in sorted(keys) if f"`{key}`" not in text]
+
+
+def test_the_schema_document_says_of_each_figure_what_the_metric_says():
+    """Its table has the metrics of fedaudit itself; others say in `columns` what they are."""
+    text = (Path(__file__).parents[2] / "docs" / "report_schema.md").read_text()
+    told = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.*?) \| ?(.*?) \| (yes|no) \|", text, re.MULTILINE)}
+    assert len(told) >= 14
+    for key, (unit, better, sampled) in told.items():
+        metric = BY_KEY[key]
+        assert unit == {"auc": "0 to 1"}.get(metric.unit, metric.unit)
+        assert better == (metric.better or "")
+        assert sampled == ("yes" if metric.sampled else "no")
+        assert metric.column
 
 
 # --- the rows ----------------------------------------------------------------------------------------------------
