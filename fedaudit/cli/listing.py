@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.metrics.cost import MEMORY
 from fedaudit.metrics.guarantee import OPEN_MODELS, largest_delta, ledger_epsilon, open_models
 from fedaudit.metrics.metric import metrics
 from fedaudit.metrics.utility import near_chance
@@ -189,7 +190,8 @@ def summary(record: RunRecord) -> list[str]:
     further = ((metric, metric.value(record)) for metric in metrics().values() if metric.line)
     lines += [f"  {metric.title}: {metric.text(value)}" for metric, value in further if value is not None]
     seconds = sum(row.wall_s for row in record.rounds)
-    lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
+    memory = bytes_text(MEMORY.value(record) or 0, binary=True)
+    lines.append(f"  {seconds:.1f} s, peak memory {memory}, {record.device}")
     return lines + [f"  note: {note}" for note in record.notes]
 
 

@@ -110,7 +110,7 @@ register(
         seconds, machine=True, detail=_device, line=False, budget="time",
     )
 )  # fmt: skip
-register(
+MEMORY = register(
     Metric(
         "memory", "Peak memory", "Cost", "bytes", "low", True,
         "Most memory in use: on the GPU if there is one, otherwise of the process, and then earlier runs of the same "

@@ -158,7 +158,7 @@ def test_the_schema_document_names_every_key(written):
 
 def test_the_schema_document_says_of_each_figure_what_the_metric_says():
     """Its table has the metrics of fedaudit itself; others say in `columns` what they are."""
-    text = (Path(__file__).parents[2] / "docs" / "report_schema.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "report_schema.md").read_text()
     told = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.*?) \| ?(.*?) \| (yes|no) \|", text, re.MULTILINE)}
     assert len(told) >= 14
     for key, (unit, better, sampled) in told.items():
