@@ -78,6 +78,7 @@ def test_words_about_published_models(bare_models):
     [row] = rows_below(bare_models)[0]
     assert row.open_models
     assert "∞ *" in table(bare_models)
+    assert max(len(line) for line in table(bare_models).splitlines()) <= 80
     assert in_words(row) == "none: models of single participants are published without noise"
     assert guarantee([row]).sentences[0].startswith("Nothing")
 
