@@ -1,7 +1,8 @@
 """The report's first screen: which setting to use, what leaks, what is guaranteed, what it costs, in a few sentences.
 
 A setting is *trained* if it is not near chance, and *protected* if the ledger's epsilon is finite and above 0,
-its delta is below 1/n for every client, it covers the models that are published, and no claim of it was refuted.
+its delta is below 1/n for every client, and no claim of it was refuted. Epsilon is infinite if models are published
+that it does not cover.
 Nothing here says that a setting leaks nothing.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedaudit.metrics.guarantee import OPEN_MODELS
 from fedaudit.reports.attack_rows import best_attack
 from fedaudit.reports.leak_tests import leak, rebuilt
 from fedaudit.reports.summary_rows import SummaryRow, refused
@@ -58,7 +60,7 @@ def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
 def protected(row: SummaryRow) -> bool:
     epsilon = row.cells["epsilon"].value
     covered = epsilon is not None and 0 < epsilon < math.inf
-    return covered and not row.weak_delta and not row.open_models and not row.cells["lower"].flag
+    return covered and not row.weak_delta and not row.cells["lower"].flag
 
 
 def trained(row: SummaryRow) -> bool:
@@ -144,13 +146,13 @@ def guaranteed(rows: Sequence[SummaryRow]) -> Answer:
         )
     else:
         lines.append(f"No useful guarantee. {NEITHER}")
-    bare = [row for row in rows if row.cells["epsilon"].value == math.inf]
+    bare = [row for row in rows if row.cells["epsilon"].value == math.inf and not row.open_models]
     if bare:
         lines.append(f"No guarantee at all in {len(bare)} (ε = ∞): something is sent without noise.")
     if weak := [row for row in rows if row.weak_delta]:
         lines.append(f"In name only in {len(weak)}: δ ≥ 1/n, which publishing one record at random would meet, too.")
     if apart := [row for row in rows if row.open_models]:
-        lines.append(f"For the messages alone in {len(apart)}: clients' models, trained without noise, are published.")
+        lines.append(f"For the messages alone in {len(apart)} (ε = ∞): {OPEN_MODELS}.")
     if wrong := [_named(row) for row in rows if row.cells["lower"].flag]:
         lines.append(f"Refuted by measurement: {', '.join(wrong)}.")
     return Answer("", lines, "good" if covered and not wrong else "bad")
@@ -205,12 +207,12 @@ def _covers(row: SummaryRow) -> str:
         return "has a guarantee that cannot be composed"
     if epsilon == 0:
         return "sends nothing computed from its records, but publishes its models"
+    if row.open_models:
+        return f"guarantees nothing, as its clients' models are published (the messages alone: {row.messages})"
     if math.isinf(epsilon):
         return "guarantees nothing"
     if row.cells["lower"].flag:
         return "has a claim that is refuted"
-    if row.open_models:
-        return f"guarantees {_epsilon(row)} for its messages alone, and publishes its clients' models"
     return f"guarantees {_epsilon(row)}" + (", with δ ≥ 1/n" if row.weak_delta else "")
 
 

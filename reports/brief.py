@@ -102,14 +102,15 @@ def in_words(row: SummaryRow) -> str:
         return "none that can be stated as one number"
     if epsilon == 0:
         return "sends nothing computed from records, but publishes its models"
+    if row.open_models:
+        return "none: models of single participants are published without noise"
     if math.isinf(epsilon):
         return "none"
     if row.weak_delta:
         return "in name only: its failure probability is too large"
     sure = certainty(epsilon, row.delta)
     words = f"nobody can be more than {_percent(sure)} sure that a record was used (guessing: 50 %)"
-    words += "; that says little" if sure > SAYS_LITTLE else ""
-    return words + ("; for messages alone, models are published without noise" if row.open_models else "")
+    return words + ("; that says little" if sure > SAYS_LITTLE else "")
 
 
 def _percent(share: float) -> str:
@@ -182,7 +183,9 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
     ]
     bare = sum(row.cells["epsilon"].value == math.inf for row in rows)
     if bare:
-        lines.append(f"{bare} of the {len(rows)} settings guarantee nothing: they send something without noise.")
+        lines.append(
+            f"{bare} of the {len(rows)} settings guarantee nothing: they send or publish something without noise."
+        )
     return Section("What is guaranteed", lines)
 
 

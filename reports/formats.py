@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
@@ -18,26 +19,26 @@ from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.row_comparisons import best_row, differences, is_noise
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
-from fedaudit.reports.vocabulary import COLUMNS, Column, interval_text, text
+from fedaudit.reports.vocabulary import interval_text, text
 from fedaudit.stored_model import plain
 from fedaudit.units import UNITS, bytes_text
 
 SCHEMA = 1
 
 
-def shown_columns(rows: Sequence[SummaryRow]) -> list[Column]:
+def shown_columns(rows: Sequence[SummaryRow]) -> list[Metric]:
     """Return the columns in which some row has a figure."""
-    return [c for c in COLUMNS if any(row.cells[c.key].value is not None for row in rows)]
+    return [c for c in report_columns() if any(row.cells[c.key].value is not None for row in rows)]
 
 
-def short_cell(column: Column, cell: ReportCell) -> str:
+def short_cell(column: Metric, cell: ReportCell) -> str:
     """Return value, interval and seeds, such as `89.3 % [84.1, 94.5] (2)`."""
     if cell.value is None:
         return "–"
-    spread = "" if cell.low == cell.high or column.key == "lower" else interval_text(column, cell)
-    if column.key == "epsilon" and spread:
+    spread = "" if cell.low == cell.high or column.seeds == "bound" else interval_text(column, cell)
+    if column.seeds == "largest" and spread:
         spread = f"(from {text(column, cell.low)})"
-    seeds = "" if column.key == "claim" else f"({cell.n})"
+    seeds = "" if column.seeds == "set" else f"({cell.n})"
     return " ".join(part for part in (text(column, cell.value), spread, seeds) if part)
 
 
@@ -46,7 +47,7 @@ def guaranteed(row: SummaryRow) -> bool:
     return epsilon is not None and 0 < epsilon < math.inf
 
 
-def _within_noise(rows: Sequence[SummaryRow], column: Column) -> list[bool]:
+def _within_noise(rows: Sequence[SummaryRow], column: Metric) -> list[bool]:
     """Mark the rows that cannot be told from the best of the column."""
     best, tests = best_row(rows, column), differences(rows, column)
     marks = []
@@ -74,9 +75,10 @@ def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, fac
     for i, row in enumerate(rows):
         cells = []
         for column in columns:
-            shown = short_cell(column, row.cells[column.key])
+            cell = row.cells[column.key]
+            shown = short_cell(column, cell)
             shown += f" at δ = {row.delta:.2g}" if column.key == "epsilon" and guaranteed(row) else ""
-            shown += f" ({row.cells[column.key].flag})" if column.key == "epsilon" and row.cells["epsilon"].flag else ""
+            shown += f" ({cell.flag})" if column.flag_disqualifies and cell.flag else ""
             shown = f"**{shown}**" if i in best[column.key] else f"≈ {shown}" if noise[column.key][i] else shown
             cells.append(shown)
         extra = "".join(f"<br>{_md(f'{key}={value}')}" for key, value in row.group.differs.items())
@@ -129,16 +131,16 @@ def as_json(rows: Sequence[SummaryRow], failed: dict[str, str]) -> str:
     """Return all that the page shows, and the values behind it, as JSON. Infinite numbers are the string "Infinity"."""
     document = {
         "report_schema": SCHEMA,
-        "columns": [_column(c) for c in COLUMNS],
+        "columns": [_column(c) for c in report_columns()],
         "rows": [_row(row) for row in rows],
-        "comparisons": {c.key: _comparisons(rows, c) for c in COLUMNS},
+        "comparisons": {c.key: _comparisons(rows, c) for c in report_columns()},
         "failed": failed,
         "limits": list(sentences.LIMITS),
     }
     return json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n"
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: Metric) -> dict[str, Any]:
     return {
         "key": column.key, "title": column.title, "part": column.part, "unit": column.unit, "better": column.better,
         "sampled": column.sampled, "help": column.help,
@@ -177,7 +179,7 @@ def _row(row: SummaryRow) -> dict[str, Any]:
     }
 
 
-def _comparisons(rows: Sequence[SummaryRow], column: Column) -> list[dict[str, Any]]:
+def _comparisons(rows: Sequence[SummaryRow], column: Metric) -> list[dict[str, Any]]:
     """Return the comparison of every row with the best of its column."""
     best, tests = best_row(rows, column), differences(rows, column)
     found = []
@@ -203,7 +205,7 @@ def as_csv(rows: Sequence[SummaryRow]) -> str:
         "privacy",
         "label",
         "seeds",
-        *(f"{c.key}{end}" for c in COLUMNS for end in CSV_ENDS),
+        *(f"{c.key}{end}" for c in report_columns() for end in CSV_ENDS),
         "delta",
         "notes",
     ]
@@ -216,7 +218,7 @@ def as_csv(rows: Sequence[SummaryRow]) -> str:
             _cell(row.label),
             " ".join(str(r.seed) for r in row.group.runs),
         ]
-        for column in COLUMNS:
+        for column in report_columns():
             cell = row.cells[column.key]
             known = cell.value is not None
             line += [_number(cell.value), _number(cell.low), _number(cell.high), cell.n if known else 0]
@@ -265,7 +267,7 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption: str, label: str) -> str:
+def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Metric], caption: str, label: str) -> str:
     noise = {column.key: _within_noise(rows, column) for column in columns}
     best = {column.key: set(best_row(rows, column).values()) for column in columns}
     titles = [
@@ -296,9 +298,9 @@ def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption:
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 
-def _deviation(column: Column, cell: ReportCell) -> str:
+def _deviation(column: Metric, cell: ReportCell) -> str:
     """Return the sample standard deviation over seeds, in the unit of its value."""
-    if not column.sampled or column.key == "lower" or len(cell.each) < 2 or cell.value is None:
+    if not column.sampled or column.seeds == "bound" or len(cell.each) < 2 or cell.value is None:
         return ""
     spread = statistics.stdev(cell.each.values())
     if column.unit == "bytes":

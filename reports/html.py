@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
@@ -22,29 +23,28 @@ from fedaudit.reports.row_comparisons import best_row, differences, is_noise
 from fedaudit.reports.runs import Run
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import Test
-from fedaudit.reports.vocabulary import BY_KEY, COLUMNS, Column, interval_text, text
+from fedaudit.reports.vocabulary import BY_KEY, interval_text, text
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
-FOLDED = ("global_own", "claim", "tpr", "memory")  # columns that are hidden at first, so that the others fit a screen
 PICTURES = 2_500_000  # the most bytes of all reconstruction pictures of a page together
 
 
 def page(rows: Sequence[SummaryRow], failed: dict[str, str], title: str) -> str:
-    tests = {column.key: differences(rows, column) for column in COLUMNS}
+    tests = {column.key: differences(rows, column) for column in report_columns()}
     return _environment().get_template("report.html").render(
         title=title,
         rows=rows,
         lines=[_line(i, row, rows, tests) for i, row in enumerate(rows) if not refused(row.group)],
-        columns=COLUMNS,
+        columns=report_columns(),
         parts=_parts(),
         facts=facts(rows),
         answers=answers(rows),
         scope=scope(rows),
         idle=[row for row in rows if refused(row.group)],
         failed=failed,
-        empty=(empty := [c for c in COLUMNS if all(row.cells[c.key].value is None for row in rows)]),
-        folded=[c for c in COLUMNS if c in empty or c.key in FOLDED],
+        empty=(empty := [c for c in report_columns() if all(row.cells[c.key].value is None for row in rows)]),
+        folded=[c for c in report_columns() if c in empty or c.folded],
         few=min((len(row.group.runs) for row in rows), default=0) < 3,
         data=_data(rows, tests),
         figures=_overview(rows),
@@ -72,7 +72,7 @@ def facts(rows: Sequence[SummaryRow]) -> str:
 
 def _parts() -> list[tuple[str, int]]:
     parts: dict[str, int] = {}
-    for column in COLUMNS:
+    for column in report_columns():
         parts[column.part] = parts.get(column.part, 0) + 1
     return list(parts.items())
 
@@ -80,15 +80,15 @@ def _parts() -> list[tuple[str, int]]:
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
-def cell_text(column: Column, cell: ReportCell) -> dict[str, str]:
+def cell_text(column: Metric, cell: ReportCell) -> dict[str, str]:
     """Return a figure as the page shows it: the value, its interval and seeds below it, the rest on hover."""
     if cell.value is None:
         return {"main": "–", "sub": cell.reason, "more": "", "title": cell.reason, "flag": ""}
     spread = interval_text(column, cell)
-    if cell.low == cell.high or column.key == "lower":
+    if cell.low == cell.high or column.seeds == "bound":
         spread = ""
-    seeds = f"n = {cell.n}" if column.key != "claim" else ""
-    if column.key == "epsilon" and spread:
+    seeds = f"n = {cell.n}" if column.seeds != "set" else ""
+    if column.seeds == "largest" and spread:
         spread = f"from {text(column, cell.low)}"
     more = "" if column.machine else cell.detail
     title = f"{cell.interval}; {cell.n} {'seed' if cell.n == 1 else 'seeds'}"
@@ -104,7 +104,7 @@ def _line(
     i: int, row: SummaryRow, rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]]
 ) -> dict[str, Any]:
     cells = []
-    for column in COLUMNS:
+    for column in report_columns():
         cell = row.cells[column.key]
         best = best_row(rows, column).get(row.group.arena)
         look = ""
@@ -154,10 +154,10 @@ def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]])
         return [p, sign, names.index(test.how), int(test.more_than_noise)]
 
     compared = {key: [[short(test) for test in line] for line in table] for key, table in tests.items()}
-    best = {c.key: [best_row(rows, c).get(row.group.arena) for row in rows] for c in COLUMNS}
+    best = {c.key: [best_row(rows, c).get(row.group.arena) for row in rows] for c in report_columns()}
     facts_ = {
         "tests": compared, "names": names, "best": best,
-        "better": {c.key: c.better for c in COLUMNS}, "labels": [row.label for row in rows],
+        "better": {c.key: c.better for c in report_columns()}, "labels": [row.label for row in rows],
     }  # fmt: skip
     return json.dumps(facts_, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -167,7 +167,7 @@ def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]])
 
 def _overview(rows: Sequence[SummaryRow]) -> list[dict[str, str]]:
     made = []
-    described = ", ".join(f"{row.label} {text(COLUMNS[0], row.cells['accuracy'].value)}" for row in rows)
+    described = ", ".join(f"{row.label} {text(BY_KEY['accuracy'], row.cells['accuracy'].value)}" for row in rows)
     for name, draw, heading, caption in (
         (
             "tradeoff", tradeoff, "Privacy against utility",

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedaudit.metrics.metric import Metric
 from fedaudit.reports.summary_rows import SummaryRow
 from fedaudit.reports.tests_over_seeds import Test, compared, holm
-from fedaudit.reports.vocabulary import Column
 
 
-def differences(rows: Sequence[SummaryRow], column: Column) -> list[list[Test | None]]:
+def differences(rows: Sequence[SummaryRow], column: Metric) -> list[list[Test | None]]:
     """Return a test of each row against each row; None if they are not comparable (other data, no figure). p-values are
     Holm's, adjusted for all comparisons with the same reference (the first index)."""
     table: list[list[Test | None]] = []
@@ -26,7 +26,7 @@ def differences(rows: Sequence[SummaryRow], column: Column) -> list[list[Test | 
     return table
 
 
-def _difference(a: SummaryRow, b: SummaryRow, column: Column) -> Test | None:
+def _difference(a: SummaryRow, b: SummaryRow, column: Metric) -> Test | None:
     one, two = a.cells[column.key], b.cells[column.key]
     if a is b or one.value is None or two.value is None or a.group.arena != b.group.arena:
         return None
@@ -42,7 +42,7 @@ def is_noise(test: Test | None) -> bool:
     return test is None or not test.more_than_noise
 
 
-def best_row(rows: Sequence[SummaryRow], column: Column) -> dict[tuple[Any, ...], int]:
+def best_row(rows: Sequence[SummaryRow], column: Metric) -> dict[tuple[Any, ...], int]:
     """Return the best row of a column for each arena in which two or more have a figure.
 
     A row near chance is the best only if all are. An epsilon of 0, which says nothing about published models, or with
@@ -57,7 +57,7 @@ def best_row(rows: Sequence[SummaryRow], column: Column) -> dict[tuple[Any, ...]
 
     def counts(row: SummaryRow) -> bool:
         cell = row.cells[column.key]
-        return cell.value is not None and not (column.key == "epsilon" and cell.flag)
+        return cell.value is not None and not (column.flag_disqualifies and cell.flag)
 
     for i, row in enumerate(rows):
         known = best.get(row.group.arena)

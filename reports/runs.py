@@ -43,6 +43,10 @@ class Group:
     passed_over: tuple[Run, ...] = ()  # earlier runs of the same seeds that had another result
 
     @property
+    def records(self) -> list[RunRecord]:
+        return [run.record for run in self.runs]
+
+    @property
     def setting(self) -> Setting:
         return self.runs[0].record.setting
 

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedaudit.epsilon.joint_verdict import judged, told
+from fedaudit.metrics.cost import OUTER, asked, uses_gpu
+from fedaudit.metrics.guarantee import OPEN_MODELS
 from fedaudit.reports.attack_rows import attacks_of, best_attack
 from fedaudit.reports.leak_tests import leaks_by_seed, pooled_attacks
 from fedaudit.reports.runs import Group, command
-from fedaudit.reports.summary_rows import SummaryRow, asked, refused, uses_gpu
+from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.vocabulary import BY_KEY, VIA, kind_text, protection_text, seen_by, text
 from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
 from fedaudit.significance import LEVEL as REFUTES
-from fedaudit.suite.measured import OUTER
 
 LIMITS = (
     "An attack that finds nothing does not prove that nothing can be found: it is a lower bound on what leaks.",
@@ -75,12 +76,12 @@ def verdict(row: SummaryRow) -> list[str]:
         ]
     elif math.isinf(epsilon.value):
         lines = [f"Nothing is guaranteed: {epsilon.detail}."]
+        if row.open_models:
+            lines.append(f"This is so although the messages are covered ({row.messages}).")
     else:
         lines = [f"Guaranteed, for every client and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
         if row.weak_delta:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
-        if row.open_models:
-            lines.append("This covers the messages alone: clients' models, trained without noise, are published.")
     if row.cells["lower"].value is not None:
         lower = row.cells["lower"]
         lines.append(f"An audit measured ε ≥ {lower.value:.3g}{_said_of_claims(row)}.")
@@ -166,6 +167,9 @@ def ledger_rows(row: SummaryRow) -> list[dict[str, str]]:
         lines.append({"what": what, "epsilon": text(BY_KEY["epsilon"], total.epsilon), "note": note})
     together = "not composed" if worst.epsilon is None else text(BY_KEY["epsilon"], worst.epsilon)
     note = "something is sent without noise" if worst.epsilon == math.inf else f"δ = {worst.delta:.2g}"
+    if row.open_models:
+        lines.append({"what": "published models", "epsilon": text(BY_KEY["epsilon"], math.inf), "note": OPEN_MODELS})
+        together, note = text(BY_KEY["epsilon"], math.inf), f"the messages alone: {row.messages}"
     lines.append({"what": f"client {worst.client}, all together", "epsilon": together, "note": note})
     return lines
 

@@ -37,7 +37,7 @@ def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
     if wrong := [row.label for row in rows if row.cells["lower"].flag]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
     if apart := sum(row.open_models for row in rows):
-        lines.append(f"* in {apart} rows only messages are covered: the clients' models are published.")
+        lines.append(f"* in {apart} rows only messages are covered: clients' models are published.")
     if idle := sum(refused(row.group) for row in rows):
         lines.append(f"{idle} rows did not run: their privacy setting applies to nothing that is sent.")
     return [*lines, *([f"{len(failed)} runs failed."] if failed else [])]

@@ -23,6 +23,7 @@ ROOMS = [
     "runtime",
     "attack",
     "epsilon",
+    "metrics",
     "verify",
     "suite",
     "gates",
@@ -214,6 +215,9 @@ def sources() -> dict[str, str]:
         (r"^class Release\b", "fedaudit/wire/release.py"),
         (r"\bcuda\.Stream\(", "fedaudit/cuda_streams.py"),
         (r"^class EpsilonAudit\b", "fedaudit/runtime/run_record.py"),
+        (r"^class Metric\b", "fedaudit/metrics/metric.py"),
+        (r"\.epsilon for \w+ in [\w.]+ if \w+\.entries", "fedaudit/metrics/guarantee.py"),
+        (r"\bpeak_gpu_bytes or \w+\.peak_rss_bytes", "fedaudit/metrics/cost.py"),
     ],
 )
 def test_one_copy_of_each(pattern, home):

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.metrics.cost import MEMORY
+from fedaudit.metrics.guarantee import OPEN_MODELS, largest_delta, ledger_epsilon, open_models
+from fedaudit.metrics.metric import metrics
+from fedaudit.metrics.utility import near_chance
 from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
@@ -183,15 +187,17 @@ def summary(record: RunRecord) -> list[str]:
         if isinstance(attack, MembershipResult) and attack.split_broken and attack.blind:
             lines.append(f"    {attack.verdict}")
     lines += [_audit_line(audit) for audit in record.audits]
+    further = ((metric, metric.value(record)) for metric in metrics().values() if metric.line)
+    lines += [f"  {metric.title}: {metric.text(value)}" for metric, value in further if value is not None]
     seconds = sum(row.wall_s for row in record.rounds)
-    lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
+    memory = bytes_text(MEMORY.value(record) or 0, binary=True)
+    lines.append(f"  {seconds:.1f} s, peak memory {memory}, {record.device}")
     return lines + [f"  note: {note}" for note in record.notes]
 
 
 def _near_chance(record: RunRecord) -> list[str]:
     """Return a warning that nothing was learnt and which settings to try; empty if something was."""
     from fedaudit.registry import find
-    from fedaudit.suite.measured import near_chance
 
     classes, last = record.data.classes, record.result.last
     if last is None or not near_chance(last.test_score(), classes):
@@ -240,31 +246,28 @@ def _audit_line(audit: EpsilonAudit) -> str:
 
 
 def ledger_lines(record: RunRecord) -> list[str]:
-    """Return what the ledger guarantees, for the worst client: never less alarming than it is."""
+    """Return what the run guarantees, for the worst client: never less alarming than it is."""
+    lines, messages = [], "  privacy: "
+    if open_models([record]):
+        lines.append(f"  privacy: epsilon = infinity for each client: {OPEN_MODELS}")
+        messages = "    the messages alone: "
     if not record.ledger or not any(ledger.entries for ledger in record.ledger):
-        return ["  privacy: nothing computed from private data was released"]
+        return [*lines, f"{messages}nothing computed from private data was released"]
     open_fields = sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier == 0})
-    lines = []
     if open_fields:
         lines.append(f"  privacy: epsilon = infinity for each client; not protected: {', '.join(open_fields)}")
     elif record.status == "done":
-        totals = [c.epsilon for c in record.ledger]
-        if None in totals:
+        worst = ledger_epsilon(record)
+        if worst is None:
             lines.append(
-                "  privacy: no joint epsilon, as releases have different neighbouring relations; see the record"
+                f"{messages}no joint epsilon, as releases have different neighbouring relations; see the record"
             )
         else:
-            worst = max(c for c in totals if c is not None)
             relations = sorted({r for c in record.ledger for r, total in c.by_relation.items() if total.epsilon > 0})
-            delta = max(c.delta for c in record.ledger)
             lines.append(
-                f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
-                + (f" ({', '.join(relations)}, for one record)" if relations else "")
+                f"{messages}epsilon = {worst:.4g} at delta <= {largest_delta([record]):.2g} for the worst client, all "
+                "rounds together" + (f" ({', '.join(relations)}, for one record)" if relations else "")
             )
-            if not record.models_covered:
-                lines.append(
-                    "    this covers the messages alone: clients' models, trained without noise, are published"
-                )
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from fedaudit.reports.formats import as_csv, latex, markdown
 from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.report import rows_below, write_report
 from fedaudit.reports.row_comparisons import best_row
+from fedaudit.reports.sentences import ledger_rows, verdict
 from fedaudit.reports.terminal import table
 from fedaudit.reports.vocabulary import BY_KEY
 
@@ -154,7 +156,8 @@ def test_rows_are_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
-    """Logits under noise, and clients' models that were trained without it are published: epsilon 1 of the wire."""
+    """Logits under noise, and clients' models that were trained without it are published: epsilon 1 of the wire alone,
+    so that infinity is guaranteed."""
     policy = {"logits": {"epsilon": 1.0, "sensitivity": "clip:1"}}
     for seed in range(3):
         record = reported._record("fke", seed, 0.8 + 0.01 * seed, releases=True, privacy=policy, epsilon=1.0)
@@ -162,12 +165,18 @@ def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
         reported._save(tmp_path, f"fke-{seed}", strict(record, 0.001).model_copy(update={"published": models}), [])
     of = rows_below(tmp_path)[0]
     assert [protected(row) for row in of] == [False]
-    assert of[0].cells["epsilon"].flag.startswith("covers the messages alone")
+    assert of[0].cells["epsilon"].value == math.inf
+    assert of[0].cells["epsilon"].flag == "the messages alone: ε = 1, δ = 0.001"
     found = said(of)
     assert found["Which to use"].startswith(NEITHER)
-    assert "guarantees ε = 1, δ = 0.001 for its messages alone" in found["Which to use"]
-    assert "For the messages alone in 1" in found["What is guaranteed"]
+    assert "guarantees nothing, as its clients' models are published" in found["Which to use"]
+    assert "(the messages alone: ε = 1, δ = 0.001)" in found["Which to use"]
+    assert "For the messages alone in 1 (ε = ∞)" in found["What is guaranteed"]
+    assert "something is sent without noise" not in found["What is guaranteed"]
+    assert "Nothing is guaranteed: clients' models, trained without noise, are published." in verdict(of[0])
     assert "in 1 rows only messages are covered" in table(tmp_path)
+    assert ledger_rows(of[0])[-1]["epsilon"] == "∞"
+    assert ledger_rows(of[0])[-2]["what"] == "published models"
 
 
 def test_models_of_private_training_and_global_ones_are_covered(tmp_path):

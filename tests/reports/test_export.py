@@ -6,13 +6,13 @@ import ast
 import io
 import json
 import math
-import struct
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import reported
+from wandb_file import records_of
 
 import fedaudit
 from fedaudit.errors import RunError, SettingError
@@ -154,27 +154,6 @@ def test_mlflow_holds_each_run_once(folder, tmp_path):
     assert "epsilon" not in runs["fedavg-0"].data.metrics
     assert runs["fedavg-0"].data.tags["fedaudit.epsilon"] == "inf"
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["record.json"]
-
-
-def records_of(path):
-    """The messages in wandb's own file, as its own classes. The frame is LevelDB's log: after seven bytes, blocks of 32
-    KiB with records of checksum (4 bytes), length (2), type (1: whole, 2 to 4: first, middle, last)."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, parts = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
-    while at + 7 <= len(data):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            yield record
-            parts = b""
 
 
 def test_wandb_offline_holds_history_config_and_summary(folder, tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from fedaudit.cli.main import app
 from fedaudit.errors import FedauditError, SettingError
+from fedaudit.metrics.metric import report_columns
 from fedaudit.reports.attack_rows import Found
 from fedaudit.reports.compare import as_json, as_text, compare
 from fedaudit.reports.figures import figures_of, inline, style
@@ -35,7 +36,7 @@ from fedaudit.reports.row_comparisons import best_row, differences, pareto
 from fedaudit.reports.runs import command, grouped, privacy_text, read_runs
 from fedaudit.reports.summary_rows import rows_of
 from fedaudit.reports.tests_over_seeds import compared, holm, over_seeds
-from fedaudit.reports.vocabulary import BY_KEY, COLUMNS
+from fedaudit.reports.vocabulary import BY_KEY
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result
@@ -118,7 +119,7 @@ def test_hostile_names_stay_names(written):
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "my\\_pkg.a|b:Evil\\textless{}i\\textgreater{}\\_\\&\\%\\$" in written["latex"]
     lines = list(csv.reader(io.StringIO(written["csv"])))
-    assert {len(line) for line in lines} == {6 + 4 * len(COLUMNS)}
+    assert {len(line) for line in lines} == {6 + 4 * len(report_columns())}
     assert reported.HOSTILE in [line[0] for line in lines]
 
 
@@ -152,8 +153,20 @@ def test_the_schema_document_names_every_key(written):
     document = json.loads(written["json"])
     keys = {*document, *document["rows"][1], *document["columns"][0], *document["comparisons"]["accuracy"][0]}
     keys |= {key for row in document["rows"] for cell in row["cells"].values() for key in cell}
-    keys |= {column.key for column in COLUMNS}
     assert not [key for key in sorted(keys) if f"`{key}`" not in text]
+
+
+def test_the_schema_document_says_of_each_figure_what_the_metric_says():
+    """Its table has the metrics of fedaudit itself; others say in `columns` what they are."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "report_schema.md").read_text()
+    told = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.*?) \| ?(.*?) \| (yes|no) \|", text, re.MULTILINE)}
+    assert len(told) >= 14
+    for key, (unit, better, sampled) in told.items():
+        metric = BY_KEY[key]
+        assert unit == {"auc": "0 to 1"}.get(metric.unit, metric.unit)
+        assert better == (metric.better or "")
+        assert sampled == ("yes" if metric.sampled else "no")
+        assert metric.column
 
 
 # --- the rows ----------------------------------------------------------------------------------------------------
