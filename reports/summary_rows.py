@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.leak_tests import auc_cell, blind_auc, guessed, strongest
+from fedaudit.reports.own_points import effects
 from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.reports.vocabulary import COLUMNS, Column
-from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
+from fedaudit.runtime.attack_result import MembershipResult, ReconstructionResult
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord
 from fedaudit.suite.measured import OUTER, near_chance
 from fedaudit.units import UNITS
@@ -36,6 +38,16 @@ class SummaryRow:
     def untrained(self) -> bool:
         """Say if the row is near chance. Nothing was learnt then, so that attacks find nothing is no merit."""
         return any(note.startswith(UNTRAINED) for note in self.notes)
+
+    @property
+    def refuted(self) -> bool:
+        """Say if a claim of this row is refuted, by an attack or by a check of the noise."""
+        return bool(self.cells["lower"].flag or self.cells["noise"].flag)
+
+    @property
+    def idle(self) -> list[str]:
+        """Return the steps of the method that changed nothing, by the points of its own rounds."""
+        return [effect.step for effect in effects(self.group) if effect.nothing]
 
     @property
     def delta(self) -> float:
@@ -210,21 +222,28 @@ def _weak_delta(group: Group) -> bool:
     return any(c.delta * c.n >= 1 for run in group.runs for c in run.record.ledger if c.entries)
 
 
-def _lower(group: Group) -> ReportCell:
-    audits = [(run.seed, audit) for run in group.runs for audit in run.audits]
-    found = [(seed, audit) for seed, audit in audits if audit.trials]
-    if not found:
-        return ReportCell(reason=f"not tried: {audits[0][1].how}" if audits else "not audited")
-    each: dict[int, float] = {}
-    for seed, audit in found:
-        each[seed] = max(each.get(seed, 0.0), audit.lower_bound)
-    best = max(found, key=lambda pair: pair[1].lower_bound)[1]
-    refuted = list(dict.fromkeys(claim_text(audit) for audit in refuted_claims(group)))
-    many = f"the largest of {len(found)} audits, each by itself" if len(found) > 1 else "the one audit"
-    how = f"one-sided {100 * best.confidence:g} %, {best.trials} trials, {many}"
-    flag = f"refuted: {'; '.join(refuted)}" if refuted else ""
-    largest = max(each.values())
-    return ReportCell(largest, largest, math.inf, len(each), how, each, best.claim, flag=flag)
+def _lower(of_noise: bool) -> Callable[[Group], ReportCell]:
+    """Return what makes the cell of the largest bound: by attacks on planted records, or for the noise that was found."""
+
+    def make(group: Group) -> ReportCell:
+        audits = [(run.seed, audit) for run in group.runs for audit in run.audits if audit.of_noise == of_noise]
+        found = [(seed, audit) for seed, audit in audits if audit.trials]
+        if not found:
+            return ReportCell(reason=f"not tried: {audits[0][1].how}" if audits else "not audited")
+        each: dict[int, float] = {}
+        for seed, audit in found:
+            each[seed] = max(each.get(seed, 0.0), audit.lower_bound)
+        best = max(found, key=lambda pair: pair[1].lower_bound)[1]
+        refuted = list(
+            dict.fromkeys(claim_text(audit) for audit in refuted_claims(group) if audit.of_noise == of_noise)
+        )
+        many = f"the largest of {len(found)} audits, each by itself" if len(found) > 1 else "the one audit"
+        how = f"one-sided {100 * best.confidence:g} %, {best.trials} trials, {many}"
+        flag = f"refuted: {'; '.join(refuted)}" if refuted else ""
+        largest = max(each.values())
+        return ReportCell(largest, largest, math.inf, len(each), how, each, best.claim, flag=flag)
+
+    return make
 
 
 def refuted_claims(group: Group) -> list[EpsilonAudit]:
@@ -252,10 +271,21 @@ def _best(claims: str, measure: str) -> Callable[[Group], ReportCell]:
     return make
 
 
+def _auc(group: Group) -> ReportCell:
+    """Return the AUC of the strongest membership attack, with what the best blind attacker reaches beside it."""
+    best = strongest(group)
+    if best is None:
+        return _best("membership", "auc")(group)
+    cell, blind = auc_cell(best), blind_auc(group)
+    return replace(
+        cell, detail=cell.detail + (f"; the best blind attacker has {blind:.3f}" if blind is not None else "")
+    )
+
+
 def _with_chance(best: Found, cell: ReportCell, measure: str) -> ReportCell:
     """Return the cell with what guessing would give, and a flag if the attack is no better than its baselines."""
-    chances = [e.chance for e in best.estimates(measure).values() if isinstance(e, Rate) and e.chance is not None]
-    detail = cell.detail + (f"; guessing gives {100 * sum(chances) / len(chances):.1f} %" if chances else "")
+    chance = guessed(best) if measure == "identification" else None
+    detail = cell.detail + (f"; guessing gives {100 * chance:.1f} %" if chance is not None else "")
     verdicts = [r.beats_baselines for r in best.results.values() if isinstance(r, ReconstructionResult)]
     flag = "no better than its baselines" if verdicts and not any(verdicts) else ""
     values = {name: getattr(cell, name) for name in ("value", "low", "high", "n", "interval", "each")}
@@ -265,9 +295,10 @@ def _with_chance(best: Found, cell: ReportCell, measure: str) -> ReportCell:
 MAKERS: dict[str, Callable[[Group], ReportCell]] = {
     "claim": _claim,
     "epsilon": _epsilon,
-    "lower": _lower,
+    "lower": _lower(of_noise=False),
+    "noise": _lower(of_noise=True),
     "tpr": _best("membership", "tpr"),
-    "auc": _best("membership", "auc"),
+    "auc": _auc,
     "identified": _best("reconstruction", "identification"),
 }
 
@@ -295,8 +326,8 @@ def _notes(group: Group, cells: dict[str, ReportCell]) -> list[str]:
         )
     if len(group.runs) == 1:
         notes.append("One seed: no interval over seeds, and no difference can be told from noise.")
-    if cells["lower"].flag:
-        notes.append(f"Measurement {cells['lower'].flag}.")
+    notes += [effect.text() for effect in effects(group)]
+    notes += [f"Measurement {cells[key].flag}." for key in ("lower", "noise") if cells[key].flag]
     results = [result for run in group.runs for result in run.record.attacks]
     if any(isinstance(result, MembershipResult) and result.split_broken for result in results):
         notes.append(

@@ -34,8 +34,10 @@ def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
     lines = []
     if weak := sum(row.untrained for row in rows):
         lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so attacks find nothing.")
-    if wrong := [row.label for row in rows if row.cells["lower"].flag]:
+    if wrong := [row.label for row in rows if row.refuted]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
+    if still := sum(bool(row.idle) for row in rows):
+        lines.append(f"{still} rows: a part of the method changed nothing; the report's notes name it.")
     if apart := sum(row.open_models for row in rows):
         lines.append(f"* in {apart} rows only messages are covered: the clients' models are published.")
     if idle := sum(refused(row.group) for row in rows):
@@ -54,7 +56,7 @@ def _figures(row: SummaryRow) -> tuple[str, ...]:
     if auc.value is not None:
         found += {True: " leak", False: "", None: " ?"}[leak(row)]
     return (
-        f"{'~' if row.untrained else ''}{reached}", f"{'!' if row.cells['lower'].flag else ''}{guaranteed}", found,
+        f"{'~' if row.untrained else ''}{reached}", f"{'!' if row.refuted else ''}{guaranteed}", found,
         text(BY_KEY["up"], row.cells["up"].value),
     )  # fmt: skip
 

@@ -1,0 +1,260 @@
+"""A made-up audit in which the right conclusions are known: the page has to say them, and no others.
+
+Eleven settings on the same data, three seeds each, four classes (chance is 25 %):
+
+    fedavg              90.0 %                 leaks membership: AUC 0.62, blind 0.50 (lift 0.12)
+    fedavg+idle         90.1 %, 10 x compute   its distillation changes nothing
+    fedavg      eps 8   85.0 %                 the one to use
+    fedavg+idle eps 8   85.2 %, 10 x compute   the same guarantee (7.98), not told apart: never recommended
+    fedavg      eps 2   70.0 %                 stricter, and 15 points worse
+    tilted              80.0 %                 AUC 0.66, but a blind attacker has 0.58 (lift 0.08)
+    skewed              80.0 %                 AUC 0.70, where a blind attacker has 0.69: the split is broken
+    pictures            80.0 %                 86.5 % of images identified, by guessing 72.2 %
+    embedded            80.0 %                 38.3 % identified, by guessing 0.4 %: by far the worst
+    lost        eps 1   26.0 %                 near chance: its guarantee and its AUC of 0.5 are no merit
+    claims      eps 1   88.0 %                 its claim is refuted, by a noise check; an attack shows 2.25
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import reported
+
+from fedaudit.reports.answers import answers, scope
+from fedaudit.reports.formats import latex, markdown
+from fedaudit.reports.leak_tests import leak
+from fedaudit.reports.report import rows_below, write_report
+from fedaudit.reports.row_comparisons import marks
+from fedaudit.reports.sentences import verdict
+from fedaudit.reports.terminal import table
+from fedaudit.reports.vocabulary import BY_KEY
+from fedaudit.runtime.meter import Timing
+from fedaudit.runtime.scores import GlobalScores
+
+JITTER = (0.0, 0.012, -0.012)
+OTHER = (0.004, 0.011, -0.012)  # 0.1 points more in the mean, and no difference that a test tells
+
+
+def dp(epsilon):
+    return {"training": {"epsilon": epsilon, "sensitivity": "clip:1", "delta": 1e-5}}
+
+
+def made(method, seed, accuracy, *, epsilon=None, ledger=None, seconds=1.0, before=None, jitter=JITTER):
+    """A record of one run. `before`: what the model reached before the round's distillation."""
+    privacy = dp(epsilon) if epsilon else None
+    record = reported._record(
+        method, seed, accuracy + jitter[seed], releases=True, privacy=privacy, epsilon=ledger or epsilon
+    )
+    record.ledger = [client.model_copy(update={"delta": 1e-5}) for client in record.ledger]
+    record.timings = [Timing(party="client 0", phase="task", calls=2, wall_s=seconds + 0.01 * seed)]
+    if before is not None:
+        for row in record.rounds:
+            own = row.utility.global_.test.accuracy
+            test = row.utility.global_.test.model_copy(update={"accuracy": own + before})
+            row.utility.global_points = {"before distillation": GlobalScores(test=test)}
+    return record
+
+
+def blind(auc):
+    return reported._membership("blind_prior", "server", auc, blind=True)
+
+
+def identified(share, chance):
+    found = reported._reconstruction("decoder", share)
+    found["pooled"]["identification"].update(low=share - 0.02, high=share + 0.02, chance=chance)
+    found["baselines"]["mean image"]["identification"].update(value=chance, low=chance, high=chance)
+    return found
+
+
+def noise_check(verdict_, claim, bound):
+    return reported._audit(verdict_, claim, bound).model_copy(update={"test": "residuals", "seeks": 0.9})
+
+
+def write(folder):
+    save = reported._save
+    for seed in range(3):
+        told = [reported._membership("loss", "server", 0.62, leak=True), blind(0.5)]
+        save(folder, f"plain-{seed}", made("fedavg", seed, 0.90), told)
+        quiet = [reported._membership("loss", "server", 0.51), blind(0.5)]
+        idle = made("fedavg+idle", seed, 0.90, seconds=10.0, before=0.0, jitter=OTHER)
+        save(folder, f"idle-{seed}", idle, quiet)
+        save(folder, f"dp8-{seed}", made("fedavg", seed, 0.85, epsilon=8.0), quiet)
+        idle = made("fedavg+idle", seed, 0.85, epsilon=8.0, ledger=7.98, seconds=10.0, before=0.0, jitter=OTHER)
+        save(folder, f"idle8-{seed}", idle, quiet)
+        save(folder, f"dp2-{seed}", made("fedavg", seed, 0.70, epsilon=2.0), quiet)
+        tilted = [reported._membership("loss", "server", 0.66, leak=True), blind(0.58)]
+        save(folder, f"tilted-{seed}", made("tilted", seed, 0.80), tilted)
+        gap = {"blind_prior": reported._estimate(0.01, 0.03, "DeLong")}
+        high = [reported._membership("loss", "server", 0.70, split_broken=True, against_blind=gap), blind(0.69)]
+        save(folder, f"skewed-{seed}", made("skewed", seed, 0.80, before=-0.031), high)
+        save(folder, f"pictures-{seed}", made("pictures", seed, 0.80), [identified(0.865, 0.722)])
+        save(folder, f"embedded-{seed}", made("embedded", seed, 0.80), [identified(0.383, 0.004)])
+        save(folder, f"lost-{seed}", made("lost", seed, 0.26, epsilon=1.0), quiet)
+        audits = [noise_check("refuted", 1.0, 31.6), reported._audit("not refuted", 1.0, 2.25)]
+        save(folder, f"claims-{seed}", made("claims", seed, 0.88, epsilon=1.0), [], audits)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    return rows_below(folder)[0]
+
+
+@pytest.fixture(scope="module")
+def said(rows):
+    return {answer.question: " ".join(answer.lines) for answer in answers(rows)}
+
+
+def row_of(rows, method, epsilon=None):
+    """The row of a method with this epsilon in its setting."""
+    policy = dp(epsilon) if epsilon else {}
+    [found] = [r for r in rows if r.group.method == method and r.group.setting.privacy == policy]
+    return found
+
+
+# --- which to use ------------------------------------------------------------------------------------------------
+
+
+def test_the_cheaper_of_two_that_are_not_told_apart_is_recommended(rows, said):
+    """At epsilon 8 FedAvg and FedAvg with an idle part: 85.0 and 85.1 %, at 1 and 10 seconds."""
+    first = row_of(rows, "fedavg", 8.0)
+    assert said["Which to use"].startswith(f"With a guarantee: {first.label}, accuracy 85.0 %")
+    assert "fedavg+idle" not in said["Which to use"].split("Without")[0].split("cannot be told")[0].split(". ")[0]
+
+
+def test_the_recommended_row_has_its_own_cost(said):
+    assert "It costs 1.00 kB up and 500 B down a client and round, 1.0 s of CPU a run." in said["Which to use"]
+
+
+def test_without_a_guarantee_the_simpler_one_is_named_too(said):
+    """FedAvg with its idle part is 0.1 points better, which nothing tells, at ten times the compute."""
+    without = said["Which to use"].split("Without: ")[1]
+    assert without.startswith("fedavg, 90.0 %")
+    assert "5.0 points more" in without
+    assert "it guarantees nothing" in without
+
+
+def test_who_is_equal_and_dearer_is_named_as_such(rows, said):
+    other = row_of(rows, "fedavg+idle", 8.0)
+    assert f"{other.label} cannot be told from it and takes 9.9 times the compute" in said["Which to use"]
+
+
+def test_what_is_near_chance_or_refuted_is_not_recommended(said):
+    for name in ("lost", "claims"):
+        assert name not in said["Which to use"]
+
+
+# --- what leaks --------------------------------------------------------------------------------------------------
+
+
+def test_membership_is_ranked_by_what_a_blind_attacker_leaves(said):
+    """0.62 over 0.50 is more than 0.66 over 0.58. Where the split is broken, nothing is told."""
+    assert (
+        "Membership, in 2 of 8 settings (not told in 1): most on fedavg, AUC 0.620 [0.597, 0.643]" in said["What leaks"]
+    )
+    assert "guessing gives 0.5, the best blind attacker 0.500" in said["What leaks"]
+    assert "by the server (loss)" in said["What leaks"]
+
+
+def test_reconstruction_is_ranked_by_what_guessing_leaves(said):
+    """38.3 % over 0.4 % is more than 86.5 % over 72.2 %."""
+    found = said["What leaks"].split("Records, ")[1]
+    assert found.startswith("in 2 of 2 settings: most on embedded, 38.3 %")
+    assert "guessing gives 0.4 %" in found
+
+
+def test_the_count_of_leaks_is_the_number_of_marks_on_the_page(folder, rows, tmp_path):
+    (page,) = write_report(folder, ["html"], out=tmp_path)
+    text = page.read_text()
+    assert len(re.findall(r'<td data-key="auc"[^>]* data-leak ', text)) == sum(leak(row) is True for row in rows) == 2
+    assert len(re.findall(r'<td data-key="identified"[^>]* data-leak ', text)) == 2
+
+
+def test_one_auc_has_one_interval(folder, rows, tmp_path):
+    """In the table, in the sentence, in the answer: of the same attack, over all candidates of all seeds."""
+    cell = row_of(rows, "fedavg").cells["auc"]
+    assert (cell.low, cell.high) == (pytest.approx(0.62 - 0.04 / 3**0.5), pytest.approx(0.62 + 0.04 / 3**0.5))
+    (line,) = [line for line in verdict(row_of(rows, "fedavg")) if "AUC" in line]
+    assert "AUC 0.620 [0.597, 0.643]" in line
+    text = markdown(rows, {}, "Audit", "facts")
+    assert {found for found in re.findall(r"0\.620 \\?\[(.*?)\]", text)} == {"0.597, 0.643"}
+
+
+def test_blind_baselines_are_no_attacks(rows):
+    assert scope(rows)["Scope"].startswith("2 attacks and 1 blind baseline, 3 seeds")
+
+
+# --- what is guaranteed ------------------------------------------------------------------------------------------
+
+
+def test_guarantees_are_those_that_hold(rows, said):
+    """The smallest of a trained setting that is not refuted is 2. Six settings have no guarantee, one is refuted."""
+    found = said["What is guaranteed"]
+    assert found.startswith("At best ε = 2, δ = 1e-05, for one record of any client")
+    assert "3 of 11 have a finite epsilon that holds and beat chance" in found
+    assert "No guarantee at all in 6 (ε = ∞)" in found
+    assert f"Refuted by measurement: {row_of(rows, 'claims', 1.0).label}." in found
+
+
+def test_a_noise_check_is_not_called_an_attack(rows, said):
+    """31.6 is what the accounting gives for the noise that was found; attacks on planted records showed 2.25."""
+    row = row_of(rows, "claims", 1.0)
+    assert row.cells["lower"].value == 2.25
+    assert row.cells["noise"].value == 31.6
+    assert "refuted" in row.cells["noise"].flag
+    assert row.refuted
+    words = " ".join(verdict(row))
+    assert "An attack on planted records showed ε ≥ 2.25" in words
+    assert "The noise that was found amounts to ε ≥ 31.6" in words
+
+
+# --- a row that does nothing -------------------------------------------------------------------------------------
+
+
+def test_a_row_whose_mechanism_changes_nothing_says_so(rows, folder):
+    for epsilon in (None, 8.0):
+        notes = " ".join(row_of(rows, "fedavg+idle", epsilon).notes)
+        assert "Distillation changed accuracy by 0.0 points in every evaluated round of 3 seeds" in notes
+    notes = " ".join(row_of(rows, "skewed").notes)
+    assert "Distillation changed accuracy by +3.1 points in the last round (3 seeds)." in notes
+    assert "distillation" not in " ".join(row_of(rows, "fedavg").notes).lower()
+    assert "2 rows: a part of the method changed nothing" in re.sub(r"\s+", " ", table(folder))
+
+
+# --- marks -------------------------------------------------------------------------------------------------------
+
+
+def test_marks_come_from_tests_alone(rows):
+    """Accuracy: the two at 90 % are told from all others, not from each other: neither is the best. 85 % is worse."""
+    found = dict(zip([row.label for row in rows], marks(rows, BY_KEY["accuracy"]), strict=True))
+    assert found["fedavg"] == found["fedavg+idle"] == "tied"
+    assert found[row_of(rows, "fedavg", 2.0).label] == "worse"
+    assert "best" not in found.values()
+
+
+def test_counted_values_have_no_marks(rows):
+    for key in ("epsilon", "up", "down"):
+        assert set(marks(rows, BY_KEY[key])) == {""}
+    assert not re.search(r"\\textbf\{\d+\}", latex(rows, ["epsilon"]))
+
+
+def test_whoever_is_told_from_all_others_is_the_best(tmp_path):
+    for seed in range(3):
+        reported._save(tmp_path, f"a-{seed}", made("a", seed, 0.90), [])
+        reported._save(tmp_path, f"b-{seed}", made("b", seed, 0.80, jitter=OTHER), [])
+        if seed < 2:
+            reported._save(tmp_path, f"c-{seed}", made("c", seed, 0.85, jitter=OTHER), [])
+    found = rows_below(tmp_path)[0]
+    of = dict(zip([row.label for row in found], marks(found, BY_KEY["accuracy"]), strict=True))
+    assert of["b"] == "worse"
+    assert of["c"] == "", "two seeds: nothing was tested, so nothing is marked"
+    assert of["a"] == "", "the best has to be told from everybody"
+    few = [row for row in found if row.label != "c"]
+    assert marks(few, BY_KEY["accuracy"]) == ["best", "worse"]
