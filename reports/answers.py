@@ -3,8 +3,8 @@
 A setting is *trained* if it is not near chance, and *protected* if the ledger's epsilon is finite and above 0,
 its delta is below 1/n for every client, it covers the models that are published, and no claim of it was refuted.
 Settings are compared at an equal guarantee. Of those that no test tells apart, the simpler or cheaper one is named.
-Leaks are ranked by what they are above guessing and above an attacker who sees nothing. Nothing here says that a setting
-leaks nothing.
+Leaks are ranked by what they are above guessing and above an attacker who sees nothing. Nothing here says that a
+setting leaks nothing.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def trained(row: SummaryRow) -> bool:
 def which(rows: Sequence[SummaryRow]) -> Answer:
     """Recommend the strictest protected setting that is nearly as accurate as the best protected one, with its cost.
 
-    Also say what a looser one would give, what a stricter one costs, which equal one is dearer, and what is lost against
-    the best without a guarantee. Guarantees of other units (records, clients) have a sentence each."""
+    Also say what a looser one would give, what a stricter one costs, which equal one is dearer, and what is lost
+    against the best without a guarantee. Guarantees of other units (records, clients) have a sentence each."""
     able = [row for row in rows if trained(row)]
     if not able:
         return Answer("", [f"None: every setting is near chance. {NEITHER}"], "bad")
@@ -220,11 +220,11 @@ def leaks(rows: Sequence[SummaryRow]) -> Answer:
         worst = max(pictured, key=reconstruction_lift)
         found = best_attack(worst.group, "reconstruction", "identification")
         share = text(BY_KEY["identified"], worst.cells["identified"].value)
+        chance = (guessed(found) if found else None) or 0.0
         spread = interval_text(BY_KEY["identified"], worst.cells["identified"])
         lines.append(
             f"Records, in {len(pictured)} of {len(tried)} settings: most on {_named(worst)}, {share} {spread} of the "
-            f"rebuilt images identified (guessing gives {100 * ((guessed(found) if found else None) or 0.0):.1f} %), by "
-            f"{_attacker(found)}."
+            f"rebuilt images identified (guessing gives {100 * chance:.1f} %), by {_attacker(found)}."
         )
     if not lines:
         lines.append("No attack was run, so nothing is known.")
@@ -240,7 +240,8 @@ def guaranteed(rows: Sequence[SummaryRow]) -> Answer:
         relation = f" ({least.relation})" if least.relation else ""
         lines.append(
             f"At best {_epsilon(least)}, for one record of any client{relation}, all rounds together: {_named(least)}, "
-            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} have a finite epsilon that holds and beat chance."
+            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} have a finite epsilon that holds and beat "
+            "chance."
         )
     else:
         lines.append(f"No useful guarantee. {NEITHER}")

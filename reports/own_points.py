@@ -1,7 +1,7 @@
 """The effect of a method's own steps: the accuracy of its models within a round, held against what it deploys.
 
-A method may offer its models at further points of a round (`Method.global_points`, `Method.points`), and the record keeps
-what they reached. A point called "before X" says what X did. If a step changed nothing, its row says so.
+A method may offer its models at further points of a round (`Method.global_points`, `Method.points`), and the record
+keeps what they reached. A point called "before X" says what X did. If a step changed nothing, its row says so.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ LIMITS = (
     "seeds give very wide intervals; use five or more for comparisons.",
     "Two figures count as different if a t-test over seeds (paired by seed if both have it, otherwise Welch's) "
     f"gives p < {LEVEL:g} after Holm's correction for all comparisons with the same reference, and both have at least "
-    f"{SEEDS} seeds. Counted and computed figures (bytes, ledger) carry no mark. A setting near chance is never the best "
-    "of a column: if nothing was learnt, attacks find nothing.",
+    f"{SEEDS} seeds. Counted and computed figures (bytes, ledger) carry no mark. A setting near chance is never the "
+    "best of a column: if nothing was learnt, attacks find nothing.",
     "The interval of an AUC is over the candidates of all seeds, which are other records in each; all other intervals "
     "over seeds are as above.",
     "Accuracy is that of the last round. The best round on test data is not reported: nobody could have chosen it.",

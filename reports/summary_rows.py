@@ -223,7 +223,7 @@ def _weak_delta(group: Group) -> bool:
 
 
 def _lower(of_noise: bool) -> Callable[[Group], ReportCell]:
-    """Return what makes the cell of the largest bound: by attacks on planted records, or for the noise that was found."""
+    """Return what makes the cell of the largest bound: by attacks on planted records, or for the noise found."""
 
     def make(group: Group) -> ReportCell:
         audits = [(run.seed, audit) for run in group.runs for audit in run.audits if audit.of_noise == of_noise]

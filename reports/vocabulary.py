@@ -58,14 +58,14 @@ COLUMNS = (
     ),
     Column(
         "lower", "Attacked ε ≥", "Guarantee", "epsilon", None, True,
-        "Empirical lower bound, at 95 % confidence: what attacks on planted records show; the largest of all attacks. A "
-        "claim below it is refuted if p < 0.001, corrected for all audits. A small value shows nothing.",
+        "Empirical lower bound, at 95 % confidence: what attacks on planted records show; the largest of all attacks. "
+        "A claim below it is refuted if p < 0.001, corrected for all audits. A small value shows nothing.",
     ),
     Column(
         "noise", "Noise found ε ≥", "Guarantee", "epsilon", None, True,
-        "What the accounting gives for the noise that was found on the bytes as sent, at 95 % confidence. It is a check "
-        "of the noise and no attack: nobody may be able to reach it. A claim below it is refuted if p < 0.001, corrected "
-        "for all audits.",
+        "What the accounting gives for the noise that was found on the bytes as sent, at 95 % confidence. It is a "
+        "check of the noise and no attack: nobody may be able to reach it. A claim below it is refuted if p < 0.001, "
+        "corrected for all audits.",
     ),
     Column(
         "tpr", "TPR at 1 % FPR", "Attacks", "share", "low", True,
