@@ -6,17 +6,29 @@ import base64
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
 
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.checked import checked
-from fedaudit.reports.figures import against_bytes, inline, inside, looks, partition, per_round, roc, style, tradeoff
+from fedaudit.reports.figures import (
+    against_bytes,
+    inline,
+    inside,
+    looks,
+    partition,
+    per_round,
+    privacy_utility,
+    roc,
+    style,
+    tradeoff,
+)
 from fedaudit.reports.leak_tests import above_chance, shown_leak
 from fedaudit.reports.row_comparisons import Mark, best_row, differences, marks, tested
 from fedaudit.reports.runs import Run
@@ -26,6 +38,7 @@ from fedaudit.reports.vocabulary import BY_KEY, COLUMNS, ONE_SIDED, Column, inte
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
+FIRST = "Up is more accurate, left is a stricter guarantee. Bars are 95 % intervals over seeds."
 FOLDED = (
     "global_own",
     "claim",
@@ -54,6 +67,7 @@ def page(rows: Sequence[SummaryRow], failed: dict[str, str], title: str) -> str:
         folded=[c for c in COLUMNS if c in empty or c.key in FOLDED],
         few=min((len(row.group.runs) for row in rows), default=0) < 3,
         data=_data(rows, tests, marked),
+        first=_drawn(rows, "privacy", privacy_utility, "Accuracy over the guarantee", FIRST),
         figures=_overview(rows),
         cards=_cards(rows),
         limits=sentences.LIMITS,
@@ -182,12 +196,12 @@ def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]],
 
 def _overview(rows: Sequence[SummaryRow]) -> list[dict[str, str]]:
     made = []
-    described = ", ".join(f"{row.label} {text(COLUMNS[0], row.cells['accuracy'].value)}" for row in rows)
     for name, draw, heading, caption in (
         (
             "tradeoff", tradeoff, "Privacy against utility",
-            "Up is more accurate, left gives less away. A line joins the settings of one method over ε; bars are 95 % "
-            "intervals over seeds. Overlap alone decides nothing; see the table's tests.",
+            "Up is more accurate, left gives less away. Every mark is at its true place; marks at one place share a "
+            "label. A line joins the settings of one method over ε; bars are 95 % intervals. Dashed: the settings that "
+            "no other beats in both, by their means. Overlap alone decides nothing; see the table's tests.",
         ),
         ("bytes", against_bytes, "Bytes against utility", "What accuracy costs on the wire, logarithmic axes."),
         (
@@ -196,11 +210,18 @@ def _overview(rows: Sequence[SummaryRow]) -> list[dict[str, str]]:
             "best.",
         ),
     ):  # fmt: skip
-        with style(name):
-            svg = inline(draw(rows), name)
-        alt = f"{heading}. {caption} Accuracy in the last round: {described}."
-        made.append({"name": name, "heading": heading, "caption": caption, "svg": svg, "alt": alt})
+        made.append(_drawn(rows, name, draw, heading, caption))
     return made
+
+
+def _drawn(
+    rows: Sequence[SummaryRow], name: str, draw: Callable[[Sequence[SummaryRow]], Figure], heading: str, caption: str
+) -> dict[str, str]:
+    with style(name):
+        svg = inline(draw(rows), name)
+    described = ", ".join(f"{row.label} {text(COLUMNS[0], row.cells['accuracy'].value)}" for row in rows)
+    alt = f"{heading}. {caption} Accuracy in the last round: {described}."
+    return {"name": name, "heading": heading, "caption": caption, "svg": svg, "alt": alt}
 
 
 def _cards(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.mechanisms.base import mechanism_of
-from fedaudit.privacy.policy import policy_of
+from fedaudit.privacy.policy import TRAINING, policy_of
 from fedaudit.privacy.update_policy import UPDATES, UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
@@ -136,7 +136,9 @@ def privacy_text(privacy: dict[str, Any]) -> str:
     alike: dict[str, list[str]] = {}
     for kind, values in sorted(privacy.items()):
         alike.setdefault(_policy_text(kind, values), []).append(kind)
-    return "; ".join(f"{', '.join(kinds)} {how}" for how, kinds in alike.items()) or "none"
+    return (
+        "; ".join(how if kinds == [TRAINING] else f"{', '.join(kinds)} {how}" for how, kinds in alike.items()) or "none"
+    )
 
 
 def _policy_text(kind: str, values: dict[str, Any]) -> str:
