@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.extras import install
 from fedaudit.reports.report import rows_below
 from fedaudit.reports.run_tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite
 from fedaudit.reports.runs import Run, read_runs
@@ -125,7 +126,7 @@ def library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise SettingError(f'--to {extra} needs {extra}: pip install "fedaudit[{extra}]" ({e}).') from None
+        raise SettingError(f"--to {extra} needs {extra}: {install(extra)} ({e}).") from None
 
 
 def fresh_folder(out: Path, what: str, ours: Callable[[Path], bool]) -> None:

@@ -250,7 +250,8 @@ def _join(
         colour = numbered[rows[0].label][1].colour
         if len(of) > 1:
             axes.plot([p[0] for p in of], [p[1] for p in of], color=colour, linewidth=1.4, zorder=1)
-        name = _name(rows[0]) if len(rows) == 1 else " · ".join([method, *(f"{key}={value}" for key, value in other)])
+        first = rows[0].group.name if len({row.group.name for row in rows}) == 1 else method
+        name = _name(rows[0]) if len(rows) == 1 else " · ".join([first, *(f"{key}={value}" for key, value in other)])
         labels.append(Label(*of[-1], name, colour))
     return labels
 

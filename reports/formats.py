@@ -73,7 +73,7 @@ def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, fac
             mark = marked[column.key][i]
             cells.append(f"**{shown}**" if mark == "best" else f"≈ {shown}" if mark == "tied" else shown)
         extra = "".join(f"<br>{_md(f'{key}={value}')}" for key, value in row.group.differs.items())
-        lines.append(f"| {_md(row.group.method)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_md(row.group.name)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Figures are means over seeds with their 95 % interval and, in brackets, the number of seeds. **Bold**: best "
@@ -286,7 +286,7 @@ def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption:
             if column.key == "epsilon":
                 cells.append(f"{row.delta:.2g}" if guaranteed(row) else "--")
         extra = "".join(f", {escape(key)}={escape(value)}" for key, value in row.group.differs.items())
-        lines.append(" & ".join([escape(row.group.method), escape(row.group.privacy) + extra, *cells]) + " \\\\")
+        lines.append(" & ".join([escape(row.group.name), escape(row.group.privacy) + extra, *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 

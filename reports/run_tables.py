@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.errors import SettingError
+from fedaudit.extras import install
 from fedaudit.reports.runs import Run, privacy_text, read_runs
 from fedaudit.reports.summary_rows import accuracy, seconds
 from fedaudit.runtime.attack_result import AnyResult, MembershipResult, NotRun, leak_of, measures_of
@@ -174,7 +175,7 @@ class Tables:
         try:
             import pandas as pd
         except ImportError:
-            raise SettingError('Tables as data frames need pandas: pip install "fedaudit[pandas]".') from None
+            raise SettingError(f"Tables as data frames need pandas: {install('pandas')}.") from None
         return pd.DataFrame([asdict(row) for row in self.rows[table]], columns=columns_of(table))
 
     def csv(self, table: str) -> str:

@@ -147,7 +147,13 @@ def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
 
 def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
     """Write which cells this audit was about and what became of them, for a later report."""
-    rows = [{"folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason} for c in cells]
+    rows = [
+        {
+            "folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason,
+            **({"label": c.setting.label} if c.setting.label else {}),
+        }
+        for c in cells
+    ]  # fmt: skip
     write_atomic(
         out / "audit.json", json.dumps({"cells": rows, **({"gpu": sharing} if sharing else {})}, indent=1).encode()
     )

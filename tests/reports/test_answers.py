@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import reported
 
 from fedaudit.reports.answers import NEITHER, answers, protected
+from fedaudit.reports.compare import compare
 from fedaudit.reports.formats import as_csv, latex, markdown
 from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.report import rows_below, write_report
@@ -200,3 +202,45 @@ def test_of_two_runs_with_other_results_the_last_is_shown_and_the_other_named(tm
     (row,) = rows_below(tmp_path)[0]
     assert row.cells["accuracy"].value == pytest.approx(0.6)
     assert "d-running" not in " ".join(row.notes)
+
+
+# --- names of rows -----------------------------------------------------------------------------------------------
+
+
+def labelled(folder, **labels):
+    """Two settings of FedAvg with the names of the suite; the audit's own note wins over the record's."""
+    for name, (epsilon, label) in {"plain": (None, labels.get("plain")), "dp": (8.0, labels.get("dp"))}.items():
+        policy = {"training": {"epsilon": 8.0, "sensitivity": "clip:1", "delta": 1e-4}} if epsilon else None
+        for seed in range(3):
+            record = reported._record("fedavg", seed, 0.9, releases=True, privacy=policy, epsilon=epsilon)
+            record.setting = record.setting.model_copy(update={"label": label})
+            reported._save(folder, f"{name}-{seed}", record, [])
+    return rows_below(folder)[0]
+
+
+def test_a_rows_own_name_is_in_every_format(tmp_path):
+    of = labelled(tmp_path, plain="Ours", dp="Ours, private")
+    assert [row.label for row in of] == ["Ours", "Ours, private"]
+    assert "| Ours, private | DP-SGD, ε = 8 |" in markdown(of, {}, "t", "f")
+    assert "Ours, private & DP-SGD" in latex(of)
+    assert [line["label"] for line in csv.DictReader(io.StringIO(as_csv(of)))] == ["Ours", "Ours, private"]
+    assert "Ours, private  " in table(tmp_path)
+    html, brief = (write_report(tmp_path, [kind], out=tmp_path / kind)[0].read_text() for kind in ("html", "brief"))
+    assert "<b>Ours, private</b>" in html
+    assert "Ours, private" in brief
+    found = compare(tmp_path, tmp_path)
+    assert found.same_bits == ["Ours", "Ours, private"]
+
+
+def test_rows_that_share_a_name_are_still_told_apart(tmp_path):
+    of = labelled(tmp_path, plain="Ours", dp="Ours")
+    assert [row.label for row in of] == ["Ours", "Ours · DP-SGD, ε = 8"]
+
+
+def test_the_name_of_the_last_audit_counts(tmp_path):
+    """A suite whose names were edited does not run anything again: audit.json has the names of today."""
+    labelled(tmp_path, plain="Old", dp="Old, private")
+    cells = [{"folder": f"runs/plain-{seed}", "status": "done", "reason": None, "label": "New"} for seed in range(3)]
+    cells += [{"folder": f"runs/dp-{seed}", "status": "done", "reason": None} for seed in range(3)]
+    (tmp_path / "audit.json").write_text(json.dumps({"cells": cells}))
+    assert [row.label for row in rows_below(tmp_path)[0]] == ["New", "fedavg · DP-SGD, ε = 8"]
