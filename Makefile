@@ -64,7 +64,7 @@ $(CORE): pyproject.toml constraints.txt
 	touch $(CORE)
 
 $(STAMP): $(CORE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[sign,ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
 	touch $(STAMP)
 
 clean:

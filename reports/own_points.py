@@ -12,6 +12,7 @@ from fedaudit.reports.runs import Group
 from fedaudit.runtime.scores import ClientScores, Utility
 
 BEFORE = "before "  # begins the name of a point that lies before a step; the rest of the name is the step
+BETWEEN = "what clients do between the points of a round"  # these points have no order
 NOTHING = 0.0005  # a change of accuracy that prints as 0.0 points
 
 
@@ -22,6 +23,7 @@ class Effect:
     step: str
     last: dict[int, float]
     largest: float  # the largest size of a change in any evaluated round of any seed
+    signed: bool = True  # the order of the two points is known, so that the change has a direction
 
     @property
     def nothing(self) -> bool:
@@ -34,8 +36,9 @@ class Effect:
         words = self.step[:1].upper() + self.step[1:]
         if self.nothing:
             return f"{words} changed accuracy by 0.0 points in every evaluated round of {seeds}: it does nothing here."
-        mean = sum(self.last.values()) / len(self.last)
-        return f"{words} changed accuracy by {100 * mean:+.1f} points in the last round ({seeds})."
+        mean = 100 * sum(self.last.values()) / len(self.last)
+        by = f"{mean:+.1f}" if self.signed else f"{mean:.1f}"
+        return f"{words} changed accuracy by {by} points in the last round ({seeds})."
 
 
 def effects(group: Group) -> list[Effect]:
@@ -46,9 +49,12 @@ def effects(group: Group) -> list[Effect]:
             for step, change in (_changes(row.utility) if row.utility else {}).items():
                 changes.setdefault(step, {}).setdefault(run.seed, []).append(change)
     return [
-        Effect(step, {seed: of[-1] for seed, of in by_seed.items()}, max(abs(c) for of in by_seed.values() for c in of))
+        Effect(
+            step, {seed: of[-1] for seed, of in by_seed.items()},
+            max(abs(c) for of in by_seed.values() for c in of), not step.startswith(BETWEEN),
+        )
         for step, by_seed in changes.items()
-    ]
+    ]  # fmt: skip
 
 
 def _changes(utility: Utility) -> dict[str, float]:
@@ -60,8 +66,7 @@ def _changes(utility: Utility) -> dict[str, float]:
     # Points of clients' models have no order that the record knows: a step did something if they differ at all.
     of_clients = [score for point in (utility.clients, *utility.points.values()) if (score := _mean(point)) is not None]
     if utility.points and len(of_clients) > 1:
-        names = ", ".join(utility.points)
-        found[f"what lies between the points of a round ({names})"] = max(of_clients) - min(of_clients)
+        found[f"{BETWEEN} ({', '.join(utility.points)})"] = max(of_clients) - min(of_clients)
     return found
 
 

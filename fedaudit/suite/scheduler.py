@@ -43,7 +43,6 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
     lists it.
     """
     chosen = {} if engine is None else {"engine": engine}
-    wanted = suite.wanted()
     settings = [Setting.make(**{**setting.model_dump(), **chosen}) for setting in suite.cells()]
     listed = {folder_name(setting) for setting in settings}
     cells: dict[str, Cell] = {}
@@ -54,7 +53,7 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
             return
         if (first := first_setting(setting)) is not None:
             add(first)
-        attacks, trials = (wanted, suite.tries(setting)) if name in listed else ([], 0)
+        attacks, trials = (suite.wanted(setting), suite.tries(setting)) if name in listed else ([], 0)
         cells[name] = Cell(out / "runs" / name, setting, attacks, suite.threats, trials)
 
     for setting in settings:
