@@ -16,8 +16,8 @@ from typing import Literal
 
 from fedaudit.reports.attack_rows import Found, best_attack
 from fedaudit.reports.leak_tests import (
+    beside,
     blind_auc,
-    guessed,
     leak,
     membership_lift,
     rebuilt,
@@ -203,10 +203,10 @@ def leaks(rows: Sequence[SummaryRow]) -> Answer:
     if shown:
         worst = max(shown, key=membership_lift)
         cell, blind = worst.cells["auc"], blind_auc(worst.group)
-        beside = "" if blind is None else f", the best blind attacker {blind:.3f}"
+        others = "" if blind is None else f", the best blind attacker {blind:.3f}"
         lines.append(
             f"Membership, in {len(shown)} of {len(judged)} settings{not_told}: most on {_named(worst)}, AUC "
-            f"{text(BY_KEY['auc'], cell.value)} {interval_text(BY_KEY['auc'], cell)} (guessing gives 0.5{beside}), by "
+            f"{text(BY_KEY['auc'], cell.value)} {interval_text(BY_KEY['auc'], cell)} (guessing gives 0.5{others}), by "
             f"{_attacker(strongest(worst.group))}; its accuracy is {_reached(worst)}."
         )
     elif judged:
@@ -220,11 +220,11 @@ def leaks(rows: Sequence[SummaryRow]) -> Answer:
         worst = max(pictured, key=reconstruction_lift)
         found = best_attack(worst.group, "reconstruction", "identification")
         share = text(BY_KEY["identified"], worst.cells["identified"].value)
-        chance = (guessed(found) if found else None) or 0.0
+        guessing = (beside(found) if found else "") or "what guessing gives is not known"
         spread = interval_text(BY_KEY["identified"], worst.cells["identified"])
         lines.append(
             f"Records, in {len(pictured)} of {len(tried)} settings: most on {_named(worst)}, {share} {spread} of the "
-            f"rebuilt images identified (guessing gives {100 * chance:.1f} %), by {_attacker(found)}."
+            f"rebuilt images identified ({guessing}), by {_attacker(found)}."
         )
     if not lines:
         lines.append("No attack was run, so nothing is known.")

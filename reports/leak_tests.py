@@ -132,21 +132,34 @@ def membership_lift(row: SummaryRow) -> float:
 
 
 def guessed(found: Found) -> float | None:
-    """Return the share of images that are identified without looking: by guessing, or by the best baseline."""
-    chances: list[float] = []
-    for seed, estimate in found.estimates("identification").items():
-        result = found.results[seed]
-        known = [estimate.chance] if isinstance(estimate, Rate) else []
-        if isinstance(result, ReconstructionResult):
-            known += [of.identification.value for of in result.baselines.values()]
-        chances.append(max((value for value in known if value is not None), default=0.0))
-    return math.fsum(chances) / len(chances) if chances else None
+    """Return the share of images that guessing identifies, in the mean over seeds; None if no result says it."""
+    rates = [e.chance for e in found.estimates("identification").values() if isinstance(e, Rate)]
+    known = [chance for chance in rates if chance is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def best_baseline(found: Found) -> float | None:
+    """Return the share of images that the best baseline identifies, in the mean over seeds; None if there is none."""
+    of_seeds = [result for result in found.results.values() if isinstance(result, ReconstructionResult)]
+    most = [[b.identification.value for b in result.baselines.values()] for result in of_seeds]
+    known = [max(values) for of in most if (values := [value for value in of if value is not None])]
+    return math.fsum(known) / len(known) if known else None
+
+
+def beside(found: Found) -> str:
+    """Return what guessing gives, and the best baseline if that is more."""
+    chance, baseline = guessed(found), best_baseline(found)
+    if chance is None:
+        return ""
+    more = f", the best baseline {100 * baseline:.1f} %" if baseline is not None and baseline > chance else ""
+    return f"guessing gives {100 * chance:.1f} %{more}"
 
 
 def reconstruction_lift(row: SummaryRow) -> float:
     """Return by how much the share of identified images is above guessing and above the best baseline."""
     best = best_attack(row.group, "reconstruction", "identification")
-    return (row.cells["identified"].value or 0.0) - ((guessed(best) or 0.0) if best else 0.0)
+    without = max(guessed(best) or 0.0, best_baseline(best) or 0.0) if best else 0.0
+    return (row.cells["identified"].value or 0.0) - without
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------

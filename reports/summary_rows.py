@@ -10,7 +10,7 @@ from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
-from fedaudit.reports.leak_tests import auc_cell, blind_auc, guessed, strongest
+from fedaudit.reports.leak_tests import auc_cell, beside, blind_auc, strongest
 from fedaudit.reports.own_points import effects
 from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
@@ -284,8 +284,8 @@ def _auc(group: Group) -> ReportCell:
 
 def _with_chance(best: Found, cell: ReportCell, measure: str) -> ReportCell:
     """Return the cell with what guessing would give, and a flag if the attack is no better than its baselines."""
-    chance = guessed(best) if measure == "identification" else None
-    detail = cell.detail + (f"; guessing gives {100 * chance:.1f} %" if chance is not None else "")
+    guessing = beside(best) if measure == "identification" else ""
+    detail = cell.detail + (f"; {guessing}" if guessing else "")
     verdicts = [r.beats_baselines for r in best.results.values() if isinstance(r, ReconstructionResult)]
     flag = "no better than its baselines" if verdicts and not any(verdicts) else ""
     values = {name: getattr(cell, name) for name in ("value", "low", "high", "n", "interval", "each")}
