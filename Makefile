@@ -9,7 +9,7 @@ OUT ?= audit
 THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format docs clean
+.PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format reference docs clean
 
 audit: $(CORE)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -50,6 +50,9 @@ bench-quick: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+reference: $(STAMP)  ## docs/reference/commands.md and settings.md, made anew from the code
+	$(BIN)/python tests/helpers/tools/reference_pages.py --write
 
 docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link or reference fails
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]" && $(BIN)/mkdocs build --strict --quiet

@@ -132,7 +132,7 @@ def test_every_module_lives_in_a_room():
         *DOORS,
     }
     flat = {name for name in modules() if "." not in name and name not in ROOMS}
-    assert flat <= ground, f"{sorted(flat - ground)} belong into a room: see docs/architecture.md"
+    assert flat <= ground, f"{sorted(flat - ground)} belong into a room: see docs/design/architecture.md"
 
 
 def test_tests_mirror_the_rooms():

@@ -423,7 +423,7 @@ def test_results_and_pictures_are_in_the_record(embeds):
 @pytest.mark.slow
 def test_the_grid_sets_runs_side_by_side(embeds, tmp_path):
     """Under the same data setting the columns show the same records; other records are refused."""
-    path = Path(__file__).parents[2] / "docs" / "results" / "inversion_grid.py"
+    path = Path(__file__).parents[2] / "benchmarks" / "studies" / "inversion" / "inversion_grid.py"
     spec = importlib.util.spec_from_file_location("inversion_grid", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

@@ -1,4 +1,4 @@
-"""Scripts of docs/results, for the tests of the pages that they make."""
+"""Scripts, summaries and records of benchmarks/studies, for the tests of the pages that they make."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+STUDIES = ROOT / "benchmarks" / "studies"
+
+
+def of_study(name: str) -> Path:
+    """Return a file or folder by a name that one study uses: `fedaf_gate.toml`, `records/fedaf_gate`."""
+    (found,) = STUDIES.glob(f"*/{name}")
+    return found
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RESULTS / f"{name}.py")
+    """Import a script of a study by its name."""
+    spec = importlib.util.spec_from_file_location(name, of_study(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -147,8 +147,8 @@ def test_the_json_is_strict_and_says_infinity_in_words(written):
 
 
 def test_the_schema_document_names_every_key(written):
-    """docs/report_schema.md is what others program against: each key of JSON and CSV is in it."""
-    text = (Path(__file__).parents[2] / "docs" / "report_schema.md").read_text()
+    """docs/reference/report_schema.md is what others program against: each key of JSON and CSV is in it."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "report_schema.md").read_text()
     document = json.loads(written["json"])
     keys = {*document, *document["rows"][1], *document["columns"][0], *document["comparisons"]["accuracy"][0]}
     keys |= {key for row in document["rows"] for cell in row["cells"].values() for key in cell}

@@ -232,7 +232,7 @@ def test_decimal_and_binary_units_are_told_apart():
 
 def block(language: str, containing: str) -> str:
     """The code block of the how-to's section on gating that holds a word."""
-    text = (Path(__file__).parents[2] / "docs" / "howto.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "howto.md").read_text()
     section = text[text.index("### Gate communication in your CI") :].split("\n## ")[0]
     (found,) = [b for b in re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL) if containing in b]
     return found
@@ -240,7 +240,7 @@ def block(language: str, containing: str) -> str:
 
 def readme_method() -> str:
     """The tutorial's own method, whole."""
-    text = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "tutorial.md").read_text()
     section = text[text.index("## How to add a method") :].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
 

@@ -9,7 +9,7 @@ import pytest
 from fedaudit import registry
 from fedaudit.suite.suite_file import read_suite
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "studies" / "baselines"
 PUBLISHED = Path(__file__).resolve().parents[2] / "fedaudit" / "suites" / "published"
 OF = {
     "DFFKE": ("dffke_2", "dffke_2_cpu"),
