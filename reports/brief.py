@@ -202,7 +202,7 @@ def reached(rows: Sequence[SummaryRow]) -> Section:
         share = 100 * (most.cells["identified"].value or 0.0)
         rebuilt = best_attack(most.group, "reconstruction", "identification")
         chance = guessed(rebuilt) if rebuilt else None
-        guess = f" Guessing recognises {100 * chance:.0f}." if chance is not None else ""
+        guess = f" Guessing recognises {100 * chance:.2g}." if chance is not None else ""
         lines.append(
             f"Of the pictures that an attack rebuilt, {share:.0f} of 100 were recognised, on {_name(most)}.{guess}"
         )
@@ -231,7 +231,7 @@ def risk(rows: Sequence[SummaryRow]) -> Section:
         row for row in rows if protected(row) and certainty(row.cells["epsilon"].value or 0.0, row.delta) > SAYS_LITTLE
     ]
     if weak:
-        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([row.label for row in weak])}.")
+        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([_name(row) for row in weak])}.")
     if open_ := [_name(row) for row in rows if row.open_models or row.cells["epsilon"].value == 0]:
         lines.append(f"Models of single participants are published without protection for: {_listed(open_)}.")
     lines.append(
