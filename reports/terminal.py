@@ -63,7 +63,8 @@ def _figures(row: SummaryRow) -> tuple[str, ...]:
 
 def _name(row: SummaryRow) -> str:
     """Return the row's label, shortened by what a reader of a terminal knows."""
-    return row.label.replace("DP-SGD, ε = ", "DP-SGD ε=").replace(", clip 1", "")
+    short = row.label.replace("DP-SGD, ε = ", "DP-SGD ε=").replace("DP-SGD, noise", "DP-SGD noise")
+    return short.replace(", clip 1", "")
 
 
 def _line(name: str, cells: Sequence[str], width: int) -> str:

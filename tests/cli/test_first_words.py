@@ -65,5 +65,6 @@ def test_no_table_breaks_a_word_at_80_columns(columns, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert max(len(line) for line in out.splitlines()) <= 80
     for key, value in row.items():
-        words = [key, *(value.split() if isinstance(value, str) else [f"{value:.4g}" if value != 1000 else "1000"])]
+        named = [] if columns > 4 and key == "claim" else [key]  # a paragraph begins with the first figure itself
+        words = [*named, *(value.split() if isinstance(value, str) else [f"{value:.4g}" if value != 1000 else "1000"])]
         assert all(word in out for word in words), (words, out)

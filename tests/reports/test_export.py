@@ -304,7 +304,7 @@ def test_without_pandas_there_are_rows_and_csv(folder, tmp_path, monkeypatch):
     audit = fedaudit.load(folder)
     assert len(audit.rows["runs"]) == 13
     export(folder, "csv", tmp_path / "a")
-    with pytest.raises(SettingError, match=r'pip install "fedaudit\[pandas\]"'):
+    with pytest.raises(SettingError, match=r'pip install "pandas'):
         audit.runs  # noqa: B018
     assert set(TARGETS) == {"csv", "junit", "mlflow", "tensorboard", "wandb"}
 
