@@ -121,8 +121,8 @@ def against_bytes(rows: Sequence[SummaryRow]) -> Figure:
     figure, (left, right) = _panels(len(rows))
     _scatter(left, rows, "up", "bytes that one client sends in one round", broken=True, show=_round_bytes)
     left.set_title("What a round costs")
-    ends = []
-    scores = []
+    ends: list[Label] = []
+    scores: list[float] = []
     for row, look in zip(rows, looks(rows), strict=True):
         for j, run in enumerate(row.group.runs):
             points = [(total, score) for total, score in _spent(run) if total > 0]
@@ -330,7 +330,8 @@ def per_round(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy after each round, mean over seeds. The band runs from the worst seed to the best."""
     figure = Figure(figsize=(12.4, _height(len(rows))))
     axes = figure.add_axes((0.055, 0.13, 0.72, 0.84))
-    ends, scores_ = [], []
+    ends: list[Label] = []
+    scores_: list[float] = []
     for row, look in zip(rows, looks(rows), strict=True):
         runs = [curve(run) for run in row.group.runs]
         runs = [(ts, scores) for ts, scores in runs if ts]

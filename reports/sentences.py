@@ -49,11 +49,11 @@ def _membership(row: SummaryRow) -> str:
     over = f"AUC {first.value:.3f} [{first.low:.3f}, {first.high:.3f}] by {first.found.name}"
     among = f"of {len(tried)} attacks, p = {first.adjusted:.2g} corrected" if len(tried) > 1 else f"p = {first.p:.2g}"
     if first.beyond and first.broken:
-        ends = (100 * (value - 0.5) for value in (first.value, first.low, first.high))
+        value, low, high = (f"{100 * (end - 0.5):.1f}" for end in (first.value, first.low, first.high))
         return (
-            "Members can be told from others better than from the records alone, though the audit split is broken: the "
-            "AUC of {} is {:.1f} points [{:.1f}, {:.1f}] above that of the best blind baseline ({})."
-        ).format(first.found.name, *ends, among)
+            f"Members can be told from others better than from the records alone, though the audit split is broken: the "
+            f"AUC of {first.found.name} is {value} points [{low}, {high}] above that of the best blind baseline ({among})."
+        )
     if first.beyond:
         where = "in each seed" if above and all(above) else "over all seeds"
         return f"Members can be told from others better than by guessing, {where}: {over} ({among})."
