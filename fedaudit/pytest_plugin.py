@@ -324,9 +324,11 @@ def federated_benchmark(request: pytest.FixtureRequest, tmp_path: Path, comm_bud
     limit how many times as much a round may take.
     """
     if not request.config.pluginmanager.hasplugin("benchmark"):
+        from fedaudit.extras import install
+
         pytest.fail(
-            "federated_benchmark needs pytest-benchmark, which is not installed or is switched off. Install "
-            "'fedaudit[benchmark]', or leave out -p no:benchmark.",
+            "federated_benchmark needs pytest-benchmark, which is not installed or is switched off: "
+            f"{install('benchmark')}, or leave out -p no:benchmark.",
             pytrace=False,
         )
     samples = request.getfixturevalue("benchmark")

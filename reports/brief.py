@@ -17,16 +17,14 @@ from pathlib import Path
 import jinja2
 
 from fedaudit.reports import sentences
-from fedaudit.reports.answers import THREATS, answers, protected, trained
+from fedaudit.reports.answers import EVERYBODY, THREATS, answers, protected, trained, unit_and_observer
 from fedaudit.reports.attack_rows import best_attack
-from fedaudit.reports.leak_tests import leak
+from fedaudit.reports.leak_tests import guessed, leak, membership_lift, reconstruction_lift, strongest
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.vocabulary import BY_KEY, text
-from fedaudit.runtime.attack_result import Rate
 
 MOST = 7  # rows of the table: more would not fit the first page
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-EVERYBODY = "everybody"  # against whom noise holds that participants add themselves
 SAYS_LITTLE = 0.95  # a guarantee that lets somebody be surer than this of a record's use says little
 
 
@@ -96,7 +94,7 @@ def certainty(epsilon: float, delta: float) -> float:
 def in_words(row: SummaryRow) -> str:
     """Return a row's guarantee without a symbol."""
     epsilon = row.cells["epsilon"].value
-    if row.cells["lower"].flag:
+    if row.refuted:
         return "a claim that measurement refuted"
     if epsilon is None:
         return "none that can be stated as one number"
@@ -163,21 +161,21 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
         )
     best = min(covered, key=lambda row: row.cells["epsilon"].value or 0.0)
     epsilon = best.cells["epsilon"].value or 0.0
-    unit, to = _terms(best)
+    unit, to = unit_and_observer(best)
     who = (
         "whoever sees all messages and the published model, the server included,"
-        if to == {EVERYBODY}
-        else f"{' and '.join(sorted(to))}"
+        if to == EVERYBODY
+        else to.replace(", ", " and ")
     )
     what, other = (
         ("one given record of one participant was used", "not everything that a participant holds")
-        if "record" in unit
+        if unit == "record"
         else ("one given participant took part", "with all records that it holds")
     )
     sure = _percent(certainty(epsilon, best.delta))
     lines = [
         f"At best, with {_name(best)}: {who} cannot be more than {sure} sure whether {what}, if both were "
-        f"equally likely before. The unit is one {'record' if 'record' in unit else 'participant'}, {other}.",
+        f"equally likely before. The unit is one {'record' if unit == 'record' else 'participant'}, {other}.",
         f"In the experts' notation that is epsilon = {epsilon:.3g} (how much a record can change what is seen; smaller "
         f"is safer) and delta = {best.delta:.2g} (the probability that the bound fails), over all rounds together.",
     ]
@@ -189,26 +187,13 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
     return Section("What is guaranteed", lines)
 
 
-def _terms(row: SummaryRow) -> tuple[set[str], set[str]]:
-    """Return the units that the noise of a row protects, and against whom it holds."""
-    noisy = [
-        entry
-        for run in row.group.runs
-        for client in run.record.ledger
-        for entry in client.entries
-        if 0 < entry.noise_multiplier < math.inf
-    ]
-    units = {str(getattr(entry, "unit", "record")) for entry in noisy}
-    return units or {"record"}, {str(getattr(entry, "to", EVERYBODY)) for entry in noisy} or {EVERYBODY}
-
-
 def reached(rows: Sequence[SummaryRow]) -> Section:
     """Say what the worst attacks reached, and what guessing reaches."""
     judged = [row for row in rows if row.cells["auc"].value is not None]
     if not judged:
         return Section("What attacks reached", ["No attack was run, so nothing is known."])
-    worst = max(judged, key=lambda row: row.cells["auc"].value or 0.0)
-    found = best_attack(worst.group, "membership", "auc")
+    worst = max(judged, key=membership_lift)
+    found = strongest(worst.group)
     by = f" by {THREATS.get(found.threat.split(':')[0], found.threat)}" if found else ""
     lines = [
         f"Shown a record that was used and one that was not, the best attack named the used one in "
@@ -216,14 +201,13 @@ def reached(rows: Sequence[SummaryRow]) -> Section:
     ]
     pictured = [row for row in rows if (row.cells["identified"].value or 0.0) > 0]
     if pictured:
-        most = max(pictured, key=lambda row: row.cells["identified"].value or 0.0)
+        most = max(pictured, key=reconstruction_lift)
         share = 100 * (most.cells["identified"].value or 0.0)
         rebuilt = best_attack(most.group, "reconstruction", "identification")
-        found_by = list(rebuilt.estimates("identification").values()) if rebuilt else []
-        guesses = [one.chance for one in found_by if isinstance(one, Rate) and one.chance is not None]
-        guessed = f" Guessing recognises {100 * max(guesses):.0f}." if guesses else ""
+        chance = guessed(rebuilt) if rebuilt else None
+        guess = f" Guessing recognises {100 * chance:.2g}." if chance is not None else ""
         lines.append(
-            f"Of the pictures that an attack rebuilt, {share:.0f} of 100 were recognised, on {_name(most)}.{guessed}"
+            f"Of the pictures that an attack rebuilt, {share:.0f} of 100 were recognised, on {_name(most)}.{guess}"
         )
     safe = sum(not leak(row) for row in judged)
     lines.append(
@@ -244,13 +228,13 @@ def risk(rows: Sequence[SummaryRow]) -> Section:
     lines = []
     if leaking := [_name(row) for row in rows if leak(row)]:
         lines.append(f"Records can be told to have been used with: {_listed(leaking)}.")
-    if refuted := [_name(row) for row in rows if row.cells["lower"].flag]:
+    if refuted := [_name(row) for row in rows if row.refuted]:
         lines.append(f"A claimed guarantee was refuted by measurement for: {_listed(refuted)}. Do not rely on it.")
     weak = [
         row for row in rows if protected(row) and certainty(row.cells["epsilon"].value or 0.0, row.delta) > SAYS_LITTLE
     ]
     if weak:
-        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([row.label for row in weak])}.")
+        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([_name(row) for row in weak])}.")
     if open_ := [_name(row) for row in rows if row.open_models or row.cells["epsilon"].value == 0]:
         lines.append(f"Models of single participants are published without protection for: {_listed(open_)}.")
     lines.append(

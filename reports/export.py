@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.extras import install
 from fedaudit.metrics.metric import metrics
 from fedaudit.reports.report import rows_below
 from fedaudit.reports.run_tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite, values_of
@@ -132,7 +133,7 @@ def library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise SettingError(f'--to {extra} needs {extra}: pip install "fedaudit[{extra}]" ({e}).') from None
+        raise SettingError(f"--to {extra} needs {extra}: {install(extra)} ({e}).") from None
 
 
 def fresh_folder(out: Path, what: str, ours: Callable[[Path], bool]) -> None:

@@ -16,7 +16,7 @@ from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.leak_tests import above_chance
-from fedaudit.reports.row_comparisons import best_row, differences, is_noise
+from fedaudit.reports.row_comparisons import Mark, best_row, differences, is_noise, marks
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.vocabulary import interval_text, text
@@ -47,16 +47,10 @@ def guaranteed(row: SummaryRow) -> bool:
     return epsilon is not None and 0 < epsilon < math.inf
 
 
-def _within_noise(rows: Sequence[SummaryRow], column: Metric) -> list[bool]:
-    """Mark the rows that cannot be told from the best of the column."""
-    best, tests = best_row(rows, column), differences(rows, column)
-    marks = []
-    for i, row in enumerate(rows):
-        j = best.get(row.group.arena)
-        known = j is not None and j != i and row.cells[column.key].value is not None
-        known = known and not above_chance(row, column.key)  # a leak is never marked as equal to the best
-        marks.append(known and is_noise(tests[j][i]))  # type: ignore[index]
-    return marks
+def _marked(rows: Sequence[SummaryRow], column: Metric) -> list[Mark]:
+    """Return the marks of a column. A leak is never marked as about equal to the best."""
+    found = zip(rows, marks(rows, column), strict=True)
+    return ["" if mark == "tied" and above_chance(row, column.key) else mark for row, mark in found]
 
 
 # --- Markdown ----------------------------------------------------------------------------------------------------
@@ -65,8 +59,7 @@ def _within_noise(rows: Sequence[SummaryRow], column: Metric) -> list[bool]:
 def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, facts: str) -> str:
     every, rows = rows, [row for row in rows if not refused(row.group)]
     columns = shown_columns(rows)
-    noise = {column.key: _within_noise(rows, column) for column in columns}
-    best = {column.key: set(best_row(rows, column).values()) for column in columns}
+    marked = {column.key: _marked(rows, column) for column in columns}
     lines = [f"# {_md(title)}", "", f"{_md(facts)}.", ""]
     lines += [f"- **{answer.question}.** {_md(' '.join(answer.lines))}" for answer in answers(rows)]
     lines += ["", *(f"*{name}*: {_md(words)}.  " for name, words in scope(rows).items())]
@@ -79,15 +72,16 @@ def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, fac
             shown = short_cell(column, cell)
             shown += f" at δ = {row.delta:.2g}" if column.key == "epsilon" and guaranteed(row) else ""
             shown += f" ({cell.flag})" if column.flag_disqualifies and cell.flag else ""
-            shown = f"**{shown}**" if i in best[column.key] else f"≈ {shown}" if noise[column.key][i] else shown
-            cells.append(shown)
+            mark = marked[column.key][i]
+            cells.append(f"**{shown}**" if mark == "best" else f"≈ {shown}" if mark == "tied" else shown)
         extra = "".join(f"<br>{_md(f'{key}={value}')}" for key, value in row.group.differs.items())
-        lines.append(f"| {_md(row.group.method)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_md(row.group.name)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Figures are means over seeds with their 95 % interval and, in brackets, the number of seeds. **Bold**: best "
-        f"of its column. ≈: cannot be told from the best (t-test over seeds, p ≥ {LEVEL:g} after Holm's correction, or "
-        f"fewer than {SEEDS} seeds).",
+        f"of its column, told from all others. ≈: about equal to the best, as a test could not tell them apart (t-test "
+        f"over seeds, p ≥ {LEVEL:g} after Holm's correction). Counted figures, and rows with fewer than {SEEDS} seeds, "
+        "carry no mark.",
     ]
     if idle := [row.label for row in every if refused(row.group)]:
         lines += [
@@ -252,8 +246,8 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
     over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
     told = (
-        f"grey: cannot be told from the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm, or fewer "
-        f"than {SEEDS} seeds)"
+        f"bold: told from all others of the column; grey: about equal to the best ($p \\ge {LEVEL:g}$, $t$-test over "
+        f"seeds, Holm); no mark on counted figures or below {SEEDS} seeds"
     )
     guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
@@ -268,8 +262,7 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
 
 
 def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Metric], caption: str, label: str) -> str:
-    noise = {column.key: _within_noise(rows, column) for column in columns}
-    best = {column.key: set(best_row(rows, column).values()) for column in columns}
+    marked = {column.key: _marked(rows, column) for column in columns}
     titles = [
         part for c in columns for part in ([escape(c.title), "$\\delta$"] if c.key == "epsilon" else [escape(c.title)])
     ]
@@ -288,13 +281,14 @@ def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Metric], caption:
         for column in columns:
             cell = row.cells[column.key]
             shown = escape(text(column, cell.value))
-            shown = f"\\textbf{{{shown}}}" if i in best[column.key] else shown
+            mark = marked[column.key][i]
+            shown = f"\\textbf{{{shown}}}" if mark == "best" else shown
             shown += _deviation(column, cell)
-            cells.append(f"\\textcolor{{gray}}{{{shown}}}" if noise[column.key][i] else shown)
+            cells.append(f"\\textcolor{{gray}}{{{shown}}}" if mark == "tied" else shown)
             if column.key == "epsilon":
                 cells.append(f"{row.delta:.2g}" if guaranteed(row) else "--")
         extra = "".join(f", {escape(key)}={escape(value)}" for key, value in row.group.differs.items())
-        lines.append(" & ".join([escape(row.group.method), escape(row.group.privacy) + extra, *cells]) + " \\\\")
+        lines.append(" & ".join([escape(row.group.name), escape(row.group.privacy) + extra, *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 

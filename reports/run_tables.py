@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError
+from fedaudit.extras import install
 from fedaudit.metrics.guarantee import largest_delta
 from fedaudit.metrics.metric import metrics
 from fedaudit.metrics.utility import accuracy_interval
@@ -179,7 +180,7 @@ class Tables:
         try:
             import pandas as pd
         except ImportError:
-            raise SettingError('Tables as data frames need pandas: pip install "fedaudit[pandas]".') from None
+            raise SettingError(f"Tables as data frames need pandas: {install('pandas')}.") from None
         return pd.DataFrame([values_of(row) for row in self.rows[table]], columns=columns_of(table))
 
     def csv(self, table: str) -> str:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedaudit.metrics import guarantee
+from fedaudit.metrics.attacks import AUC
 from fedaudit.metrics.metric import AttackMeasure, Metric, report_columns
 from fedaudit.metrics.utility import near_chance
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.leak_tests import auc_cell, beside, blind_auc, strongest
+from fedaudit.reports.own_points import effects
 from fedaudit.reports.runs import Group, Run
 from fedaudit.reports.tests_over_seeds import over_seeds
-from fedaudit.runtime.attack_result import MembershipResult, Rate, ReconstructionResult
+from fedaudit.runtime.attack_result import MembershipResult, ReconstructionResult
 from fedaudit.runtime.run_record import RunRecord
 
 UNTRAINED = "Under-trained: accuracy is near"
@@ -34,6 +37,16 @@ class SummaryRow:
     def untrained(self) -> bool:
         """Say if the row is near chance. Nothing was learnt then, so that attacks find nothing is no merit."""
         return any(note.startswith(UNTRAINED) for note in self.notes)
+
+    @property
+    def refuted(self) -> bool:
+        """Say if a claim of this row is refuted, by an attack or by a check of the noise."""
+        return bool(self.cells["lower"].flag or self.cells["noise"].flag)
+
+    @property
+    def idle(self) -> list[str]:
+        """Return the steps of the method that changed nothing, by the points of its own rounds."""
+        return [effect.step for effect in effects(self.group) if effect.nothing]
 
     @property
     def delta(self) -> float:
@@ -114,6 +127,8 @@ def _cell(group: Group, metric: Metric) -> ReportCell:
 
 
 def _of_best_attack(group: Group, of: AttackMeasure) -> ReportCell:
+    if of == AUC and (found := strongest(group)) is not None:
+        return _auc(group, found)
     best = best_attack(group, of.claims, of.measure)
     if best is not None:
         return _with_chance(best, best.cell(of.measure, (0.0, 1.0)), of.measure)
@@ -121,10 +136,18 @@ def _of_best_attack(group: Group, of: AttackMeasure) -> ReportCell:
     return ReportCell(reason=of_sort[0].cell(of.measure).reason if of_sort else "not run")
 
 
+def _auc(group: Group, best: Found) -> ReportCell:
+    """Return the AUC of the strongest membership attack, with what the best blind attacker reaches beside it."""
+    cell, blind = auc_cell(best), blind_auc(group)
+    return replace(
+        cell, detail=cell.detail + (f"; the best blind attacker has {blind:.3f}" if blind is not None else "")
+    )
+
+
 def _with_chance(best: Found, cell: ReportCell, measure: str) -> ReportCell:
     """Return the cell with what guessing would give, and a flag if the attack is no better than its baselines."""
-    chances = [e.chance for e in best.estimates(measure).values() if isinstance(e, Rate) and e.chance is not None]
-    detail = cell.detail + (f"; guessing gives {100 * sum(chances) / len(chances):.1f} %" if chances else "")
+    guessing = beside(best) if measure == "identification" else ""
+    detail = cell.detail + (f"; {guessing}" if guessing else "")
     verdicts = [r.beats_baselines for r in best.results.values() if isinstance(r, ReconstructionResult)]
     flag = "no better than its baselines" if verdicts and not any(verdicts) else ""
     values = {name: getattr(cell, name) for name in ("value", "low", "high", "n", "interval", "each")}
@@ -154,8 +177,8 @@ def _notes(group: Group, cells: dict[str, ReportCell]) -> list[str]:
         )
     if len(group.runs) == 1:
         notes.append("One seed: no interval over seeds, and no difference can be told from noise.")
-    if cells["lower"].flag:
-        notes.append(f"Measurement {cells['lower'].flag}.")
+    notes += [effect.text() for effect in effects(group)]
+    notes += [f"Measurement {cells[key].flag}." for key in ("lower", "noise") if cells[key].flag]
     results = [result for run in group.runs for result in run.record.attacks]
     if any(isinstance(result, MembershipResult) and result.split_broken for result in results):
         notes.append(

@@ -122,6 +122,7 @@ def test_every_module_lives_in_a_room():
         "errors",
         "rng",
         "units",
+        "extras",
         "stats",
         "stored_model",
         "significance",

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
@@ -268,6 +268,7 @@ def ledger_lines(record: RunRecord) -> list[str]:
                 f"{messages}epsilon = {worst:.4g} at delta <= {largest_delta([record]):.2g} for the worst client, all "
                 "rounds together" + (f" ({', '.join(relations)}, for one record)" if relations else "")
             )
+            lines += _weak_delta(record)
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]
@@ -283,6 +284,19 @@ def ledger_lines(record: RunRecord) -> list[str]:
     return lines
 
 
+def _weak_delta(record: RunRecord) -> list[str]:
+    """Return a warning if a client's delta is 1/n or more; empty if none is."""
+    weak = [c for c in record.ledger if c.entries and c.delta * c.n >= 1 and (c.epsilon or 0.0) > 0]
+    if not weak:
+        return []
+    most = max(weak, key=lambda c: c.delta * c.n)
+    return [
+        f"    WARNING: delta = {most.delta:.2g} is 1/n or more for {len(weak)} of {len(record.ledger)} clients "
+        f"(n = {most.n}). Publishing one record at random would meet that, too. Choose less, such as "
+        f"delta={0.1 / max(c.n for c in record.ledger):.0e}."
+    ]
+
+
 def _found(attack: Scored) -> str:
     """Return the first measure of an attack that ran, with its interval, and say if it is a leak."""
     name, first = next(iter(measures_of(attack).items()))
@@ -296,8 +310,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
-    """Return messages and bytes, grouped by message, field, client or round; `entry` lists them one by one."""
+def protections(record: RunRecord) -> dict[str, str]:
+    """Return how fields are protected that carry no noise of their own, such as weights after DP-SGD, by the ledger."""
+    entries = [entry for client in record.ledger for entry in client.entries]
+    return {entry.field: entry.mechanism for entry in entries if entry.mechanism != "none"}
+
+
+def traffic_table(view: TranscriptView, by: str, covered: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return messages and bytes, grouped by message, field, client or round; `entry` lists them one by one.
+
+    `covered` says of fields without noise of their own how they are protected."""
     keys = ("message", "field", "client", "round", "entry")
     if by not in keys:
         raise SettingError(unknown("--by", by, keys))
@@ -325,7 +347,7 @@ def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
                 {"direction": entry.direction, by: label, "messages": 0, "payload": 0, "buffers": 0, "wire": 0},
             )
             if by == "field":
-                none = "none" if field.role == "private" else None
+                none = (covered or {}).get(label, "none") if field.role == "private" else None
                 row |= {"kind": field.kind, "protection": field.protection.model_dump() if field.protection else none}
             row["messages"] += 1 if by == "field" or name == "(frame)" else 0
             for size in ("payload", "buffers", "wire"):

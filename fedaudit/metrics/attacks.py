@@ -82,7 +82,8 @@ register(
     Metric(
         "auc", "Attack AUC", "Attacks", "auc", "low", True,
         "Best membership attack: how often it ranks a record that was trained on above one that was not. 0.5 is a coin "
-        "flip, 1 is certainty. The best of all attacks that ran, by its mean over seeds.",
+        "flip, 1 is certainty. The attack that found most, by its mean over seeds; what the best attacker reaches who "
+        "sees nothing of the run is given below it. The interval is over the candidates of all seeds.",
         _best(AUC), (0, 1), attack=AUC, refusal=_not_attacked(AUC, "AUC"), line=False,
     )
 )  # fmt: skip

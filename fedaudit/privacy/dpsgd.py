@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, PrivacyError
+from fedaudit.extras import install
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import LedgerEntry
@@ -283,5 +284,5 @@ def _dp_optimizer() -> Any:
     try:
         from opacus.optimizers import DPOptimizer
     except ImportError:
-        raise PrivacyError('DP-SGD needs opacus: pip install "fedaudit[dp]".') from None
+        raise PrivacyError(f"DP-SGD needs opacus: {install('opacus')}.") from None
     return DPOptimizer
