@@ -24,16 +24,16 @@ test-all: $(STAMP)  ## everything
 	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 fingerprints: $(STAMP)  ## what tiny runs of all methods send, kept anew: only for a change that is meant (CASES="fedavg dfrd")
-	$(BIN)/python tests/helpers/fingerprint.py $(CASES)
+	$(BIN)/python tests/helpers/tools/fingerprint.py $(CASES)
 
 tested: $(STAMP)  ## test what the package's methods declare, and keep the verdicts: for those edited since (METHODS="fedavg dfrd": for these)
 	$(BIN)/fedaudit check-method $(or $(METHODS),edited) --write
 
-mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20"
-	$(BIN)/python tests/helpers/mutants.py $(ARGS)
+mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20", ARGS=--sort
+	$(BIN)/python tests/helpers/tools/mutants.py $(ARGS)
 
 fuzz: $(STAMP)  ## mutated messages, run folders, data and TOML files: nothing but our errors; NUMBER=1000000, SEED=0
-	$(BIN)/python tests/helpers/fuzz.py --number $(or $(NUMBER),1000000) --seed $(or $(SEED),0)
+	$(BIN)/python tests/helpers/tools/fuzz.py --number $(or $(NUMBER),1000000) --seed $(or $(SEED),0)
 
 budgets: $(STAMP)  ## what the project's own methods send, held against the budgets beside the tests
 	out=$$(mktemp -d) && $(BIN)/fedaudit audit tests/budget_runs.toml --out $$out && \
