@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedaudit.metrics.attacks import estimate_of, estimates_of, rank
+from fedaudit.metrics.attacks import beats_baselines, beyond_chance, estimate_of, estimates_of
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.runs import Group
 from fedaudit.reports.tests_over_seeds import over_seeds
@@ -47,11 +47,11 @@ class Found:
 
     def success(self) -> float:
         """Return the share of seeds in which reconstructions beat their baselines; 0 for other kinds of attack."""
-        won = [rank(result, "identification")[0] for result in self.results.values()]
+        won = [beats_baselines(result) for result in self.results.values()]
         return sum(won) / max(len(won), 1)
 
     def beyond_chance(self, measure: str) -> float:
-        found = [rank(result, measure)[1] for result in self.results.values() if estimate_of(result, measure)]
+        found = [beyond_chance(estimate) for estimate in self.estimates(measure).values()]
         return sum(found) / max(len(found), 1)
 
     def _why_none(self, measure: str) -> str:

@@ -33,24 +33,25 @@ def estimate_of(result: Scored, measure: str) -> Estimate | None:
     return next((found for found in estimates_of(result, measure) if found.value is not None), None)
 
 
-def rank(result: Scored, measure: str) -> tuple[bool, float]:
-    """Return by what attacks are ranked: do they beat their baselines, and by how much are they beyond chance?
+def beats_baselines(result: Scored) -> bool:
+    """Say if a reconstruction beats its baselines; False for other kinds of attack."""
+    return isinstance(result, ReconstructionResult) and result.beats_baselines
 
-    Chance differs between attacks that reconstruct (one of N records, a class, member or not).
-    """
-    found = estimate_of(result, measure)
-    chance = (found.chance if isinstance(found, Rate) else None) or 0.0
-    beats = isinstance(result, ReconstructionResult) and result.beats_baselines
-    return beats, ((found.value if found else None) or 0.0) - chance
+
+def beyond_chance(found: Estimate) -> float:
+    """Return by how much a figure is beyond chance, which differs between attacks that reconstruct (one of N records, a
+    class, member or not)."""
+    return (found.value or 0.0) - ((found.chance if isinstance(found, Rate) else None) or 0.0)
 
 
 def _best(of: AttackMeasure) -> Callable[[RunRecord], float | None]:
+    """Return the value of the best attack: one that beats its baselines, and of several the furthest beyond chance."""
+
     def value(record: RunRecord) -> float | None:
         able = [r for r in record.attacks if not isinstance(r, NotRun) and r.claims == of.claims and not r.blind]
-        able = [r for r in able if estimate_of(r, of.measure)]
-        best = max(able, key=lambda r: rank(r, of.measure), default=None)
-        found = estimate_of(best, of.measure) if best is not None else None
-        return found.value if found else None
+        found = [(r, estimate) for r in able if (estimate := estimate_of(r, of.measure)) is not None]
+        best = max(found, key=lambda pair: (beats_baselines(pair[0]), beyond_chance(pair[1])), default=None)
+        return best[1].value if best is not None else None
 
     return value
 
