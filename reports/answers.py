@@ -240,7 +240,7 @@ def guaranteed(rows: Sequence[SummaryRow]) -> Answer:
         least = min(covered, key=lambda row: row.cells["epsilon"].value or 0.0)
         relation = f" ({least.relation})" if least.relation else ""
         lines.append(
-            f"At best {_epsilon(least)}, for one record of any client{relation}, all rounds together: {_named(least)}, "
+            f"At best {_epsilon(least)}, for {least.unit}{relation}, all rounds together: {_named(least)}, "
             f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} have a finite epsilon that holds and beat "
             "chance."
         )

@@ -167,15 +167,17 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
         if to == EVERYBODY
         else to.replace(", ", " and ")
     )
-    what, other = (
-        ("one given record of one participant was used", "not everything that a participant holds")
+    what, whole = (
+        ("one given record of one participant was used", "record, not everything that a participant holds")
         if unit == "record"
-        else ("one given participant took part", "with all records that it holds")
+        else ("the records of one given person were used", "person, with all records that a participant holds of them")
+        if unit == "person"
+        else ("one given participant took part", "participant, with all records that it holds")
     )
     sure = _percent(certainty(epsilon, best.delta))
     lines = [
         f"At best, with {_name(best)}: {who} cannot be more than {sure} sure whether {what}, if both were "
-        f"equally likely before. The unit is one {'record' if unit == 'record' else 'participant'}, {other}.",
+        f"equally likely before. The unit is one {whole}.",
         f"In the experts' notation that is epsilon = {epsilon:.3g} (how much a record can change what is seen; smaller "
         f"is safer) and delta = {best.delta:.2g} (the probability that the bound fails), over all rounds together.",
     ]

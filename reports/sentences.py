@@ -89,7 +89,7 @@ def verdict(row: SummaryRow) -> list[str]:
         if row.open_models:
             lines.append(f"This is so although the messages are covered ({row.messages}).")
     else:
-        lines = [f"Guaranteed, for every client and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
+        lines = [f"Guaranteed, for {row.unit} and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
         if row.weak_delta:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
     found = [f"{words} ε ≥ {row.cells[key].value:.3g}" for key, words in BOUNDS_OF if row.cells[key].value is not None]

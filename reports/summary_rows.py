@@ -10,6 +10,7 @@ from fedaudit.metrics import guarantee
 from fedaudit.metrics.attacks import AUC
 from fedaudit.metrics.metric import AttackMeasure, Metric, report_columns
 from fedaudit.metrics.utility import near_chance
+from fedaudit.privacy.ledger import unit_in_words
 from fedaudit.reports.attack_rows import Found, attacks_of, best_attack
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.leak_tests import auc_cell, beside, blind_auc, strongest
@@ -68,6 +69,12 @@ class SummaryRow:
     def messages(self) -> str:
         """Return in words what the messages alone have, where published models undo it."""
         return guarantee.messages_text(self.group.records)
+
+    @property
+    def unit(self) -> str:
+        """Return whom the guarantee protects, in words."""
+        words = unit_in_words(client for run in self.group.runs for client in run.record.ledger)
+        return words if "client" in words else f"{words} of any client"
 
     @property
     def relation(self) -> str:

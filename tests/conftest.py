@@ -77,21 +77,21 @@ def _one_secret():
 def _twins_where_asked_for():
     """A run has twins where its setting says how many. By default every protected run starts a process for them, a
     second each; tests of that ask for `default_twins`. Yields what says so outside of tests."""
-    from fedaudit.runtime.declarations.twins import Twins
+    from fedaudit.runtime import nursery
 
-    real = Twins.on
+    real = nursery.has_twins
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Twins, "on", property(lambda twins: real.fget(twins) and twins.world.setting.twins != "auto"))
+        patch.setattr(nursery, "has_twins", lambda privacy, twins: twins != "auto" and real(privacy, twins))
         yield real
 
 
 @pytest.fixture(scope="module")
 def default_twins(_twins_where_asked_for):
     """Protected runs of this module have as many twins as they have outside of tests."""
-    from fedaudit.runtime.declarations.twins import Twins
+    from fedaudit.runtime import nursery
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Twins, "on", _twins_where_asked_for)
+        patch.setattr(nursery, "has_twins", _twins_where_asked_for)
         yield
 
 

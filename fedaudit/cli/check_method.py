@@ -29,6 +29,9 @@ def check_method(
 ) -> None:
     """Test what a method declares about its messages: swap records; declared fields must stay equal to the bit.
 
+    Then all clients of a protected run have twins with several sets of other records, and replies must stay equal.
+    --privacy names the run's policies.
+
     `all` takes every registered method, `edited` takes those without a verdict on their present source. Exit code 0
     if all declarations held, 1 if one is broken.
     """

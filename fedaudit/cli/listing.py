@@ -14,6 +14,7 @@ from fedaudit.metrics.cost import MEMORY
 from fedaudit.metrics.guarantee import OPEN_MODELS, largest_delta, ledger_epsilon, open_models
 from fedaudit.metrics.metric import metrics
 from fedaudit.metrics.utility import near_chance
+from fedaudit.privacy.ledger import unit_in_words
 from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, Scored, leak_of, measures_of
@@ -266,7 +267,8 @@ def ledger_lines(record: RunRecord) -> list[str]:
             relations = sorted({r for c in record.ledger for r, total in c.by_relation.items() if total.epsilon > 0})
             lines.append(
                 f"{messages}epsilon = {worst:.4g} at delta <= {largest_delta([record]):.2g} for the worst client, all "
-                "rounds together" + (f" ({', '.join(relations)}, for one record)" if relations else "")
+                "rounds together"
+                + (f" ({', '.join(relations)}, for {unit_in_words(record.ledger)})" if relations else "")
             )
             lines += _weak_delta(record)
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):

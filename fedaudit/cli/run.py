@@ -16,6 +16,7 @@ from fedaudit.cli import completion
 from fedaudit.cli.options import Json, Trust
 from fedaudit.cli.output import print_summary, progress_bar
 from fedaudit.errors import FedauditError, SettingError
+from fedaudit.runtime import nursery
 from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_values
 
 _SHORT = {"set", "privacy"}  # given by repeated options of their own
@@ -73,6 +74,8 @@ def run(
         if not isinstance(values.get(key) or {}, dict):
             raise SettingError(f"{key} = {values[key]!r} is not a table. Write [{key}] in the file.")
     values["set"] = _over(values.get("set", {}), nested(parse_pairs(set_)))
+    # Before the imports that take seconds: that process has the same ones to do.
+    nursery.start_for(privacy or values.get("privacy"), str(values.get("twins", "auto")))
     if privacy:
         from fedaudit.privacy.policy import parse_policy
 

@@ -52,6 +52,11 @@ class Federation:
         """
         return self.rows(np.append(self.shards[k].members, self.shards[k].canaries[:, 0]))
 
+    def people(self, k: int) -> Tensor | None:
+        """Return whose record each one of `members` is, by number; None if the data does not say."""
+        index = np.append(self.shards[k].members, self.shards[k].canaries[:, 0])
+        return None if self.dataset.person is None else self.dataset.person[torch.from_numpy(index.astype(np.int64))]
+
     def candidates(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the members that are exchangeable with the non-members: no canaries; their labels betray them."""
         return self.rows(self.shards[k].members)

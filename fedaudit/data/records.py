@@ -25,6 +25,7 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     test_domain: Tensor | None = None  # int64: domains of the test records; None if they are not known
     vocabulary: int = 0  # for texts: the number of token ids
+    person: Tensor | None = None  # int64 (N,): whose record each one is, by number; None if nobody says
 
     def __post_init__(self) -> None:
         if self.test_x.dtype != self.x.dtype:
@@ -51,6 +52,9 @@ class Dataset:
                 or int(domain.max()) >= len(self.domain_names)
             ):
                 self._off(name, f"has to be int64 ({len(y)},), indices into the {len(self.domain_names)} domain names")
+
+        if self.person is not None and (self.person.dtype != torch.int64 or self.person.shape != self.y.shape):
+            self._off("person", f"has to be int64 ({len(self.y)},), the number of the person that each record is of")
 
     def _check_records(self, array: str, x: Tensor) -> None:
         is_text, is_row = x.dtype == torch.int64 and x.ndim == 2, x.dtype == torch.float32 and x.ndim == 2

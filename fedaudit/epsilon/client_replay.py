@@ -187,6 +187,7 @@ class Witness(Client):
                 {name: _double(value) for name, value in (options["given"] or {}).items()},
                 options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
                 policy.releases or self._site.rounds, (*key, self._fits), self.device, options.get("augment"),
+                self._site.people(),
             )  # fmt: skip
             for probe in self.probes:
                 with seeded("witness", self.id, self.t, device=self.device):
@@ -214,6 +215,7 @@ class PrivateFit:
     key: tuple[object, ...]
     device: torch.device
     augment: Augmentation | None = None
+    people: Tensor | None = None  # whose record each one is, if the guarantee is for persons
 
     @property
     def C(self) -> float:
@@ -244,6 +246,7 @@ class PrivateFit:
             fit_private(
                 copied, self.loss, self.rows, opt=sgd(STEP), batch=self.batch, epochs=self.epochs, steps=self.steps,
                 given=self.given, policy=self.with_noise(multiplier), fits=self.fits, augment=self.augment,
+                people=self.people,
                 rng=noise_generator(self.key[:-1], f"sample {self.key[-1]}", device=self.device),
                 noise=noise_generator(self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
             )  # fmt: skip
@@ -256,7 +259,8 @@ def noise_of(fit: PrivateFit) -> Stepped:
     unit = STEP / fit.expected * fit.sigma * math.sqrt(fit.count)
     largest = 0.0
     for i in range(min(FEW, len(fit.rows[0]))):
-        one = replace(fit, rows=tuple(row[i : i + 1] for row in fit.rows), batch=1, epochs=None, steps=1).after(QUIET)
+        alone = tuple(row[i : i + 1] for row in fit.rows)
+        one = replace(fit, rows=alone, batch=1, epochs=None, steps=1, people=None).after(QUIET)
         norm = torch.stack([(start[name] - p).norm() for name, p in one.items()]).norm()
         largest = max(largest, float(norm) / STEP / fit.C)
     noise = {name: (clean[name] - noisy[name]) / unit for name in clean}

@@ -148,7 +148,7 @@ def _probe(fit: PrivateFit, scores: Scores) -> None:
     loss = functools.partial(_with_canaries, loss=fit.loss, name=name, steep=STEEP * fit.C)
     # The sample rate stays that of the real training, and so does the number of steps.
     batch = max(1, round(fit.batch * (n + more) / n))
-    made = replace(fit, loss=loss, batch=batch, epochs=None, steps=fit.count)
+    made = replace(fit, loss=loss, batch=batch, epochs=None, steps=fit.count, people=None)
     noisy = replace(made, rows=(mark, *rows)).after(fit.sigma / fit.C)
     clean = replace(made, rows=(blank, *rows)).after(QUIET)
     gone = (clean[name] - noisy[name]).reshape(-1)[at.to(fit.device)] / STEP * replace(made, rows=(mark,)).expected

@@ -27,6 +27,7 @@ from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import Step, Training
 from fedaudit.privacy.mechanisms.dp_sgd import DpSgd
 from fedaudit.privacy.persample import clip_and_sum, row_gradients, validate
+from fedaudit.privacy.persons import drawn_persons, parts_of, summed_by_person
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.augment import Augmentation, augmented, treats_rows_alone
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
@@ -52,12 +53,16 @@ def fit_private(
     augment: Augmentation | None = None,
     gate: Training | None = None,
     progress: Progress | None = None,
+    people: Tensor | None = None,
 ) -> tuple[Fitted, LedgerEntry]:
     """Train on private rows; return a summary of the training and the entry for the ledger.
 
     One step draws every record with probability q = batch / n, so an epoch is n / batch steps of random size. `fits`
     trainings like this one together meet the policy's epsilon. `augment` makes another image of each drawn record; it
     looks at one record at a time. `gate` lets out the noised gradients. `progress` counts steps.
+
+    `people` says whose record each one is, if the guarantee is for persons. A step then draws every person with
+    probability q, takes all records of whoever is drawn, and clips the sum of a person's gradients to C.
     """
     check_augmentation(augment)
     gate, progress = gate or Training(), progress or Progress()
@@ -81,20 +86,30 @@ def fit_private(
         expected_batch_size=plan.expected,
         generator=noise,
     )
+    whose = None if people is None else people.unique(return_inverse=True)[1].to(rows[0].device)
     together = max(CHUNK, ROOM // max(1, sum(p.numel() * p.element_size() for p in parameters.values())))
     was_training = model.training
     model.train()
     for t in range(plan.steps):
-        index = (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
+        index = _drawn(n, q, rng) if whose is None else drawn_persons(whose, q, rng)
         optimizer.zero_grad()
         for p in stand_ins.values():
             p.summed_grad = torch.zeros_like(p)  # type: ignore[attr-defined]
             p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined] # opacus counts one batch by it
         drawn = augmented(augment, [row[index] for row in rows], rng) if augment is not None else None
-        for at in torch.arange(len(index), device=index.device).split(together):
-            # Clip and sum chunk by chunk: memory holds one model copy per row.
-            picked = [row[index[at]] for row in rows] if drawn is None else [row[at] for row in drawn]
-            gradients = row_gradients(model, loss, picked, given)
+        for of_chunk in parts_of(index, whose, together):
+            # Clip and sum chunk by chunk: memory holds one model copy per row, or per person.
+            gradients: dict[str, Tensor] = {}
+            for at in of_chunk.split(together):
+                picked = [row[index[at]] for row in rows] if drawn is None else [row[at] for row in drawn]
+                of_rows = row_gradients(model, loss, picked, given)
+                if whose is None:
+                    gradients = of_rows
+                    continue
+                persons, place = whose[index[of_chunk]].unique(return_inverse=True)
+                if not gradients:
+                    gradients = {name: g.new_zeros((len(persons), *g.shape[1:])) for name, g in of_rows.items()}
+                summed_by_person(of_rows, place[at - of_chunk[0]], gradients)
             for name, total in clip_and_sum(gradients, C)[0].items():
                 stand_ins[name].summed_grad += total  # type: ignore[attr-defined]
         optimizer.add_noise()
@@ -113,6 +128,11 @@ def fit_private(
         p.grad = None
     model.train(was_training)
     return Fitted(0 if epochs is None else epochs, plan.steps, math.nan), plan.entry()
+
+
+def _drawn(n: int, q: float, rng: torch.Generator) -> Tensor:
+    """Return the places of the records that a step takes: each with probability q."""
+    return (torch.rand(n, generator=rng, device=rng.device) < q).nonzero()[:, 0]
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -163,6 +183,7 @@ class Planned:
     multiplier: float
     delta: float
     claim: float | None
+    unit: str = "record"
 
     @property
     def expected(self) -> int:
@@ -186,9 +207,10 @@ class Planned:
             sigma=self.multiplier * self.C,
             clip=self.C,
             relation="add-or-remove",
-            condition="n is public",
+            condition="n is public" if self.unit == "record" else "n, and who has how many records, is public",
             delta=self.delta,
             claim=self.claim,
+            unit=self.unit,
         )
 
 
@@ -215,7 +237,7 @@ def planned(n: int, batch: int, epochs: int | None, steps: int | None, policy: P
     count = steps if steps is not None else (epochs or 0) * math.ceil(n / batch)
     delta, C = policy.delta_for(n), policy.clip or 1.0
     multiplier = policy.noise_multiplier or multiplier_for(policy.epsilon or 0.0, delta, q, max(count * fits, 1))
-    return Planned(n, q, count, C, multiplier, delta, policy.epsilon)
+    return Planned(n, q, count, C, multiplier, delta, policy.epsilon, policy.unit)
 
 
 def check_augmentation(augment: Augmentation | None) -> None:

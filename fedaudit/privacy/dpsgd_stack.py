@@ -47,6 +47,7 @@ class PrivateJob:
     fits: int
     gate: Training = field(default_factory=Training)  # lets out the noised gradients
     progress: Progress = field(default_factory=Progress)  # counts the steps that were made
+    people: Tensor | None = None  # whose record each one is, if the guarantee is for persons
 
     @property
     def rows(self) -> Sequence[Tensor]:
@@ -64,7 +65,7 @@ class PrivateJob:
         j = self.job
         return dpsgd.fit_private(
             j.model, j.loss, j.rows, rng=j.rng, noise=self.noise, policy=self.policy, fits=self.fits, gate=self.gate,
-            progress=self.progress, **dict(j.options),
+            progress=self.progress, people=self.people, **dict(j.options),
         )  # fmt: skip
 
     def planned(self) -> Planned:
@@ -79,6 +80,9 @@ def private_stacks(jobs: Sequence[PrivateJob]) -> tuple[list[list[int]], dict[in
         return [], dict.fromkeys(range(len(jobs)), "gradients of single rows are taken in full precision")
     kept = []
     for group in groups:
+        if any(jobs[i].people is not None for i in group):
+            alone |= dict.fromkeys(group, "gradients of a person's records are summed before they are clipped")
+            continue
         how = stepper(jobs[group[0]].job.option("opt"))
         if isinstance(how, Stepper) and not how.together:
             kept.append(group)

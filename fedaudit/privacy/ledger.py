@@ -39,7 +39,7 @@ class LedgerEntry(StoredModel):
     keep: float | None = None  # probability that a label stays as it is
     rounds: list[int] = Field(default_factory=list)
     cosine: float | None = None  # mean over releases; for the auditor only
-    unit: str = "record"  # whom it protects: one record of a client, or the whole client
+    unit: str = "record"  # whom it protects: one record, all records of a person, or the whole client
     to: str = "everybody"  # against whom it holds
 
     @classmethod
@@ -118,6 +118,15 @@ class ClientLedger(StoredModel):
         finite = [e for e in epsilons if e > 0]
         self.epsilon = math.inf if math.inf in epsilons else (max(finite, default=0.0) if len(finite) <= 1 else None)
         self.claim = max((e.claim for e in self.entries if e.claim is not None), default=None)
+
+
+UNITS = {"record": "one record", "person": "one person", "client": "one whole client"}
+
+
+def unit_in_words(clients: Iterable[ClientLedger]) -> str:
+    """Return whom the noise in these ledgers protects, as the end of "a guarantee for"."""
+    units = {e.unit for client in clients for e in client.entries if 0 < e.noise_multiplier < math.inf}
+    return ", or for ".join(UNITS.get(unit, unit) for unit in sorted(units or {"record"}))
 
 
 def grouped_by_relation(entries: Sequence[LedgerEntry]) -> dict[str, list[LedgerEntry]]:

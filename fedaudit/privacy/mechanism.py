@@ -150,7 +150,7 @@ def _release(
     ready = how.prepare(value, where, declared, policy, context)
     noisy = how.noised(ready, where, declared, policy, context)
     entry = how.entry(where, _kind(declared), policy, ready)
-    entry.cosine = _cosine(leaves, noisy)
+    entry.cosine, entry.unit = _cosine(leaves, noisy), policy.unit
     return rebuilt(value, iter(noisy)), [entry, *_structure(value, where, declared, context)]
 
 

@@ -17,13 +17,14 @@ from typing import Any, Literal, get_args
 
 from fedaudit.errors import PrivacyError, SettingError, did_you_mean, unknown
 from fedaudit.privacy.calibration import check_delta
-from fedaudit.privacy.mechanisms.base import choices, mechanism_of
+from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.update_policy import UPDATES, parse_updates
 from fedaudit.setting import Frozen, parse_value, validated
 
 TRAINING = "training"
 Calibration = Literal["analytic", "classical", "total"]
 Relation = Literal["replace-one", "zero-out"]
+Unit = Literal["record", "person"]
 Assume = Literal["nothing", "logits-of-records"]  # the second: logits were computed on the client's own records
 
 
@@ -40,6 +41,7 @@ class Policy(Frozen):
     noise_multiplier: float | None = None  # instead of epsilon
     releases: int | None = None  # over the run, for calibration = "total"; for DP-SGD the trainings. Needed if the
     # harness cannot count them beforehand
+    unit: Unit = "record"  # whom it protects; "person": all of a person's records together, by the data's column
     secure: bool = False  # draw the noise from the operating system's entropy; a replay then draws anew
 
     @property
@@ -71,7 +73,18 @@ def read_policies(privacy: Mapping[str, Any], kinds: frozenset[str]) -> dict[str
         policy = policy_of(name, values)
         _check(name, policy)
         policies[name] = policy
+    if len(units := sorted({policy.unit for policy in policies.values()})) > 1:
+        by = {unit: [name for name, policy in policies.items() if policy.unit == unit] for unit in units}
+        raise PrivacyError(
+            f"privacy: {', '.join(by['person'])} protects persons, and {', '.join(by['record'])} single records, which "
+            "do not add up to one guarantee. Say unit = 'person' in all policies, or in none."
+        )
     return policies
+
+
+def protects_persons(policies: Mapping[str, Policy]) -> bool:
+    """Return whether the guarantee is for all records of a person together."""
+    return any(policy.unit == "person" for policy in policies.values())
 
 
 def policy_of(name: str, values: Mapping[str, Any]) -> Policy:
@@ -102,6 +115,12 @@ def _check(name: str, policy: Policy) -> None:
                 f"{where}: delta = {policy.delta!r}; write a number between 0 and 1, or '1/n'."
             ) from None
     how.check(where, name, policy)
+    if policy.unit == "person" and (not how.persons or policy.clip is None):
+        able = [name for name in choices(trains=how.trains) if mechanism_named(name).persons]
+        raise PrivacyError(
+            f"{where}: {policy.mechanism} with sensitivity {policy.sensitivity} is not bounded for several records of "
+            f"a person. Choose from {', '.join(able)} with clip=C, or say unit = 'record'."
+        )
 
 
 _SHORT = {"eps": "epsilon", "noise": "noise_multiplier"}

@@ -13,6 +13,10 @@ noise) or L1 (Laplace noise). `joint` says how far k things move together that m
     histogram  label counts                        joint(2) and 1: each record counts once
                other counts                        joint(counts) (both): a record may be in all of them, or in none
     range      pixels in [-1, 1]                   joint(pixels) 2 (both)
+
+If the unit is a person who has g records at most, all of which are others in a neighbouring data set: `record`
+joint(g) times it (g rows move), `histogram` g times it (g records move the same counts), `all` and `range` as they are
+(what moves anywhere in its ball for one record moves no farther for g). Means of classes are refused.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import Released
 from fedaudit.privacy.noise_key import noise_generator
+from fedaudit.privacy.persons import of_persons
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.wire.codec import digest_of
@@ -62,6 +67,7 @@ class Context:
     spent: dict[str, int] = field(default_factory=dict)  # releases of each kind so far, over all rounds
     # Lets out what a mechanism made of a field: see `mechanism_outputs`.
     let_out: Callable[[str, str, Any, Callable[[], Released]], Released] = lambda where, depends, value, make: make()
+    most: int = 1  # records of one person, at most, if the guarantee is for persons
     absent: Callable[[], frozenset[str]] = frozenset  # fields that are None by the setting, whatever the records are
 
 
@@ -84,8 +90,8 @@ def bounded(
     leaves: list[Tensor], where: str, declared: Declared, policy: Policy, context: Context, norm: Norm = 2
 ) -> tuple[list[Tensor], list[float], Bounding]:
     """Return the leaves with their norms bounded, the sensitivity of each, and the way in which it was bounded."""
-    depends = dependence(declared)
-    plain = Bounding(policy.relation)
+    depends, most = dependence(declared), context.most
+    plain = Bounding(policy.relation, condition=None if policy.unit == "record" else of_persons(most))
     swing = 2.0 if policy.relation == "replace-one" else 1.0
     if policy.sensitivity.startswith("random-pixel"):
         assumed = declared.kind == "logits" and policy.assume == "logits-of-records"
@@ -104,20 +110,26 @@ def bounded(
     C = policy.clip or 1.0
     if depends == "histogram":
         counts = _histogram_sensitivity(leaves, where, declared, policy.relation, context.n, norm)
-        return leaves, [counts] * len(leaves), plain
+        return leaves, [most * counts] * len(leaves), plain
     if depends == "range":
         pixels = sum(leaf.numel() for leaf in leaves)
         return [leaf.clamp(-1, 1) for leaf in leaves], [2.0 * joint(pixels, norm)] * len(leaves), plain
+    if depends == "class" and policy.unit == "person":
+        raise NotApplicable(
+            f"{where}: means of classes are not bounded for all records of a person. Which classes there are is told "
+            "in any case, so there is no guarantee to lose: say unit = 'record'."
+        )
     if depends == "class":
         how = Bounding(policy.relation, C, "given the classes and their counts")
         tables = joint(_tables(leaves, context), norm)
         return leaves, [tables * _class_sensitivity(leaf, where, C, swing, context, norm) for leaf in leaves], how
     clipped = [clip_rows(leaf, C, norm) for leaf in leaves]
     if depends == "record":
-        how = Bounding(policy.relation, C, "given the encoder")
-        return clipped, [swing * C * joint(len(leaves), norm)] * len(leaves), how
+        given = "given the encoder" if policy.unit == "record" else f"given the encoder; {of_persons(most)}"
+        how = Bounding(policy.relation, C, given)
+        return clipped, [swing * C * joint(most * len(leaves), norm)] * len(leaves), how
     rows = sum(row_count(leaf) for leaf in leaves)
-    return clipped, [2.0 * C * joint(rows, norm)] * len(leaves), Bounding(policy.relation, C)
+    return clipped, [2.0 * C * joint(rows, norm)] * len(leaves), Bounding(policy.relation, C, plain.condition)
 
 
 def dependence(declared: Declared) -> str:

@@ -33,13 +33,13 @@ from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import HandedOver, Neighbour, Tape
 from fedaudit.privacy.policy import read_policies
 from fedaudit.rng import seeded
-from fedaudit.runtime.declarations.twin_client import mixed_rows
+from fedaudit.runtime.declarations.twin_client import mixed_means, mixed_rows
 from fedaudit.runtime.device_errors import device_error
 from fedaudit.runtime.guarantee import guarantee_of
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
-from fedaudit.runtime.site import Rows, Swap
+from fedaudit.runtime.site import Rows, Swap, drawn_half
 from fedaudit.runtime.task import Done, Task, compute, run_task
 from fedaudit.runtime.world import World, keep_world, resolve_device
 from fedaudit.setting import Setting
@@ -144,6 +144,12 @@ class Apart(World):
             raise ContractError(f"This process does not know how many records client {k} has.")
         return int(self._facts["count"])
 
+    def people(self, k: int) -> torch.Tensor | None:
+        if k != self._facts.get("k"):
+            raise ContractError(f"This process does not know whose records client {k} has.")
+        said = self._facts["people"]
+        return None if said is None else torch.tensor(said)
+
     def _only(self, name: str, k: int) -> Rows:
         if k != self._facts.get("k"):
             raise ContractError(f"This process does not hold the records of client {k}.")
@@ -213,7 +219,7 @@ def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byte
         if done.fatal is None:
             gate.finish()
         if done.reply is not None and not gate.differences and (gate.rows or done.rows):
-            gate.differences += _mixed(task, done, gate, said["half"], world.device)
+            gate.differences += _mixed(task, done, gate, said["half"], world)
         for _ in left:  # what it did not ask for
             receive(file)
         answer, sent = done_as_frame(done)
@@ -224,17 +230,18 @@ def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byte
             return
 
 
-def _mixed(task: Task, done: Done, twin: HandedOver, half: int, device: torch.device) -> list[tuple[str, str]]:
+def _mixed(task: Task, done: Done, twin: HandedOver, half: int, world: World) -> list[tuple[str, str]]:
     """Return which fields have rows made of several records: two neighbours exchange one half of the records each."""
-    found, digests = [], []
+    found, digests, exchanged = [], [], []
     for rest in (False, True):
-        gate = Neighbour(twin, device)
+        gate = Neighbour(twin, world.device)
+        exchanged.append(int(drawn_half(world.count(task.k), half, rest).sum()))
         of_half = run_task(dataclasses.replace(task, swap=Swap(0, in_fit=False, half=half, rest=rest)), gate)
         found.append(gate.rows)
         digests.append(of_half.rows)
     rows = mixed_rows(twin.rows, *found)
-    for mine, a, b in zip(done.rows, *digests, strict=False):
-        if any(x not in (y, z) for x, y, z in zip(mine, a, b, strict=False)):
+    for mine, *others in zip(done.rows, *digests, strict=False):
+        if mixed_means(mine, others, exchanged):
             rows.append((f"{task.fn} (class means)", "a row that was given to class_means is made of several records"))
     return rows
 

@@ -267,7 +267,14 @@ class Client(Party):
             dirty=self.dirty,
             provenance=self._provenance,
             spent=self.spent,
+            most=self._most,
         )
+
+    @cached_property
+    def _most(self) -> int:
+        """Return how many records one person has here, at most; 1 if the guarantee is for single records."""
+        people = self._site.people()
+        return 1 if people is None or not len(people) else int(people.unique(return_counts=True)[1].max())
 
     @property
     def _key(self) -> tuple[object, ...]:
@@ -515,7 +522,9 @@ class Client(Party):
         job = Job(model, loss, tuple(rows), rng, options)
         try:
             with self._meter.span("fit"):
-                fitted, entry = carry_out(PrivateJob(job, noise, policy, planned, let_out, progress))
+                fitted, entry = carry_out(
+                    PrivateJob(job, noise, policy, planned, let_out, progress, self._site.people())
+                )
             self.bill(entry)
         except BaseException:
             if (made := progress.entry()) is not None:

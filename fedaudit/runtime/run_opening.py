@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from fedaudit.data.readers.own_function import digest as digest_of_data
@@ -99,13 +100,26 @@ COPIES = (
 )
 
 
+APART = (
+    "records of one person lie at up to {0} clients: each client's guarantee is for the records that it holds of a "
+    "person itself"
+)
+
+
+def _notes(facts: DataFacts) -> list[str]:
+    """Return what the data mean for the guarantee."""
+    if facts.persons:
+        return [APART.format(facts.most_clients)] if facts.most_clients > 1 else []
+    return [COPIES.format(facts.copies)] if facts.copies > 1 else []
+
+
 def _begin_twins(run: RunState) -> None:
     """Read or draw the run's secret, and say which clients have a twin."""
     run.secret = _secret(run)
     if run.world.policies and run.record.twins is None:
         run.record.twins = TwinFacts(wanted=run.setting.twins)
     facts = run.record.twins or TwinFacts()
-    run.twins = Twins(run.world, run.folder, run.secret, facts)
+    run.twins = Twins(run.world, run.folder, run.secret, facts, run.twin_sets)
 
 
 def _secret(run: RunState) -> bytes:
@@ -227,7 +241,7 @@ def _new_record(run: RunState) -> RunRecord:
         device=device_name(run.world.device),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         data=(facts := data_facts(run.world)),
-        notes=[COPIES.format(facts.copies)] if facts.copies > 1 else [],
+        notes=_notes(facts),
         harness=harness(),
         declarations=declarations_of(run.method),
         code=code_of(run.method, run.setting),
@@ -238,6 +252,9 @@ def _new_record(run: RunState) -> RunRecord:
 def data_facts(world: World) -> DataFacts:
     """Return the sizes of the parts of a run's data, and the digest of the data set."""
     federation = world.federation
+    held = [people for k in range(len(federation.shards)) if (people := world.people(k)) is not None]
+    counts = [people.unique(return_counts=True)[1] for people in held]
+    clients = torch.cat([people.unique() for people in held]).unique(return_counts=True)[1] if held else None
     return DataFacts(
         shape=list(world.shape),
         tokens=world.shape.tokens,
@@ -250,7 +267,10 @@ def data_facts(world: World) -> DataFacts:
         nonmembers=[len(s.nonmembers) for s in federation.shards],
         validation=[len(s.validation) for s in federation.shards],
         counts=federation.counts().tolist(),
-        copies=world.copies() if world.policies else 1,
+        persons=[len(of) for of in counts],
+        most_of_person=max((int(of.max()) for of in counts if len(of)), default=1),
+        most_clients=1 if clients is None or not len(clients) else int(clients.max()),
+        copies=world.copies() if world.policies and not held else 1,
         digest=digest_of_data(federation.dataset),
     )
 

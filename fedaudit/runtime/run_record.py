@@ -194,6 +194,7 @@ class Declarations(StoredModel):
     tested_source: str | None = None  # digest of the code that was tested
     fedaudit: str | None = None  # the version of fedaudit that tested it
     settings: dict[str, Any] = Field(default_factory=dict)  # the settings of the runs that it was tested in
+    twin_sets: int = 0  # how many sets of other records every client was compared with; 0: no client had a twin
 
     def text(self) -> str:
         """Return this in words."""
@@ -206,7 +207,8 @@ class Declarations(StoredModel):
             if ":" in self.source and ":" not in other:  # see source.SCHEME
                 return f"tested {by} for a source ({other}) that cannot be compared with {self.source[:12]} ({again})"
             return f"tested {by} for another version of the source ({other}); this is {self.source[:12]} ({again})"
-        return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}"
+        twins = f"; {self.twin_sets} sets of other records for every client" if self.twin_sets else ""
+        return f"tested {by}, for this version of the source ({self.source[:12]}): {self.tested}{twins}"
 
 
 class TwinFacts(StoredModel):
@@ -247,6 +249,9 @@ class DataFacts(StoredModel):
     nonmembers: list[int]
     validation: list[int]
     counts: list[list[int]]  # records of each class
+    persons: list[int] = Field(default_factory=list)  # by client, if the guarantee is for persons: how many there are
+    most_of_person: int = 1  # the most records of one person that a client holds
+    most_clients: int = 1  # the most clients that hold records of one person
     copies: int = 1  # the most exact copies of one record that a client holds; counted in protected runs
     digest: str | None = None  # of all arrays of the data set; None: the record is older than this field
 

@@ -51,6 +51,7 @@ class RunState:
         refuse_idle: bool,
         first: Path | None = None,
         noise_key: Path | str | None = None,
+        twin_sets: int = 1,
     ):
         if (folder / "record.json").exists() and not resume:
             if read_record(folder).status == "running":
@@ -78,6 +79,7 @@ class RunState:
         self.noise_key = None if noise_key is None else Path(noise_key)  # where the secret is taken from, if not drawn
         self.secret: bytes  # from which noise follows, and which clients have a twin
         self.twins: Twins
+        self.twin_sets = twin_sets  # how many sets of other records a client with a twin is compared with
         self.record: RunRecord
         self.transcript: TranscriptWriter
 

@@ -16,6 +16,7 @@ from fedaudit.aggregation.secure.messages import SumFacts
 from fedaudit.errors import RunError, SettingError
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seeded
+from fedaudit.runtime import nursery
 from fedaudit.runtime.asking import Asker, RoundSoFar, asker, participants_of, quorum_of
 from fedaudit.runtime.code_digest import code_of_setting, differences
 from fedaudit.runtime.device_errors import device_error, explained
@@ -58,6 +59,7 @@ def run(
     refuse_idle: bool = False,
     noise_key: Path | str | None = None,
     overwrite: bool = False,
+    twin_sets: int = 1,
     **values: Any,
 ) -> RunRecord:
     """Run a setting (or `method=..., dataset=..., rounds=...`) and leave everything in the folder `out`.
@@ -66,6 +68,7 @@ def run(
     if none of its policies covers anything that the method releases; otherwise it runs, and the record says so.
     `noise_key` is the file of another run's secret: the noise is then the same as there.
     `overwrite` starts anew in the folder of a run of ours that did not finish.
+    `twin_sets` is the number of sets of other records with which each client that has a twin is compared.
     """
     if isinstance(engine, str):
         values["engine"], engine = engine, None
@@ -82,7 +85,11 @@ def run(
     with locked(folder):
         if overwrite:
             clear_unfinished(folder)
-        return _go(RunState(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside, noise_key))
+        if not (folder / "record.json").exists():
+            nursery.start_for(setting.privacy, setting.twins)  # while the run reads its data
+        return _go(
+            RunState(setting, folder, resume, watch or unwatched, engine, refuse_idle, beside, noise_key, twin_sets)
+        )
 
 
 def _is_other_code(folder: Path, setting: Setting) -> bool:

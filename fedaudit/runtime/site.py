@@ -21,6 +21,10 @@ from fedaudit.wire.message import State
 Rows = tuple[Tensor, Tensor]
 
 
+def nobody() -> None:
+    """Stands for records of which nobody says whose they are."""
+
+
 @dataclass(frozen=True)
 class Swap:
     """Tells a site, for the test of declarations, to swap in equally many other records after some private fits."""
@@ -63,6 +67,7 @@ class Site(RunFacts):
     others: Callable[[], Rows]  # equally many records that no client holds, for the test of declarations
     count: int
     swap: Swap | None = None
+    people: Callable[[], Tensor | None] = nobody  # whose record each one is, if the guarantee is for persons
     seen: Callable[[], Rows] | None = None  # its records without a copy, for callers that do not change them
 
     def rows(self, private_fits: int, *, fitting: bool = False) -> Rows:
@@ -84,9 +89,14 @@ class Site(RunFacts):
     def _half(self, number: int, rest: bool) -> Rows:
         """Return the records with one half of them swapped for others, labels too."""
         (x, y), (other, label) = self.own(), self.others()
-        drawn = torch.rand(len(y), generator=torch.Generator().manual_seed(number)) < 0.5
-        pick = (~drawn if rest else drawn).to(y.device)
+        pick = drawn_half(len(y), number, rest).to(y.device)
         return torch.where(pick.view(-1, *[1] * (x.dim() - 1)), other, x), torch.where(pick, label, y)
+
+
+def drawn_half(n: int, number: int, rest: bool) -> Tensor:
+    """Return which of n records are in the half that a number draws, or in the rest."""
+    drawn = torch.rand(n, generator=torch.Generator().manual_seed(number)) < 0.5
+    return ~drawn if rest else drawn
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from torch import nn
 from fedaudit import registry
 from fedaudit.data import Federation, federate, load, to_input, transfer_records
 from fedaudit.errors import ContractError, DataError, SettingError
-from fedaudit.privacy.policy import read_policies
+from fedaudit.privacy.policy import protects_persons, read_policies
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.guarantee import check_sums, guarantee_of
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
-from fedaudit.runtime.site import Hub, Rows, Site
+from fedaudit.runtime.site import Hub, Rows, Site, nobody
 from fedaudit.setting import Setting
 from fedaudit.training import models
 from fedaudit.training.model_copies import copied, copied_with
@@ -64,6 +64,11 @@ class World:
             rng = generator(setting.seed, "data", "public")
             self._foreign = transfer_records(setting.public_dataset, setting.data_dir, self.shape, setting.public, rng)
         self.policies = read_policies(setting.privacy, KINDS)
+        if protects_persons(self.policies) and self.federation.dataset.person is None:
+            raise SettingError(
+                f"privacy: unit = 'person', but data set {dataset.name!r} does not say whose record each one is. Give "
+                "it a column `person`, or say unit = 'record'."
+            )
         self.guarantee = guarantee_of(setting)
         check_sums(setting, self.method)
         self.compression = stage_of(setting.compress)
@@ -161,6 +166,11 @@ class World:
     def count(self, k: int) -> int:
         shard = self.federation.shards[k]
         return len(shard.members) + len(shard.canaries)
+
+    def people(self, k: int) -> torch.Tensor | None:
+        """Return whose record each one of client k is; None if the guarantee is for single records."""
+        person = self.federation.dataset.person
+        return self.federation.people(k) if protects_persons(self.policies) and person is not None else None
 
     def copies(self) -> int:
         """Return the most exact copies of one record that any client trains on."""
@@ -325,6 +335,7 @@ class World:
             validation=functools.partial(self.validation, k) if rows is None else nothing_else,
             others=functools.partial(self.other_rows, k) if rows is None else nothing_else,
             count=self.count(k) if rows is None else len(rows[1]),
+            people=functools.partial(self.people, k) if rows is None else nobody,
         )
 
     @functools.cached_property

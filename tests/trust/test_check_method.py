@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from roads import bit as road_bit
 
 from fedaudit import read_record, registry, run
+from fedaudit.privacy.noise_key import write_secret
+from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.code_digest import source_of_method
 from fedaudit.runtime.declarations import tested
-from fedaudit.runtime.declarations.contract import check_method
-from fedaudit.runtime.run_record import Declarations
+from fedaudit.runtime.declarations.contract import check_method, try_twins
+from fedaudit.runtime.declarations.twins import Twins
+from fedaudit.runtime.run_record import Declarations, TwinFacts
+from fedaudit.runtime.world import world_of
 
 MINE = """
 from outside import Averages, Weights, ce
@@ -31,9 +36,9 @@ class Mine(Averages):
 def tried(tiny):
     """Verdicts by field on `cheats:NAME`."""
 
-    def make(name, **values):
+    def make(name, sets=0, **values):
         setting = tiny(f"cheats:{name}", rounds=1, clients=2, model="mlp", set={}, **values)
-        found = check_method(setting)
+        found = check_method(setting, sets)
         return found, {row.field: row for row in found.fields if row.verdict != "not sent"}
 
     return make
@@ -62,6 +67,46 @@ def test_what_is_broken_is_named(tried, name, field, words):
     found, fields = tried(name)
     assert not found.held
     assert (fields[field].verdict, words in fields[field].why) == ("broken", True)
+
+
+def test_all_clients_have_twins_and_the_verdict_says_so(tried):
+    found, fields = tried("Counts", sets=2)
+    twins = fields["(twins)"]
+    assert (twins.verdict, twins.why) == ("held", "2 of 2 tasks gave the same reply to the bit")
+    assert twins.declared.startswith("all clients, 2 sets of other records each, under training, embeddings")
+    assert fields["Told.n"].verdict == "pays", "the verdict on a field stays"
+    assert (found.entry().fields["(twins)"], found.entry().twin_sets) == ("held", 2)
+    again = Declarations(source="a", tested="held", fedaudit="0.1.0", twin_sets=2)
+    assert again.text().endswith("held; 2 sets of other records for every client")
+
+
+def test_a_bit_that_agrees_with_the_first_set_shows_with_the_second(tiny, tmp_path):
+    """The secret is one under which each twin has its client's bit in the first set, and another one in the second."""
+    privacy = dict([parse_policy("embeddings:eps=1,clip=1")])
+    setting = tiny("roads:Structure", rounds=1, clients=2, model="mlp", set={"what": "dtype"}, aux=0.2, privacy=privacy)
+    world = world_of(setting.model_dump_json())
+    for i in range(1000):
+        secret = i.to_bytes(32, "little")
+        of_run = Twins(world, tmp_path, secret, TwinFacts())
+        bits = [[road_bit(of_run._rows(number, k)["own"][1]) for number in (0, 1)] for k in (0, 1)]
+        mine = [road_bit(world.seen_members(k)[1]) for k in (0, 1)]
+        if all(first == own != second for own, (first, second) in zip(mine, bits, strict=True)):
+            break
+    else:
+        pytest.fail("no such secret")
+    write_secret(tmp_path / "noise.key", secret)
+    (one,) = try_twins(setting, 1, tmp_path / "noise.key")
+    assert one.verdict == "held", "half of all bits agree"
+    two = {row.field: row for row in try_twins(setting, 2, tmp_path / "noise.key")}
+    assert (two["(twins)"].verdict, two["Table.e"].verdict) == ("broken", "broken")
+    assert "2 sets of other records" in two["(twins)"].declared
+
+
+def test_a_method_that_cannot_train_privately_is_tried_with_its_messages_protected(tiny):
+    (row,) = try_twins(tiny("cheats:OwnRows", rounds=1, clients=2, model="mlp", set={}), 1)
+    assert "under training" in row.declared
+    (row,) = try_twins(tiny("outside:Paints", rounds=1, clients=2, model="mlp", set={}), 1)
+    assert (row.verdict, "under embeddings" in row.declared) == ("held", True)
 
 
 @pytest.mark.parametrize("name", ["OwnRows", "OwnMeans", "OwnCounts"])

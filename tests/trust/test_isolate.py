@@ -12,7 +12,7 @@ from suite_tools import opened_in
 
 from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.privacy.policy import parse_policy
-from fedaudit.runtime.engines import isolated as engine
+from fedaudit.runtime import nursery
 from fedaudit.runtime.runner import run
 from fedaudit.wire.transcript import Transcript
 
@@ -37,7 +37,7 @@ def bits(record, folder):
 )
 def test_the_bits_are_those_of_the_serial_engine(method, tiny, tmp_path, nursery_at, monkeypatch):
     """Its processes are forks of the nursery's; the next tests start them as a user does."""
-    monkeypatch.setattr(engine.subprocess, "Popen", opened_in(nursery_at))
+    monkeypatch.setattr(nursery.subprocess, "Popen", opened_in(nursery_at))
     setting = tiny(method, rounds=2, **CASES[method])
     plain, models = bits(run(setting, out=tmp_path / "a"), tmp_path / "a")
     isolated = setting.model_copy(update={"isolate": True})

@@ -21,6 +21,7 @@ from fedaudit.runtime.declarations.twin_client import (
     Answer,
     differences,
     exchanged,
+    mixed_means,
     mixed_rows,
     paid_fields,
 )
@@ -56,6 +57,25 @@ def test_honest_twins_hold_on_every_engine(engine, name, ran):
     record = ran(f"follows:{name}", engine, set={})
     assert (record.twins.clients, record.twins.tasks, record.twins.held) == ([0, 1, 2], 6, 6)
     assert all(0 < client.epsilon < math.inf for client in record.ledger)
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_rates_that_fall_and_augmented_images_hold(engine, ran):
+    record = ran("follows:Scheduled", engine, set={}, rounds=1, model="cnn", twins="2")
+    assert (record.twins.tasks, record.twins.held) == (2, 2)
+    assert all(0 < client.epsilon < math.inf for client in record.ledger)
+
+
+@pytest.mark.parametrize("how", ["laplace", "discrete-gaussian", "skellam", "gaussian"])
+def test_outputs_of_every_mechanism_are_handed_over(how, ran):
+    """Rows and counts with noise of each kind, labels by randomised response."""
+    delta = "" if how == "laplace" else ",delta=1e-3"
+    texts = [f"embeddings:eps=1,{how}{delta}", f"label_counts:eps=1,{how}{delta}", "labels:eps=1,randomised-response"]
+    record = ran("follows:SendsThree", set={}, rounds=1, privacy=dict(map(parse_policy, texts)), twins="2")
+    assert (record.twins.differences, record.twins.tasks, record.twins.held) == ([], 2, 2)
+    entries = [entry for client in record.ledger for entry in client.entries]
+    assert all(0 < entry.noise_multiplier < math.inf for entry in entries)
+    assert len(entries) == 9
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked", "isolated", SLOW[1]])
@@ -142,7 +162,7 @@ def test_clients_that_come_later_have_one_too(ran):
 
 def test_an_ask_without_a_twin_gets_one(tmp_path, monkeypatch):
     """One of the first three has one. Whoever comes later and alone has one, too, whatever the lot says."""
-    monkeypatch.setattr(twins, "nursery", lambda: None)
+    monkeypatch.setattr(twins.nursery, "nursery_of_twins", lambda: None)
     setting = SimpleNamespace(twins="1", clients=20)
     of_run = twins.Twins(SimpleNamespace(policies={"a": 1}, setting=setting), tmp_path, bytes(32), TwinFacts())
     of_run.choose([0, 1, 2], [0, 1, 2])
@@ -190,6 +210,15 @@ def test_rows_of_one_record_each_are_told_from_mixed_ones():
     other[0] += 1
     assert [where for where, _ in mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", other)])] == ["A.b"]
     assert mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", x[:2])]) != [], "a row that is gone has changed, too"
+
+
+def test_rows_of_means_may_come_in_any_order_and_some_may_be_missing():
+    """Four records; the first two are exchanged, then the last two."""
+    mine = ["a", "b", "c", "d"]
+    assert not mixed_means(mine, [["d", "A", "c", "B"], ["C", "b", "a"]], [2, 2])
+    assert mixed_means(mine, [["A", "B", "c", "x"], ["a", "b", "C", "D"]], [2, 2]), "d changes with a or b"
+    assert mixed_means(mine, [["A", "B", "c", "d"], ["a", "x", "C", "D"]], [2, 2]), "b changes with c or d"
+    assert mixed_means(["a", "a"], [["a", "A", "A"], ["a", "a"]], [1, 1]), "a row that is there twice is two rows"
 
 
 def handed(*items):

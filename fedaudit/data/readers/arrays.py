@@ -34,13 +34,14 @@ class Arrays:
     test_domain: Any = None
     class_names: Sequence[str] | None = None
     vocabulary: int | None = None  # the number of token ids; None: the largest id plus one
+    person: Any = None  # of each record: whose it is, as whole numbers or strings
 
 
 def dataset_of(name: str, given: Arrays) -> Dataset:
     """Return the data set of these arrays. Raise a DataError that names the array that is wrong."""
     arrays = {
         key: _array(name, key, getattr(given, key))
-        for key in ("x", "y", "test_x", "test_y", "domain", "test_domain")
+        for key in ("x", "y", "test_x", "test_y", "domain", "test_domain", "person")
         if getattr(given, key) is not None
     }
     for key, partner in (("x", "x"), ("y", "y"), ("test_y", "test_x"), ("test_x", "test_y"), ("domain", "test_domain")):
@@ -48,6 +49,7 @@ def dataset_of(name: str, given: Arrays) -> Dataset:
             raise DataError(f"Data set {name!r}: there is no array {key}. Give it beside {partner}.")
     x, y = _records(name, "x", arrays["x"]), _labels(name, "y", arrays["y"], len(arrays["x"]))
     named, domain = _domains(name, "domain", arrays.get("domain"), len(y))
+    _, person = _domains(name, "person", arrays.get("person"), len(y))
     of_names, of_test = _domains(name, "test_domain", arrays.get("test_domain"), len(arrays.get("test_y", ())))
     if "test_x" in arrays:
         test_x = _records(name, "test_x", arrays["test_x"])
@@ -59,6 +61,7 @@ def dataset_of(name: str, given: Arrays) -> Dataset:
         test = one_in_five(y) if domain is None else one_in_five(domain, y)
         x, y, test_x, test_y = x[~test], y[~test], x[test], y[test]
         domain, of_test = (None, None) if domain is None else (domain[~test], domain[test])
+        person = None if person is None else person[~test]
     class_names = _class_names(name, y, test_y, given.class_names)
     domains: dict[str, Any] = {}
     if domain is not None and named is not None:
@@ -66,7 +69,8 @@ def dataset_of(name: str, given: Arrays) -> Dataset:
         domains = {"domain": torch.from_numpy(index), "domain_names": tuple(named[d] for d in held)}
         domains["test_domain"] = None if of_test is None else known_domains(held, of_test)
     vocabulary = _vocabulary(name, given.vocabulary, x, test_x)
-    return tensors(name, x, y, test_x, test_y, class_names, vocabulary=vocabulary, **domains)
+    of_person = None if person is None else torch.from_numpy(np.array(person, dtype=np.int64))
+    return tensors(name, x, y, test_x, test_y, class_names, vocabulary=vocabulary, person=of_person, **domains)
 
 
 def tensors(name: str, x: Any, y: Any, test_x: Any, test_y: Any, class_names: Sequence[str], **more: Any) -> Dataset:
@@ -159,7 +163,7 @@ def _labels(name: str, key: str, y: np.ndarray, rows: int) -> np.ndarray:
 def _domains(
     name: str, key: str, domain: np.ndarray | None, rows: int
 ) -> tuple[tuple[str, ...] | None, np.ndarray | None]:
-    """Return the names of the domains, and for each record the index of its domain."""
+    """Return the names of the domains (or persons), and for each record the index of its domain."""
     if domain is None:
         return None, None
     if domain.shape != (rows,) or domain.dtype.kind not in "iuU":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedaudit.data.readers.source import decoding, image_dataset
 from fedaudit.data.records import Dataset
 from fedaudit.errors import DataError
 
+PERSONS = "persons.csv"  # beside the folders: a line FILE,PERSON for each training image
 _FOLDER_LAYOUT = (
     "Put images (png, jpg, bmp) into PATH/train/CLASS/ and PATH/test/CLASS/, or, for data with domains, into "
     "PATH/DOMAIN/CLASS/ (one image in five of each class and domain then becomes the test set)"
@@ -55,8 +57,27 @@ def read_folder(name: str, path: Path, size: int | None) -> Dataset:
     x, y = images(name, files, height, width, grey=grey), np.array([label[kind] for _, kind, _ in found])
     test = group == 1 if split else one_in_five(group, y)
     domains: dict[str, Any] = {}
+    if (path / PERSONS).is_file():
+        whose = persons_of(name, path, files)
+        domains["person"] = torch.from_numpy(np.unique(whose, return_inverse=True)[1][~test].astype(np.int64))
     if not split:
         held, index = np.unique(group[~test], return_inverse=True)
-        domains = {"domain": torch.from_numpy(index), "domain_names": tuple(groups[g].name for g in held)}
+        domains |= {"domain": torch.from_numpy(index), "domain_names": tuple(groups[g].name for g in held)}
         domains["test_domain"] = known_domains(held, group[test])
     return image_dataset(name, x[~test], y[~test], x[test], y[test], class_names, **domains)
+
+
+def persons_of(name: str, path: Path, files: list[Path]) -> np.ndarray:
+    """Return whose image each file is, by persons.csv. Images of the test set may be missing there."""
+    said: dict[str, str] = {}
+    with decoding(name, path / PERSONS), open(path / PERSONS, newline="") as file:
+        for line in csv.reader(file):
+            said[line[0]] = line[1]
+    keys = [file.relative_to(path).as_posix() for file in files]
+    split = (path / "train").is_dir()
+    if lacking := [key for key in keys if key not in said and not (split and key.startswith("test/"))]:
+        raise DataError(
+            f"Data set {name!r}: {path / PERSONS} does not say whose image {lacking[0]} is ({len(lacking)} are "
+            "missing). Write a line FILE,PERSON for each training image, with the file's path within the folder."
+        )
+    return np.array([said.get(key, "") for key in keys])

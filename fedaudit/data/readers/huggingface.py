@@ -2,13 +2,14 @@
 
 `hf:NAME` is read from the local cache, `hf:PATH` from a data set that was saved on disk or a folder with its files.
 Options follow a question mark: `hf:imdb?x=text&y=label&length=64`. By default, the label is the column of class labels,
-or a column with a name such as "label". The records are the column of images, of texts or of token ids, or all columns
-of numbers together. A text becomes token ids by a hash of its words. A vocabulary taken from the data would be a
-release. Id 0 is padding.
+or a column with a name such as "label". A column "person", or `person=COLUMN`, says whose record each one is. The
+records are the column of images, of texts or of token ids, or all columns of numbers together. A text becomes token ids
+by a hash of its words. A vocabulary taken from the data would be a release. Id 0 is padding.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class Choice:
     place: str
     x: str | None = None  # columns, with commas between them
     y: str | None = None
+    person: str | None = None  # the column that says whose record each one is; "person" if there is one
     config: str | None = None
     train: str | None = None
     test: str | None = None
@@ -79,7 +81,8 @@ def dataset(name: str, size: int | None) -> Dataset:
     test = None if test == train else test
     columns = splits[train].features
     y = _label(name, choice, columns)
-    x = _records(name, choice, columns, y)
+    person = _person(name, choice, columns)
+    x = _records(name, choice, columns, y, person)
     labels, names = _labels(name, y, columns[y], [splits[s] for s in (train, test) if s])
     if test and choice.test is None and (labels[1] < 0).all():  # a contest's test set, whose labels are secret
         others = [s for s in TEST if s in splits and s not in (train, test)]
@@ -87,9 +90,10 @@ def dataset(name: str, size: int | None) -> Dataset:
         labels, names = _labels(name, y, columns[y], [splits[s] for s in (train, test) if s])
     arrays = [_column(name, choice, x, splits[s], size) for s in (train, test) if s]
     words = choice.vocabulary if _is_text(columns, x) else None
-    given = Arrays(arrays[0], labels[0], class_names=names, vocabulary=words)
+    whose = None if person is None else np.asarray(splits[train][person][:])
+    given = Arrays(arrays[0], labels[0], class_names=names, vocabulary=words, person=whose)
     if test:
-        given = Arrays(arrays[0], labels[0], arrays[1], labels[1], class_names=names, vocabulary=words)
+        given = dataclasses.replace(given, test_x=arrays[1], test_y=labels[1])
     return dataset_of(name, given)
 
 
@@ -147,8 +151,14 @@ def _label(name: str, choice: Choice, columns: Any) -> str:
     )
 
 
-def _records(name: str, choice: Choice, columns: Any, y: str) -> list[str]:
-    rest = [key for key in columns if key != y]
+def _person(name: str, choice: Choice, columns: Any) -> str | None:
+    if choice.person is not None and choice.person not in columns:
+        raise DataError(f"Data set {name!r} has no column {choice.person!r}.{did_you_mean(choice.person, columns)}")
+    return choice.person or ("person" if "person" in columns else None)
+
+
+def _records(name: str, choice: Choice, columns: Any, y: str, person: str | None) -> list[str]:
+    rest = [key for key in columns if key not in (y, person)]
     if choice.x is not None:
         wanted = choice.x.split(",")
         if strange := [key for key in wanted if key not in rest]:

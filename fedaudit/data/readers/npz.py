@@ -17,7 +17,7 @@ def read_npz(name: str, path: Path, size: int | None) -> Dataset:
     if not path.is_file():
         raise DataError(
             f"Data set {name!r} is not there: no file {path}. "
-            "Write one with numpy.savez(PATH, x=images, y=labels), and test_x, test_y, domain if you have them."
+            "Write one with numpy.savez(PATH, x=images, y=labels), and test_x, test_y, domain, person if you have them."
         )
     with decoding(name, path):
         archive = np.load(path, allow_pickle=False)
@@ -25,7 +25,7 @@ def read_npz(name: str, path: Path, size: int | None) -> Dataset:
             raise damaged(name, path, "holds a single array; write it with numpy.savez(PATH, x=images, y=labels)")
         with archive:
             arrays: dict[str, Any] = {
-                key: archive[key] for key in ("x", "y", "test_x", "test_y", "domain") if key in archive.files
+                key: archive[key] for key in ("x", "y", "test_x", "test_y", "domain", "person") if key in archive.files
             }
     for key, partner in (("x", "x"), ("y", "y"), ("test_y", "test_x"), ("test_x", "test_y")):
         if key not in arrays and (partner == key or partner in arrays):

@@ -83,6 +83,7 @@ class Mechanism:
     summary: ClassVar[str] = ""  # one line for `fedaudit list mechanisms`
     chosen: ClassVar[bool] = True  # a policy may name it
     trains: ClassVar[bool] = False  # it protects local training, and no field
+    persons: ClassVar[bool] = False  # its bounds are known for all records of a person together
     normal: ClassVar[bool] = False  # its noise is Gaussian, of which sharper tests are known
     rounds: ClassVar[bool] = False  # its noise can be looked at in numbers that travelled rounded
     relations: ClassVar[tuple[str, ...]] = ()  # the neighbours under which an entry of it holds beside its own

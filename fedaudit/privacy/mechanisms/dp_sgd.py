@@ -16,6 +16,7 @@ class DpSgd(Mechanism):
     name = "dp-sgd"
     summary = "local training: Poisson samples, clipped gradients of single records, normal noise in each step"
     trains = True
+    persons = True
     # A zeroed record adds nothing to a step's sum, and n stays public: the pair of sums is that of add-or-remove.
     relations = ("zero-out",)
 

@@ -21,6 +21,7 @@ class Gaussian(AddsNoise):
     rounds = True
     noun = "Gaussian noise"
     normal = True
+    persons = True
 
     def check(self, where: str, kind: str, policy: Policy) -> None:
         super().check(where, kind, policy)

@@ -1,7 +1,8 @@
 """The contract that every method keeps, as checks that anybody can run on their own method.
 
 `check_declarations` is rule 8 of the privacy rules: swap a client's records after its training, and nothing that was
-declared `public`, or `via="model"`, may change by a bit. `check_method` gives a verdict on each field.
+declared `public`, or `via="model"`, may change by a bit. `try_twins` gives every client twins with several sets of
+other records, in a protected run. `check_method` does both, and gives a verdict on each field.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedaudit.errors import ContractError
+from fedaudit.errors import ContractError, PrivacyError, RunError
+from fedaudit.privacy.policy import parse_policy
 from fedaudit.privacy.sensitivity import dependence
 from fedaudit.privacy.trees import leaves_of
 from fedaudit.registry import find
 from fedaudit.runtime.code_digest import source_of_method
 from fedaudit.runtime.declarations.tested import TestedMethod
+from fedaudit.runtime.declarations.twins import LOG
 from fedaudit.runtime.method import Method, parts_of
-from fedaudit.runtime.run_record import versions
+from fedaudit.runtime.run_record import TwinFacts, versions
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.site import Swap
 from fedaudit.runtime.task import Done, Task, run_task
@@ -230,7 +233,7 @@ class DeclarationVerdict:
 
     field: str
     declared: str
-    verdict: Literal["held", "broken", "pays", "billed", "not sent"]
+    verdict: Literal["held", "broken", "pays", "billed", "not sent", "not tried"]
     why: str = ""
 
 
@@ -240,6 +243,7 @@ class MethodVerdict:
     source: str  # digest of the code that was tried
     fields: tuple[DeclarationVerdict, ...]
     setting: Setting
+    twin_sets: int = 0  # how many sets of other records every client was compared with; 0: no client had a twin
 
     @property
     def held(self) -> bool:
@@ -250,7 +254,9 @@ class MethodVerdict:
         settings = self.setting.model_dump(include={"set", "dataset", "model", "clients", "rounds", "privacy"})
         by = versions().get("fedaudit", "?")
         fields: dict[str, str] = {row.field: row.verdict for row in self.fields}
-        return TestedMethod(source=self.source, held=self.held, fields=fields, fedaudit=by, settings=settings)
+        return TestedMethod(
+            source=self.source, held=self.held, fields=fields, fedaudit=by, settings=settings, twin_sets=self.twin_sets
+        )
 
 
 def setting_for(method: str, **values: object) -> Setting:
@@ -260,12 +266,63 @@ def setting_for(method: str, **values: object) -> Setting:
     return Setting.make(**{**defaults, "method": method, "set": quick, **values})
 
 
-def check_method(setting: Setting) -> MethodVerdict:
-    """Return a verdict on each field of each message that a method's clients may send."""
+# The policies of a run in which a method is tried with twins, if nobody names others. One that covers nothing that the
+# method releases does nothing.
+TRIAL = (
+    "training:noise=1,clip=1", "embeddings:eps=1,clip=1", "logits:eps=1,clip=1", "prototypes:eps=1,clip=1",
+    "label_counts:eps=1",
+)  # fmt: skip
+SETS = 3  # of other records: a bit that is read off the records agrees with all of them once in eight clients
+TWINS = "(twins)"  # stands for all replies in a protected run
+
+
+def try_twins(setting: Setting, sets: int = SETS, noise_key: Path | None = None) -> list[DeclarationVerdict]:
+    """Give every client a twin for each of several sets of other records, and return what became of it.
+
+    Under the setting's policies, or under those of a trial. A method that cannot train under DP-SGD is tried with its
+    messages protected.
+    """
+    trial = dict(map(parse_policy, TRIAL))
+    without_training = {kind: policy for kind, policy in trial.items() if kind != "training"}
+    for privacy in [setting.privacy] if setting.privacy else [trial, without_training]:
+        norm = "group" if "training" in privacy and setting.norm == "keep" else setting.norm
+        values = {**setting.model_dump(), "privacy": privacy, "norm": norm, "twins": "all"}
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "run"
+                record = run(Setting.make(**values), out=out, twin_sets=sets, noise_key=noise_key)
+                log = (out / LOG).read_text() if (out / LOG).exists() else ""
+        except (PrivacyError, RunError) as e:  # no DP-SGD for this method
+            why = str(e)
+            continue
+        except ContractError as e:  # the run itself refuses this
+            return [DeclarationVerdict(TWINS, "structure", "broken", str(e))]
+        facts = record.twins or TwinFacts()
+        said = f"all clients, {sets} set{'s' * (sets != 1)} of other records each, under {', '.join(privacy)}"
+        if not facts.differences:
+            how = f"{facts.held} of {facts.tasks} tasks gave the same reply to the bit"
+            return [DeclarationVerdict(TWINS, said, "held" if facts.tasks else "not tried", how)]
+        fields = dict.fromkeys(row.split(", in ")[0] for row in facts.differences)
+        first = next((line.partition(", ")[2] for line in log.splitlines() if line.startswith("round ")), "")
+        how = f"it follows the records by another way than through a mechanism ({_cut(first)})"
+        rows = [DeclarationVerdict(field, said, "broken", how) for field in fields]
+        return [*rows, DeclarationVerdict(TWINS, said, "broken", f"{facts.held} of {facts.tasks} tasks held")]
+    return [DeclarationVerdict(TWINS, "a protected run", "not tried", why)]
+
+
+def _cut(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def check_method(setting: Setting, sets: int = SETS) -> MethodVerdict:
+    """Return a verdict on each field of each message that a method's clients may send.
+
+    Records are swapped, and all clients have twins with `sets` sets of other records (none if it is 0).
+    """
     method: Method = find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
     engine, rows = SwapEngine(strict=False), []
     try:
-        _tried(setting, engine)
+        _tried(setting.model_copy(update={"twins": "off"}), engine)
     except ContractError as e:  # the run itself refuses this
         rows.append(DeclarationVerdict("(the run)", "", "broken", str(e)))
     rows += [_verdict(where, declared, engine) for where, declared in sorted(engine.declared.items())]
@@ -278,7 +335,14 @@ def check_method(setting: Setting) -> MethodVerdict:
         if where not in engine.declared:
             why = "no client sent it in this trial: try other settings"
             rows.append(DeclarationVerdict(where, _said(declared), "not sent", why))
-    return MethodVerdict(setting.method, source_of_method(method), tuple(rows), setting)
+    if sets and all(row.field != "(the run)" for row in rows):
+        twins = {row.field: row for row in try_twins(setting, sets)}
+        for i, row in enumerate(rows):
+            if (of_twin := twins.pop(row.field, row)) is not row and row.verdict != "broken":
+                rows[i] = dataclasses.replace(of_twin, declared=row.declared)
+        rows += twins.values()
+    tried = sets if any(row.field == TWINS and row.verdict != "not tried" for row in rows) else 0
+    return MethodVerdict(setting.method, source_of_method(method), tuple(rows), setting, tried)
 
 
 def _verdict(where: str, declared: Declared, engine: SwapEngine) -> DeclarationVerdict:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,17 @@ def mixed_rows(
             how = "a row of it changes with several records, and the noise is scaled for rows of one record each"
             found.append((where, how))
     return found
+
+
+def mixed_means(twin: Sequence[str], others: Sequence[Sequence[str]], exchanged: Sequence[int]) -> bool:
+    """Return whether rows that go into means of classes are made of several records, by their digests.
+
+    `others` has them with some of the records exchanged, and with all other ones; `exchanged` has how many these are.
+    Rows of one record each give no more new rows than records were exchanged. In which order they come means nothing:
+    a method may sort its records by their labels, or leave out classes of few.
+    """
+    new = [sum((Counter(rows) - Counter(twin)).values()) for rows in others]
+    return any(count > most for count, most in zip(new, exchanged, strict=True))
 
 
 def _moved(before: Tensor, after: Tensor) -> set[int]:

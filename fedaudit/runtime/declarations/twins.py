@@ -7,7 +7,6 @@ with `isolate` each task of a twin has a process for itself, as the client's tas
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
@@ -17,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ import torch
 
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.noise_key import derived
+from fedaudit.runtime import nursery
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.declarations.twin_client import Answer, Difference, differences, exchanged, paid_fields
-from fedaudit.runtime.engines.isolated import Nursery, encoded_rows, facts_of, plain_task
+from fedaudit.runtime.engines.isolated import encoded_rows, facts_of, plain_task
 from fedaudit.runtime.engines.losses import TRIES
 from fedaudit.runtime.isolated_worker import Stream, done_of, receive, send, without_data
 from fedaudit.runtime.run_record import TwinFacts
@@ -56,25 +57,25 @@ class Twins:
     folder: Path
     secret: bytes
     facts: TwinFacts
-    sets: int = 0  # the number of the set of exchanged records; a test of declarations tries several
+    sets: int = 1  # how many sets of other records a client is compared with; a test of declarations tries several
     broken: list[Difference] = field(default_factory=list)
     wall_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._states: dict[int, Blob] = {}
+        self._states: dict[tuple[int, int], Blob] = {}  # by client, and number of the set of other records
         self._ended: set[int] = set()  # clients whose twin has differed, or is gone
         self._chosen: set[int] = set(self.facts.clients)
         self._share = 0.0  # of the clients; it is known with the first ask
         self._tasks: dict[int, Task] = {}
-        self._host: _Host | None = None
+        self._hosts: dict[int, _Host] = {}  # by number of the set: what one holds, the others never see
         # Taken before any task runs: what tasks leave in the environment is not the twins' to find.
         self._around = {"environment": dict(os.environ), "path": list(sys.path), "folder": os.getcwd()}
         if self.on:
-            nursery()  # starts in the background, while the run gets ready
+            nursery.nursery_of_twins()  # starts in the background, if it is not there yet
 
     @property
     def on(self) -> bool:
-        return bool(self.world.policies) and self.world.setting.twins not in ("off", "0")
+        return nursery.has_twins(self.world.policies, self.world.setting.twins)
 
     def choose(self, asked: Sequence[int], new: Sequence[int]) -> None:
         """Say which of the clients that are about to be asked have a twin. `new` are those that have no state yet.
@@ -114,20 +115,25 @@ class Twins:
         if task is None or done.lost or task.drop or done.fatal is not None:
             return
         if task.state is not None and self.world.setting.start is not None and task.k not in self.facts.clients:
-            self._states[task.k] = task.state  # another run's state, whose bill was taken over with it
-        if task.state is not None and task.k not in self._states:
+            # another run's state, whose bill was taken over with it
+            self._states |= {(task.k, number): task.state for number in range(self.sets)}
+        if task.state is not None and (task.k, 0) not in self._states:
             self._ended.add(task.k)  # its states are gone: it cannot go on from where it was
             self.facts.lost += 1
             return
         begun = time.perf_counter()
-        twin, found = self._run(task, done)
-        rows = differences(
-            (task.k, task.t, task.ask, task.fn), task.message, Answer(done.reply, done.error),
-            Answer(twin.reply, twin.error), found, paid_fields(done.entries),
-        )  # fmt: skip
+        rows: list[Difference] = []
+        for number in range(self.sets):
+            twin, found = self._run(task, done, number)
+            rows = differences(
+                (task.k, task.t, task.ask, task.fn), task.message, Answer(done.reply, done.error),
+                Answer(twin.reply, twin.error), found, paid_fields(done.entries),
+            )  # fmt: skip
+            if twin.state is not None and done.reply is not None:
+                self._states[task.k, number] = twin.state
+            if rows:
+                break
         self._note(task.k, rows, twin)
-        if twin.state is not None and done.reply is not None:
-            self._states[task.k] = twin.state
         self.wall_s += time.perf_counter() - begun
         self.facts.wall_s = round(self.wall_s, 4)
 
@@ -149,37 +155,39 @@ class Twins:
 
     # --- where they live ---
 
-    def _run(self, task: Task, done: Done) -> tuple[Done, list[tuple[str, str]]]:
+    def _run(self, task: Task, done: Done, number: int) -> tuple[Done, list[tuple[str, str]]]:
         isolated = self.world.setting.isolate
         for _ in range(TRIES):
-            if self._host is None or isolated:
-                self._close_host()
-                self._host = _Host(self.world, None if isolated else self._around)
+            if isolated:
+                self._close_host(number)
+            if number not in self._hosts:
+                self._hosts[number] = _Host(self.world, None if isolated else self._around)
             try:
                 half = int.from_bytes(derived(self.secret, "half", task.k, task.t, task.ask)[:7], "little")
-                return self._host.run(task, done, self._states.get(task.k), self._rows, half)
+                rows, state = partial(self._rows, number), self._states.get((task.k, number))
+                return self._hosts[number].run(task, done, state, rows, half)
             except (EOFError, OSError) as e:
                 why = f"its process ended{f' ({e})' if str(e) else ''}"
-                self._close_host()
+                self._close_host(number)
         return Done(task.k, error=why, lost=True), []
 
-    def _rows(self, k: int) -> dict[str, Rows]:
-        """Return the twin's records, drawn from the run's secret."""
+    def _rows(self, number: int, k: int) -> dict[str, Rows]:
+        """Return the records of the twin of client k in a set of other records, drawn from the run's secret."""
         world, others = self.world, self.world.federation.auxiliary()
-        seed = int.from_bytes(derived(self.secret, "exchanged", k, self.sets)[:8], "little") >> 1
+        seed = int.from_bytes(derived(self.secret, "exchanged", k, number)[:8], "little") >> 1
         rng = torch.Generator().manual_seed(seed)
         mine = {"own": world.seen_members(k), "validation": world.held_out(k, "validation")}
         there = {name: (x.cpu(), y.cpu()) for name, (x, y) in mine.items()}
         twin = {name: exchanged(rows, others, world.classes, rng) for name, rows in there.items()}
         return {**twin, "other": exchanged(twin["own"], others, world.classes, rng)}  # for the twin's neighbours
 
-    def _close_host(self) -> None:
-        if self._host is not None:
-            self._host.close()
-            self._host = None
+    def _close_host(self, number: int) -> None:
+        if (host := self._hosts.pop(number, None)) is not None:
+            host.close()
 
     def close(self) -> None:
-        self._close_host()
+        for number in list(self._hosts):
+            self._close_host(number)
 
     # --- from round to round ---
 
@@ -189,10 +197,11 @@ class Twins:
             return
         folder = self.folder / FOLDER
         folder.mkdir(exist_ok=True)
-        for k, state in self._states.items():
-            write_atomic(folder / f"client-{k:06d}.{t}", bytes(state))
+        for (k, number), state in self._states.items():
+            if number == 0:  # a test of declarations, which has more, is not resumed
+                write_atomic(folder / f"client-{k:06d}.{t}", bytes(state))
         for k, states in self._kept().items():
-            for old in [path for round_, path in states if round_ < t - BACK and k in self._states]:
+            for old in [path for round_, path in states if round_ < t - BACK and (k, 0) in self._states]:
                 old.unlink(missing_ok=True)
 
     def go_on(self, t: int) -> None:
@@ -202,7 +211,7 @@ class Twins:
         for k, states in self._kept().items():
             found = [path for round_, path in states if round_ <= t]
             if found and self.has(k):
-                self._states[k] = found[-1].read_bytes()
+                self._states[k, 0] = found[-1].read_bytes()
         if self.facts.differences:
             self._again()
 
@@ -237,7 +246,7 @@ class _Host:
         ours, theirs = socket.socketpair()
         self._socket: socket.socket = ours
         self._file: Stream = ours.makefile("rwb")
-        nursery().hand_over(theirs)
+        nursery.nursery_of_twins().hand_over(theirs)
 
     def run(
         self, task: Task, done: Done, state: Blob | None, rows: Callable[[int], dict[str, Rows]], half: int
@@ -267,25 +276,3 @@ class _Host:
         self._socket.close()
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-_nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: forked ones must not share
-
-
-def nursery() -> Nursery:
-    """Return the process from which hosts of twins are forked: one for all runs of this process."""
-    mine = _nurseries.get(os.getpid())
-    if mine is not None and not mine[0].spent:
-        return mine[0]
-    _end()
-    scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
-    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder"]), scratch
-    return _nurseries[os.getpid()][0]
-
-
-@atexit.register
-def _end() -> None:
-    mine = _nurseries.pop(os.getpid(), None)
-    if mine is not None:
-        mine[0].close()
-        shutil.rmtree(mine[1], ignore_errors=True)

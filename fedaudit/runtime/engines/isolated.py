@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError
 from fedaudit.runtime.engines.losses import TRIES, lost_too_often
 from fedaudit.runtime.isolated_worker import Frame, Stream, done_of, error_of, receive, send, without_data
+from fedaudit.runtime.nursery import Nursery
 from fedaudit.runtime.site import Rows
 from fedaudit.runtime.task import Done, Task, run_task
 from fedaudit.runtime.world import World, world_of
@@ -30,9 +28,6 @@ from fedaudit.setting import Setting
 from fedaudit.wire.codec import encode_tree
 from fedaudit.wire.message import KINDS
 
-# A party gets these variables of the environment: how to find the code, and how to compute. It gets no others.
-ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
-COMPUTING = ("OMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_")
 # Name, messages, and for a mean its weights: replies (a mean is one), who is left, and how many are in a mean.
 Answers = Callable[[str, Mapping[int, bytes], Mapping[str, Any] | None], tuple[dict[int, bytes], list[int], int]]
 
@@ -121,53 +116,6 @@ class IsolatedEngine:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-class Nursery:
-    """The process that forks for each party, as the run sees it. It starts in the background."""
-
-    def __init__(self, method: str, scratch: Path, preload: Sequence[str] = ()):
-        """Start the process. It imports `method` once for all parties; if that is empty, each fork imports its own."""
-        here, there = socket.socketpair()
-        path = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in [*sys.path, os.getcwd()]))
-        kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(COMPUTING)}
-        home = str(scratch)
-        with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedaudit.runtime.isolated_worker", str(there.fileno()), method, *preload],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                cwd=home,
-                env={**kept, "PYTHONPATH": path, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"},
-            )
-        self._control, self._method, self._word, self._served = here, method, b"", 0
-
-    def wait(self) -> None:
-        """Wait until the process is ready."""
-        self._word = self._word or self._control.recv(1)
-        if self._word not in (b"f", b"o"):
-            self.close()
-            raise RunError(f"{self._method} cannot be imported in a process of its own. Put its folder on PYTHONPATH.")
-
-    @property
-    def spent(self) -> bool:
-        return self._process.poll() is not None or (self._served > 0 and self._word == b"o")
-
-    def hand_over(self, connection: socket.socket) -> None:
-        self.wait()
-        with connection:
-            socket.send_fds(self._control, [b"c"], [connection.fileno()])
-        self._served += 1
-
-    def close(self) -> None:
-        self._control.close()  # the nursery sees that, and stops
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 def facts_of(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
     """Return what a party knows of the run beside its setting, as plain values."""
     facts: dict[str, Any] = {
@@ -178,6 +126,8 @@ def facts_of(world: World, k: int | None, t: int = 0) -> dict[str, Any]:
     }
     if k is not None:
         facts |= {"k": k, "t": t, "count": world.count(k), "releases": _releases(world), "absent": _absent(world, t)}
+        people = world.people(k)
+        facts["people"] = None if people is None else people.tolist()
     return facts
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from outside import Averages, Weights, ce
+from outside import Averages, Sent, Weights, ce
+from torch import Tensor
 
-from fedaudit import adam, load, sgd, state_of
+from fedaudit import Augment, Up, adam, load, private, sgd, state_of
+
+
+class Three(Up):
+    e: Tensor = private("embeddings", via="data", unit="record")
+    n: Tensor = private("label_counts", via="data", unit="client")
+    y: Tensor = private("labels", via="data", unit="record")
 
 
 class SgdTwice(Averages):
@@ -34,6 +41,34 @@ class AdamThenPublic(Averages):
             y = client.model(x).argmax(1)
         client.fit(ce, (x, y), steps=3, batch=16, opt=adam(0.01))
         return Weights(state_of(client.model))
+
+
+class Scheduled(Averages):
+    """A rate that falls over a private training on augmented images, and then over one on public ones."""
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        how = {"batch": 16, "opt": sgd(0.1, schedule="cosine"), "augment": Augment(crop=1, flip=True)}
+        client.fit(ce, epochs=2, **how)
+        x = client.public[0]
+        with torch.no_grad():
+            y = client.model(x).argmax(1)
+        client.fit(ce, (x, y), steps=3, **how)
+        return Weights(state_of(client.model))
+
+
+class SendsThree(Averages):
+    """Embeddings, counts and labels, each of which some mechanism protects; and nothing else."""
+
+    def round(self, s, server, cohort):
+        cohort.ask(self.update, Sent(s.w))
+        return s
+
+    def update(self, client, msg):
+        load(client.model, msg.w)
+        with torch.no_grad():
+            e = client.model.encode(client.x)
+        return Three(e, torch.bincount(client.y, minlength=client.classes).float(), client.y)
 
 
 class FailsByNumber(Averages):

@@ -1,0 +1,108 @@
+"""Starts the process from which parties in processes of their own are forked: isolated ones, and hosts of twins.
+
+Such a process imports torch and the methods, which takes seconds, and never sees a record. It starts in the background.
+This file imports neither, so that the command line can start it before it imports them itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedaudit.errors import RunError
+
+# A party gets these variables of the environment: how to find the code, and how to compute. It gets no others.
+ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
+COMPUTING = ("OMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_")
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # without it some sums on a GPU are not deterministic
+
+
+class Nursery:
+    """The process that forks for each party, as the run sees it. It starts in the background."""
+
+    def __init__(self, method: str, scratch: Path, preload: Sequence[str] = ()):
+        """Start the process. It imports `method` once for all parties; if that is empty, each fork imports its own."""
+        here, there = socket.socketpair()
+        path = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in [*sys.path, os.getcwd()]))
+        kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(COMPUTING)}
+        home = str(scratch)
+        of_home = {"PYTHONPATH": path, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedaudit.runtime.isolated_worker", str(there.fileno()), method, *preload],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                cwd=home,
+                env={**CUBLAS, **kept, **of_home},
+            )
+        self._control, self._method, self._word, self._served = here, method, b"", 0
+
+    def wait(self) -> None:
+        """Wait until the process is ready."""
+        self._word = self._word or self._control.recv(1)
+        if self._word not in (b"f", b"o"):
+            self.close()
+            raise RunError(f"{self._method} cannot be imported in a process of its own. Put its folder on PYTHONPATH.")
+
+    @property
+    def spent(self) -> bool:
+        return self._process.poll() is not None or (self._served > 0 and self._word == b"o")
+
+    def hand_over(self, connection: socket.socket) -> None:
+        self.wait()
+        with connection:
+            socket.send_fds(self._control, [b"c"], [connection.fileno()])
+        self._served += 1
+
+    def close(self) -> None:
+        """End the process. Its forks end by themselves, with their connections."""
+        self._control.close()  # it sees that, and stops
+        if not self._word:  # it still imports, and would not see it for seconds
+            self._process.kill()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: forked ones must not share
+
+
+def nursery_of_twins() -> Nursery:
+    """Return the process from which hosts of twins are forked: one for all runs of this process."""
+    mine = _nurseries.get(os.getpid())
+    if mine is not None and not mine[0].spent:
+        return mine[0]
+    _end()
+    scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
+    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder"]), scratch
+    return _nurseries[os.getpid()][0]
+
+
+def has_twins(privacy: object, twins: str) -> bool:
+    """Return whether a run with these policies and this setting of `twins` has any."""
+    return bool(privacy) and twins not in ("off", "0")
+
+
+def start_for(privacy: object, twins: str) -> None:
+    """Start the process for the twins of a run in the background, if the run has any."""
+    if has_twins(privacy, twins):
+        nursery_of_twins()
+
+
+@atexit.register
+def _end() -> None:
+    mine = _nurseries.pop(os.getpid(), None)
+    if mine is not None:
+        mine[0].close()
+        shutil.rmtree(mine[1], ignore_errors=True)

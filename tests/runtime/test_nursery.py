@@ -1,0 +1,81 @@
+"""The process from which parties are forked: who starts it, and that it is gone when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedaudit.runtime import nursery
+
+
+@pytest.fixture
+def started(monkeypatch, _twins_where_asked_for):
+    found = []
+    monkeypatch.setattr(nursery, "has_twins", _twins_where_asked_for)
+    monkeypatch.setattr(nursery, "nursery_of_twins", lambda: found.append(1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("privacy", "twins", "times"),
+    [({}, "auto", 0), ({"training": {}}, "off", 0), ({"training": {}}, "0", 0), (["training:eps=1"], "auto", 1)],
+)
+def test_it_starts_for_runs_that_have_twins(privacy, twins, times, started):
+    nursery.start_for(privacy, twins)
+    assert len(started) == times
+
+
+def test_a_run_starts_it_before_it_reads_its_data(started, tiny, tmp_path, monkeypatch):
+    from fedaudit.runtime import run_state, runner
+
+    class Read(Exception):
+        pass
+
+    def read(_):
+        raise Read(len(started))
+
+    monkeypatch.setattr(run_state, "world_of", read)
+    policy = {"training": {"mechanism": "dp-sgd", "sensitivity": "clip:1.0", "noise_multiplier": 1.0}}
+    with pytest.raises(Read, match="1"):
+        runner.run(tiny(privacy=policy), out=tmp_path / "run")
+
+
+def test_the_command_can_start_it_before_it_imports_torch():
+    code = "import sys, fedaudit.cli.run, fedaudit.runtime.nursery; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
+
+
+def test_one_that_is_still_importing_does_not_hold_up_the_end(tmp_path):
+    of_nobody = nursery.Nursery("", tmp_path)
+    begun = time.perf_counter()
+    of_nobody.close()
+    assert of_nobody._process.returncode == -9
+    assert time.perf_counter() - begun < 2, "its imports take longer"
+
+
+def test_runs_of_one_process_share_it(monkeypatch):
+    made = []
+
+    class Made:
+        spent = False
+
+        def __init__(self, *_):
+            made.append(self)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(nursery, "Nursery", Made)
+    monkeypatch.setattr(nursery, "_nurseries", {})
+    first = nursery.nursery_of_twins()
+    assert nursery.nursery_of_twins() is first
+    first.spent = True
+    assert nursery.nursery_of_twins() is not first
+    assert list(nursery._nurseries) == [os.getpid()]
+    nursery._end()
+    assert (nursery._nurseries, len(made)) == ({}, 2)
