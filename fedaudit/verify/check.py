@@ -105,6 +105,8 @@ def verify(
             tasks, redone = check_rerun(case, rerun, seed)
         else:
             found.word("rerun", "the transcript is not whole")
+    elif case.whole and case.sums:
+        found.word("content of sums", "--rerun computes them again from what the clients sent")
     checked = Checked(folder=str(folder), findings=found.list, tasks=tasks, rerun=redone, seal=seal.digest)
     if note:
         _leave_note(folder, checked)

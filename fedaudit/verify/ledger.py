@@ -22,11 +22,15 @@ from fedaudit.privacy.dpsgd import multiplier_for
 from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, grouped_by_relation
 from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy, read_policies
+from fedaudit.privacy.update_policy import UPDATES
+from fedaudit.runtime.guarantee import guarantee_of
 from fedaudit.runtime.task import ClientState
 from fedaudit.verify.case import RECORD, Case
+from fedaudit.verify.sums import UPDATE, check_update_entries
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import KINDS
 from fedaudit.wire.release import Protection, Sent
+from fedaudit.wire.transcript import TranscriptEntry
 
 CLOSE = 1e-6  # relative difference of two numbers that are the same but for rounding
 # The PRV accountant's upper end lies up to 2 % above the truth, and so does that of the second accountant.
@@ -42,6 +46,17 @@ class _Client:
     protection: dict[tuple[str, int], list[Protection | None]] = field(default_factory=lambda: defaultdict(list))
     rounds: set[int] = field(default_factory=set)  # in which it was asked
 
+    def add(self, entry: TranscriptEntry, in_a_sum: bool) -> None:
+        """Add the private fields of a message. Those in a noised sum need no entry of their own."""
+        for name, facts in entry.fields.items():
+            if facts.role != "private":
+                continue
+            where, t = f"{entry.message}.{name}", entry.round
+            self.facts[where] = facts
+            if entry.row["tree"]["r"][1].get(name) is not None and not in_a_sum:
+                self.sent[where, t] += 1
+                self.protection[where, t].append(facts.protection)
+
 
 def check_ledger(case: Case, *, cheap: bool = False) -> None:
     """Check the ledger of a finished run. With `cheap`, the noise is not calibrated again and one accountant counts."""
@@ -52,6 +67,7 @@ def check_ledger(case: Case, *, cheap: bool = False) -> None:
         taken_over = record.setting.start is not None
         for ledger in record.ledger:
             _check_entries(case, ledger, clients.get(ledger.client, _Client()), taken_over)
+        _check_updates(case)
         sent = {k for k, of in clients.items() if of.sent}
         if missing := sorted(sent - {ledger.client for ledger in record.ledger}):
             _wrong(case, "ledger's entries", f"ledger of client {missing[0]}", "nothing", "its releases")
@@ -62,7 +78,7 @@ def check_ledger(case: Case, *, cheap: bool = False) -> None:
     used = {entry.kind for ledger in record.ledger for entry in ledger.entries}
     case.found.compare(
         "policies that applied to nothing", RECORD, "idle_policies", record.idle_policies,
-        sorted(record.setting.privacy.keys() - used),
+        sorted(record.setting.privacy.keys() - used - {UPDATES}),
     )  # fmt: skip
     if cheap:
         return
@@ -130,19 +146,19 @@ def _read(case: Case) -> tuple[dict[int, _Client], set[tuple[str, int, int]]]:
     """Return what each client sent, and what was relayed: kind, to whom, in which round."""
     clients: dict[int, _Client] = defaultdict(_Client)
     relayed: set[tuple[str, int, int]] = set()
+    protected = UPDATES in case.record.setting.privacy  # then a sum has an entry, and the replies in it have none
     for entry in case.transcript.entries():
         client, t = clients[entry.client], entry.round
         client.rounds.add(t)
-        for name, facts in entry.fields.items():
+        for facts in entry.fields.values():
             if facts.role == "relay" and facts.kind is not None:
                 relayed.add((facts.kind, entry.client, t))
-            if entry.direction != "up" or facts.role != "private":
-                continue
-            where = f"{entry.message}.{name}"
-            client.facts[where] = facts
-            if entry.row["tree"]["r"][1].get(name) is not None:
-                client.sent[where, t] += 1
-                client.protection[where, t].append(facts.protection)
+        if entry.direction == "up":
+            client.add(entry, in_a_sum=protected and (t, entry.ask) in case.sums)
+    for of in case.sums.values():
+        if of.secure and of.total is not None:  # masked vectors tell nothing of themselves, and all of their sum
+            for k in of.stayed:
+                clients[k].add(of.total, in_a_sum=protected)
     return dict(clients), relayed
 
 
@@ -154,7 +170,9 @@ def _check_entries(case: Case, ledger: ClientLedger, client: _Client, taken_over
         by_field[entry.field].append(entry)
         for t in entry.rounds:
             billed[entry.field, t] += 1
-            if t not in client.rounds and not taken_over and t != case.record.setting.rounds:
+            # `_check_updates` knows the rounds of entries for sums: amplified ones cost every client in each.
+            known = taken_over or entry.field.endswith(UPDATE) or t == case.record.setting.rounds
+            if t not in client.rounds and not known:
                 _wrong(case, "ledger's entries", f"{place}, {entry.field}", f"round {t}", "it was not asked in it")
     for (where, t), number in client.sent.items():
         if billed[where, t] < number:
@@ -173,6 +191,24 @@ def _check_entries(case: Case, ledger: ClientLedger, client: _Client, taken_over
     for where, facts in client.facts.items():
         for entry in by_field[where]:
             _check_free(case, place, where, facts, entry)
+
+
+def _check_updates(case: Case) -> None:
+    """Check what sums under a policy on updates cost each client."""
+    found = any(entry.field.endswith(UPDATE) for ledger in case.record.ledger for entry in ledger.entries)
+    if UPDATES not in case.record.setting.privacy:
+        if found:
+            _wrong(case, "cost of sums", "ledger", "entries for updates", "none", "the setting has no policy on them")
+        return
+    try:
+        guarantee = guarantee_of(case.record.setting)
+        assert guarantee is not None  # the setting has the policy
+        wrong = check_update_entries(case, guarantee)
+    except (FedauditError, KeyError, IndexError, ValueError, TypeError, AttributeError) as e:
+        wrong = [("setting.privacy.updates", "a policy on updates", f"{type(e).__name__}: {e}"[:200])]
+    for at, said, now in wrong:
+        _wrong(case, "cost of sums", at, said, now, "as the policy on updates has it, for the sums in the transcript")
+    _noted(case, "cost of sums", "noise, clipping, sampling and rounds of each client's updates are the policy's")
 
 
 def _check_free(case: Case, place: str, where: str, facts: Sent, entry: LedgerEntry) -> None:
@@ -245,7 +281,7 @@ def _check_noise(case: Case) -> None:
     for i, ledger in enumerate(case.record.ledger):
         for j, entry in enumerate(ledger.entries):
             policy = policies.get(entry.kind)
-            if policy is None or entry.noise_multiplier in (0, math.inf):
+            if policy is None or entry.noise_multiplier in (0, math.inf) or entry.field.endswith(UPDATE):
                 continue
             how = mechanism_of(entry)
             if not (how.normal or how.trains):  # its numbers mean something else, and only the protection is compared
@@ -322,7 +358,10 @@ def _check_sizes(case: Case) -> None:
             _wrong(case, "records and delta of each client", f"ledger.{i}.client", ledger.client, "no such client")
             continue
         n = case.world.count(ledger.client)
-        delta = min((policy.delta_for(n) for policy in case.world.policies.values()), default=1 / n)
+        deltas = [policy.delta_for(n) for policy in case.world.policies.values()]
+        if case.world.guarantee is not None:
+            deltas.append(case.world.guarantee.delta)
+        delta = min(deltas, default=1 / n)
         for name, value in (("n", n), ("delta", delta)):
             if not _same(getattr(ledger, name), value, 1e-12) and case.record.setting.start is None:
                 _wrong(case, "records and delta of each client", f"ledger.{i}.{name}", getattr(ledger, name), value)
