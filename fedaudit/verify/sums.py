@@ -155,7 +155,7 @@ def check_update_entries(case: Case, guarantee: Guarantee) -> list[tuple[str, st
 def _entry(case: Case, guarantee: Guarantee, of: SumRows) -> LedgerEntry:
     assert of.total is not None  # the caller has looked
     fields = of.total.fields.values()
-    kinds = sorted({facts.kind for facts in fields if facts.role is not None and facts.kind not in (None, "count")})  # type: ignore[type-var]
+    kinds = sorted({facts.kind for facts in fields if facts.role is not None and facts.kind not in (None, "count")})
     grid = None
     if of.secure:
         levels = Ring((), len(of.invited)).levels
