@@ -17,7 +17,6 @@ from typing import Any
 
 from fedaudit.errors import FedauditError
 from fedaudit.privacy.accounting import Event
-from fedaudit.privacy.calibration import calibrate
 from fedaudit.privacy.dpsgd import is_multiplier_for, multiplier_for
 from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, grouped_by_relation
 from fedaudit.privacy.mechanisms.base import mechanism_of
@@ -35,6 +34,7 @@ from fedaudit.wire.transcript import TranscriptEntry
 CLOSE = 1e-6  # relative difference of two numbers that are the same but for rounding
 # The PRV accountant's upper end lies up to 2 % above the truth, and so does that of the second accountant.
 SLACK = 0.03
+SEARCHED = 1e-3  # relative difference of two noise multipliers that a search has found
 
 
 @dataclass
@@ -283,7 +283,7 @@ def _check_trainings(case: Case) -> None:
 
 
 def _check_noise(case: Case) -> None:
-    """Check that the noise, clipping, delta and relation of each protected entry are what the policy asks for."""
+    """Check that the mechanism, noise, clipping, delta and relation of each entry are what the policy asks for."""
     policies, others = _policies(case), set[str]()
     if not policies:
         return
@@ -292,32 +292,42 @@ def _check_noise(case: Case) -> None:
             policy = policies.get(entry.kind)
             if policy is None or entry.noise_multiplier in (0, math.inf) or entry.field.endswith(UPDATE):
                 continue
-            how = mechanism_of(entry)
-            if not (how.normal or how.trains):  # its numbers mean something else, and only the protection is compared
+            wanted = _wanted(case, policy, entry, ledger)
+            if not wanted:
                 others.add(entry.mechanism)
-                continue
-            at = f"ledger.{i}.entries.{j}"
-            wanted: dict[str, float | str | None] = {"claim": policy.epsilon, "delta": policy.delta_for(ledger.n)}
-            if entry.clip is not None:
-                wanted["clip"] = policy.clip
-            if entry.kind != TRAINING:
-                wanted["relation"] = policy.relation
-            if entry.sigma is not None and entry.sensitivity:
-                wanted["sigma"] = entry.noise_multiplier * entry.sensitivity
             for name, value in wanted.items():
                 said = getattr(entry, name)
-                same = said == value if isinstance(value, str) or value is None else _same(said, value, CLOSE)
+                close = SEARCHED if name == "noise_multiplier" else CLOSE
+                same = said == value if isinstance(value, str) or value is None else _same(said, value, close)
                 if not same:
-                    _wrong(case, "noise", f"{at}.{name}", said, value, f"{entry.field} of client {ledger.client}")
-            multiplier = _multiplier(case, policy, entry, ledger)
-            if multiplier is not None and not _same(entry.noise_multiplier, multiplier, 1e-3):
-                _wrong(
-                    case, "noise", f"{at}.noise_multiplier", entry.noise_multiplier, multiplier,
-                    f"{entry.field} of client {ledger.client}: what the policy asks for",
-                )  # fmt: skip
+                    where = f"{entry.field} of client {ledger.client}: what the policy asks for"
+                    _wrong(case, "noise", f"ledger.{i}.entries.{j}.{name}", said, value, where)
     if others:
         case.found.word("noise of other mechanisms", f"{', '.join(sorted(others))}: --rerun draws it again")
-    _noted(case, "noise", "noise, clipping and delta of each Gaussian entry are the policies'")
+    _noted(case, "noise", "mechanism, noise, clipping and delta of each protected entry are the policies'")
+
+
+def _wanted(case: Case, policy: Policy, entry: LedgerEntry, ledger: ClientLedger) -> dict[str, float | str | None]:
+    """Return what a policy asks of an entry, by name."""
+    how = mechanism_of(policy)
+    if not how.trains:
+        releases: int | None = 1
+        if policy.calibration == "total":
+            releases = policy.releases or (None if case.world is None else case.world.releases(entry.kind))
+        return how.follows(entry, policy, ledger.n, case.record.data.classes, releases)
+    found: dict[str, float | str | None] = {"claim": policy.epsilon, "delta": policy.delta_for(ledger.n)}
+    if entry.clip is not None:
+        found["clip"] = policy.clip
+    if entry.sigma is not None and entry.sensitivity:
+        found["sigma"] = entry.noise_multiplier * entry.sensitivity
+    if policy.noise_multiplier is not None:
+        found["noise_multiplier"] = policy.noise_multiplier
+    elif policy.epsilon is not None:
+        steps = max(entry.steps * (policy.releases or case.record.setting.rounds), 1)
+        delta, rate = policy.delta_for(ledger.n), entry.sample_rate
+        if (multiplier := _for_training(entry.noise_multiplier, policy.epsilon, delta, rate, steps)) is not None:
+            found["noise_multiplier"] = multiplier
+    return found
 
 
 def _policies(case: Case) -> dict[str, Policy]:
@@ -327,25 +337,6 @@ def _policies(case: Case) -> dict[str, Policy]:
         return read_policies(case.record.setting.privacy, KINDS)
     except FedauditError:
         return {}
-
-
-def _multiplier(case: Case, policy: Policy, entry: LedgerEntry, ledger: ClientLedger) -> float | None:
-    """Return the noise multiplier that a policy gives an entry; None if it cannot be computed here."""
-    if policy.noise_multiplier is not None:
-        return policy.noise_multiplier
-    if policy.epsilon is None:
-        return None
-    if entry.kind == TRAINING:
-        steps = max(entry.steps * (policy.releases or case.record.setting.rounds), 1)
-        return _for_training(
-            entry.noise_multiplier, policy.epsilon, policy.delta_for(ledger.n), entry.sample_rate, steps
-        )
-    releases: int | None = 1
-    if policy.calibration == "total":
-        releases = policy.releases or (None if case.world is None else case.world.releases(entry.kind))
-    if releases is None:
-        return None
-    return calibrate(policy.calibration, policy.epsilon, policy.delta_for(ledger.n), 1.0, releases)
 
 
 @functools.lru_cache(maxsize=256)
