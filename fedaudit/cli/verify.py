@@ -101,12 +101,14 @@ def seal(
     """Seal a run folder as it is now: one digest over its files, signed if you give a key."""
     from fedaudit.runtime.run_record import read_record
     from fedaudit.runtime.seal import Seal, write_seal
+    from fedaudit.verify.noise_key import told_by_folder
     from fedaudit.verify.signature import new_key as make_key
     from fedaudit.verify.signature import signed
 
     if key is not None and new_key is not None:
         raise SettingError("--key and --new-key: give one of them.")
-    if read_record(run).status != "done":
+    record = read_record(run)
+    if record.status != "done":
         raise SettingError(f"The run in {run} is not finished, so there is nothing to seal. Finish it with --resume.")
     if new_key is not None:
         print(f"public key, for `fedaudit verify --key`: {make_key(new_key)}")
@@ -115,4 +117,6 @@ def seal(
     if private is not None:
         made = signed(made, private)
     write_seal(run, made)
+    for line in told_by_folder(run, record.setting):
+        print(wrapped(f"{line}."))
     print(f"seal {made.digest} over {len(made.files)} files" + (", signed" if made.signature else ", not signed"))

@@ -128,6 +128,11 @@ def check_rerun(case: Case, share: float, seed: int) -> tuple[int, int]:
     return len(every), outcome.done
 
 
+def number_of_tasks(case: Case) -> int:
+    """Return how many client tasks of a run were answered."""
+    return sum(map(len, _tasks(case).values()))
+
+
 def _tasks(case: Case) -> dict[int, list[Asked]]:
     """Return all answered tasks by client, in order."""
     found: dict[int, list[Asked]] = defaultdict(list)
