@@ -184,7 +184,7 @@ def _words(entry: LedgerEntry | None) -> str:
     if entry is None:
         return "no entry"
     return (
-        f"{entry.mechanism}, noise x {entry.noise_multiplier:.6g}, clip {entry.clip}, {entry.relation}, rate "
-        f"{entry.sample_rate:.4g}, grid {entry.grid}, delta {entry.delta}, claim {entry.claim}, for one {entry.unit}, "
-        f"to {entry.to}, {len(entry.rounds)} rounds {entry.rounds[:8]}"
+        f"{len(entry.rounds)} rounds {entry.rounds[:4]}, {entry.mechanism}, noise x {entry.noise_multiplier:.6g}, clip "
+        f"{entry.clip}, for one {entry.unit}, to {entry.to}, {entry.relation}, rate {entry.sample_rate:.4g}, delta "
+        f"{entry.delta}, claim {entry.claim}, grid {entry.grid}"
     )

@@ -22,8 +22,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "privacy": {"embeddings": {"epsilon": 2.0, "sensitivity": "clip:1"}},
     },
     "trained": {
-        "method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5",
+        "method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5", "twins": "1",
         "privacy": {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}},
+    },
+    "summed": {"method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5", "aggregate": "secure"},
+    "shared": {
+        "method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5", "aggregate": "secure",
+        "privacy": {"updates": {"epsilon": 8.0, "clip": 1.0, "where": "shares"}},
     },
 }  # fmt: skip
 
