@@ -16,7 +16,7 @@ from fedaudit.runtime import runner
 from fedaudit.runtime.run_record import read_record
 from fedaudit.verify.check import verify
 
-FAMILIES = ["fedprox", "fedfree", "fedproto", "fedgen", "heterofl", "fml", "feddm"]  # one of each way to send something
+FAMILIES = ["fedprox", "fedfree", "fedgh", "fedgen", "heterofl", "fml", "feddm"]  # one of each way to send something
 POLICIES: dict[str, dict[str, Any]] = {
     "training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"},
     "embeddings": {"epsilon": 2.0, "sensitivity": "clip:1", "calibration": "total"},
@@ -48,7 +48,7 @@ def small(method: str, seed: int = 0, **more: Any) -> dict[str, Any]:
     given |= {"server_model": None} if "model" in more else {}
     given["model"] = given["model"].replace("cnn_bn:3,mlp:2", "cnn_bn:2,mlp:1")
     given |= {"rounds": 2, "clients": 3, "seed": 40 + seed, "eval_clients": True, "eval_every": 1, "minimum": 20}
-    return given | {"keep_weights": 10, "engine": "serial"} | more
+    return given | {"keep_weights": 10, "engine": "serial", "twins": "off"} | more
 
 
 def run_of(method: str, out: Any, seed: int = 0, **more: Any) -> bool:
