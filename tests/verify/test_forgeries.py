@@ -196,6 +196,29 @@ def more_noise_in_an_entry(record):
     closed(record)
 
 
+@forgery("noised", RECORD, "noise_multiplier")
+def more_noise_by_a_mechanism(folder):
+    """In the ledger, in what travelled with each release and in the record's releases: not in the policy."""
+    record = read_record(folder)
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            if entry.kind == "embeddings":
+                entry.noise_multiplier, entry.sigma = entry.noise_multiplier * 2, entry.sigma * 2
+    for release in record.releases:
+        if release.kind == "embeddings":
+            release.protection.sigma *= 2
+    closed(record)
+
+    def larger(rows):
+        for row in rows:
+            facts = row.get("fields", {}).get("E", {})
+            if facts.get("protection") and row.get("direction") == "up":
+                facts["protection"]["sigma"] *= 2
+
+    put_rows(folder, larger)
+    put_record(folder, record)
+
+
 @of_record("noised", "Shared.E, round 2")
 def a_round_less_in_an_entry(record):
     next(e for e in record.ledger[0].entries if e.kind == "embeddings").rounds.pop()
