@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # `outside:Class` is found as a user's own module would be
+HELPERS = Path(__file__).parent / "helpers"
+# The folders of helpers are on the path: `outside:Class` is found as a user's own module would be.
+sys.path[:0] = [*map(str, sorted(path for path in HELPERS.iterdir() if path.is_dir())), str(HELPERS)]
 
 settings.register_profile("fedaudit", deadline=None)  # a busy machine is no failure
 settings.load_profile("fedaudit")
@@ -196,3 +198,14 @@ def quick(nursery_at, monkeypatch):
     from fedaudit.suite import scheduler
 
     monkeypatch.setattr(scheduler._Worker, "start", from_nursery(nursery_at))
+
+
+@pytest.fixture(scope="session")
+def dffke_run(tmp_path_factory):
+    """Three clients with encoders of width 64, 64 and 128, three rounds, a buffer of one round."""
+    from fedaudit import run
+    from fedaudit.methods.datafree.dffke import DFFKE
+
+    out = tmp_path_factory.mktemp("dffke") / "run"
+    run(method="dffke", rounds=3, clients=3, model="digits-3", set={**DFFKE.quick, "R": 1}, aux=0.6, out=out)
+    return out

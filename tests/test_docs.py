@@ -13,16 +13,17 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+import reference_pages
 
 import fedaudit
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/architecture.md", "docs/privacy.md")
+PAGES = ("docs/design/architecture.md", "docs/design/privacy.md")
 STEP = re.compile(r"^(\d+)\. `([^`]+\.py)`, `([\w.]+)`:", re.MULTILINE)
 
 
 def walk() -> list[tuple[str, str]]:
-    found = STEP.findall((ROOT / "docs/architecture.md").read_text())
+    found = STEP.findall((ROOT / "docs/design/architecture.md").read_text())
     assert [int(number) for number, _, _ in found] == list(range(1, len(found) + 1))
     return [(path, name) for _, path, name in found]
 
@@ -41,7 +42,7 @@ def test_every_path_exists(page):
 
 
 def test_rules_cited_in_comments_are_there():
-    rules = set(re.findall(r"^\*\*(\d+)\. ", (ROOT / "docs/privacy.md").read_text(), re.MULTILINE))
+    rules = set(re.findall(r"^\*\*(\d+)\. ", (ROOT / "docs/design/privacy.md").read_text(), re.MULTILINE))
     assert rules == {str(n) for n in range(1, 11)}
     cited = {
         number
@@ -106,6 +107,25 @@ def test_the_walk_is_the_way_of_an_embedding(undrawn, tmp_path):
     skipped = [walk()[number] for number in range(len(steps)) if number not in first]
     assert not skipped, f"never called: {skipped}"
     assert sorted(first, key=lambda number: first[number]) == list(range(len(steps)))
+
+
+def test_the_reference_is_made_from_the_code():
+    """Commands from the command line, settings from the class; every page of results is in the site's menu."""
+    for name, made in reference_pages.PAGES.items():
+        assert (reference_pages.FOLDER / name).read_text() == made(), f"python {reference_pages.__file__} --write"
+
+
+def test_every_page_is_in_the_menu():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 20
+    lost = [page for page in pages if not re.search(rf" {re.escape(page)}$", menu, re.MULTILINE)]
+    assert not lost, f"add them to nav in mkdocs.yml: {lost}"
+
+
+def test_docs_hold_prose_and_pictures():
+    other = [p.name for p in (ROOT / "docs").rglob("*") if p.is_file() and p.suffix not in (".md", ".png", ".css")]
+    assert not other, "suites, scripts and records belong into benchmarks/studies"
 
 
 # --- the reviewer's page -----------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_every_block_runs_in_order(follow):
 TAGGED = re.compile(r"^<!-- (run|file: (\S+)|not run: [^>]+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-PAGES = ["tutorial.md", "howto.md", "guide/testing.md"]
+PAGES = ["guide/tutorial.md", "guide/howto.md", "guide/testing.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -116,10 +116,12 @@ def test_every_block_of_the_docs_runs_in_order(follow, page):
 
 def test_the_section_on_own_models_and_data_runs(follow):
     """Of the tutorial, by itself and in the quick suite."""
-    _, _, section = (ROOT / "docs" / "tutorial.md").read_text().partition("## Your own model and data")
+    _, _, section = (ROOT / "docs" / "guide" / "tutorial.md").read_text().partition("## Your own model and data")
     found = TAGGED.findall(section)
     assert len(found) == 2
-    follow("tutorial.md", [(language, f"file={file}" if file else tag, body) for tag, file, language, body in found])
+    follow(
+        "guide/tutorial.md", [(language, f"file={file}" if file else tag, body) for tag, file, language, body in found]
+    )
     assert Path("own/report.md").is_file()
 
 
@@ -131,7 +133,7 @@ def test_the_first_block_is_what_make_does():
 
 
 def test_its_links_lead_somewhere():
-    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guide/*.md")):
+    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 

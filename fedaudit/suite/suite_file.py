@@ -1,4 +1,4 @@
-"""Reading suites: TOML files with a grid of settings, the attacks on each, and budgets. See docs/suites.md."""
+"""Reading suites: TOML files with a grid of settings, the attacks on each, and budgets. See docs/guide/suites.md."""
 
 from __future__ import annotations
 

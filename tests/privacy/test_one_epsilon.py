@@ -1,4 +1,4 @@
-"""One epsilon for DP-SGD and noised releases: the derivation of docs/privacy.md, step by step, and its numbers."""
+"""One epsilon for DP-SGD and noised releases: the derivation of docs/design/privacy.md, step by step, its numbers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""The tables of docs/results/speed.md, from what `benchmarks/gpu_speed.py --out FOLDER` left.
+
+python benchmarks/studies/speed/speed_table.py [FOLDER]          # default: what is kept beside this file
+python benchmarks/studies/speed/speed_table.py --write           # puts them into the page
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HEAD = ["line", "carried out", "a round, s", "times", "clients, s", "times", "server, s", "times", "first round, s"]
+
+
+def rows(folder: Path) -> list[str]:
+    """A row for each line and each way of carrying it out."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        figures: dict[str, Any] = json.loads(path.read_text())
+        for way, values in figures.items():
+            if isinstance(values, dict) and "round_s" in values:
+                parts = [(values[f"{part}_s"], values[f"{part}_times"]) for part in ("round", "clients", "server")]
+                cells = [text for seconds, times in parts for text in (f"{seconds:.2f}", f"{times:.1f}")]
+                found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}"])
+            elif isinstance(values, dict) and "times" in values:
+                seconds, times, first = values["s"], values["times"], values["first_s"]
+                found.append([path.stem, way, f"{seconds:.2f}", f"{times:.1f}", "", "", "", "", f"{first:.1f}"])
+    return ["| " + " | ".join(cells) + " |" for cells in found]
+
+
+# What was aimed at: in words, how many times as fast, the line, which of its figures, and which ways it was run.
+GOALS = [
+    ("FedAvg, ConvNet, a round", 6, "fedavg", "round_times", ("stacked_tf32_compiled", "stacked_tf32", "stacked")),
+    ("`fedfree_cnn`, B = 10, a round", 12, "fedfree_cnn", "round_times", ("stacked", "stacked_tf32")),
+    ("the same, the clients' training alone", 12, "fedfree_cnn", "clients_times", ("stacked", "stacked_tf32")),
+    ("DFRD's server", 4, "dfrd", "server_times", ("stacked_tf32", "stacked")),
+    ("DFFKE, a round", 4, "dffke", "round_times", ("stacked_tf32", "stacked")),
+    ("64 shadows", 10, "shadows", "times", ("stacked_compiled", "stacked_recorded")),
+]
+
+
+def goals(folder: Path) -> list[str]:
+    """A row for each goal: what was aimed at, and what was measured."""
+    found = []
+    for words, aim, line, figure, ways in GOALS:
+        path = folder / f"{line}.json"
+        figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        said = [f"{figures[way][figure]:.1f} (`{way}`)" for way in ways if figure in figures.get(way, {})]
+        met = any(figures[way][figure] >= aim for way in ways if figure in figures.get(way, {}))
+        verdict = ("met: " if met else "not met: ") if said else ""
+        found.append(f"| {words} | {aim} times | {verdict}{', '.join(said) or 'not measured'} |")
+    return found
+
+
+SOAK = ["line", "rounds", "recordings", "s", "host, kB a round", "GPU, kB a round", "threads", "files", "idle, GB"]
+
+
+def soak(folder: Path) -> list[str]:
+    """Return a row for each line of `benchmarks/gpu_soak.py` that reads memory."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        figures: dict[str, Any] = json.loads(path.read_text())
+        if "judged" in figures:
+            slope = figures["slopes_a_round"]
+            cells = [path.stem, figures["rounds"], figures["recordings"], f"{figures['seconds']:.0f}"]
+            host = f"{slope['host'] / 1e3:.0f}" if "host" in figures["judged"] else "settling"
+            cells += [host, f"{slope['allocated'] / 1e3:.1f}"]
+            cells += [f"{slope[name] + 0.0:.2f}" for name in ("threads", "files")]
+            found.append("| " + " | ".join(str(cell) for cell in [*cells, f"{figures['most_idle'] / 1e9:.1f}"]) + " |")
+    return [line.replace("-0.00", "0.00").replace("| -0.0 |", "| 0.0 |") for line in found]
+
+
+def tables(folder: Path) -> dict[str, list[str]]:
+    """By their first line."""
+    first = "| " + " | ".join(HEAD) + " |"
+    found = {first: ["|" + "---|" * len(HEAD), *rows(folder)], GOALS_HEAD: ["|---|---|---|", *goals(folder)]}
+    if (folder / "soak").exists():
+        found["| " + " | ".join(SOAK) + " |"] = ["|" + "---|" * len(SOAK), *soak(folder / "soak")]
+    return found
+
+
+GOALS_HEAD = "| | aimed at | measured |"
+
+
+def write(page: Path, folder: Path) -> None:
+    lines, found = page.read_text().split("\n"), tables(folder)
+    for head, body in found.items():
+        begin = end = lines.index(head) + 1
+        while lines[end].startswith("|"):
+            end += 1
+        lines[begin:end] = body
+    page.write_text("\n".join(lines))
+
+
+def main() -> None:
+    here = Path(__file__).resolve()
+    kept = here.with_name("records")
+    if sys.argv[1:] == ["--write"]:
+        write(here.parents[3] / "docs" / "results" / "speed.md", kept)
+        return
+    for head, body in tables(Path(sys.argv[1]) if len(sys.argv) > 1 else kept).items():
+        print("\n".join([head, *body, ""]))
+
+
+if __name__ == "__main__":
+    main()

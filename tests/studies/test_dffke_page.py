@@ -1,0 +1,142 @@
+"""The page of DFFKE's results: its tables, its suites, and the scripts that make tables and pictures of a run."""
+
+from __future__ import annotations
+
+import json
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+from pages import RESULTS, STUDIES, of_study, script
+
+from fedaudit import registry
+from fedaudit.methods.datafree._decoder import decoder_size
+from fedaudit.methods.datafree.dffke import DFFKE
+from fedaudit.privacy.policy import read_policies
+from fedaudit.runtime import checkpoint
+from fedaudit.runtime.run_record import read_record
+from fedaudit.suite.published import find_table, wanted
+from fedaudit.suite.suite_file import read_suite
+from fedaudit.training.models import count, structure
+from fedaudit.wire.message import KINDS
+
+
+def test_the_buffer_of_a_run_against_the_formula(dffke_run):
+    for row in script("dffke_buffer").buffers(dffke_run):
+        assert row["R"] == 1
+        assert row["bytes"] == row["formula"] > 0
+
+
+def test_what_an_unlimited_buffer_takes_on_disk(tmp_path, monkeypatch):
+    """A round adds what the formula says, Dec and E~ once for all clients. By it 20 rounds of ten ResNet-18s on 44,100
+    records of CIFAR-10 add 5.9 GB; beside them lie each client's model, its state before the exchange, the last uploads
+    and the published models: below 8 GB when the run is over."""
+    monkeypatch.setattr(checkpoint, "LARGE", 1024)  # all but the decoder's smallest tensors, as at full size
+    disk = script("dffke_disk")
+    quick = {**DFFKE.quick, "R": "unlimited", "h": 128, "w_Dec": 16, "T_FKE": 0}
+    few = {"aux": 0.4, "eval_clients": False}
+    found = disk.measured(tmp_path / "run", rounds=3, clients=3, keep_weights=1, eval_every=3, set=quick, **few)
+    N = sum(read_record(tmp_path / "run").data.members)
+    size = decoder_size(128, (1, 8, 8), 16)
+    expected = disk.a_round(N, 128, 64, 10, size.payload + size.buffers)
+    second, third = found["rounds"][1:]
+    for part, added in expected.items():
+        assert third[part] - second[part] == pytest.approx(added, rel=0.05)  # headers, and small tensors by client
+    size = decoder_size(512, (3, 32, 32))
+    model = 4 * count(structure("resnet18", shape=(3, 32, 32), classes=10))
+    added = sum(disk.a_round(44_100, 512, 512, 10, size.payload + size.buffers).values())
+    assert 20 * added == pytest.approx(5.9e9, rel=0.01)
+    assert 20 * added + 4 * 10 * model < 8e9
+
+
+def test_the_table_of_results(dffke_run):
+    """The last round, both points of it, and the best round as the paper reports it: over clients."""
+    record = read_record(dffke_run)
+    last, each = record.result.last, [row.utility.clients.global_test.each for row in record.rounds]
+    best = max(each, key=fmean)
+    head, _, row = script("dffke_table").table(dffke_run)
+    cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=False))
+    assert cells["common"] == f"{100 * last.clients.global_test.mean:.1f}"
+    assert cells["trained: common"] == f"{100 * last.points['trained'].global_test.mean:.1f}"
+    assert cells["best round: common"] == f"{100 * fmean(best):.1f} ± {100 * pstdev(best):.1f}"
+
+
+def test_the_page_says_what_the_gradients_are():
+    """The table of docs/results/dffke.md, row by row."""
+    page = (RESULTS / "dffke.md").read_text()
+    rows = page.split("| margin | student-first | teacher-first |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == 5
+    for row in rows:
+        margin, *said = (float(cell) for cell in row.strip("| ").split(" | "))
+        assert said == pytest.approx(script("dffke_gradient").gradients(margin, 8.0), abs=5e-5)
+
+
+def test_the_page_says_what_the_kept_rounds_are():
+    """The table of readings on the GPU, from every client's accuracy in every round."""
+    runs = json.loads(of_study("dffke_readings.json").read_text())["runs"]
+    rows = (RESULTS / "dffke.md").read_text().split("| best round: common |\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(rows) == len(runs)
+    for row, kept in zip(rows, runs, strict=True):
+        last = kept["rounds"][-1]["points"]
+        each = [last[point][test] for point in ("exchanged", "trained") for test in ("global_test", "local_test")]
+        each.append(max((r["points"]["exchanged"]["global_test"] for r in kept["rounds"]), key=fmean))
+        said = row.strip("| ").split(" | ")[2:]
+        assert said == [f"{100 * fmean(values):.1f} ± {100 * pstdev(values):.1f}" for values in each]
+
+
+@pytest.mark.parametrize("study", ["dffke_digits"])
+def test_the_page_says_what_the_kept_records_are(study):
+    lines = script("dffke_kept").table(of_study(f"records/{study}"))
+    assert len(lines) > 2
+    assert "\n".join(lines) in (RESULTS / "dffke.md").read_text()
+
+
+def test_the_page_says_what_the_buffer_holds_by_age():
+    page, ages = (RESULTS / "dffke.md").read_text(), script("dffke_ages")
+    kept = json.loads(of_study("dffke_ages.json").read_text())
+    assert "\n".join(ages.table(kept)) in page
+    first = [100 * (1 - run[0]["target"]) for run in kept]
+    assert f"wrong in {first[0]:.0f} and {first[1]:.0f} % of the rows of round 1" in page
+    assert all(0.2 <= run[-2]["moved"] < 0.25 for run in kept), "by a fifth"
+
+
+SUITES = sorted(STUDIES.glob("dffke/dffke*.toml"))
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_the_suites_hold_together(path):
+    """Every cell names what exists, and its hyper-parameters and policies are in range."""
+    for setting in read_suite(path).cells():
+        registry.find(setting.method).make(setting.set, setting.preset)
+        read_policies(setting.privacy, KINDS)
+
+
+def test_table_2_is_run_with_the_buffer_of_its_own_figure():
+    """47.49 stands in Table 2 (CIFAR-100, alpha 1) and in Table 5 beside "Unlimited, up to 50"; R = 5 has 44.18."""
+    table = find_table("dffke", "2")
+    (column,) = table.columns("gpu", ["CIFAR-100, alpha 1"])
+    assert column.figures["dffke"][0] == 47.49
+    cells = [s for cell in wanted(table, "gpu", (), ["dffke"]) for s in cell.settings]
+    cells += read_suite(of_study("dffke_table2.toml")).cells()
+    methods = [DFFKE.make(setting.set, setting.preset) for setting in cells]
+    assert {method.R for method in methods if method.T_FKE} == {"unlimited"}
+
+
+def test_the_pictures(dffke_run, tmp_path):
+    pictures = script("dffke_pictures")
+    found = pictures.synthetic(dffke_run, [1, 3, 9], client=1, columns=4)
+    assert set(found) == {1, 3}
+    for images, labels in found.values():
+        assert images.shape == (4, 1, 8, 8)
+        assert labels.tolist() == found[1][1].tolist()
+    assert not torch.equal(found[1][0], found[3][0])
+    axes = pictures.draw(found, "digits", tmp_path / "a.png").axes
+    assert len(axes) == 2 * 4
+    assert [axis.get_title() for axis in axes[:4]] == [f"class {label}" for label in found[1][1].tolist()]
+    assert [axes[0].get_ylabel(), axes[4].get_ylabel()] == ["t = 1", "t = 3"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_show_one_record_of_each_class_first():
+    rows = script("dffke_pictures").one_of_each(torch.tensor([2, 2, 0, 2, 0, 1]))
+    assert rows.tolist() == [2, 5, 0, 4, 1, 3]

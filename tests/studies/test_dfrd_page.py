@@ -1,0 +1,140 @@
+"""The figures of docs/results/dfrd.md are those of the kept runs beside it, and what it says of them holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from pages import RESULTS, STUDIES, of_study, script
+
+from fedaudit.methods.datafree._generator import Generator
+
+
+def table():
+    return script("dfrd_table")
+
+
+def kept(name):
+    return json.loads(of_study(name).read_text())
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in STUDIES.glob("dfrd/dfrd_*.json")))
+def test_every_row_is_a_kept_run(name):
+    text = (RESULTS / "dfrd.md").read_text()
+    rows = table().page(kept(name))
+    assert rows
+    for row in rows:
+        assert row in text, f"python benchmarks/studies/dfrd/dfrd_table.py --page benchmarks/studies/dfrd/{name}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 8, 8), "-90 for an untrained generator at 8 x 8"),
+        ((1, 28, 28), "-320 at 28 x 28"),
+        ((3, 32, 32), "-620 at 3"),
+    ],
+)
+def test_what_the_page_says_of_eq_4_as_printed(shape, words):
+    """The exponent with plain norms, batches of 64, mean of three untrained generators."""
+    assert words in (RESULTS / "dfrd.md").read_text()
+    exponents = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        G = Generator("mul", 100, shape, 10, 32)
+        with torch.no_grad():
+            h = G.h(torch.randn(64, 100), torch.randint(10, (64,)))
+            s = G(h).flatten(1)
+            exponents.append(-(torch.cdist(s, s) * torch.cdist(h, h)).mean().item())
+    assert sum(exponents) / 3 == pytest.approx(float(words.split()[0]), rel=0.1)
+
+
+def test_what_the_page_says_of_fine_tuning():
+    names = ("eta_d", "statistics")
+    runs = {(run["method"], *map(run["set"].get, names)): run for run in kept("dfrd_factors.json")}
+
+    def lost(*key):
+        return [100 * (at["before"]["accuracy"] - at["test"]["accuracy"]) for at in runs["fedavg+dfrd", *key]["rounds"]]
+
+    assert [round(points) for points in lost(0.01, "synthetic")[2:]] == [18, 10]
+    assert [round(points) for points in lost(0.01, "host")[2:]] == [13, 1]
+    assert max(lost(0.001, "host")) < 1.45
+    alone, tuned = runs["fedavg", None, None], runs["fedavg+dfrd", 0.001, "host"]
+    end = [run["rounds"][-1]["test"]["accuracy"] for run in (alone, tuned)]
+    assert 100 * (end[0] - end[1]) < 1
+
+
+def test_what_the_page_says_of_fine_tuning_on_fashion_mnist():
+    def told(run):
+        return {name: value for name, value in run["set"].items() if name != "host"}
+
+    def run_of(method, **values):
+        (found,) = [
+            r for r in kept("dfrd_fmnist.json") if r["method"] == method and (method == "fedavg" or told(r) == values)
+        ]
+        return found["rounds"]
+
+    def gained(rounds):
+        return [100 * (at["test"]["accuracy"] - at["before"]["accuracy"]) for at in rounds]
+
+    alone, default = run_of("fedavg"), run_of("fedavg+dfrd", weighting="dynamic")
+    uniform = run_of("fedavg+dfrd", weighting="uniform")
+    guarded = run_of("fedavg+dfrd", weighting="dynamic", eta_d=0.01, guard=True)
+    assert (round(max(gained(default)), 1), round(min(gained(default)), 1)) == (-1.7, -4.5)
+    assert min(gained(uniform)) > 0
+    assert round(100 * (uniform[-1]["test"]["accuracy"] - alone[-1]["test"]["accuracy"]), 1) == 1.2
+    assert [at["test"] for at in guarded] == [at["test"] for at in alone]
+    assert all(at["diagnostics"]["kept_host"] == 1 for at in guarded)
+    tau, plain = (round(default[-1]["diagnostics"][name], 2) for name in ("fidelity", "fidelity_mean"))
+    assert (tau, plain) == (0.89, 0.41)
+
+
+def ends(name, method, **values):
+    """The last round's accuracy in % by seed."""
+    runs = [r for r in kept(name) if r["method"] == method]
+    told = [r for r in runs if all(r["set"].get(key) == value for key, value in values.items())]
+    return {r["seed"]: 100 * r["rounds"][-1]["test"]["accuracy"] for r in told}
+
+
+def test_what_the_page_says_of_hosts_over_seeds():
+    """All teachers alike beat tau with every seed, and cost FedAvg less than a point on average, but not with each."""
+    text = (RESULTS / "dfrd.md").read_text()
+    runs = kept("dfrd_fmnist.json") + kept("dfrd_hosts.json")
+    for row in table().gains(runs):
+        assert row in text
+    alone = {**ends("dfrd_fmnist.json", "fedavg"), **ends("dfrd_hosts.json", "fedavg")}
+    alike = ends("dfrd_hosts.json", "fedavg+dfrd", weighting="uniform")
+    alike |= ends("dfrd_fmnist.json", "fedavg+dfrd", weighting="uniform")
+    tau = ends("dfrd_hosts.json", "fedavg+dfrd", weighting="dynamic")
+    tau[0] = next(
+        100 * r["rounds"][-1]["test"]["accuracy"]
+        for r in kept("dfrd_fmnist.json")
+        if r["set"].keys() == {"weighting", "host"} and r["set"]["weighting"] == "dynamic"
+    )
+    assert alone.keys() == alike.keys() == tau.keys() == {0, 1, 2}
+    better = sorted(alike[seed] - tau[seed] for seed in tau)
+    assert (round(better[0], 1), round(better[-1], 1)) == (3.3, 6.3)
+    assert round(sum(alike[seed] - alone[seed] for seed in alone) / 3, 1) == -0.1
+    assert [seed for seed in alone if alike[seed] < alone[seed] - 1] == [2]
+
+
+def test_what_the_page_says_of_dense_without_l_bn():
+    """The control: the network has batch norm, and L_BN is left out."""
+    with_bn, without = ends("dfrd_scratch_fmnist.json", "dense")[0], ends("dfrd_dense.json", "dense", lambda_1=0.0)[0]
+    text = (RESULTS / "dfrd.md").read_text()
+    assert f"Without it DENSE is {without - with_bn:.1f} points above DENSE with it ({with_bn:.1f})" in text
+    shares = [kept(f"dfrd_{name}.json")[-1]["rounds"][-1]["diagnostics"]["fidelity"] for name in ("dense",)]
+    shares += [
+        r["rounds"][-1]["diagnostics"]["fidelity"] for r in kept("dfrd_scratch_fmnist.json") if r["method"] == "dense"
+    ]
+    assert f"(`fidelity` {shares[0]:.2f}, with L_BN {shares[1]:.2f})" in text
+
+
+def test_what_the_page_says_of_the_order_from_scratch():
+    by = {method: ends("dfrd_scratch_cnn.json", method) for method in ("dfrd", "fedftg", "dense")}
+    mean = {method: sum(found.values()) / len(found) for method, found in by.items()}
+    assert all(found.keys() == {0, 1, 2} for found in by.values())
+    assert mean["dfrd"] > mean["fedftg"] > mean["dense"]
+    assert min(min(by["dfrd"][k], by["fedftg"][k]) - by["dense"][k] for k in (0, 1, 2)) > 17
+    assert round(by["fedftg"][0] - by["dfrd"][0], 1) == 2.3

@@ -1,0 +1,445 @@
+"""docs/results/README.md is what its command makes of the kept records, and the gate's table is what they say."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import statistics
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import reported
+from pages import RESULTS, STUDIES, of_study, script
+
+from fedaudit.suite import published
+
+TABLE = script("results_table")
+
+
+def test_the_table_is_made_from_the_records() -> None:
+    made, kept = TABLE.markdown(), (RESULTS / "README.md").read_text()
+    assert made == kept, "python benchmarks/studies/shared/results_table.py --write"
+
+
+def test_the_page_begins_with_the_coverage_of_the_papers() -> None:
+    first = next(line for line in (RESULTS / "README.md").read_text().splitlines() if line.startswith("## "))
+    assert first == "## What of the papers is here"
+
+
+def test_every_suite_and_study_of_a_paper_is_covered() -> None:
+    """By a table or figure that it belongs to, or as a study of ours; two of one name stand with their topics."""
+    told = tomllib.loads(of_study("coverage.toml").read_text())
+    named = {
+        kind: {n for part in (*told["item"], told["ours"]) for n in part.get(kind, [])}
+        for kind in ("suites", "records")
+    }
+    there = [path for topic in TABLE.PAPERS for path in (STUDIES / topic).glob("*.toml")]
+    lost = [
+        f"{path.parent.name}/{path.stem}"
+        for path in there
+        if not {path.stem, f"{path.parent.name}/{path.stem}"} & named["suites"]
+    ]
+    assert not lost, f"name them in coverage.toml: {lost}"
+    kept = {path.name for topic in TABLE.PAPERS for path in (STUDIES / topic / "records").glob("*") if path.is_dir()}
+    assert kept <= named["records"], f"name them in coverage.toml: {kept - named['records']}"
+
+
+def a_run(method: str, seed: int, rounds: int, **setting: Any) -> dict[str, Any]:
+    return {"rounds_done": rounds, "setting": {"method": method, "seed": seed, "dataset": "digits", **setting}}
+
+
+def test_a_row_of_the_coverage_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two methods, seeds 0 and 2, and 1; the shortest run has 7 of the paper's 9 rounds."""
+    runs = {"s": [a_run("b", 2, 9), a_run("b", 0, 7), a_run("a", 1, 9), a_run("a", 3, 9, dataset="cifar10")]}
+    monkeypatch.setattr(TABLE, "kept", lambda study: runs[study])
+    monkeypatch.setattr(TABLE, "cells_of", lambda suite: {"digits": 3})
+    monkeypatch.setattr(TABLE.published, "tables", list)
+    item = {"paper": "P", "item": "Table 1", "about": "x", "data": ["svhn", "digits"], "rounds": 9}
+    rows = TABLE.covered({**item, "suites": ["q"], "records": ["s"]})
+    assert [row[2:] for row in rows] == [
+        ["SVHN", "no", "no", "-"],
+        ["digits", "`q`", "a: 1; b: 0, 2", "part, 7 to 9 of 9"],
+        ["(CIFAR-10)", "no", "a: 3", "whole, 9"],
+    ]
+    assert TABLE.rounds_of(runs["s"][:1], 0) == "part, 9 of ?"
+
+
+def test_a_run_that_trains_the_clients_of_others_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "topic" / "records" / "study"
+    folder.mkdir(parents=True)
+    found = {"first": a_run("local", 0, 1), "second": a_run("b", 0, 9, start={"method": "local", "rounds": 1})}
+    for name, run in found.items():
+        (folder / f"{name}.json").write_text(json.dumps(run))
+    monkeypatch.setattr(TABLE, "STUDIES", tmp_path)
+    assert TABLE.kept.__wrapped__("study") == [found["second"]]
+
+
+def record(accuracy: float, rounds: int, seed: int = 0) -> dict[str, Any]:
+    test = {"accuracy": accuracy, "low": accuracy - 0.01, "high": accuracy + 0.01}
+    low = {"accuracy": 0.1, "low": 0.0, "high": 0.2}
+    made = {"device": "one", "commit": "abc", "minutes": 1.0}
+    setting = {"seed": seed, "precision": "float32"}
+    return {"rounds": [{"global": low}, {"global": test}], "rounds_done": rounds, "setting": setting, **made}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"precision": "bf16"}, "bf16"),
+        ({"commit": "fedcba9"}, "fedcba9"),
+        ({"rounds_done": 17}, "17"),
+        ({"device": "another"}, "another"),
+        ({"seed": 7}, "7"),
+    ],
+)
+@pytest.mark.parametrize("key", ["fedaf", "fedaf-fedavg"])
+def test_the_page_no_longer_holds_when_a_record_was_made_otherwise(key, change, said, monkeypatch) -> None:
+    """One record of a row with another precision, commit, number of rounds, device or seed: the page is made otherwise,
+    in this row, and names it."""
+    told = tomllib.loads(of_study("published.toml").read_text())
+    cell = next(cell for cell in told["cell"] if cell["key"] == key)
+    read = TABLE.read
+
+    def changed(name: str) -> dict[str, Any]:
+        found = copy.deepcopy(read(name))
+        if name == cell["records"][0]:
+            found["setting"] |= {k: v for k, v in change.items() if k in ("precision", "seed")}
+            found |= {k: v for k, v in change.items() if k not in ("precision", "seed")}
+        return found
+
+    before = TABLE.row(cell)
+    monkeypatch.setattr(TABLE, "read", changed)
+    after = TABLE.row(cell)
+    assert after[5] != before[5]
+    assert said in after[5]
+    assert TABLE.markdown() != (RESULTS / "README.md").read_text()
+
+
+def test_a_row_that_mixes_says_so_and_is_another_setting() -> None:
+    """Three seeds, one in TF32 at another commit: both are told seed by seed, and nothing is reproduced."""
+    mixed = [record(0.805, 20, seed) for seed in range(3)]
+    assert TABLE.verdict(CELL, mixed) == "reproduced"
+    mixed[1]["commit"], mixed[1]["setting"]["precision"] = "def", "tf32"
+    made = TABLE.Made.of(mixed)
+    assert made.text(20) == (
+        "0, 1, 2 / 20 of 20 / float32 (seed 0), TF32 (seed 1), float32 (seed 2) on one, 3.0 min / abc (seed 0), def "
+        "(seed 1), abc (seed 2)"
+    )
+    assert TABLE.off(CELL, mixed) == (
+        "precision float32 (seed 0), TF32 (seed 1), float32 (seed 2); the seeds differ in precision, commit"
+    )
+    assert TABLE.verdict(CELL, mixed) == "within the spread, in another setting"
+
+
+CELL = {"mean": 80.0, "spread": 1.0, "rounds": 20, "seeds": 3, "differs": "", "why": "no reason"}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "rounds", "seeds", "differs", "begins"),
+    [
+        (0.805, 20, 3, "", "reproduced"),
+        (0.805, 20, 3, "TF32", "within the spread"),
+        (0.805, 19, 3, "", "within the spread"),
+        (0.805, 20, 1, "", "within the spread"),
+        (0.78, 19, 3, "", "undecided: 2.0 below after 19 of 20"),
+        (0.82, 19, 3, "", "not reproduced: 2.0 above; no reason"),  # a best round does not fall any more
+        (0.78, 20, 3, "", "not reproduced: 2.0 below; no reason"),
+        (0.78, 20, 3, "TF32", "outside the spread, in another setting: 2.0 below; no reason"),
+    ],
+)
+def test_verdicts(accuracy: float, rounds: int, seeds: int, differs: str, begins: str) -> None:
+    assert TABLE.verdict({**CELL, "differs": differs}, [record(accuracy, rounds)] * seeds).startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "done", "differs", "said"),
+    [
+        (0.84, 0.80, 20, "", "order reproduced"),
+        (0.81, 0.80, 20, "", "not reproduced: level"),
+        (0.80, 0.84, 20, "", "not reproduced: turned round"),
+        (0.80, 0.84, 4, "", "undecided: below so far (4 and 4 of 20 rounds)"),
+        (0.84, 0.80, 20, "TF32", "order reproduced in another setting"),
+        (0.80, 0.84, 20, "TF32", "in another setting: turned round"),
+    ],
+)
+def test_orders(
+    first: float, second: float, done: int, differs: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"a": record(first, done), "b": record(second, done)}
+    monkeypatch.setattr(TABLE, "read", kept.__getitem__)
+    cells = {key: {"records": [key], "mean": 1.0, "rounds": 20} for key in kept}
+    cells["b"]["differs"] = differs
+    order = {"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}
+    assert TABLE.ordered(order, cells)[-1] == said
+
+
+def test_orders_over_seeds_compare_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {f"a{s}": record(0.5 + 0.1 * s, 20, s) for s in range(3)} | {
+        f"b{s}": record(0.48 + 0.1 * s, 20, s) for s in (2, 0, 1)
+    }
+    monkeypatch.setattr(TABLE, "read", kept.__getitem__)
+    cells = {key: {"records": [n for n in kept if n[0] == key], "mean": mean} for key, mean in (("a", 2.0), ("b", 1.0))}
+    said = TABLE.ordered({"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}, cells)[-1]
+    assert said == "order reproduced: above, +2.0 [+2.0, +2.0] (3 seeds)"  # although the spread over seeds is 10 points
+
+
+def test_the_published_figures_are_those_that_reproduce_has() -> None:
+    cells = tomllib.loads(of_study("published.toml").read_text())["cell"]
+    tables = {table.name: table for table in published.tables()}
+    checked = 0
+    for cell in (cell for cell in cells if "mean" in cell):
+        table = tables.get(f"{cell['paper'].lower()} {cell['table']}")
+        figures = (
+            [c.figures[cell["asked"]["method"]] for c in table.column if cell["asked"]["method"] in c.figures]
+            if table
+            else []
+        )
+        if table:
+            assert (cell["mean"], cell["spread"]) in figures, cell["key"]
+            checked += 1
+    assert checked >= 8
+
+
+def test_a_cell_does_not_get_another_run() -> None:
+    kept = TABLE.read("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d")
+    asked = {"method": "fedavg+dfrd", "set": {"weighting": "uniform"}}
+    assert TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", asked) == kept
+    with pytest.raises(SystemExit, match="Name another record"):
+        TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", {**asked, "set": {}})
+    by_value = {"method": "fedavg+dfrd", "values": {"weighting": "uniform", "eta_d": 0.001}}
+    assert TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", by_value) == kept
+    with pytest.raises(SystemExit, match=r"'eta_d': 0\.001"):
+        TABLE.checked("dfrd_fmnist/fedavg+dfrd-3d0bda95b56d", {**by_value, "values": {"eta_d": 0.01}})
+
+
+def test_the_gate_on_the_page() -> None:
+    """Every reading of FedAF with its best and last test round, best first."""
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in of_study("records/fedaf_gate").glob("*.json")]
+    assert len(records) == 8
+    records.sort(key=lambda kept: -TABLE.best(kept)["accuracy"])
+    rows = []
+    for kept in records:
+        told = " | ".join(str(kept["hyper_parameters"][key]).lower() for key in ("norm", "clamp", "restart"))
+        last = copy.deepcopy(kept["rounds"][-1]["global"])
+        rows.append(f"| {told} | {TABLE.percent(TABLE.best(kept))} | {TABLE.percent(last)} |")
+    assert "\n".join(rows) in text
+    method = importlib.import_module("fedaudit.methods.condensation.fedaf").FedAF()
+    assert {key: getattr(method, key) for key in ("norm", "clamp", "restart")} == {
+        key: records[0]["hyper_parameters"][key] for key in ("norm", "clamp", "restart")
+    }
+
+
+@pytest.mark.parametrize("study", ["fedaf_best", "fedaf_one_seed"])
+def test_the_runs_that_were_cut_off_on_the_page(study: str) -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    found = {}
+    for path in of_study(f"records/{study}").glob("*.json"):
+        kept = json.loads(path.read_text())
+        found[kept["setting"]["method"]] = kept
+    assert set(found) == {"fedaf", "feddm", "fedavg"}
+    for name, method in (("FedAF", "fedaf"), ("FedDM", "feddm"), ("FedAvg", "fedavg")):
+        kept = found[method]
+        assert kept["status"] == ("done" if kept["rounds_done"] == 20 else "running")
+        last = f"{100 * kept['rounds'][-1]['global']['accuracy']:.2f}"
+        assert f"| {name} | {kept['rounds_done']} | {TABLE.percent(TABLE.best(kept))} | {last} |" in text
+
+
+def test_what_else_was_changed_in_the_gate_on_the_page() -> None:
+    """The control, and one thing changed in each of the others; one of them is above it in all rounds."""
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in of_study("records/fedaf_more").glob("*.json")]
+    assert len(records) == 6
+    curves = {}
+    for kept in records:
+        last = kept["rounds"][-1]["global"]
+        assert f"| {TABLE.percent(TABLE.best(kept))} | {TABLE.percent(last)} |" in text
+        curves[kept["hyper_parameters"]["lgkm_scale"], TABLE.best(kept)["accuracy"]] = [
+            100 * row["global"]["accuracy"] for row in kept["rounds"]
+        ]
+    control = next(curve for curve in curves.values() if f"| nothing | {max(curve):.2f} " in text)
+    nearest = next(curve for (scale, _), curve in curves.items() if scale == "mean")
+    gains = [mine - theirs for mine, theirs in zip(nearest, control, strict=True)]
+    assert (f"{min(gains):.1f}", f"{max(gains):.1f}", f"{gains[-1]:.1f}") == ("0.8", "3.4", "1.0")
+
+
+def test_what_was_changed_beside_lgkm_on_the_page() -> None:
+    """A row for each run, the control first and then the best first."""
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in of_study("records/fedaf_readings").glob("*.json")]
+    assert len(records) == 10
+    assert {kept["hyper_parameters"]["lgkm_scale"] for kept in records} == {"mean"}
+    records.sort(key=lambda kept: (len(kept["setting"]["set"]) > 3, -TABLE.best(kept)["accuracy"]))
+    cells = [f" | {TABLE.percent(TABLE.best(r))} | {TABLE.percent(r['rounds'][-1]['global'])} |" for r in records]
+    at = [text.index(cell) for cell in cells]
+    assert at == sorted(at)
+    for kept, place in zip(records, at, strict=True):
+        row = text[text.rindex("\n", 0, place) : place]
+        changed = set(kept["setting"]["set"]) - {"steps", "T_over", "lgkm_scale"}
+        assert all(f"`{name}" in row for name in changed), row
+
+
+@pytest.mark.parametrize("study", ["fedaf_gate", "fedaf_more", "fedaf_readings", "fedaf_lgkm", "fedaf_digits"])
+def test_runs_that_differ_are_not_one_row(study: str) -> None:
+    """A row's name has what was set, so that two readings are not averaged as two seeds."""
+    settings = [json.loads(path.read_text())["setting"] for path in of_study(f"records/{study}").glob("*.json")]
+    name = script("fedaf_table").name
+    rows = [(s["seed"], s["model"], name(SimpleNamespace(setting=SimpleNamespace(**s)))) for s in settings]
+    assert len(set(rows)) == len(rows)
+
+
+def test_fedafs_whole_runs_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    records = [json.loads(path.read_text()) for path in of_study("records/fedaf_lgkm").glob("*.json")]
+    assert len(records) == 3
+    for kept in records:
+        assert (kept["status"], kept["rounds_done"]) == ("done", 20)
+        ends = [100 * row["global"]["accuracy"] for row in kept["rounds"][-5:]]
+        last = TABLE.percent(kept["rounds"][-1]["global"])
+        row = next(row for row in text.splitlines() if f" | {TABLE.percent(TABLE.best(kept))} | {last} |" in row)
+        assert row.endswith(f"| {statistics.mean(ends):.2f} |")
+        assert all(f"`{name}" in row for name in set(kept["setting"]["set"]) - {"T_over", "lgkm_scale"})
+
+
+def test_feddm_with_fedafs_start_on_the_page() -> None:
+    """Its row, and how far FedAF in the same start and augmentation is above it."""
+    text = (RESULTS / "fedaf.md").read_text()
+    (feddm,) = (json.loads(path.read_text()) for path in of_study("records/fedaf_feddm").glob("*.json"))
+    fedaf = TABLE.read("fedaf_lgkm/fedaf-9a32fe96b256")
+    both = ("aug_w", "start", "norm", "clamp", "restart", "steps", "E", "IPC", "averaged", "least")
+    assert [feddm["hyper_parameters"][key] for key in both] == [fedaf["hyper_parameters"][key] for key in both]
+    assert feddm["setting"]["seed"] == fedaf["setting"]["seed"]
+
+    def three(kept: dict[str, Any]) -> list[float]:
+        curve = [100 * row["global"]["accuracy"] for row in kept["rounds"]]
+        assert (kept["status"], len(curve)) == ("done", 20)
+        return [max(curve), curve[-1], statistics.mean(curve[-5:])]
+
+    best, last, five = three(feddm)
+    row = f"{TABLE.percent(TABLE.best(feddm))} | {TABLE.percent(feddm['rounds'][-1]['global'])} | {five:.2f} |"
+    assert row in text
+    above = [mine - theirs for mine, theirs in zip(three(fedaf), (best, last, five), strict=True)]
+    words = (
+        f"by {above[0]:.1f} points in the best round, with intervals that are just apart, by {above[1]:.1f} in the last"
+    )
+    assert f"{words} and by {above[2]:.1f} in the mean of the last five" in " ".join(text.split())
+    assert TABLE.best(fedaf)["low"] > TABLE.best(feddm)["high"]
+
+
+def test_fedavgs_controls_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    kept = [json.loads(path.read_text()) for path in of_study("records/fedaf_fedavg").glob("*.json")]
+    control = TABLE.read("fedaf_one_seed/fedavg-80579c44c6a3")
+    whole = [run for run in (control, *kept) if run["setting"]["seed"] == 0]
+    assert sorted((run["setting"]["partition"], str(run["setting"]["set"])) for run in whole) == [
+        ("dirichlet-capped:0.02", "{'momentum': 0.0}"), ("dirichlet-capped:0.02", "{}"), ("dirichlet:0.02", "{}"),
+    ]  # fmt: skip
+    for run in whole:
+        half = statistics.mean(100 * row["global"]["accuracy"] for row in run["rounds"][10:])
+        ends = f"{TABLE.percent(TABLE.best(run))} | {TABLE.percent(run['rounds'][-1]['global'])} | {half:.1f} |"
+        assert ends in text
+        assert TABLE.best(run)["low"] > (56.50 + 5.55) / 100
+        if run is not control:
+            assert f"{100 * TABLE.best(run)['accuracy']:.2f}" in (RESULTS / "README.md").read_text()
+
+
+def test_fedafs_table_on_digits_on_the_page() -> None:
+    text = (RESULTS / "fedaf.md").read_text()
+    last: dict[str, list[float]] = {}
+    for path in of_study("records/fedaf_digits").glob("*.json"):
+        kept = json.loads(path.read_text())
+        values = kept["hyper_parameters"]
+        name = {"fedaf": "FedAF", "feddm": "FedDM", "fedavg": "FedAvg"}.get(kept["setting"]["method"])
+        if name == "FedAF":
+            name += "" if values["lambda_loc"] else " without CDC"
+            name += "" if values["lambda_glob"] else " without LGKM"
+        if name:
+            last.setdefault(name, []).append(100 * kept["rounds"][-1]["global"]["accuracy"])
+    assert len(last) == 5
+    for name, values in last.items():
+        assert f"| {name} | 3 | {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} |" in text, name
+
+
+def test_a_run_that_was_cut_off_is_no_row_of_fedfrees_table(tmp_path: Path) -> None:
+    for name, status in (("a", "done"), ("b", "running")):
+        record = reported._record("fedavg", 0, 0.9, releases=True)
+        reported._save(tmp_path, name, record.model_copy(update={"status": status}), [])
+    (row,) = script("fedfree_table").collect(tmp_path)
+    assert row["own"] == reported._record("fedavg", 0, 0.9, releases=True).result.last.clients.local_test.mean
+
+
+def test_fedfrees_table_on_the_page() -> None:
+    module, text = script("fedfree_table"), (RESULTS / "fedfree.md").read_text()
+    assert module.tables(json.loads(of_study("fedfree_fmnist.json").read_text())).strip() in text
+    digits = json.loads(of_study("fedfree_digits.json").read_text())
+    assert module.wide(digits) in text
+
+    def own(name: str, where: str) -> str:
+        found = [row["own"] for row in digits if (row["method"], row["partition"]) == (name, where)]
+        return f"{100 * statistics.mean(found):.1f}"
+
+    local, fedfree = (f"{own(name, 'ratio:6:2:2')} and {own(name, 'dirichlet:0.3')}" for name in ("local", "fedfree"))
+    assert f"local training {local};\nFedFree {fedfree};" in text
+
+
+def test_fedfrees_whole_runs_on_the_page() -> None:
+    """CIFAR-10 at the paper's length: every row, and what the page and the list of cells say of it."""
+    text = (RESULTS / "fedfree.md").read_text()
+    runs = [json.loads((of_study(f"records/fedfree_cifar10/fedfree-{i}.json")).read_text()) for i in (0, 1)]
+    assert [(run["setting"]["seed"], run["rounds_done"], run["status"]) for run in runs] == [
+        (0, 200, "done"),
+        (1, 200, "done"),
+    ]
+    own = [[100 * r["clients_on_own"]["mean"] for r in run["rounds"]] for run in runs]
+    aligned = [[100 * r["points"]["aligned"]["local_test"]["mean"] for r in run["rounds"]] for run in runs]
+    for i, r in enumerate(runs[0]["rounds"]):
+        cells = " | ".join(f"{own[s][i]:.2f} | {aligned[s][i]:.2f}" for s in (0, 1))
+        assert f"| {r['round']} | {cells} |" in text
+    assert [max(of) == of[0] for of in own] == [True, True], "the best evaluated round is the first, round 20"
+    best, last = (" and ".join(f"{value:.2f}" for value in of) for of in ([o[0] for o in own], [o[-1] for o in own]))
+    assert f"have {best} in their best evaluated round" in text
+    assert f"round 200, the paper's last, has {last}." in text
+    assert f"{best} in the best evaluated round, {last} in the last" in (RESULTS / "README.md").read_text()
+    lost = [o[0] - o[-1] for o in own]
+    assert f"lose {lost[0]:.1f} points with seed 0, and {lost[1]:.1f} with seed 1" in text
+    both = [(s, i, r["round"]) for s in (0, 1) for i, r in enumerate(runs[s]["rounds"])]
+    most = max((own[s][i] - aligned[s][i], s, t) for s, i, t in both)
+    assert f"costs up to {most[0]:.1f} points before local training mends it (seed {most[1]}, round {most[2]})" in text
+    ends = [o[-1] - a[-1] for o, a in zip(own, aligned, strict=True)]
+    assert f"In round 200 it costs {ends[0]:.1f}\n  and {ends[1]:.1f} points" in text
+
+
+def test_fedzges_curves_on_the_page() -> None:
+    loops = json.loads(of_study("fedzge_shared.json").read_text())["loops"]
+    text = (RESULTS / "fedzge.md").read_text()
+    shown = [loop for loop in loops if loop["accuracy"] > 0.2]
+    assert len(shown) == 6
+    for loop in shown:
+        assert "| " + " | ".join(f"{100 * accuracy:.1f}" for _, accuracy in loop["curve"]) + " |" in text
+
+
+def test_the_files_of_the_pages_are_of_the_kept_records() -> None:
+    """What the pages' tables are made from has the figures of the records, run by run."""
+
+    def last(study: str, what: str, value: str, methods: tuple[str, ...]) -> list[float]:
+        found = [json.loads(path.read_text()) for path in of_study(f"records/{study}").glob("*.json")]
+        return sorted(run["rounds"][-1][what][value] for run in found if run["setting"]["method"].startswith(methods))
+
+    for study in ("dfrd_fmnist", "dfrd_scratch_fmnist", "dfrd_dense"):
+        runs = json.loads(of_study(f"{study}.json").read_text())
+        ends = sorted(run["rounds"][-1]["test"]["accuracy"] for run in runs)
+        assert ends == pytest.approx(last(study, "global", "accuracy", ("fedavg", "dfrd", "fedftg", "dense")), abs=1e-6)
+    for study in ("fedzge_shared", "fedzge_kept"):
+        loops = json.loads(of_study(f"{study}.json").read_text())["loops"]
+        ends = sorted(loop["accuracy"] for loop in loops)
+        assert ends == pytest.approx(last(study, "global", "accuracy", ("fedzge",)), abs=1e-6)
+    rows = json.loads(of_study("fedfree_fmnist.json").read_text())
+    ends = sorted(row["own"] for row in rows)
+    kept = last("fedfree_fmnist", "clients_on_own", "mean", ("fedfree", "fedavg", "local"))
+    assert ends == pytest.approx(kept, abs=1e-6)

@@ -1,0 +1,106 @@
+"""The figures of docs/results/speed.md are those of the files beside it."""
+
+from __future__ import annotations
+
+import json
+
+from pages import RESULTS, STUDIES, script
+
+KEPT = STUDIES / "speed" / "records"
+
+
+def test_the_table_is_what_was_measured() -> None:
+    table = script("speed_table")
+    text = (RESULTS / "speed.md").read_text()
+    for head, found in table.tables(KEPT).items():
+        assert len(found) > 5
+        assert "\n".join([head, *found, ""]) in text, "python benchmarks/studies/speed/speed_table.py --write"
+
+
+def test_what_it_says_of_them_holds() -> None:
+    kept = {path.stem: json.loads(path.read_text()) for path in (KEPT).glob("*.json")}
+    fedaf = kept["fedaf"]["stacked_tf32_compiled"]
+    assert (round(fedaf["round_s"], 1), round(fedaf["first_round_s"])) == (8.9, 61)
+    whole = kept["fedaf_whole"]["stacked_tf32_compiled"]
+    assert (round(whole["run_s"]), round(whole["first_round_s"]), round(whole["round_s"], 1)) == (217, 48, 9.0)
+    text = (RESULTS / "speed.md").read_text()
+    step = kept["dfrd"]["stacked_tf32"]["server_s"] / 400 * 1000  # 40 turns of 5 and 5 steps
+    assert f"A step takes {step:.1f} ms in TF32" in text
+    same = kept["equality"]
+    assert all(same[f"{name}_recorded_same_bits"] for name in ("fedaf", "fedavg", "dfrd", "dffke"))
+    assert same["fedaf_side_by_side_same_bits"]
+    for name, most in (("fedavg", 2e-16), ("dfrd", 6e-17), ("dffke", 1e-14), ("fedaf", 0.0)):
+        assert same[f"{name}_farthest_float64"] <= most
+
+
+def test_what_it_says_of_long_runs_holds() -> None:
+    kept = {path.stem: json.loads(path.read_text()) for path in (KEPT / "soak").glob("*.json")}
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    assert (kept["fedavg"]["rounds"], kept["fedavg"]["whole"], kept["fedavg"]["notes"]) == (300, True, [])
+    kinds = [kept[name] for name in ("dffke", "dfrd", "fedaf", "shadows", "fedavg")]
+    assert all(kind["recordings"] >= 100 for kind in kinds)
+    assert kept["dp_sgd"]["rounds"] == 100
+    assert (len(kept["methods"]["passed"]), kept["methods"]["failed"]) == (46, {})
+    assert all(kept[name]["slopes_a_round"]["allocated"] < 4096 for name in kept if "judged" in kept[name])
+    same = kept["equality"]
+    assert all(same[f"{name}_recorded_same_bits"] for name in ("fedaf", "fedavg", "dfrd", "dffke"))
+    farthest = max(value for key, value in same.items() if key.endswith("farthest_float64"))
+    assert f"at most {farthest:.1e} apart (DFFKE)" in text
+    host = kept["fedavg"]["slopes_a_round"]["host"] / 1e6
+    assert f"grows by {host:.2f} MB in a round of FedAvg" in text
+    assert f"in a process that holds {kept['fedavg']['last']['host'] / 1e9:.1f} GB" in text
+    again = kept["fedavg_again"]
+    assert abs(again["arenas_2"]["slopes_a_round"]["host"] / again["plain"]["slopes_a_round"]["host"] - 1) < 0.01
+    assert f"by {max(kept['fedavg_cpu']['kib_a_round'][1:]) * 1024 / 1e6:.2f} MB a round at most" in text
+    cifar = kept["cifar10_compiled"]
+    ways = ("fedaf_compiled", "fedaf_recorded", "feddm_compiled")
+    compiled, recorded, feddm = (cifar[way]["rounds_s"] for way in ways)
+    assert not any(cifar[way]["notes"] for way in ways), "nothing fell back"
+    took = f"{compiled[1]:.1f} s a round compiled and {recorded[1]:.1f} s recorded"
+    assert f"FedAF takes {took}, after a first round of {compiled[0]:.0f} s and {recorded[0]:.0f} s" in text
+    assert f"FedDM, compiled beside other runs, {feddm[1]:.1f} s after {feddm[0]:.0f} s" in text
+
+
+def test_what_it_says_of_matched_images_holds() -> None:
+    """They end elsewhere in a stack, and as far away alone from a start that is 1e-6 beside."""
+    kept = json.loads((KEPT / "matching.json").read_text())
+    stack, control = (f"{kept[way]['images_apart']:.2f}" for way in ("stacked", "one_by_one"))
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    assert f"those of a stack lie {stack} from" in text
+    assert f"end as far away ({control}, the control" in text
+
+
+def test_what_it_says_of_condensation_holds() -> None:
+    text = (RESULTS / "speed.md").read_text()
+    seen = json.loads((KEPT / "profile" / "condense.json").read_text())
+    for classes in (1, 3):
+        for steps in ("recorded", "compiled"):
+            of = seen[f"tf32 {steps}, {classes} classes"]
+            parts = " | ".join(f"{of[part]:.2f}" for part in ("real", "syn", "step"))
+            assert f"| {classes} | {steps} | {parts} | {of['eight clients']:.1f} |" in text
+        of = seen[f"tf32 recorded, {classes} classes"]
+        assert 0.6 < of["real 1"] / of["real"] < 0.7, "two thirds"
+
+
+def test_what_it_says_of_the_profile_holds() -> None:
+    seen = {path.stem: json.loads(path.read_text()) for path in (KEPT / "profile").glob("*.json")}
+    of_dfrd = seen["dfrd"]["stacked_recorded_tf32_kernels"]
+    assert "MeanOps" in of_dfrd["top"][0][0]
+    assert (round(of_dfrd["top"][0][1], 2), of_dfrd["kernels_s"]) == (0.31, 1.6)
+    compiled, ways = seen["fedavg"]["stacked_compiled_tf32"]["own_whole_calls"], seen["ways"]
+    assert round(compiled["stack._Fitting.go"][0] / 2, 2) == 0.37
+    assert round(compiled["world.World.members"][0] / 2, 2) == 0.39
+    kernels = seen["fedavg"]["stacked_compiled_tf32_kernels"]
+    assert round(sum(s for name, s, _ in kernels["top"] if "depthwise" in name), 2) == 0.30
+    assert kernels["kernels_s"] == 0.862
+    kernels = seen["fedavg"]["stacked_recorded_tf32_kernels"]
+    assert round(sum(s for name, s, _ in kernels["top"] if "avg_pool2d_backward" in name), 2) == 0.30
+    assert kernels["kernels_s"] == 1.763
+    of_layer = {precision: ways[f"layer {precision} deterministic"] for precision in ("float32", "tf32")}
+    wanted = {"float32": [7.0, 3.9, 4.7], "tf32": [1.0, 1.9, 2.5]}
+    for precision, way in of_layer.items():
+        assert [round(way[name], 1) for name in ("grouped", "one by one", "products")] == wanted[precision]
+    plain, tf32 = (ways[f"convnet {precision} deterministic"] for precision in ("float32", "tf32"))
+    assert [round(of["streams"], 1) for of in (plain, tf32)] == [9.7, 5.4]
+    assert [round(of["stacked"], 1) for of in (plain, tf32)] == [16.5, 8.9]
+    assert round(tf32["stacked compiled"], 1) == 3.8

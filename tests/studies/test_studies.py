@@ -1,0 +1,26 @@
+"""The suites of benchmarks/studies can be read, and none names a setting or a hyper-parameter that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedaudit import registry
+from fedaudit.suite.suite_file import read_suite
+
+STUDIES = Path(__file__).resolve().parents[2] / "benchmarks" / "studies"
+SUITES = sorted(path for path in STUDIES.glob("*/*.toml") if path.parent.name != "shared")  # tables, not suites
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_cell_can_be_made(path):
+    for setting in read_suite(path).cells():
+        registry.find(setting.method).make(setting.set, setting.preset)
+
+
+def test_figure_4_is_the_whole_grid():
+    """Six weights of each loss: 36 pairs, three seeds."""
+    cells = read_suite(STUDIES / "dfrd" / "figure4.toml").cells()
+    assert len({(c.set["beta_tran"], c.set["beta_div"]) for c in cells}) == 36
+    assert len(cells) == 108
