@@ -15,6 +15,7 @@ from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.checked import checked_runs
 from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.row_comparisons import Mark, best_row, differences, is_noise, marks
 from fedaudit.reports.summary_rows import SummaryRow, refused
@@ -129,6 +130,7 @@ def as_json(rows: Sequence[SummaryRow], failed: dict[str, str]) -> str:
         "rows": [_row(row) for row in rows],
         "comparisons": {c.key: _comparisons(rows, c) for c in report_columns()},
         "failed": failed,
+        "checked": {**(found := checked_runs(rows)).model_dump(), "text": found.text()},
         "limits": list(sentences.LIMITS),
     }
     return json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n"
