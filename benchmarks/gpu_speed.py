@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "helpers"), str(HERE)]
+sys.path[:0] = [str(HERE.parent), *map(str, (HERE.parent / "tests" / "helpers").glob("*/")), str(HERE)]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

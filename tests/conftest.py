@@ -11,8 +11,8 @@ import torch
 from hypothesis import settings
 
 HELPERS = Path(__file__).parent / "helpers"
-# `outside:Class` is found as a user's own module would be
-sys.path[:0] = [str(HELPERS), *(str(path) for path in sorted(HELPERS.iterdir()) if path.is_dir())]
+# The folders of helpers are on the path: `outside:Class` is found as a user's own module would be.
+sys.path[:0] = [*map(str, sorted(path for path in HELPERS.iterdir() if path.is_dir())), str(HELPERS)]
 
 settings.register_profile("fedaudit", deadline=None)  # a busy machine is no failure
 settings.load_profile("fedaudit")

@@ -141,6 +141,61 @@ def test_tests_mirror_the_rooms():
     assert set(ROOMS) - {"ground"} <= folders
 
 
+# Files of a room that no single module fits, and why.
+NOT_A_MODULE = {
+    "attacks/test_releases": "attacks of several questions on the releases of one run",
+    "epsilon/test_new_mechanisms": "each mechanism through both audits of a run",
+    "flower/test_simulation": "Flower's own simulation around all of the room",
+    "methods/test_beats_local": "what several rivals' papers claim",
+    "methods/test_coverage": "every method has its tests",
+    "methods/test_fingerprints": "every method, one kept run each",
+    "privacy/test_one_epsilon": "a derivation through ledger, accounting and mechanisms",
+    "runtime/test_own": "a user's own model and data through every room",
+    "suite/test_kill": "kills at random instants, minutes long",
+    "verify/test_forgeries": "a forged folder, whatever part of it",
+    "verify/test_gates": "commands that read a folder that was changed",
+    "verify/test_honest": "folders that nobody changed are not accused",
+    "verify/test_run_again": "a folder's setting run again",
+    "verify/test_transcripts": "the transcript of a folder by itself",
+}
+NO_ROOM = {"trust", "studies"}  # across rooms: what can be believed; pages of results
+
+
+def module_names(room: str) -> set[str]:
+    """The modules and packages of a room, without the underscore of those that are its own."""
+    base = ROOT / room if room in OUTSIDE else HOUSE / room
+    found = [path for path in base.rglob("*") if path.suffix == ".py" or path.is_dir()]
+    return {path.stem.lstrip("_") for path in found}
+
+
+def test_a_test_file_names_a_module_of_its_room():
+    lost, needless = [], set(NOT_A_MODULE)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        room, *_ = path.relative_to(ROOT / "tests").parts
+        if room in (*ROOMS, *OUTSIDE) and path.stem.removeprefix("test_") not in module_names(room):
+            name = f"{room}/{path.stem}"
+            needless.discard(name)
+            if name not in NOT_A_MODULE:
+                lost.append(name)
+        elif (ROOT / "tests" / room).is_dir() and room not in (*ROOMS, *OUTSIDE, *NO_ROOM):
+            lost.append(f"{room} is not a room")
+    assert not lost, f"name them after the module that they test: {lost}"
+    assert not needless, f"these have a module, or are gone: {needless}"
+
+
+def test_a_mutant_list_names_its_source_file():
+    """tests/mutants/fedaudit/privacy/ledger.toml is about fedaudit/privacy/ledger.py."""
+    folder = ROOT / "tests" / "mutants"
+    names = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.toml")]
+    assert len(names) > 200
+    lost = [str(name) for name in names if not ((ROOT / f"{name}.py").is_file() or (ROOT / name).is_file())]
+    assert not lost, f"make mutants ARGS=--sort: {lost}"
+
+
+def test_helpers_of_tests_are_in_named_folders():
+    assert not list((ROOT / "tests" / "helpers").glob("*.py")), "put it into a folder: see CONTRIBUTING.md"
+
+
 def sources() -> dict[str, str]:
     found = {str(path.relative_to(ROOT)): path.read_text() for path in modules().values()}
     for folder in OUTSIDE:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import mutants
 import pytest
@@ -14,6 +15,51 @@ import pytest
 def test_every_entry_still_applies():
     faults = [f"{m.listed}, {m.name}: {fault}" for m in mutants.listed() if (fault := m.fault())]
     assert not faults, "\n".join(faults)
+
+
+def test_every_list_is_of_one_source_file():
+    """An entry stands in the list that is named after its file."""
+    wrong = [f"{m.name} in {m.listed}" for m in mutants.listed() if m.listed != mutants.list_of(m.file)]
+    assert not wrong, "make mutants ARGS=--sort: " + ", ".join(wrong)
+
+
+def test_lists_are_sorted_by_source_file(tmp_path):
+    """Two files, three entries in one list: two lists of the files' names, entries as they were but for a test that
+    has moved and the key's old name."""
+    (tmp_path / "fedaudit").mkdir()
+    (tmp_path / "tests" / "old").mkdir(parents=True)
+    (tmp_path / "fedaudit" / "a.py").write_text("one = 1\nthree = 3\n")
+    (tmp_path / "fedaudit" / "b.toml").write_text("two = 2\n")
+    (tmp_path / "tests" / "test_here.py").write_text("def test_x():\n    pass\n")
+    entry = "[[mutant]]\nname = '{}'\nfile = \"{}\"\nfind = '{}'\nreplace = '0'\ntests = [\"{}\"]\nwhy = 'w'\n"
+    gone, kept = "tests/gone.py::test_x[1]", "tests/test_here.py"
+    first = entry.format("m", "fedaudit/a.py", "one = 1", gone) + "survives = 's'\n"
+    text = first + "\n" + entry.format("n", "fedaudit/b.toml", "two = 2", kept)
+    (tmp_path / "tests" / "old" / "all.toml").write_text(text + entry.format("o", "gone.py", "three = 3", kept))
+    assert mutants.sort_lists(tmp_path / "tests" / "old", tmp_path) == 3
+    made = {path.name: path.read_text() for path in (tmp_path / "tests" / "old").rglob("*.toml")}
+    assert made.keys() == {"a.toml", "b.toml.toml"}
+    assert made["a.toml"].startswith("# Wrong edits of fedaudit/a.py.\n")
+    read = tomllib.loads(made["a.toml"])["mutant"]
+    assert [(m["name"], m["file"], m["tests"]) for m in read] == [
+        ("m", "fedaudit/a.py", ["tests/test_here.py::test_x[1]"]),
+        ("o", "fedaudit/a.py", [kept]),
+    ]
+    assert read[0]["equivalent"] == "s"
+    assert mutants.sort_lists(tmp_path / "tests" / "old", tmp_path) == 0
+
+
+@pytest.mark.parametrize(("missed", "untried", "code"), [(0, 0, 0), (1, 0, 1), (1, 1, 1), (0, 1, 3)])
+def test_a_survivor_is_told_from_an_environment(missed, untried, code, capsys):
+    assert mutants.result(missed, untried) == code
+    assert ("unnoticed" in capsys.readouterr().out) == (code == 1)
+
+
+def test_ci_gates_a_slice():
+    told = (mutants.ROOT / ".ci" / "run").read_text()
+    assert re.search(r'^make mutants ARGS="--slice .*/200 --seconds 60"$', told, re.MULTILINE), (
+        "nothing swallows its end"
+    )
 
 
 def test_there_are_enough_of_them():
@@ -79,9 +125,9 @@ def test_tests_that_cannot_be_imported_kill_only_where_that_is_the_edits_doing()
 def test_a_survivor_and_a_victim(tmp_path):
     """The runner itself, on a tree of two files: the edit that a test sees dies, the other lives, one that has no place
     any more is named and stops nobody, and the tree is whole."""
-    (tmp_path / "tests" / "helpers").mkdir(parents=True)
+    (tmp_path / "tests" / "helpers" / "tools").mkdir(parents=True)
     (tmp_path / "tests" / "mutants").mkdir()
-    shutil.copy(mutants.ROOT / "tests/helpers/mutants.py", tmp_path / "tests/helpers/mutants.py")
+    shutil.copy(mutants.ROOT / "tests/helpers/tools/mutants.py", tmp_path / "tests/helpers/tools/mutants.py")
     (tmp_path / "coded.py").write_text("def double(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n")
     (tmp_path / "tests" / "test_coded.py").write_text(
         "from coded import double, half\n\n\ndef test_double():\n    assert double(3) == 6\n    assert half(0) == 0\n"
@@ -97,7 +143,7 @@ def test_a_survivor_and_a_victim(tmp_path):
     )
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     done = subprocess.run(
-        [sys.executable, "tests/helpers/mutants.py", "--cold"],
+        [sys.executable, "tests/helpers/tools/mutants.py", "--cold"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -105,7 +151,7 @@ def test_a_survivor_and_a_victim(tmp_path):
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "survived: unseen (coded.py)" in done.stdout
-    assert "untried: gone (m.toml) no longer applies" in done.stdout
-    assert "1 of 3 killed (33.3%" in done.stdout
-    assert "1 survived, 1 untried" in done.stdout
+    assert "no longer applies: gone (m.toml)" in done.stdout
+    assert "1 of 3 killed, 1 survived, 0 cannot be seen, 0 untried, 1 no longer apply" in done.stdout
+    assert "went unnoticed" in done.stdout
     assert (tmp_path / "coded.py").read_text().count("2") == 2

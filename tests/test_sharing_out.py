@@ -30,7 +30,7 @@ def test_who_wants_the_same_gets_the_same_process():
         if re.search(r"^def test_\w+\(.*\b(ray_engine|quick|nursery_at)\b", path.read_text(), re.MULTILINE)
     }
     assert {unit_of(file) for file in wants} == {"ray"}
-    assert unit_of("tests/flower/test_alone.py") == unit_of("tests/flower/test_native.py") == "flower"
+    assert unit_of("tests/flower/test_node_log.py") == unit_of("tests/flower/test_in_process_runtime.py") == "flower"
     assert unit_of("tests/test_docs.py") == "tests/test_docs.py"
 
 

@@ -77,3 +77,22 @@ def test_a_method_takes_means_or_says_why_not():
         }  # fmt: skip
         assert "mean" in calls or cls.single_replies or name in {"local", "constant"}, f"{name} says nothing"
         assert len(cls.single_replies) < 100, f"{name}: one line"
+
+
+# --- unequal clients, deltas and rounds
+
+
+def test_a_weighted_mean_of_unequal_clients_by_hand():
+    """Weights 1 and 3: 0.25 a + 0.75 b; counters 5 and 10: 8.75, rounded to 9."""
+    a = State({"w": torch.tensor([0.0, 4.0]), "n": torch.tensor(5)}, buffers=["n"])
+    b = State({"w": torch.tensor([8.0, 0.0]), "n": torch.tensor(10)}, buffers=["n"])
+    mean = weighted_mean({7: b, 2: a}, {2: 1, 7: 3})
+    assert mean["w"].tolist() == [6.0, 1.0]
+    assert mean["n"].item() == 9
+    assert mean["n"].dtype == torch.int64
+    assert set(mean.buffers) == {"n"}
+
+
+def test_who_did_not_answer_is_no_part_of_the_mean():
+    a = State({"w": torch.tensor([1.0])})
+    assert weighted_mean({2: a}, {2: 1, 7: 3})["w"].tolist() == [1.0]

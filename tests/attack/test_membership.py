@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedaudit.attack.membership import auc, by_group, membership_scores
+from fedaudit.attack.membership import auc, auc_difference, by_group, membership_scores
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.runtime.attack_result import Unscored
 from fedaudit.stats import clopper_pearson
@@ -190,3 +191,80 @@ def test_hostile_settings():
         membership_scores([0, 1], [0, 1], fprs=[0])
     with pytest.raises(ContractError, match="3 labels for 2 candidates"):
         by_group([0, 1], [0, 1], [0, 1, 2], "client")
+
+
+def test_two_attacks_without_a_wrong_pair_have_the_limits_of_both():
+    """Each AUC is 1 and its limits are apart, so the difference 0 may be as large as they are apart, either way."""
+    from fedaudit.attack.membership import auc_difference
+
+    member = np.array([True] * 6 + [False] * 6)
+    perfect, other = member.astype(float), member * 2.0 + 1
+    found = auc_difference(perfect, other, member)
+    one = auc(perfect, member, 0.975)
+    assert found.value == 0
+    assert found.low == pytest.approx(one.low - one.high)
+    assert found.high == pytest.approx(one.high - one.low)
+    assert found.low < -0.1 < 0.1 < found.high
+
+
+# --- ties, and unequal clients
+
+
+def test_held_out_intervals_are_of_97_5_percent_each():
+    """40 members above, 60 others below: 20 of 20 and 30 of 30 on the held-out halves, limits at 97.5 % each."""
+    scores, member = np.r_[np.ones(40), np.zeros(60)], np.arange(100) < 40
+    found = membership_scores(scores, member)
+    low = (clopper_pearson(20, 20, 0.975)[0] + clopper_pearson(30, 30, 0.975)[0]) / 2
+    assert found.balanced_accuracy.low == pytest.approx(low)
+    assert found.advantage.low == pytest.approx(2 * low - 1)
+    exact = stats.binomtest(20, 20).proportion_ci(0.975, "exact").low
+    assert clopper_pearson(20, 20, 0.975)[0] == pytest.approx(exact)
+
+
+def test_the_dkw_band_by_hand():
+    """sqrt(ln(2 / 0.025) / 2 n) for each class, with 2.5 % of failure each: n = 50 and 200."""
+    rng = np.random.default_rng(0)
+    scores, member = rng.random(250), np.arange(250) < 50
+    found = membership_scores(scores, member).advantage_best
+    band = math.sqrt(math.log(80) / 100) + math.sqrt(math.log(80) / 400)
+    assert found.high == pytest.approx(min(1.0, found.value + band))
+    assert found.low == pytest.approx(max(0.0, found.value - band))
+
+
+def naive(scores, member):
+    """Placements pair by pair."""
+    a, b = scores[member], scores[~member]
+    wins = (a[:, None] > b[None]).astype(float) + 0.5 * (a[:, None] == b[None])
+    return wins.mean(1), wins.mean(0)
+
+
+def test_delongs_variance_has_both_classes():
+    """Twelve members, 40 others, scores on a coarse grid: ties. On the logit scale, by hand."""
+    rng = np.random.default_rng(1)
+    member = np.arange(52) < 12
+    scores = rng.integers(0, 8, 52) + 2.0 * member
+    inside, outside = naive(scores, member)
+    value = inside.mean()
+    variance = inside.var(ddof=1) / 12 + outside.var(ddof=1) / 40
+    assert outside.var(ddof=1) / 40 > 0.1 * variance
+    half = stats.norm.ppf(0.975) * math.sqrt(variance) / (value * (1 - value))
+    logit = math.log(value / (1 - value))
+    found = auc(scores, member)
+    assert found.value == pytest.approx(value)
+    assert found.low == pytest.approx(1 / (1 + math.exp(-(logit - half))))
+    assert found.high == pytest.approx(1 / (1 + math.exp(-(logit + half))))
+
+
+def test_the_difference_of_correlated_attacks_is_paired():
+    rng = np.random.default_rng(2)
+    member = np.arange(60) < 20
+    a = rng.normal(size=60) + member
+    b = a + 0.3 * rng.normal(size=60)
+    (a1, a0), (b1, b0) = naive(a, member), naive(b, member)
+    half = stats.norm.ppf(0.975) * math.sqrt((a1 - b1).var(ddof=1) / 20 + (a0 - b0).var(ddof=1) / 40)
+    found = auc_difference(a, b, member)
+    assert found.value == pytest.approx(a1.mean() - b1.mean())
+    assert (found.low, found.high) == (
+        pytest.approx(found.value - half),
+        pytest.approx(found.value + half),
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ import fedaudit
 from fedaudit.attack import reconstruction as inversion
 from fedaudit.attack.attack_run import attack_run, candidates_of, made
 from fedaudit.attack.claims import Attacked, Reconstructions
+from fedaudit.attack.reconstruction import _against_redrawn, _beaten, _Client
 from fedaudit.attack.scene import Scene
 from fedaudit.attack.similarity import PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
 from fedaudit.attacks.inversion import gradient_match as gm
@@ -26,7 +29,9 @@ from fedaudit.data import load
 from fedaudit.data.records import to_float
 from fedaudit.errors import ContractError, DataError, RunError
 from fedaudit.rng import generator, seeded
+from fedaudit.runtime.attack_result import Difference
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.stats import Estimate
 from fedaudit.training import models
 from fedaudit.wire.release import Protection
 
@@ -520,3 +525,68 @@ def test_total_variation_by_hand():
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 30, 33)])
 def test_inverters_have_the_images_shape(shape):
     assert Inverter(7, shape, 2)(torch.zeros(3, 7)).shape == (3, *shape)
+
+
+@pytest.mark.parametrize(("n", "steps", "eta"), [(6, 9, 0.1), (50, 1, 0.1 * 3 * 25)])
+def test_many_records_are_matched_as_one_step_as_long_as_all(n, steps, eta):
+    """Three epochs of batches of two. Six records are trained step by step; fifty as one step of 3 x 25 times eta."""
+    from types import SimpleNamespace
+
+    from fedaudit.attacks.inversion.gradient_match import GradientMatch
+
+    attack = GradientMatch(most=8, epochs=3, size=2, eta=0.1)
+    setting = {"method": "fedavg", "set": {}, "preset": None}
+    scene = SimpleNamespace(setting=setting, device=torch.device("cpu"))
+    found = attack._steps(scene, n, torch.Generator().manual_seed(0))
+    assert len(found.plan) == steps
+    assert found.eta == pytest.approx(eta)
+
+
+# --- ties, and unequal clients
+
+
+def part(k, claims, member=None, n=0):
+    member = torch.ones(n, dtype=torch.bool) if member is None else member
+    return Attacked(k, claims, torch.zeros(len(member), 1, 2, 2), torch.zeros(len(member), dtype=torch.long), member)
+
+
+def test_the_gain_over_redrawn_records():
+    """Where every record is a member, drawn anew they are the same: ratio 1, gain 0. Where one of two is, and it is ten
+    times as near, half of the draws are the other."""
+    d = torch.tensor([[0.2, 0.5, 0.7]], dtype=torch.float64)
+    log_ratio, gain = _against_redrawn(d.min(1).values, d, 3)
+    assert (log_ratio.item(), gain.item()) == (pytest.approx(0), pytest.approx(0))
+    d = torch.tensor([[0.1, 1.0]], dtype=torch.float64)
+    log_ratio, gain = _against_redrawn(d[:, 0], d, 1)
+    assert math.log(0.1) * 0.8 < log_ratio.item() < math.log(0.1) * 0.2
+    assert 0.2 < gain.item() < 0.8
+
+
+def test_every_baseline_has_to_be_beaten():
+    scores = {"hit": np.zeros(20), "chance": np.full(20, 0.5)}
+    better, worse = (Difference(mse=Estimate(value=value, low=value - 0.5), confidence=0.975) for value in (1.0, -1.0))
+    assert _beaten(scores, {"a": better, "b": worse}) == []
+    assert _beaten(scores, {"a": better, "b": better}) == ["MSE"]
+
+
+def test_the_class_mean_baseline_knows_the_class():
+    """Auxiliary images: class 0 all 1, class 1 all -1, none of class 2, for which the mean of all stands in."""
+    x = torch.cat([torch.ones(3, 1, 2, 2), -torch.ones(1, 1, 2, 2)])
+    client = SimpleNamespace(
+        auxiliary=(x, torch.tensor([0, 0, 0, 1])),
+        world=SimpleNamespace(classes=3),
+        labels=lambda: torch.tensor([1, 2, 0]),
+    )
+    assert _Client.class_mean(client).mean((1, 2, 3)).tolist() == [-1.0, 0.5, 1.0]
+
+
+def test_a_class_nobody_holds_is_counted_and_not_scored():
+    world = SimpleNamespace(
+        classes=3, shape=(1, 2, 2), members=lambda k: (torch.zeros(4, 1, 2, 2), torch.tensor([0, 0, 1, 1]))
+    )
+    claims = Reconstructions(torch.rand(3, 1, 2, 2), labels=torch.tensor([2, 1, 2]))
+    client = _Client(part(0, claims, n=4), world, (torch.zeros(1), torch.zeros(1)), torch.nn.Identity(), "mine")
+    assert client.not_held == 2
+    assert client.given.tolist() == [1]
+    assert torch.equal(client.images, claims.images[1:2])
+    assert client.target.tolist() in ([2], [3])

@@ -51,7 +51,7 @@ def test_help_answers_in_under_a_second(command):
     ],
 )
 def test_lists(fedaudit, what, name):
-    """The others as tables: tests/cli/test_terminal.py. Models are all built for a list: once is enough."""
+    """The others as tables: tests/cli/test_output.py. Models are all built for a list: once is enough."""
     table = what == "models"
     code, out, _ = fedaudit("list", what, *([] if table else ["--json"]))
     assert code == 0

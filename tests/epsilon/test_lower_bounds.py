@@ -13,8 +13,10 @@ from scipy.optimize import linprog
 from scipy.stats import binom, binomtest, norm
 
 from fedaudit.epsilon import lower_bounds as eps
+from fedaudit.epsilon.lower_bounds import from_counts, from_scores
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.stats import cp_lower, cp_upper
 
 DELTA, REPETITIONS, ALARMS = 1e-5, 400, 35  # at a nominal 5 % (20 of 400), 35 is 3.4 standard errors too many
 CORRECTIONS = ["split", "bonferroni"]
@@ -403,3 +405,38 @@ def test_ceilings():
     assert eps.ceiling(eps.from_scores, 200, 1e-5) < eps.ceiling(eps.from_counts, 200, 1e-5)
     assert eps.ceiling(eps.gdp_mean_shift, 200, 1e-5) > 1e5
     assert eps.ceiling(eps.from_scores, 40, 1e-5) < eps.ceiling(eps.from_scores, 4000, 1e-5)
+
+
+# --- unequal deltas, clients and claims
+
+
+def test_delta_is_taken_off_both_rates():
+    """TP 180 of 200, FP 10 of 100, delta 0.05, by hand at alpha / 2 = 2.5 % each."""
+    tpr, fpr = float(cp_lower(180, 200, 0.025)), float(cp_upper(10, 100, 0.025))
+    wanted = max(math.log((tpr - 0.05) / fpr), math.log((1 - fpr - 0.05) / (1 - tpr)))
+    assert from_counts(180, 20, 10, 90, delta=0.05).epsilon == pytest.approx(wanted)
+    flipped = from_counts(90, 10, 20, 180, delta=0.05).epsilon
+    tpr, fpr = float(cp_lower(90, 100, 0.025)), float(cp_upper(20, 200, 0.025))
+    assert flipped == pytest.approx(max(math.log((tpr - 0.05) / fpr), math.log((1 - fpr - 0.05) / (1 - tpr))))
+
+
+def test_tied_scores_do_not_add_members_to_a_threshold():
+    """Members: two at -5, 38 tied at 1; non-members: 58 at 0, two at 3. "score >= 1" is the threshold of the members'
+    rank 3: it stands for 37 of 40, though with the tie there are 38; and has 2 false positives. "score > 0", of the
+    non-members' rank 3, has 38 of 40 and stands for 3 false positives. Bonferroni over 7 + 7 thresholds at 95 %."""
+    scores = np.concatenate([[-5.0] * 2, [1.0] * 38, [0.0] * 58, [3.0] * 2])
+    found = from_scores(scores, np.arange(100) < 40, delta=0.0)
+    each = 0.05 / 14 / 2  # ranks 0, 1, 3, 7, 10, 15, 20 of 40, and 0, 1, 3, 7, 15, 22, 30 of 60
+    by_members = math.log(float(cp_lower(37, 40, each)) / float(cp_upper(2, 60, each)))
+    by_others = math.log(float(cp_lower(38, 40, each)) / float(cp_upper(3, 60, each)))
+    assert by_members > by_others
+    assert found.epsilon == pytest.approx(by_members)
+    assert (found.detail["tp"], found.detail["fp"], found.detail["rule"]) == (37, 2, "score >= threshold")
+
+
+@pytest.mark.parametrize("tied", [0.5, 1.0])
+def test_ties_between_the_classes_show_nothing(tied):
+    """All scores tied, and half of them: nothing can be told, and no bound is above 0."""
+    rng = np.random.default_rng(0)
+    scores = np.where(rng.random(200) < tied, 0.0, rng.random(200))
+    assert from_scores(scores, np.arange(200) % 2 == 0, delta=1e-5).epsilon == 0.0

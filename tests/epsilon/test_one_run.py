@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ import torch
 
 from fedaudit import run
 from fedaudit.attack.attack_run import attack_run
+from fedaudit.attack.claims import Claims
 from fedaudit.data import Dataset, federate, load
-from fedaudit.epsilon.one_run import _claims, audit_run, pairs
+from fedaudit.epsilon import one_run
+from fedaudit.epsilon.one_run import _claims, _terms, audit_run, pairs
 from fedaudit.errors import DataError, SettingError, ThreatError
-from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
+from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, Total
+from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
@@ -232,3 +236,71 @@ def test_user_errors(leaky, tmp_path):
         audit_run(leaky, attack="lose")
     with pytest.raises(DataError, match="nobody to attack"):
         audit_run(leaky, threat="peer:0", clients=[0])
+
+
+# --- ties, and unequal clients
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two clients whose class means and embeddings are protected; one round."""
+    out = tmp_path_factory.mktemp("unequal") / "run"
+    policy = {"epsilon": 1.0, "delta": 1e-2}
+    run(
+        method="outside:Releases", rounds=1, clients=2, partition="dirichlet:0.5", model="mlp", holdout=0.5, aux=0.4,
+        eval_clients=False, privacy={"embeddings": policy, "logits": policy}, out=out,
+    )  # fmt: skip
+    return out
+
+
+def guessed(folder, gaps, guesses):
+    with mock.patch.object(one_run, "_gaps", return_value=(torch.tensor(gaps, dtype=torch.float64), [0, 1])):
+        return audit_run(folder, guesses=guesses)[0].how.partition(" guesses right")[0]
+
+
+def test_tied_pairs_are_no_right_guesses(folder):
+    assert guessed(folder, [0.0] * 8, 8) == "0 of 8"
+    assert guessed(folder, [3.0, -2.0, 0.0, 0.0, 1.0, 0.0], 6) == "2 of 6"
+
+
+def test_the_surest_pairs_are_guessed(folder):
+    assert guessed(folder, [0.5, 5.0, -4.0, 1.0], 2) == "1 of 2"
+    assert guessed(folder, [0.5, 5.0, -4.0, -1.0], 3) == "1 of 3"
+
+
+def client_row(k, delta, claim, epsilon, relation):
+    entry = LedgerEntry(field="M.e", kind="e", mechanism="gaussian", noise_multiplier=1, relation=relation, claim=claim)
+    total = {relation: Total(epsilon=epsilon, accountant="prv")}
+    return ClientLedger(
+        client=k, n=round(1 / delta), delta=delta, entries=[entry], by_relation=total, epsilon=epsilon, claim=claim
+    )
+
+
+def test_terms_and_claims_of_unequal_clients():
+    """The largest claim, the worst client's total, and the largest delta, with which least is refuted."""
+    rows = [client_row(0, 0.1, 1.0, 2.0, "replace-one"), client_row(1, 0.001, 3.0, 5.0, "add-or-remove")]
+    claims = _claims(rows, covered=True)
+    assert claims == [("the run, as asked for", 3.0, "add-or-remove"), ("the run, by the ledger", 5.0, "add-or-remove")]
+    assert _terms(claims[0], rows, 0.95) == (0.1, 0.95, 2)
+    assert _terms(("", 1.0, "replace-one"), rows, 0.95) == (0.1, 0.95, 1)
+
+
+def test_the_order_of_candidates_tells_nothing(folder):
+    seen = []
+
+    class Watches:
+        blind = False
+
+        def cannot(self, scene):
+            return None
+
+        def run(self, scene):
+            seen.append((scene.target, scene.x))
+            return Claims(torch.zeros(len(scene.x)))
+
+    found = RunFolder(folder)
+    one_run._gaps(found, "watches", Watches(), one_run.Threat.parse("server"), None, lambda *_: None)
+    for k, x in seen:
+        (inside, _), _ = pairs(found.world, k)
+        first = sum(any(torch.equal(a, b) for b in inside) for a in x[: len(inside)])
+        assert 0.1 * len(inside) < first < 0.9 * len(inside), "members and others are mixed"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedaudit import Down, Method, Record, Up, ce, private, run, sgd
 from fedaudit.cli.listing import summary
-from fedaudit.epsilon.release_path import Rehearsal, _releases, _swap, audit_releases, worst_pair
+from fedaudit.epsilon import release_path
+from fedaudit.epsilon.release_path import Pair, Rehearsal, _audit_field, _releases, _swap, audit_releases, worst_pair
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.mechanisms import gaussian as gaussian_mechanism
@@ -271,3 +274,54 @@ def test_user_errors(clipped, tmp_path):
     path.write_text(path.read_text().replace('"status": "done"', '"status": "running"'))
     with pytest.raises(RunError, match="not finished"):
         audit_releases(unfinished)
+
+
+# --- ties, and unequal clients
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two clients whose class means and embeddings are protected; one round."""
+    out = tmp_path_factory.mktemp("unequal") / "run"
+    policy = {"epsilon": 1.0, "delta": 1e-2}
+    run(
+        method="outside:Releases", rounds=1, clients=2, partition="dirichlet:0.5", model="mlp", holdout=0.5, aux=0.4,
+        eval_clients=False, privacy={"embeddings": policy, "logits": policy}, out=out,
+    )  # fmt: skip
+    return out
+
+
+def test_neighbours_with_other_class_counts_are_left_out(folder):
+    """The claim for class means is "given the classes and their counts": a changed label is no neighbour here."""
+    found = RunFolder(folder)
+    release = next(_releases(found, "logits", [0]))
+    real = release_path._candidates
+
+    def only_itself_and_another_label(world, k):
+        names, images, labels, at = real(world, k)
+        x, y = world.members(k)
+        return ["itself", names[-1]], torch.stack([x[at], images[-1]]), [int(y[at]), labels[-1]], at
+
+    assert isinstance(worst_pair(found, release), Pair)
+    without = mock.patch.object(release_path, "_clipped_ends", return_value=None)  # records that there are, alone
+    with without, mock.patch.object(release_path, "_candidates", only_itself_and_another_label):
+        assert worst_pair(found, release) == "no record changes Released.V unless the model is trained again"
+
+
+@mock.patch.object(release_path, "_clipped_ends", return_value=None)  # which are equally far apart everywhere
+def test_of_unequal_clients_the_worst_pair_is_tried(ends, folder):
+    found = RunFolder(folder)
+    releases = list(_releases(found, "embeddings", None))
+    distances = [worst_pair(found, release).distance for release in releases]
+    assert distances[0] != distances[1]
+    worst = distances.index(max(distances))
+    told, *_ = _audit_field(found, "embeddings", releases, 2, 0.95, lambda *_: None)
+    assert f"client {worst}, round 1" in told.how
+    assert f"{max(distances):.3g} standard deviations" in told.how
+
+
+def test_the_two_sides_draw_their_own_noise(folder):
+    pair = worst_pair(RunFolder(folder), next(_releases(RunFolder(folder), "embeddings", [0])))
+    one, other = (np.array([pair.outcome(side, j) for j in range(30)]) for side in (0, 1))
+    assert np.std(one - other) > 0.5 * np.std(one)
+    assert len(set(one)) == 30

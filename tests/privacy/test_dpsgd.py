@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import run, sgd
 from fedaudit.errors import PrivacyError
+from fedaudit.privacy import dpsgd
 from fedaudit.privacy.accounting import Event, compose
-from fedaudit.privacy.dpsgd import calibrated, fit_private
+from fedaudit.privacy.dpsgd import calibrated, fit_private, multiplier_for
 from fedaudit.privacy.policy import Policy, parse_policy
 from fedaudit.training import models
 
@@ -199,3 +200,43 @@ def test_clients_of_nearly_the_same_size_share_a_calibration():
     (multiplier,) = found
     for n in (700, 701, 702):
         assert compose([Event(multiplier, 32 / n, 3 * math.ceil(n / 32))], 1 / n, compare=False).epsilon_of_record <= 2
+
+
+# --- unequal deltas, clients and claims
+
+
+def trained(n, batch, epochs, fits, epsilon=2.0):
+    torch.manual_seed(0)
+    model = models.build("mlp", shape=(1, 4, 4), classes=3)
+    rows = torch.randn(n, 1, 4, 4), torch.randint(3, (n,))
+    _, made = fit_private(
+        model, ce, rows, opt=sgd(0.1), batch=batch, epochs=epochs, steps=None, given=None, fits=fits,
+        policy=Policy(mechanism="dp-sgd", epsilon=epsilon),
+        rng=torch.Generator().manual_seed(1), noise=torch.Generator().manual_seed(2),
+    )  # fmt: skip
+    return made
+
+
+def test_several_trainings_of_several_epochs_together_meet_epsilon():
+    """37 records in batches of 10: q = 10/37, four steps an epoch, two epochs, three trainings: 24 steps."""
+    made = trained(37, 10, epochs=2, fits=3)
+    assert (made.steps, made.sample_rate, made.delta) == (8, pytest.approx(10 / 37), pytest.approx(1 / 37))
+    spent = compose([Event(made.noise_multiplier, 10 / 37, 24)], 1 / 37, compare=False).epsilon_of_record
+    assert 1.8 < spent <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("delta", "q", "steps"), [(1.09e-5, 0.02, 200), (1e-5, 0.0191, 200), (1e-5, 0.02, 191), (1e-5, 0.02, 200)]
+)
+def test_a_shared_calibration_is_enough_for_the_client_that_needs_most(delta, q, steps):
+    """Rounded to two digits: 1.09e-5 to 1.0e-5, 0.0191 to 0.020, 191 to 200. The other way would be too little."""
+    spent = compose([Event(multiplier_for(1.0, delta, q, steps), q, steps)], delta, compare=False).epsilon_of_record
+    assert 0.9 < spent <= 1.0
+
+
+def test_a_shared_calibration_is_sought_on_the_safe_side(monkeypatch):
+    """Less delta, a higher rate, more steps: what the accountant says of them is more than any client spends."""
+    asked = []
+    monkeypatch.setattr(dpsgd, "calibrated", lambda *values: asked.append(values) or 1.0)
+    multiplier_for(1.0, 1.09e-5, 0.0191, 191)
+    assert asked == [(1.0, pytest.approx(1.0e-5), pytest.approx(0.020), 200)]

@@ -10,8 +10,9 @@ from engines import Killed, KillEngine
 
 from fedaudit import read_record, run
 from fedaudit.errors import ContractError, SettingError
+from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
+from fedaudit.privacy.ledger import ClientLedger, Ledger, LedgerEntry
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.declarations.contract import check_declarations
 
@@ -172,3 +173,62 @@ def test_a_false_derivation_is_found(tiny, texts):
     check_declarations(tiny("outside:SoftLabels", privacy=privacy(*texts)))
     with pytest.raises(ContractError, match=r'Softened\.r is declared via="released", but it changes'):
         check_declarations(tiny("outside:FalseSoftLabels", privacy=privacy(*texts)))
+
+
+# --- unequal deltas, clients and claims
+
+
+def entry(kind="embeddings", m=5.0, relation="replace-one", **more):
+    return LedgerEntry(field="M.e", kind=kind, mechanism="gaussian", noise_multiplier=m, relation=relation, **more)
+
+
+def closed(*rounds, delta=1e-5):
+    made = ClientLedger(client=0, n=100, delta=delta)
+    for t, entries in enumerate(rounds, 1):
+        for e in entries:
+            made.add(e, t)
+    made.close()
+    return made
+
+
+def test_every_step_of_every_round_is_charged():
+    training = entry("training", 1.0, "add-or-remove", sample_rate=0.1, steps=10)
+    made = closed([training], [training], [training])
+    assert made.epsilon == pytest.approx(compose([Event(1.0, 0.1, 30)], 1e-5).epsilon_of_record)
+
+
+def test_a_kind_under_two_relations_is_told_by_the_dearer():
+    made = closed([entry(m=4.0), entry(m=2.0, relation="zero-out")])
+    assert made.by_kind["embeddings"] == pytest.approx(gaussian_epsilon(1 / 2, 1e-5))
+    assert made.epsilon is None
+
+
+def test_of_several_claims_the_largest_is_told():
+    assert closed([entry(claim=1.0), entry("logits", claim=3.0), entry("labels")]).claim == 3.0
+
+
+def test_the_cosine_is_the_mean_over_releases():
+    made = closed([entry(cosine=0.1)], [entry(cosine=0.2)], [entry(cosine=0.6)])
+    assert made.entries[0].cosine == pytest.approx(0.3)
+
+
+def test_releases_under_other_noise_are_other_entries():
+    """Multipliers 5, 2 and 5: mu^2 = 2 / 25 + 1 / 4."""
+    made = closed([entry(m=5.0)], [entry(m=2.0)], [entry(m=5.0)])
+    assert [e.rounds for e in made.entries] == [[1, 3], [2]]
+    assert made.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2 / 25 + 1 / 4), 1e-5))
+
+
+def test_each_client_is_held_to_its_own_delta():
+    """Ten and a thousand records: deltas 1e-1 and 1e-3, and so other epsilons for the same noise."""
+    book = Ledger()
+    for k, n in ((0, 10), (1, 1000)):
+        book.add(k, n, 1 / n, 1, [entry()])
+    rows = book.close()
+    assert [row.delta for row in rows] == [0.1, 0.001]
+    assert [row.epsilon for row in rows] == [pytest.approx(gaussian_epsilon(0.2, d)) for d in (0.1, 0.001)]
+    assert rows[0].epsilon < rows[1].epsilon
+
+
+def test_one_release_without_noise_among_noisy_ones_costs_everything():
+    assert compose([Event(5.0), Event(0.0), Event(2.0)], 1e-5).epsilon_of_record == math.inf

@@ -468,3 +468,45 @@ def test_keys_that_come_from_the_records_are_a_release_whatever_the_noise(policy
     )
     _, _, entries = protect(Many({1: torch.zeros(4, 3)}), context(logits=policy))
     assert len(entries) == 1
+
+
+def test_noise_from_the_systems_entropy_has_the_deviation_that_is_promised():
+    """Kolmogorov and Smirnov's test against N(0, 3), and the deviation within five of its standard errors."""
+    from scipy.stats import kstest
+
+    from fedaudit.privacy.mechanisms.gaussian import normal_noise
+
+    policy = Policy(epsilon=1.0, delta=1e-3, secure=True)
+    noise = normal_noise(torch.zeros(50, 400), 3.0, policy, ("no", "key")).flatten()
+    assert float(noise.std()) == pytest.approx(3.0, abs=5 * 3.0 / math.sqrt(2 * 20_000))
+    assert kstest(noise.numpy(), "norm", (0, 3)).pvalue > 1e-6
+
+
+# --- unequal deltas, clients and claims
+
+
+class TwoKinds(Up):
+    a: dict[int, Tensor] = private("logits", via="model", unit="client")
+    b: Tensor = private("embeddings", via="data", unit="record")
+
+
+def test_noise_follows_the_sensitivity_and_no_two_tensors_share_it():
+    """Clipping norm 3 and two tensors of 40 rows that depend on all records: 2 C sqrt(80). Embeddings, C = 1/2: 1."""
+    policies = {
+        "logits": Policy(noise_multiplier=2.0, sensitivity="clip:3"),
+        "embeddings": Policy(noise_multiplier=1.0, sensitivity="clip:0.5"),
+    }
+    key = (0, "client 0", 1, 0, 0)
+    context = Context(
+        key, 100, policies, releases=lambda _: 1, images=lambda: torch.zeros(1, 1, 2, 2), encode=lambda x: x
+    )
+    zeros = torch.zeros(40, 100)
+    reply, protection, _ = protect(TwoKinds({0: zeros, 1: zeros}, zeros), context)
+    noises = [reply.a[0], reply.a[1], reply.b]
+    wanted = [2.0 * 6 * math.sqrt(80), 2.0 * 6 * math.sqrt(80), 1.0]
+    for noise, sigma in zip(noises, wanted, strict=True):  # the standard deviation of 4,000 is 1.1 % uncertain
+        assert float(noise.std()) == pytest.approx(sigma, rel=0.06)
+    assert protection["a"].sigma == pytest.approx(wanted[0])
+    for i in range(3):
+        for j in range(i):
+            assert abs(np.corrcoef(noises[i].flatten(), noises[j].flatten())[0, 1]) < 4 / math.sqrt(4000)

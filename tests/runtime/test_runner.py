@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,14 +13,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from engines import DropEngine
 
 from fedaudit import Setting, read_record, run
 from fedaudit.errors import RunError, SettingError, WireError
+from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.policy import parse_policy
 from fedaudit.rng import generator, seed_of, seeded
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import results
+from fedaudit.runtime.world import World
+from fedaudit.wire.transcript import Transcript
 
 
 def test_the_folder_holds_record_transcript_and_models(tiny, tmp_path):
@@ -371,3 +377,80 @@ def test_operations_of_other_bits_are_refused_within_a_run_alone(deterministic):
         assert torch.backends.cudnn.benchmark is not deterministic
         assert torch.get_num_threads() == 2
     assert before == (torch.get_deterministic_debug_mode(), torch.get_num_threads(), torch.backends.cudnn.benchmark)
+
+
+# --- unequal clients, deltas and rounds
+
+
+def privacy(*texts):
+    return dict(parse_policy(text) for text in texts)
+
+
+@pytest.fixture(scope="module")
+def two_deltas(tmp_path_factory):
+    """Embeddings at delta 1e-3, logits at 1e-6; clients of unequal size; client 1 drops out of round 1's second ask."""
+    setting = Setting.make(
+        method="outside:Exchange", rounds=2, clients=3, partition="dirichlet:0.3", aux=0.1, set={"steps": 2},
+        privacy=privacy("embeddings:eps=1,clip=1,delta=1e-3", "logits:eps=2,clip=1,delta=1e-6"),
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("deltas") / "run"
+    return run(setting, out=folder, engine=DropEngine({(1, 1, 1)})), folder
+
+
+def test_of_two_deltas_the_smallest_is_the_clients(two_deltas):
+    record, _ = two_deltas
+    assert [row.delta for row in record.ledger] == [1e-6] * 3
+    for row in record.ledger:  # calibrated at its own delta, composed at the client's
+        entry = next(e for e in row.entries if e.kind == "embeddings")
+        assert entry.delta == 1e-3
+        assert gaussian_epsilon(1 / entry.noise_multiplier, 1e-3) == pytest.approx(1.0)
+        mu = math.sqrt(len(entry.rounds)) / entry.noise_multiplier
+        assert row.by_kind["embeddings"] == pytest.approx(gaussian_epsilon(mu, 1e-6))
+
+
+def test_each_client_has_a_delta_of_its_own_size(tiny, tmp_path):
+    setting = tiny("outside:Exchange", rounds=1, partition="dirichlet:0.3", privacy=privacy("embeddings:eps=1,clip=1"))
+    record = run(setting, out=tmp_path / "a")
+    sizes = [World(setting).count(k) for k in range(3)]
+    assert len(set(sizes)) == 3
+    assert [(row.n, row.delta) for row in record.ledger] == [(n, pytest.approx(1 / n)) for n in sizes]
+
+
+def test_who_drops_out_of_the_second_ask_is_seen_by_nobody_there(two_deltas):
+    """Client 1 sent its embeddings in the first ask and failed in the second, whose message it had received."""
+    record, folder = two_deltas
+    assert [(a.client, a.ask) for a in record.rounds[0].absent] == [(1, 1)]
+    entries = list(Transcript(folder / "transcript").entries())
+    assert {e.client for e in entries if (e.round, e.ask, e.direction) == (1, 1, "down")} == {0, 1, 2}
+    assert {e.client for e in entries if (e.round, e.ask, e.direction) == (1, 1, "up")} == {0, 2}
+    of = {row.client: {e.kind: e.rounds for e in row.entries} for row in record.ledger}
+    assert of[1]["embeddings"] == [1, 2], "what was released before it dropped out is paid"
+    assert of[1]["logits"] == [2], "what it never sent is not"
+    assert of[0]["logits"] == [1, 2]
+
+
+def test_a_dropped_clients_state_is_that_of_its_last_reply(two_deltas):
+    """It trained in the first ask of round 1 and answered; round 2 goes on from there."""
+    _, folder = two_deltas
+    shared = [e for e in Transcript(folder / "transcript").entries() if e.client == 1 and e.message == "Shared"]
+    assert [e.round for e in shared] == [1, 2]
+    assert read_record(folder).status == "done"
+
+
+# --- rounds, asks and fits that differ
+
+
+def test_the_digest_is_of_all_rounds(tiny, tmp_path):
+    """Local sends the same two empty messages in each round; one round and two are not the same protocol."""
+    digests = [run(tiny("local", rounds=t), out=tmp_path / str(t)).transcript_digest for t in (1, 2)]
+    assert digests[0] != digests[1]
+
+
+def test_traffic_adds_up_over_unequal_rounds(tiny, tmp_path):
+    setting = tiny("outside:Exchange", rounds=3, clients=4, partition="dirichlet:0.3", participation=0.5)
+    record = run(setting, out=tmp_path / "a")
+    assert len({row.up_payload for row in record.rounds}) > 1, "other clients, other sizes"
+    for direction in ("up", "down"):
+        for convention in ("payload", "wire"):
+            total = sum(getattr(row, f"{direction}_{convention}") for row in record.rounds)
+            assert record.bytes(direction, convention) == total

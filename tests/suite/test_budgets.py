@@ -9,11 +9,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import reported
 
 from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.runtime.run_record import read_record
-from fedaudit.suite.budgets import Budget, Outcome, check_runs
+from fedaudit.suite.budgets import Budget, Outcome, check_budget, check_runs, measure
 from fedaudit.units import bytes_text, parse_bytes
 
 pytest_plugins = ["pytester"]
@@ -283,3 +284,63 @@ def test_sizes_are_told_in_the_units_of_the_budget(limit, said):
     budget = Budget(max=limit)
     row = Outcome(budget, "a", 38_450.0, budget.limit(), True).row()
     assert (row["measured"], row["allowed"]) == said
+
+
+# --- unequal rounds
+
+
+@pytest.fixture
+def record():
+    """Two clients in round 1, one in round 2; 4000 bytes up and 2000 down."""
+    made = reported._record("fedavg", 0, 0.8, releases=True)
+    made.rounds[1].participants = [0]
+    return made
+
+
+@pytest.mark.parametrize(("per", "value"), [("client-round", 4000 / 3), ("round", 2000), ("run", 4000)])
+def test_bytes_per_client_round_per_round_and_per_run(record, per, value):
+    found, fields = measure(Budget(direction="up", per=per, max=1.0), record)
+    assert found == pytest.approx(value)
+    assert fields == {"up Local.w": pytest.approx(value)}
+
+
+def test_directions_fields_and_conventions_are_told_apart(record):
+    assert measure(Budget(per="run", max=1.0), record)[0] == 6000
+    assert measure(Budget(per="run", max=1.0, direction="down"), record)[0] == 2000
+    assert measure(Budget(per="run", max=1.0, field="Global.w"), record)[0] == 2000
+    assert measure(Budget(per="run", max=1.0, message="Local"), record)[0] == 4000
+    assert measure(Budget(per="run", max=1.0, convention="wire"), record)[0] == 6040
+    with pytest.raises(SettingError, match="matches nothing"):
+        measure(Budget(per="run", max=1.0, message="Loca"), record)
+
+
+def test_a_budget_is_kept_up_to_its_limit_and_not_beyond(record):
+    assert check_budget(Budget(per="run", max=6000.0), record, "r").kept
+    assert not check_budget(Budget(per="run", max=5999.0), record, "r").kept
+    assert check_budget(Budget(metric="accuracy", min=0.8), record, "r").kept
+    assert not check_budget(Budget(metric="accuracy", min=0.81), record, "r").kept
+
+
+def test_accuracy_is_of_the_last_round(record):
+    record.result.chosen = reported._reached(1, 0.95)
+    assert measure(Budget(metric="accuracy", min=0.1), record)[0] == pytest.approx(0.8)
+
+
+def test_growth_is_measured_against_the_baseline(record, tmp_path):
+    """The baseline sent 6000 bytes; 5 % more are allowed: 6300."""
+    record.save(tmp_path)
+    budget = Budget(per="run", baseline="record.json", max_growth="5 %")
+    record.traffic[0].payload += 300
+    assert check_budget(budget, record, "r", tmp_path).kept
+    record.traffic[0].payload += 1
+    found = check_budget(budget, record, "r", tmp_path)
+    assert not found.kept
+    assert found.limit == pytest.approx(6300)
+    assert "Local.w grew most" in found.message()
+
+
+@pytest.mark.parametrize(("key", "value"), [("dataset", "mnist"), ("method", "local"), ("compress", "topk:0.1")])
+def test_a_budget_of_another_run_is_not_about_this_one(key, value, record):
+    assert Budget(max=1).is_about(record)
+    assert Budget(max=1, method="fedavg", dataset="digits", compress="none").is_about(record)
+    assert not Budget(max=1, **{key: value}).is_about(record)

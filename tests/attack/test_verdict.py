@@ -1,0 +1,80 @@
+"""Verdicts on attacks: against chance, and against blind baselines where the split is broken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedaudit.attack.claims import Attacked, Claims, Groups
+from fedaudit.attack.membership import auc
+from fedaudit.attack.verdict import judge, judge_blind
+
+# --- ties, and unequal clients
+
+
+def part(k, claims, member=None, n=0):
+    member = torch.ones(n, dtype=torch.bool) if member is None else member
+    return Attacked(k, claims, torch.zeros(len(member), 1, 2, 2), torch.zeros(len(member), dtype=torch.long), member)
+
+
+def scored(scores, member):
+    return [part(0, Claims(torch.as_tensor(np.asarray(scores, dtype=np.float64))), torch.as_tensor(member))]
+
+
+@pytest.fixture(scope="module")
+def candidates():
+    rng = np.random.default_rng(3)
+    member = np.arange(200) % 2 == 0
+    return rng.normal(size=200), rng.normal(size=200), member
+
+
+def test_an_auc_within_its_interval_is_no_leak(candidates):
+    noise, _, member = candidates
+    parts = scored(noise + 0.1 * member, member)
+    value = auc(noise + 0.1 * member, member)
+    assert value.low < 0.5 < value.value
+    assert judge("mine", parts, {}, False).leak is False
+
+
+def test_who_beats_chance_and_not_the_blind_baseline_shows_no_leak(candidates):
+    """On a broken split: of two baselines one is at chance and beaten; the other finds as much as the attack."""
+    noise, other, member = candidates
+    strong = scored(noise + 2.0 * member, member)
+    blind = {"weak": scored(other, member), "as_good": scored(noise + 2.0 * member + 0.2 * other, member)}
+    found = judge("mine", strong, blind, True)
+    assert found.against_blind["weak"].low > 0 >= found.against_blind["as_good"].low
+    assert found.leak is False
+    assert "not above the blind baseline as_good" in found.verdict
+    assert judge("mine", strong, {"weak": blind["weak"]}, True).leak is True
+
+
+def test_on_an_honest_split_an_attack_is_held_against_chance_alone(candidates):
+    """A baseline at chance that happened to find nearly as much in its noise takes nothing from a leak."""
+    noise, other, member = candidates
+    mine, lucky = scored(noise + 0.5 * member, member), scored(0.5 * noise + other + 0.4 * member, member)
+    found = judge("mine", mine, {"lucky": lucky}, False)
+    assert found.against_blind["lucky"].low <= 0
+    assert found.leak is True
+    assert judge("mine", mine, {"lucky": lucky}, True).leak is False
+
+
+def test_blind_baselines_are_corrected_for_their_number(candidates):
+    """An AUC that is above chance at 99 %, and not at 99.8 %: broken when alone, not as one of five."""
+    noise, other, member = candidates
+    shift = next(
+        s for s in np.linspace(0.2, 1, 401)
+        if auc(noise + s * member, member, 0.99).low > 0.5 >= auc(noise + s * member, member, 0.998).low
+    )  # fmt: skip
+    told = scored(noise + shift * member, member)
+    assert judge_blind({"a": told})["a"].split_broken is True
+    five = {"a": told, **{name: scored(other, member) for name in "bcde"}}
+    assert judge_blind(five)["a"].split_broken is False
+
+
+def test_a_split_told_the_wrong_way_round_is_broken_too(candidates):
+    noise, _, member = candidates
+    assert judge_blind({"a": scored(noise - 2.0 * member, member)})["a"].split_broken is True
+    groups = Groups(torch.as_tensor(member).long())
+    learned_parts = [part(0, groups, torch.as_tensor(member))]
+    assert judge_blind({"a": learned_parts})["a"].split_broken is True

@@ -1,0 +1,199 @@
+"""Rows of unequal runs: clients of unequal epsilon and delta, a run that gets worse, audits of which one found more."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import reported
+
+from fedaudit.reports import tests_over_seeds
+from fedaudit.reports.attack_rows import attacks_of, best_attack
+from fedaudit.reports.row_comparisons import best_row, pareto
+from fedaudit.reports.runs import grouped, read_runs
+from fedaudit.reports.summary_rows import rows_of, undertrained
+from fedaudit.reports.tests_over_seeds import compared
+from fedaudit.reports.vocabulary import COLUMNS
+
+
+def noisy(seed, epsilons=(2.0, 7.0), deltas=(0.1, 0.01), **more):
+    """A run under DP-SGD whose two clients spent unequally."""
+    training = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
+    record = reported._record("fedavg", seed, 0.8, releases=True, privacy=training, epsilon=1.0, **more)
+    for client, epsilon, delta in zip(record.ledger, epsilons, deltas, strict=True):
+        client.epsilon, client.delta = epsilon, delta
+    return record
+
+
+def rows(folder, *saved):
+    for i, (record, attacks, audits) in enumerate(saved):
+        reported._save(folder, str(i), record, attacks, audits)
+    return rows_of(grouped(read_runs(folder)[0]))
+
+
+def test_epsilon_is_that_of_the_worst_off_client_of_the_worst_seed(tmp_path):
+    [row] = rows(tmp_path, (noisy(0), [], []), (noisy(1, (3.0, 1.0)), [], []))
+    cell = row.cells["epsilon"]
+    assert cell.each == {0: 7.0, 1: 3.0}
+    assert (cell.value, cell.low, cell.high) == (7.0, 3.0, 7.0)
+    assert cell.detail == "δ ≤ 0.1"
+
+
+def test_one_client_that_cannot_be_composed_is_told(tmp_path):
+    record = noisy(0)
+    record.ledger[1].epsilon = None
+    [row] = rows(tmp_path, (record, [], []))
+    assert row.cells["epsilon"].value is None
+    assert "not composed" in row.cells["epsilon"].reason
+
+
+def test_a_client_that_was_never_asked_does_not_count(tmp_path):
+    record = noisy(0)
+    record.ledger = record.ledger[:1]
+    [row] = rows(tmp_path, (record, [], []))
+    assert row.cells["epsilon"].value == 2.0
+
+
+def test_of_two_claims_the_larger_is_told(tmp_path):
+    privacy = {"weights": {"epsilon": 1.0}, "count": {"epsilon": 4.0}}
+    record = reported._record("fedavg", 0, 0.8, releases=True, privacy=privacy)
+    [row] = rows(tmp_path, (record, [], []))
+    assert row.cells["claim"].value == 4.0
+    assert row.cells["claim"].detail == "count, weights"
+
+
+def test_of_two_audits_the_larger_lower_bound_is_told(tmp_path):
+    audits = [
+        reported._audit("not refuted", 9.2, 1.5, claim="one release of Local.w"),
+        reported._audit("not refuted", 9.2, 0.5, claim="the run"),
+    ]
+    for order in (audits, audits[::-1]):
+        [row] = rows(tmp_path / str(audits.index(order[0])), (noisy(0), [], copy.deepcopy(order)))
+        assert (row.cells["lower"].value, row.cells["lower"].low, row.cells["lower"].high) == (1.5, 1.5, math.inf)
+        assert row.cells["lower"].detail == "one release of Local.w"
+
+
+def test_accuracy_is_of_the_last_round_also_where_it_fell(tmp_path):
+    """0.9 in round 1, 0.6 in round 2: the row says 0.6, and nothing of rising."""
+    record = reported._record("fedavg", 0, 0.6, releases=True)
+    record.rounds[0].utility = reported._utility(0.9)
+    record.curve = []
+    record.result.chosen = reported._reached(1, 0.9)
+    [row] = rows(tmp_path, (record, [], []))
+    assert row.cells["accuracy"].value == pytest.approx(0.6)
+    assert row.cells["own"].value == pytest.approx(0.55)
+    assert not any("Under-trained" in note for note in row.notes)
+
+
+def test_a_rise_in_the_mean_over_seeds_is_what_counts(tmp_path):
+    """One seed rose by 10 points and the other fell by 9: half a point in the mean, and no warning."""
+    saved = []
+    for seed, before in ((0, 0.7), (1, 0.89)):
+        record = reported._record("fedavg", seed, 0.8, releases=True)
+        record.rounds[0].utility = reported._utility(before)
+        record.curve = []
+        saved.append((record, [], []))
+    [row] = rows(tmp_path, *saved)
+    assert undertrained(row.group, row.cells["accuracy"]) == []
+
+
+def test_bytes_are_shared_out_over_who_was_asked(tmp_path):
+    """Two clients in round 1, one in round 2: 4000 bytes over three."""
+    record = reported._record("fedavg", 0, 0.8, releases=True)
+    record.rounds[1].participants = [0]
+    [row] = rows(tmp_path, (record, [], []))
+    assert row.cells["up"].value == pytest.approx(4000 / 3)
+    assert row.cells["down"].value == pytest.approx(2000 / 3)
+
+
+def test_the_best_attack_is_the_best_in_the_mean_over_seeds(tmp_path):
+    """Loss finds 0.9 and 0.5, entropy 0.8 and 0.8: entropy is the better one."""
+    saved = [
+        (reported._record("fedavg", seed, 0.8, releases=True), [
+            reported._membership("loss", "server", loss), reported._membership("entropy", "server", 0.8),
+            reported._membership("prior", "server", 0.99, blind=True),
+        ], [])
+        for seed, loss in ((0, 0.9), (1, 0.5))
+    ]  # fmt: skip
+    [row] = rows(tmp_path, *saved)
+    assert best_attack(row.group, "membership", "auc").attack == "entropy"
+    assert row.cells["auc"].value == pytest.approx(0.8)
+    assert row.cells["auc"].detail == "entropy, server; the best blind attacker has 0.990"
+    assert {found.attack for found in attacks_of(row.group)} == {"loss", "entropy", "prior"}
+
+
+def test_tpr_is_the_one_at_one_percent(tmp_path):
+    attack = reported._membership("loss", "server", 0.7)
+    attack["pooled"]["tpr_at_fpr"] = [
+        {"fpr": fpr, "value": value, "low": value, "high": value, "interval": ""}
+        for fpr, value in ((0.1, 0.5), (0.01, 0.2), (0.001, 0.1))
+    ]
+    [row] = rows(tmp_path, (reported._record("fedavg", 0, 0.8, releases=True), [attack], []))
+    assert row.cells["tpr"].value == pytest.approx(0.2)
+
+
+def test_two_seeds_never_count_and_three_may():
+    """Differences of 10 points with next to no spread: p is below 0.01 either way."""
+    two = compared({0: 0.5, 1: 0.501}, {0: 0.6, 1: 0.6012})
+    three = compared({0: 0.5, 1: 0.501, 2: 0.499}, {0: 0.6, 1: 0.6012, 2: 0.5995})
+    assert two.p < 0.05
+    assert three.p < 0.05
+    assert (two.more_than_noise, three.more_than_noise) == (False, True)
+    assert not tests_over_seeds.Test(0.1, 0.06, "", seeds=9).more_than_noise
+
+
+def test_unequal_seeds_are_paired_by_the_shared_ones():
+    """Seed 3 is on one side only: three pairs are left, and its outlier does not count."""
+    found = compared({0: 0.5, 1: 0.6, 2: 0.7, 3: 0.0}, {0: 0.6, 1: 0.71, 2: 0.79})
+    assert found.how == "paired t-test, 3 seeds"
+    assert found.difference == pytest.approx(0.1)
+
+
+def test_the_best_row_follows_the_columns_direction(tmp_path):
+    """fedavg is the more accurate one and sends more; local sends nothing, which is least."""
+    made = rows(
+        tmp_path,
+        (reported._record("fedavg", 0, 0.9, releases=True), [], []),
+        (reported._record("local", 0, 0.6), [], []),
+    )
+    at = {row.group.method: i for i, row in enumerate(made)}
+    best = {column.key: next(iter(best_row(made, column).values()), None) for column in COLUMNS}
+    assert best["accuracy"] == at["fedavg"]
+    assert best["up"] == at["local"]
+
+
+def test_the_front_leaves_out_who_is_dearer_and_no_better():
+    assert pareto([(1, 0.5), (2, 0.5), (3, 0.9), (3, 0.8), (0.5, 0.1)]) == [4, 0, 2]
+
+
+def test_who_has_learnt_nothing_is_not_the_best(tmp_path):
+    """26 % of four classes is near chance: its attack at 0.5 is no merit beside 0.6 on a model that learnt."""
+    made = rows(
+        tmp_path,
+        (reported._record("fedavg", 0, 0.9, releases=True), [reported._membership("loss", "server", 0.6)], []),
+        (reported._record("protos", 0, 0.26, releases=True), [reported._membership("loss", "server", 0.5)], []),
+    )
+    auc = next(column for column in COLUMNS if column.key == "auc")
+    assert auc.better == "low"
+    [at] = best_row(made, auc).values()
+    assert made[at].group.method == "fedavg"
+
+
+def test_a_finished_run_is_not_replaced_by_an_unfinished_one(tmp_path):
+    done, cut = (reported._record("fedavg", 0, accuracy, releases=True) for accuracy in (0.9, 0.3))
+    cut.status = "running"
+    [row] = rows(tmp_path, (done, [], []), (cut, [], []))
+    assert row.cells["accuracy"].value == pytest.approx(0.9)
+
+
+def test_what_a_run_has_sent_is_both_ways_up_to_each_round(monkeypatch):
+    """Rounds of 10 + 1, 20 + 2 and 40 + 4 bytes; the second was not evaluated."""
+    from types import SimpleNamespace
+
+    from fedaudit.reports import figures
+
+    rounds = [SimpleNamespace(round=i + 1, up_payload=10 * 2**i, down_payload=2**i) for i in range(3)]
+    monkeypatch.setattr(figures, "curve", lambda run: ([1, 3], [0.2, 0.6]))
+    run = SimpleNamespace(record=SimpleNamespace(rounds=rounds))
+    assert figures._spent(run) == [(11, 0.2), (77, 0.6)]

@@ -1,0 +1,100 @@
+"""What a client does within a task: trainings, draws, memory and class means, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+
+from fedaudit import run
+from fedaudit.errors import PrivacyError
+from fedaudit.privacy import dpsgd
+from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.party import Party
+from fedaudit.runtime.task import open_client
+from fedaudit.runtime.world import World
+
+# --- unequal clients, deltas and rounds
+
+
+def privacy(*texts):
+    return dict(parse_policy(text) for text in texts)
+
+
+def test_two_private_fits_share_neither_noise_nor_sample(tiny, tmp_path):
+    seeds = []
+    real = dpsgd.fit_private
+
+    def watched(*args, **options):
+        seeds.append((options["rng"].initial_seed(), options["noise"].initial_seed()))
+        return real(*args, **options)
+
+    setting = tiny("outside:TwiceTrained", rounds=2, clients=2, privacy=privacy("training:noise=1,clip=1"))
+    with mock.patch.object(dpsgd, "fit_private", watched):
+        run(setting, out=tmp_path / "a")
+    assert len(seeds) == 2 * 2 * 2, "two fits of two clients in two rounds"
+    assert len({seed for pair in seeds for seed in pair}) == 2 * len(seeds)
+
+
+def test_memory_written_from_records_is_paid_under_dp_sgd(tiny, tmp_path):
+    """Hoarder keeps its records in memory and sends them, a later ask, as if they came from the model."""
+    setting = tiny("outside:Hoarder", rounds=1, clients=2, privacy=privacy("training:noise=1,clip=1"))
+    for row in run(setting, out=tmp_path / "a").ledger:
+        assert row.by_kind["weights"] == math.inf
+        assert row.epsilon == math.inf
+
+
+def test_memory_written_before_the_first_look_is_free_under_dp_sgd(tiny, tmp_path):
+    """Exchange remembers the rounds, then looks at its records: its weights are post-processing all the same."""
+    setting = tiny("outside:Exchange", rounds=2, clients=2, privacy=privacy("training:noise=1,clip=1"))
+    for row in run(setting, out=tmp_path / "a").ledger:
+        assert row.by_kind["weights"] == 0
+        assert row.by_kind["embeddings"] == math.inf
+
+
+# --- rounds, asks and fits that differ
+
+
+def test_a_plain_training_is_remembered_in_later_rounds(tiny, tmp_path):
+    """Round 1 trains past DP-SGD, round 2 with it: the model of round 2 is still one that saw the records."""
+    setting = tiny("outside:OncePlain", rounds=2, clients=2, privacy=privacy("training:noise=1,clip=1"))
+    for row in run(setting, out=tmp_path / "a").ledger:
+        weights = [e for e in row.entries if e.kind == "weights"]
+        assert [e.noise_multiplier for e in weights] == [0.0] * len(weights)
+        assert sorted(t for e in weights if e.field == "Weights.w" for t in e.rounds) == [1, 2]
+
+
+def test_trainings_are_counted_over_rounds(tiny, tmp_path):
+    """Two rounds were planned for, one training each; with two a round the third, in round 2, is one too many."""
+    setting = tiny("outside:TwiceTrained", rounds=2, clients=2, privacy=privacy("training:eps=2,clip=1"))
+    with pytest.raises(PrivacyError, match="planned 2 trainings of client 0, and this is number 3"):
+        run(setting, out=tmp_path / "a")
+
+
+def test_two_fits_of_a_task_shuffle_otherwise(tiny, tmp_path):
+    asked = []
+    real = Party.rng
+
+    def rng(self, purpose):
+        asked.append((self._name, purpose))
+        return real(self, purpose)
+
+    with mock.patch.object(Party, "rng", rng):
+        run(tiny("outside:TwiceTrained", rounds=1, clients=2), out=tmp_path / "a")
+    fits = sorted(pair for pair in asked if pair[1].startswith("fit"))
+    assert fits == [(f"client {k}", f"fit {i}") for k in (0, 1) for i in (1, 2)]
+
+
+def test_class_means_are_of_clipped_rows(tiny):
+    world = World(tiny("fedavg", privacy=privacy("prototypes:eps=1,clip=0.5")))
+    client = open_client(world.site(0), 1, 0, Meter("client 0", 1, world.device), None)
+    rows = torch.randn(len(client), 7, generator=torch.Generator().manual_seed(0)) * 3
+    means = client.class_means(rows, "prototypes")
+    assert sorted(means) == sorted(set(client.y.tolist()))
+    for c, mean in means.items():
+        of_class = rows[client.y == c]
+        clipped = of_class * (0.5 / of_class.norm(dim=1, keepdim=True)).clamp(max=1)
+        assert torch.allclose(mean, clipped.mean(0), atol=1e-6)

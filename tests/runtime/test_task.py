@@ -1,0 +1,325 @@
+"""Messages and states that stay in the process: they are what their bytes would be."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outside import Sent, Shared
+
+from fedaudit import Down, State, registry, relay, run
+from fedaudit.errors import WireError
+from fedaudit.runtime import checkpoint, task
+from fedaudit.runtime.checkpoint import Store
+from fedaudit.runtime.task import ClientState, received
+from fedaudit.wire.codec import content_of, decode, encode, encode_lazily, packing, read_header
+from fedaudit.wire.codec.packing import Held
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["one by one", "gathered"])
+def held_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are held; gathered, with all tensors of a type in one, as on a GPU."""
+    if request.param == "gathered":
+        monkeypatch.setattr(packing, "_is_home", lambda t: False)
+
+
+def shared() -> Shared:
+    return Shared(torch.randn(4, 3).T, torch.arange(3), State({"w": torch.randn(5), "n": torch.tensor(3)}, ["n"]), 1)
+
+
+def test_a_message_is_what_its_bytes_are(held_here: None) -> None:
+    message = shared()
+    held, blob = encode_lazily(message, CPU), encode(message)
+    assert isinstance(held, Held)
+    assert bytes(held) == blob
+    assert len(held) == len(blob)
+    assert copy.copy(held) == blob, "what pickle would make of it in another process"
+    assert read_header(held) == read_header(blob)
+    ours, theirs = (content_of(of, read_header(of)) for of in (held, blob))
+    assert all(bytes(ours(i)) == bytes(theirs(i)) for i in range(4))
+    message.e.zero_()  # who sent it goes on
+    message.w["w"].zero_()
+    first = decode(held, Shared)
+    wanted = decode(blob, Shared)
+    assert torch.equal(first.e, wanted.e)
+    assert first.e.is_contiguous()
+    first.e.zero_()  # and who received it does what he likes
+    first.w["w"].zero_()
+    again = decode(held, Shared)
+    assert torch.equal(again.e, wanted.e)
+    assert torch.equal(again.w["w"], wanted.w["w"])
+    assert (again.w.buffers, again.t) == (wanted.w.buffers, wanted.t)
+    assert bytes(held) == blob
+    with pytest.raises(WireError, match="A Shared arrived where a Down was expected"):
+        decode(held, Down)
+
+
+def test_a_broadcast_that_is_held_is_copied_for_each(held_here: None) -> None:
+    held = encode_lazily(Sent(State({"w": torch.ones(3)})), CPU)
+    first = received(held, CPU)
+    assert isinstance(first, Sent)
+    first.w["w"].zero_()
+    second = received(held, CPU)
+    assert isinstance(second, Sent)
+    assert second.w["w"].tolist() == [1, 1, 1]
+
+
+def test_only_finite_values_are_held(held_here: None) -> None:
+    with pytest.raises(WireError, match=r"Sent\.w\['w'\] holds NaN or infinity"):
+        encode_lazily(Sent(State({"w": torch.tensor([1.0, torch.inf])})), CPU)
+
+
+def test_for_another_process_nothing_is_held() -> None:
+    message = shared()
+    assert encode_lazily(message, None) == encode(message)
+
+
+def kept(seed: int, memory: dict[str, Any]) -> ClientState:
+    model = State({"w": torch.randn(30_000, generator=torch.Generator().manual_seed(seed))})
+    return ClientState(model, memory, 0, {})
+
+
+def test_a_state_that_is_held_lies_on_the_disk_as_its_bytes_would(held_here: None, tmp_path: Path) -> None:
+    large = torch.arange(40_000.0)
+    states = {0: kept(0, {"a": large, "b": [3, large + 1]}), 1: kept(1, {"c": large}), 2: kept(2, {})}
+    one, two = Store(tmp_path / "held", stays=700_000), Store(tmp_path / "bytes")  # room for the first, and the last
+    for k, state in states.items():
+        one.put_client(k, 1, 0, encode_lazily(state, CPU))
+        two.put_client(k, 1, 0, encode(state))
+        assert bytes(one.client(k) or b"") == encode(state)
+    one.settle()
+    assert [one.client(k) is one.client(k) for k in states] == [True, False, True], "else it is read each time"
+    one.commit(1, b"", {})
+    two.commit(1, b"", {})
+    a, b = ({path.name: path.read_bytes() for path in (tmp_path / of).iterdir()} for of in ("held", "bytes"))
+    assert a == b
+    assert sum(name.startswith("part-") for name in a) == 2
+    again = Store(tmp_path / "held")
+    again.head()
+    assert [bytes(again.client(k) or b"") for k in states] == [encode(state) for state in states.values()]
+    one.put_client(1, 2, 0, encode_lazily(states[2], CPU))
+    one.put_client(1, 2, 1, encode_lazily(states[2], CPU))
+    one.settle()
+    assert not list((tmp_path / "held").glob("client-*.2.*")), "it is written with the round"
+    one.put_client(0, 2, 0, encode(states[2]))
+    assert one.client(0) == encode(states[2]), "another state has taken the held one's place"
+    one.put_client(0, 2, 1, encode_lazily(states[1], CPU))
+    assert isinstance(one.client(0), Held)
+    one.peek()  # the round is undone
+    assert bytes(one.client(0) or b"") == encode(states[0])
+
+
+# --- what stays as it is in a client's memory ---
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the tensors that were copied to be held."""
+    found: list[int] = []
+    real = packing._copy
+
+    def spy(t: torch.Tensor) -> torch.Tensor:
+        found.append(t.numel())
+        return real(t)
+
+    monkeypatch.setattr(packing, "_copy", spy)
+    return found
+
+
+def test_what_stays_as_it_was_is_neither_checked_nor_copied_again(
+    copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever object it lies in, and whichever client's it is."""
+    first = encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU)
+    assert copied == [30_000, 40_000]
+    memory = decode(first, ClientState).memory
+    summed: list[int] = []
+    real = torch.Tensor.sum
+    monkeypatch.setattr(torch.Tensor, "sum", lambda t: summed.append(t.numel()) or real(t))
+    second = encode_lazily(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}), CPU)
+    assert copied[2:] == summed == [30_000, 3]
+    assert bytes(second) == encode(kept(1, {"new": [memory["a"]], "small": torch.ones(3)}))
+    del first, second
+    encode_lazily(kept(2, {"a": memory["a"]}), CPU)
+    assert copied[4:] == [30_000, 40_000], "nobody holds it any more"
+
+
+CHANGES = {
+    "in place": lambda t: t.add_(1),
+    "unseen by torch's count": lambda t: t.data.add_(1),
+    "through numpy": lambda t: t.numpy().__setitem__(7, 5),
+    "of one bit": lambda t: t[0].neg_(),  # 0 becomes -0, which is equal to it
+    "of its shape": lambda t: t.unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("stays", [None, 0])
+def test_what_changed_in_memory_is_kept_as_it_is_now(change: str, stays: int | None, tmp_path: Path) -> None:
+    store = Store(tmp_path, stays)
+    store.put_client(0, 1, 0, encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU))
+    store.commit(1, b"", {})
+    before = store.client(0)
+    assert before is not None
+    was, state = bytes(before), decode(before, ClientState)
+    CHANGES[change](state.memory["a"])
+    store.put_client(0, 2, 0, encode_lazily(state, CPU))
+    store.commit(2, b"", {})
+    assert bytes(before) == was, "who holds the state of before still has it"
+    again = Store(tmp_path)
+    again.head()
+    found = decode(again.client(0) or b"", ClientState).memory["a"]
+    assert found.shape == state.memory["a"].shape
+    assert found.numpy().tobytes() == state.memory["a"].numpy().tobytes()
+
+
+class Loose(Down):
+    e: torch.Tensor = relay("logits", finite=False)
+
+
+def test_what_was_sent_unchecked_is_checked_before_it_is_remembered() -> None:
+    sent = encode_lazily(Loose(torch.full((40_000,), torch.nan)), CPU)
+    with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
+        encode_lazily(kept(0, {"a": decode(sent, Loose).e}), CPU)
+
+
+def test_a_model_that_was_sent_is_not_copied_again(copied: list[int]) -> None:
+    state = kept(0, {})
+    sent = encode_lazily(Sent(state.model), CPU)
+    copied.clear()
+    second = encode_lazily(state, CPU)
+    assert copied == []
+    assert bytes(second) == encode(state)
+    del sent
+    assert bytes(second) == encode(state)
+
+
+def test_what_changed_in_memory_is_checked(tmp_path: Path) -> None:
+    first = encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU)
+    state = decode(first, ClientState)
+    state.memory["a"][3] = torch.nan
+    with pytest.raises(WireError, match=r"memory\['a'\] holds NaN"):
+        encode_lazily(state, CPU)
+
+
+@pytest.mark.parametrize("stays", [None, 0])
+def test_what_stays_as_it_was_is_not_written_again(
+    stays: int | None, copied: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a state is read from the disk, for there is no room for it: what is read counts as held."""
+    store = Store(tmp_path, stays)
+    store.put_client(0, 1, 0, encode_lazily(kept(0, {"a": torch.arange(40_000.0)}), CPU))
+    store.commit(1, b"", {})
+    written: list[str] = []
+    real = Store._write
+
+    def spy(self: Store, name: str, content: Any) -> None:
+        written.append(name)
+        real(self, name, content)
+
+    monkeypatch.setattr(Store, "_write", spy)
+    for t in (2, 3):
+        copied.clear()
+        before = store.client(0)  # as a task has it
+        assert isinstance(before, Held)
+        state = decode(before, ClientState)
+        state.model["w"].add_(1)
+        store.put_client(0, t, 0, encode_lazily(state, CPU))
+        store.commit(t, b"", {})
+        assert copied == [30_000], "the model alone"
+    assert written == ["client-000000.2.0", "server.2", "client-000000.3.0", "server.3"]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("method", "engine"), [("fedavg", "stacked"), ("dffke", "serial")])
+def test_a_run_whose_messages_are_held_is_the_same(
+    method: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every message and state, to the byte; killed and gone on with, too."""
+    monkeypatch.setattr(checkpoint, "LARGE", 1024)
+    quick = dict(registry.find(method).quick)  # type: ignore[attr-defined]
+    setting: dict[str, Any] = {"method": method, "set": quick, "model": "mlp", "clients": 2, "aux": 0.6, "rounds": 2}
+    setting |= {"eval_every": 2, "engine": engine, "partition": "iid", "eval_clients": False}
+
+    def die(done: int, rounds: int, what: str) -> None:
+        if done == 1 and "1/2 clients" in what:
+            raise Killed
+
+    was_held: list[bool] = []
+    real = Store.put_client
+
+    def put(self: Store, k: int, t: int, ask: int, state: Any) -> None:
+        was_held.append(isinstance(state, Held))
+        real(self, k, t, ask, state)
+
+    monkeypatch.setattr(Store, "put_client", put)
+    packing.HELD_ON.discard("cpu")
+    try:
+        plain = run(**setting, out=tmp_path / "plain")
+    finally:
+        packing.HELD_ON.add("cpu")
+    assert not any(was_held)
+    held = run(**setting, out=tmp_path / "held")
+    assert was_held[-1]
+    with pytest.raises(Killed):
+        run(**setting, out=tmp_path / "cut", watch=die)
+    cut = run(**setting, out=tmp_path / "cut", resume=True)
+    assert held.transcript_digest == plain.transcript_digest == cut.transcript_digest
+    assert held.traffic == plain.traffic
+    for part in ("checkpoint", "models", "transcript"):
+        a, b, c = (
+            {path.name: path.read_bytes() for path in (tmp_path / of / part).iterdir()
+             if path.suffix not in (".json", ".jsonl")}
+            for of in ("plain", "held", "cut")
+        )  # fmt: skip
+        assert a == b == c
+
+
+# --- a broadcast is decoded once in a process, and every client gets a copy of its own.
+
+
+class Broadcast(Down):
+    w: State
+    rest: dict[str, list[torch.Tensor]]
+    t: int
+
+
+def test_each_gets_fresh_memory() -> None:
+    w = State({"a": torch.ones(3), "b": torch.zeros(2)}, buffers=["b"])
+    blob = encode(Broadcast(w, {"x": [torch.arange(4)]}, 7))
+    first = task.received(blob, CPU)
+    assert isinstance(first, Broadcast)
+    first.w["a"].add_(5)
+    first.w["c"] = torch.zeros(1)
+    first.rest["x"][0].zero_()
+    second = task.received(blob, CPU)
+    assert isinstance(second, Broadcast)
+    assert second.w["a"].tolist() == [1, 1, 1]
+    assert second.rest["x"][0].tolist() == [0, 1, 2, 3]
+    assert second.w.keys() == {"a", "b"}
+    assert (type(second.w), second.w.buffers, second.t) == (State, frozenset({"b"}), 7)
+    other = task.received(encode(Broadcast(State({"a": torch.zeros(3)}), {}, 8)), CPU)
+    assert isinstance(other, Broadcast)
+    assert other.t == 8
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+def test_a_broadcast_is_decoded_once(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[type] = []
+    real = task.decode
+
+    def spy(blob: bytes, cls: Any, **more: Any) -> Any:
+        seen.append(cls)
+        return real(blob, cls, **more)
+
+    monkeypatch.setattr(task, "decode", spy)
+    run(method="fedavg", model="mlp", clients=4, rounds=2, eval_clients=False, engine=engine, out=tmp_path / "a")
+    assert seen.count(Down) == 2, "one for each round"
