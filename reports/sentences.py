@@ -52,8 +52,8 @@ def _membership(row: SummaryRow) -> str:
     if first.beyond and first.broken:
         value, low, high = (f"{100 * (end - 0.5):.1f}" for end in (first.value, first.low, first.high))
         return (
-            f"Members can be told from others better than from the records alone, though the audit split is broken: "
-            f"the AUC of {first.found.name} is {value} points [{low}, {high}] above that of the best blind baseline "
+            "Members can be told from others better than from the records alone, though the audit split is broken: the "
+            f"AUC of {first.found.name} is {value} points [{low}, {high}] above that of the best blind baseline "
             f"({among})."
         )
     if first.beyond:

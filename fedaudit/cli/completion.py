@@ -98,9 +98,10 @@ def _registered_as(cls: ast.ClassDef) -> str | None:
 
 def _keys_of_presets(cls: ast.ClassDef) -> tuple[str, ...]:
     for node in cls.body:
-        target = node.target if isinstance(node, ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and target.id == "presets" and isinstance(node.value, ast.Dict):  # type: ignore[union-attr]
-            return tuple(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))  # type: ignore[union-attr]
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        if node.target.id == "presets" and isinstance(node.value, ast.Dict):
+            return tuple(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))
     return ()
 
 

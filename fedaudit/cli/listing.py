@@ -315,7 +315,7 @@ def _percent(share: float) -> str:
 def protections(record: RunRecord) -> dict[str, str]:
     """Return how fields are protected that carry no noise of their own, such as weights after DP-SGD, by the ledger."""
     entries = [entry for client in record.ledger for entry in client.entries]
-    return {entry.field: entry.mechanism for entry in entries if entry.mechanism != "none"}
+    return {entry.field: mechanism_of(entry).shown(entry) for entry in entries if entry.noise_multiplier > 0}
 
 
 def traffic_table(view: TranscriptView, by: str, covered: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

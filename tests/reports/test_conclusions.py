@@ -1,4 +1,4 @@
-"""The page says the right conclusions of a made-up audit in which they are known: see helpers/known_conclusions.py."""
+"""The page says the right conclusions of a made-up audit in which they are known: helpers/runs/known_conclusions."""
 
 from __future__ import annotations
 
