@@ -140,7 +140,7 @@ def audit(tmp_path_factory) -> Path:
 
 
 def test_the_table_of_runs_has_the_columns_it_had(audit):
-    """runs.csv of before there was one definition: its columns, in their order, with their text."""
+    """The kept runs.csv: its columns, in their order, with their text. What is new stands behind them."""
     before = list(csv.DictReader((GOLDEN / "runs.csv").read_text().splitlines()))
     now = list(csv.DictReader(tables_of(audit).csv("runs").splitlines()))
     assert list(now[0])[: len(before[0])] == list(before[0])
