@@ -151,6 +151,7 @@ NOT_A_MODULE = {
     "methods/test_coverage": "every method has its tests",
     "methods/test_fingerprints": "every method, one kept run each",
     "privacy/test_one_epsilon": "a derivation through ledger, accounting and mechanisms",
+    "reports/test_conclusions": "a made-up audit with known conclusions, through all of the room",
     "runtime/test_own": "a user's own model and data through every room",
     "suite/test_kill": "kills at random instants, minutes long",
     "verify/test_forgeries": "a forged folder, whatever part of it",
