@@ -15,7 +15,7 @@ from fedaudit.verify.check import Note, read_note
 
 
 class CheckedRuns(StoredModel):
-    """What is known of the checks of a report's runs. A check counts for the files as they were."""
+    """The checks of a report's runs, as far as they are known. A check counts for the files as they were."""
 
     runs: int
     checked: int = 0  # runs that were checked, and have not changed since

@@ -1,4 +1,4 @@
-"""What a run folder gives away about its noise: whoever can draw it again can subtract it."""
+"""Says what a run folder gives away about its noise: whoever can draw it again can subtract it."""
 
 from __future__ import annotations
 
