@@ -75,7 +75,7 @@ def run(
             raise SettingError(f"{key} = {values[key]!r} is not a table. Write [{key}] in the file.")
     values["set"] = _over(values.get("set", {}), nested(parse_pairs(set_)))
     # Before the imports that take seconds: that process has the same ones to do.
-    nursery.start_for(privacy or values.get("privacy"), str(values.get("twins", "auto")))
+    nursery.start_for(privacy or values.get("privacy") or (), str(values.get("twins", "auto")))
     if privacy:
         from fedaudit.privacy.policy import parse_policy
 

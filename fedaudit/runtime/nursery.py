@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedaudit.errors import RunError
@@ -94,9 +94,13 @@ def has_twins(privacy: object, twins: str) -> bool:
     return bool(privacy) and twins not in ("off", "0")
 
 
-def start_for(privacy: object, twins: str) -> None:
-    """Start the process for the twins of a run in the background, if the run has any."""
-    if has_twins(privacy, twins):
+def start_for(policies: Iterable[str], twins: str) -> None:
+    """Start the process for the twins of a run in the background, if the run has any.
+
+    `policies` are kinds of releases, or policies as texts. Sums are protected as sums, and have no twins.
+    """
+    kinds = {text.partition(":")[0] for text in policies}
+    if has_twins(kinds - {"updates"}, twins):
         nursery_of_twins()
 
 

@@ -22,7 +22,14 @@ def started(monkeypatch, _twins_where_asked_for):
 
 @pytest.mark.parametrize(
     ("privacy", "twins", "times"),
-    [({}, "auto", 0), ({"training": {}}, "off", 0), ({"training": {}}, "0", 0), (["training:eps=1"], "auto", 1)],
+    [
+        ({}, "auto", 0),
+        ({"training": {}}, "off", 0),
+        ({"training": {}}, "0", 0),
+        (["training:eps=1"], "auto", 1),
+        (["updates:eps=8,clip=1"], "auto", 0),
+        ({"updates": {}, "logits": {}}, "auto", 1),
+    ],
 )
 def test_it_starts_for_runs_that_have_twins(privacy, twins, times, started):
     nursery.start_for(privacy, twins)
