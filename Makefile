@@ -9,7 +9,7 @@ OUT ?= audit
 THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all fingerprints tested mutants fuzz budgets bench bench-compare bench-quick lint format reference docs clean
+.PHONY: audit test test-all fingerprints tested mutants mutants-random fuzz budgets bench bench-compare bench-quick lint format reference docs clean
 
 audit: $(CORE)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -31,6 +31,9 @@ tested: $(STAMP)  ## test what the package's methods declare, and keep the verdi
 
 mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20", ARGS=--sort
 	$(BIN)/python tests/helpers/tools/mutants.py $(ARGS)
+
+mutants-random: $(STAMP)  ## wrong edits that nobody picked, drawn at random: N=200, SEED=0, ROOMS=fedaudit/privacy; COVER=1 first sees which test covers which line
+	$(if $(COVER),$(BIN)/python tests/helpers/tools/random_mutants.py --cover,$(BIN)/python tests/helpers/tools/random_mutants.py --number $(or $(N),200) --seed $(or $(SEED),0) --rooms "$(ROOMS)")
 
 fuzz: $(STAMP)  ## mutated messages, run folders, data and TOML files: nothing but our errors; NUMBER=1000000, SEED=0
 	$(BIN)/python tests/helpers/tools/fuzz.py --number $(or $(NUMBER),1000000) --seed $(or $(SEED),0)

@@ -3,8 +3,8 @@ Machine Learning Models", USENIX Security 2021.
 
 A model tends to be surer of the records that it was trained on. The label is not looked at, so a confident mistake
 counts as a member: `modified_entropy` mends that. The paper's thresholds per class come from a shadow. Here a score is
-given, and the record has the results per class. The attacked model is the target's last uploaded one if the threat sees
-it, else the published one.
+given, and the record has the results per class. The attacked models are the target's uploaded ones if the threat sees
+them, and the score is the mean over rounds; else the published one.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ def entropy(logits: Tensor) -> Tensor:
 @register_attack("entropy")
 class Entropy(ModelAttack):
     def run(self, scene: Scene) -> Claims:
-        return Claims(-entropy(logits_of(self.model(scene), scene.x)))
+        return self.by_round(scene, lambda model: -entropy(logits_of(model, scene.x)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
-from fedaudit.attacks.shared._models import whole_uploads
+from fedaudit.attacks.shared._models import over_rounds, whole_uploads
 from fedaudit.registry import register_attack
 from fedaudit.training.losses import ce
 
@@ -34,7 +34,7 @@ class GradientNorm(Attack):
 
     def run(self, scene: Scene) -> Claims:
         norms = [gradient_norms(model, scene.x, scene.y) for _, _, model in whole_uploads(scene)]
-        return Claims(-torch.stack(norms).clamp(min=1e-30).log().mean(0))
+        return over_rounds([-norm.clamp(min=1e-30).log() for norm in reversed(norms)])
 
 
 def gradient_norms(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Inference Attacks", ICML 2021.
 Training pushes the boundary away from the records that are trained on. A candidate that the model gets wrong has
 distance 0: with any threshold just above 0 this is the gap attack, the floor of the paper's attacks, which calls
 exactly the rightly classified records members. Only predicted labels are used, `queries` of them for each candidate at
-most.
+most, in every round whose model the target uploaded and the threat sees; the score is the mean distance over rounds.
 
 The distance is an upper estimate, by a search in the manner of HopSkipJump (Chen, Jordan and Wainwright, S&P 2020), L2.
 It starts at the nearest auxiliary record to which the model gives another label (one query for each auxiliary record,
@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Scene
@@ -45,7 +45,10 @@ class LabelOnly(ModelAttack):
     steps: int = Field(4, ge=1)  # of them, for one choice of a step's length
 
     def run(self, scene: Scene) -> Claims:
-        model = self.model(scene).eval()
+        return self.by_round(scene, lambda model: self._of_model(scene, model.eval()))
+
+    def _of_model(self, scene: Scene, model: nn.Module) -> Tensor:
+        """Return each candidate's distance to the boundary of one model."""
 
         def predict(x: Tensor) -> Tensor:
             return in_chunks(lambda part: model(part).argmax(1), x)
@@ -56,7 +59,7 @@ class LabelOnly(ModelAttack):
         others = scene.auxiliary[0]
         bounds = (-1.0, 1.0) if scene.shape.kind == "images" else reach(torch.cat([scene.x, others]))
         distance[right] = self.distances(predict, x, y, others, scene.rng("probes"), bounds)
-        return Claims(distance)
+        return distance
 
     def distances(
         self, predict: Predict, x: Tensor, y: Tensor, others: Tensor, rng: torch.Generator, bounds: Bounds = (-1.0, 1.0)

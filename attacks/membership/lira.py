@@ -9,8 +9,8 @@ phi = log(p_y / (1 - p_y)); the score is the log-ratio of their densities at the
 - `variance`: with few shadows a variance per candidate is noise, and the paper then takes one for all candidates, which
   helps it below some 64 shadows. "auto" does so below 64. The one for all is pooled: squared distances from each
   candidate's own mean, over the degrees of freedom.
-- `rounds`: the paper attacks one model. A server sees one in every round; the log-ratios of so many of the last uploads
-  are added up, each with shadows of its own that hold the same records.
+- `rounds`: the paper attacks one model. A server sees one in every round; the log-ratios of all of them, or of so many
+  of the last, are averaged. Each has shadows of its own that hold the same records. The last round's stand beside it.
 - One query per candidate: the paper's augmented queries follow the training's augmentation, and there is none here.
 """
 
@@ -19,12 +19,11 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.shared._models import ShadowAttack
+from fedaudit.attacks.shared._models import ShadowAttack, over_rounds
 from fedaudit.attacks.shared._view import confidence
 from fedaudit.registry import register_attack
 
@@ -78,4 +77,4 @@ class LiRA(ShadowAttack):
             phi, of_shadows = confidences(target, shadows.logits, scene.y)
             ratios.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each))
             notes.update(shadows.notes)
-        return Claims(torch.stack(ratios).sum(0), tuple(sorted(notes)))
+        return over_rounds(ratios, sorted(notes))

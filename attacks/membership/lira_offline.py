@@ -9,13 +9,12 @@ shadows serves all candidates and, kept in the run folder, the attacks `rmia` an
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks.membership.lira import Variance, confidences, gaussians, own_variance
-from fedaudit.attacks.shared._models import ShadowAttack
+from fedaudit.attacks.shared._models import ShadowAttack, over_rounds
 from fedaudit.registry import register_attack
 
 
@@ -37,4 +36,4 @@ class OfflineLiRA(ShadowAttack):
             phi, of_shadows = confidences(target, shadows.logits, scene.y)
             above.append(one_sided(phi, of_shadows, each))
             notes.update(shadows.notes)
-        return Claims(torch.stack(above).sum(0), tuple(sorted(notes)))
+        return over_rounds(above, sorted(notes))

@@ -1,7 +1,7 @@
 """Loss-threshold membership inference. Yeom et al., "Privacy Risk in Machine Learning", CSF 2018, Adversary 1.
 
-A record that a model was trained on tends to have a smaller loss. The model is the last one that the target
-uploaded, if the threat sees it; otherwise the published one.
+A record that a model was trained on tends to have a smaller loss. The models are those that the target uploaded, if the
+threat sees them, and the score is the mean over rounds; otherwise the model is the published one.
 """
 
 from __future__ import annotations
@@ -17,4 +17,4 @@ from fedaudit.registry import register_attack
 @register_attack("loss")
 class LossThreshold(ModelAttack):
     def run(self, scene: Scene) -> Claims:
-        return Claims(-cross_entropy(logits_of(self.model(scene), scene.x), scene.y, reduction="none"))
+        return self.by_round(scene, lambda m: -cross_entropy(logits_of(m, scene.x), scene.y, reduction="none"))

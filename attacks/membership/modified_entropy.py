@@ -4,7 +4,8 @@ of Privacy Risks of Machine Learning Models", USENIX Security 2021.
     Mentr(p, y) = -(1 - p_y) log p_y - sum_{i != y} p_i log(1 - p_i)
 
 It falls with p_y and rises with every other p_i: 0 for a certain, right answer, without bound for a certain, wrong one.
-The attacked model is the target's last uploaded one if the threat sees it, else the published one.
+The attacked models are the target's uploaded ones if the threat sees them, and the score is the mean over rounds; else
+the published one.
 """
 
 from __future__ import annotations
@@ -28,4 +29,4 @@ def modified_entropy(logits: Tensor, y: Tensor) -> Tensor:
 @register_attack("modified_entropy")
 class ModifiedEntropy(ModelAttack):
     def run(self, scene: Scene) -> Claims:
-        return Claims(-modified_entropy(logits_of(self.model(scene), scene.x), scene.y))
+        return self.by_round(scene, lambda model: -modified_entropy(logits_of(model, scene.x), scene.y))

@@ -11,7 +11,8 @@ The best gamma and a depend on how far training went. If they are not given, the
 stands in for the target in turn, the others for its references, and the auxiliary records that it was trained on, or
 not, are the candidates. The pair with the largest mean AUC is taken.
 
-`rounds`: over so many of the last uploads the geometric mean of p(x | theta) / p(x) is taken.
+`rounds`: the geometric mean of p(x | theta) / p(x) is taken over all uploads that the transcript kept, or so many of
+the last. The constants are tuned on the last one.
 
 The paper does not say the following, as far as we found, and we chose it. p(z) is interpolated in the same way, from
 the shadows that z was left out of. The score takes few values (one more than there are z), and a tie tells nothing.
@@ -97,14 +98,18 @@ class RMIA(ShadowAttack):
         gamma, a = self._constants(rounds[-1][1])
         logs = torch.stack([self.ratios(target, shadows, a).log() for target, shadows in rounds])
         shadows = rounds[-1][1]
-        ratio = logs.mean(0).exp()
-        ratio_x, ratio_z = ratio[: shadows.candidates], ratio[shadows.auxiliary]
-        known = ratio_z.isfinite()  # a record that no shadow left out has no p_out
-        share = dominated(ratio_x, ratio_z[known], gamma)
+        scores = self._scores(logs.mean(0).exp(), shadows, gamma)
+        last = self._scores(logs[-1].exp(), shadows, gamma) if len(rounds) > 1 else None
         notes = {note for _, of_round in rounds for note in of_round.notes}
         if None in (self.gamma, self.a):
             notes.add(f"tuned on the shadows: gamma = {gamma:g}, a = {a:g}")
-        return Claims(finer(share, ratio_x, int(known.sum())), tuple(sorted(notes)))
+        return Claims(scores, tuple(sorted(notes)), last)
+
+    def _scores(self, ratio: Tensor, shadows: Shadows, gamma: float) -> Tensor:
+        """Return the share of the population that each candidate stands out from."""
+        ratio_x, ratio_z = ratio[: shadows.candidates], ratio[shadows.auxiliary]
+        known = ratio_z.isfinite()  # a record that no shadow left out has no p_out
+        return finer(dominated(ratio_x, ratio_z[known], gamma), ratio_x, int(known.sum()))
 
     def _constants(self, shadows: Shadows) -> tuple[float, float]:
         gammas = GAMMAS if self.gamma is None else (self.gamma,)

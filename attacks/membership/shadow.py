@@ -14,6 +14,7 @@ candidates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.shared._models import ShadowAttack
+from fedaudit.attacks.shared._models import ShadowAttack, Shadows
 from fedaudit.errors import ThreatError
 from fedaudit.registry import register_attack
 
@@ -37,18 +38,31 @@ def features(logits: Tensor) -> NDArray[np.float64]:
 class ShadowModels(ShadowAttack):
     classifier: Literal["forest", "logistic"] = "forest"
     per_class: bool = True  # one classifier for each true class
+    # Classifiers see the answers of so many of the last uploads side by side (None: of all that the transcript kept).
+    # They take as many times longer.
+    rounds: int | None = Field(1, ge=1)
     least: int = Field(20, ge=2)  # examples of members, and of others, that a class needs for its own
 
     def run(self, scene: Scene) -> Claims:
-        target, shadows = self.attacked(scene, online=False)
+        rounds = self.attacked_rounds(scene, online=False)
+        notes = sorted({note for _, shadows in rounds for note in shadows.notes})
+        last = self._scores(scene, rounds[-1:]) if len(rounds) > 1 else None
+        return Claims(self._scores(scene, rounds), tuple(notes), last)
+
+    def _scores(self, scene: Scene, rounds: Sequence[tuple[Tensor, Shadows]]) -> Tensor:
+        """Return the classifier's answers about the candidates, learned from the answers of these rounds together."""
+        shadows = rounds[-1][1]
         aux = shadows.auxiliary
         y = shadows.y[aux].cpu().numpy()
-        X = features(shadows.logits[:, aux]).reshape(len(shadows.logits) * len(y), -1)
+        of_rounds = [
+            features(of_round.logits[:, aux]).reshape(len(of_round.logits) * len(y), -1) for _, of_round in rounds
+        ]
         inside, labels = shadows.member[:, aux].cpu().numpy().ravel(), np.tile(y, len(shadows.logits))
-        asked, asked_y = features(target[: shadows.candidates]), scene.y.cpu().numpy()
+        asked = np.hstack([features(target[: shadows.candidates]) for target, _ in rounds])
         seed = int(torch.randint(2**31 - 1, (), generator=scene.rng("classifier"), device=scene.device))
-        scores = self.learn(X, labels, inside, asked, asked_y, scene.classes, seed)
-        return Claims(torch.from_numpy(scores), shadows.notes)
+        asked_y = scene.y.cpu().numpy()
+        scores = self.learn(np.hstack(of_rounds), labels, inside, asked, asked_y, scene.classes, seed)
+        return torch.from_numpy(scores)
 
     def learn(
         self, X: Any, labels: Any, inside: Any, asked: Any, asked_y: Any, classes: int, seed: int

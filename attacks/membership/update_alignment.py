@@ -2,12 +2,17 @@
 
 A client that trained on a record moved along that record's gradient, and its model has a smaller loss there. Neither
 says much by itself: some records are easy for everybody. The other clients do not hold the candidate, so their updates
-of the same round give its null distribution. In each round a one-tailed test compares the target's measurement with
-theirs, with a normal distribution per candidate, and the probabilities are averaged over rounds.
+of the same round give its null distribution.
+
+`null`: a few other clients give each candidate a mean that is itself mostly noise, and a variance that is worse. With
+"shrunken", the default, the candidates share one variance, and each mean is drawn towards the mean over all candidates
+as far as its noise says (empirical Bayes: the variance of a mean of K clients is the shared one over K). The score is
+the mean over rounds of the distance in standard deviations. "own" is as published: a normal distribution for each
+candidate by itself, and the mean of one-tailed probabilities.
 
 Measurements: `cosine` of the candidate's gradient at the received model and the client's update (the paper's better
-one); `loss`, the confidence log(p / (1 - p)) in the true label under the uploaded model; `both`, the mean of the two
-probabilities. Rounds whose models the transcript no longer has are left out. Only clients of the target's architecture
+one); `loss`, the confidence log(p / (1 - p)) in the true label under the uploaded model; `both`, the mean of the two.
+Rounds whose models the transcript no longer has are left out. Only clients of the target's architecture
 count; where clients got different models, each one's gradient is taken at its own.
 """
 
@@ -35,6 +40,7 @@ ENTRIES = 1 << 26  # of the gradients that are in memory at a time
 @register_attack("update_alignment")
 class UpdateAlignment(Attack):
     measure: Literal["cosine", "loss", "both"] = "both"
+    null: Literal["shrunken", "own"] = "shrunken"  # how the other clients' measurements become a distribution
     rounds: int | None = Field(None, ge=1)  # the last so many; None: all that the transcript kept
 
     def cannot(self, scene: Scene) -> str | None:
@@ -50,15 +56,20 @@ class UpdateAlignment(Attack):
         return None
 
     def run(self, scene: Scene) -> Claims:
-        tests: list[Tensor] = []
+        test = above_null if self.null == "shrunken" else one_tailed
+        by_round: list[list[Tensor]] = []
         for t in self._rounds(scene):
-            shown = self._shown(scene, t)
-            if shown and self.measure != "cosine":
+            if not (shown := self._shown(scene, t)):
+                continue
+            tests: list[Tensor] = []
+            if self.measure != "cosine":
                 of_each = [confidence(in_chunks(model, scene.x), scene.y) for _, model in shown.values()]
-                tests.append(one_tailed(torch.stack(of_each)))
-            if shown and self.measure != "loss" and (measured := self._cosines(scene, shown)) is not None:
-                tests.append(one_tailed(measured))
-        return Claims(torch.stack(tests).mean(0))
+                tests.append(test(torch.stack(of_each)))
+            if self.measure != "loss" and (measured := self._cosines(scene, shown)) is not None:
+                tests.append(test(measured))
+            by_round += [tests] if tests else []
+        together = torch.stack([one for tests in by_round for one in tests]).mean(0)
+        return Claims(together, (), torch.stack(by_round[-1]).mean(0) if len(by_round) > 1 else None)
 
     def _rounds(self, scene: Scene) -> list[int]:
         kept = sorted(uploads(scene, scene.target))
@@ -86,6 +97,20 @@ class UpdateAlignment(Attack):
             common = next(iter(updates.values()))[0]
             return cosines(common, scene.x, scene.y, torch.stack([change for _, change in updates.values()]))
         return torch.cat([cosines(start, scene.x, scene.y, change[None]) for start, change in updates.values()])
+
+
+def above_null(measured: Tensor) -> Tensor:
+    """Return by how many standard deviations the target's measurement (the first row) lies above the others' null.
+
+    The null of a candidate is normal. Its variance is shared by all candidates, and its mean is shrunken.
+    """
+    null = measured[1:].double()
+    K, mean = len(null), null.mean(0)
+    within = null.var(0).mean()  # of one client around a candidate's mean
+    between = (mean.var() - within / K).clamp(min=0) if len(mean) > 1 else within.new_zeros(())
+    weight = between / (between + within / K + 1e-12)  # 1: a candidate's own mean; 0: the mean of all
+    centre = mean.mean() + weight * (mean - mean.mean())
+    return (measured[0].double() - centre) / (within * (1 + weight / K) + 1e-12).sqrt()
 
 
 def one_tailed(measured: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Shared by several attacks: the attacked model, its answers to records, and shadows of it.
 
-The attacked model is the last one that the target uploaded whole, if the threat sees it; otherwise the published one.
+The attacked models are those that the target uploaded whole, in all rounds that the transcript kept, if the threat sees
+them; otherwise the published one. A record leaves its trace in every round, so scores of all rounds together say more
+than those of the last one, which stand beside them.
 
 Shadows exist only if the threat sees that upload and the messages that led to it. They replay the target's update
 function on these messages (fedaudit.attack.replay). A published model, which many clients made over many rounds, has no
@@ -23,7 +25,7 @@ A shadow is trained on these records:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -32,6 +34,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.shared._view import in_chunks, model_of
 from fedaudit.errors import ThreatError
@@ -70,18 +73,31 @@ def log_rest(logits: Tensor) -> Tensor:
     return rest.scatter(-1, top, others)
 
 
+def over_rounds(scores: Sequence[Tensor], notes: Sequence[str] = ()) -> Claims:
+    """Return claims whose scores are the mean over rounds, oldest first, with the last round's beside them."""
+    together = torch.stack(list(scores))
+    return Claims(together.mean(0), tuple(notes), together[-1] if len(together) > 1 else None)
+
+
 class ModelAttack(Attack):
     """An attack that needs a model to query, whichever one the threat sees."""
+
+    rounds: int | None = Field(None, ge=1)  # the last so many uploads; None: all that the transcript kept
 
     def cannot(self, scene: Scene) -> str | None:
         if target_model(scene) is None:
             return f"the {scene.view.threat} sees no model of client {scene.target}"
         return None
 
-    def model(self, scene: Scene) -> nn.Module:
-        model = target_model(scene)
-        assert model is not None  # cannot() has looked
-        return model
+    def by_round(self, scene: Scene, score: Callable[[nn.Module], Tensor]) -> Claims:
+        """Return claims from the scores that each of the attacked models gives."""
+        uploads = itertools.islice(whole_uploads(scene), self.rounds)
+        found = [score(model) for _, _, model in uploads][::-1]
+        if not found:
+            model = scene.published()
+            assert model is not None  # cannot() has looked
+            found = [score(model)]
+        return over_rounds(found)
 
 
 # --- shadows ---------------------------------------------------------------------------------------------------------
@@ -158,7 +174,8 @@ class ShadowAttack(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"weights"})
 
     shadows: int = Field(16, ge=2)  # shadows of each client; the papers take 64 and more
-    rounds: int = Field(1, ge=1)  # the last so many uploads are attacked together; each has shadows of its own
+    # The last so many uploads are attacked together; each has shadows of its own. None: all that the transcript kept.
+    rounds: int | None = Field(None, ge=1)
     together: int = Field(64, ge=1)  # shadows that are trained at the same time
     compile: bool = False  # compile the stacked training: it pays on a GPU, for long trainings
 
@@ -174,10 +191,6 @@ class ShadowAttack(Attack):
         except ThreatError as e:
             return str(e)
         return None
-
-    def attacked(self, scene: Scene, online: bool) -> tuple[Tensor, Shadows]:
-        """Return the target's logits on the pool, and the shadows', for the last upload."""
-        return self.attacked_rounds(scene, online)[-1]
 
     def attacked_rounds(self, scene: Scene, online: bool) -> list[tuple[Tensor, Shadows]]:
         """Return the target's and the shadows' logits for each of the last uploads, oldest first.

@@ -10,10 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Claims:
-    """Claims about membership: one score per candidate, higher for "was trained on", and notes for the reader."""
+    """Claims about membership: one score per candidate, higher for "was trained on", and notes for the reader.
+
+    Scores that were read from several rounds come with those of the last round alone.
+    """
 
     scores: Tensor
     notes: tuple[str, ...] = ()
+    last: Tensor | None = None
 
 
 @dataclass(frozen=True)

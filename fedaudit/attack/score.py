@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,17 @@ def membership(parts: Sequence[Attacked], name: str, seed: int) -> MembershipFou
         client=by_group(scores, member, owners.numpy(), "client", seed=seed),
     )
     found.class_ = by_group(scores, member, labels.numpy(), "class", seed=seed)
+    if any(isinstance(part.claims, Claims) and part.claims.last is not None for part in parts):
+        found.last_round = auc(*pooled([last_round(part) for part in parts], name))
     if notes := sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes}):
         found.notes = notes
     return found
+
+
+def last_round(part: Attacked) -> Attacked:
+    """Return the claims of the last round alone. A client of which one round was attacked has them as its claims."""
+    last = part.claims.last if isinstance(part.claims, Claims) else None
+    return part if last is None else replace(part, claims=Claims(last))
 
 
 def pooled(parts: Sequence[Attacked], name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -41,6 +41,7 @@ from fedaudit.wire.transcript import Transcript
 
 FOLDER = "scores"
 COLUMNS = ("scores", "member", "labels")
+LAST = "last"  # a column that is there if the scores are of several rounds: those of the last round alone
 
 
 class About(StoredModel):
@@ -65,10 +66,11 @@ class KeptScores:
     labels: Tensor  # the candidates' classes
     groups: bool = False
     notes: tuple[str, ...] = ()
+    last: Tensor | None = None  # scores of the last round alone, if `scores` are of several
 
     def attacked(self) -> Attacked:
         """Return this as the scorer takes it, without images."""
-        claims = Groups(self.scores) if self.groups else Claims(self.scores, self.notes)
+        claims = Groups(self.scores) if self.groups else Claims(self.scores, self.notes, self.last)
         return Attacked(self.client, claims, torch.empty(0), self.labels, self.member)
 
 
@@ -92,6 +94,9 @@ def keep(folder: Path, record: RunRecord, result: AttackResult, parts: Sequence[
         given = claims.groups if isinstance(claims, Groups) else claims.scores
         for column, tensor in zip(COLUMNS, (given, part.member, part.y), strict=True):
             tensors[f"round {last}, client {part.client}: {column}"] = tensor.detach().cpu().contiguous().clone()
+        tensors.pop(alone := f"round {last}, client {part.client}: {LAST}", None)
+        if isinstance(claims, Claims) and claims.last is not None:
+            tensors[alone] = claims.last.detach().cpu().contiguous().clone()
         about.notes[part.client] = list(claims.notes) if isinstance(claims, Claims) else []
     write_atomic(path, save(tensors, metadata={"fedaudit": about.model_dump_json()}))
 
@@ -125,7 +130,10 @@ def kept(
             if _is_last(record, t, digest) or (all_rounds and _is_still(folder, record, t, digest)):
                 scores, member, labels = (tensors[f"round {t}, client {k}: {column}"] for column in COLUMNS)
                 notes = tuple(about.notes.get(k, ()))
-                found.append(KeptScores(who.attack, who.threat, k, t, scores, member, labels, about.groups, notes))
+                last = tensors.get(f"round {t}, client {k}: {LAST}")
+                found.append(
+                    KeptScores(who.attack, who.threat, k, t, scores, member, labels, about.groups, notes, last)
+                )
     return found
 
 
@@ -153,7 +161,7 @@ def _path(folder: Path, attack: str, threat: str) -> Path:
 
 def _parsed(key: str) -> tuple[int, int, str]:
     """Return round, client and column of a key."""
-    found = re.fullmatch(r"round (\d{1,9}), client (\d{1,9}): (scores|member|labels)", key)
+    found = re.fullmatch(r"round (\d{1,9}), client (\d{1,9}): (scores|member|labels|last)", key)
     if found is None:
         raise RunError(f"{key[:60]!r} is not a name of kept scores")
     return int(found[1]), int(found[2]), found[3]
@@ -177,6 +185,8 @@ def _read(path: Path) -> tuple[About, dict[str, Tensor]]:
         keys = {_parsed(key)[:2] for key in tensors}
         for t, k in keys:
             lengths = {tensors[f"round {t}, client {k}: {column}"].shape for column in COLUMNS}
+            if (alone := tensors.get(f"round {t}, client {k}: {LAST}")) is not None:
+                lengths.add(alone.shape)
             if len(lengths) != 1 or len(next(iter(lengths))) != 1:
                 raise ValueError(f"client {k} has columns of different lengths")
         return about, tensors

@@ -56,6 +56,8 @@ def _estimates(result: Scored) -> list[tuple[str, Estimate]]:
     found = [(FIRST.get(name, name), estimate) for name, estimate in measures_of(result).items()]
     if not isinstance(result, MembershipResult):
         return found
+    if result.last_round is not None:
+        found.append(("AUC, last round alone", result.last_round))
     return found + [(f"TPR at {t.fpr:.1%} FPR", t) for t in result.pooled.tpr_at_fpr]
 
 

@@ -72,6 +72,7 @@ class MembershipFound(AsGiven):
     pooled: MembershipScores
     client: OfGroups = Field(default_factory=dict)
     class_: OfGroups = Field(default_factory=dict, alias="class")
+    last_round: Measured | None = None  # AUC of the last round alone, if the scores are of several rounds
     notes: list[str] = Field(default_factory=list)
 
 

@@ -193,6 +193,20 @@ def test_hostile_settings():
         by_group([0, 1], [0, 1], [0, 1, 2], "client")
 
 
+def test_two_attacks_without_a_wrong_pair_have_the_limits_of_both():
+    """Each AUC is 1 and its limits are apart, so the difference 0 may be as large as they are apart, either way."""
+    from fedaudit.attack.membership import auc_difference
+
+    member = np.array([True] * 6 + [False] * 6)
+    perfect, other = member.astype(float), member * 2.0 + 1
+    found = auc_difference(perfect, other, member)
+    one = auc(perfect, member, 0.975)
+    assert found.value == 0
+    assert found.low == pytest.approx(one.low - one.high)
+    assert found.high == pytest.approx(one.high - one.low)
+    assert found.low < -0.1 < 0.1 < found.high
+
+
 # --- ties, and unequal clients
 
 

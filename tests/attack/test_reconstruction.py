@@ -527,6 +527,21 @@ def test_inverters_have_the_images_shape(shape):
     assert Inverter(7, shape, 2)(torch.zeros(3, 7)).shape == (3, *shape)
 
 
+@pytest.mark.parametrize(("n", "steps", "eta"), [(6, 9, 0.1), (50, 1, 0.1 * 3 * 25)])
+def test_many_records_are_matched_as_one_step_as_long_as_all(n, steps, eta):
+    """Three epochs of batches of two. Six records are trained step by step; fifty as one step of 3 x 25 times eta."""
+    from types import SimpleNamespace
+
+    from fedaudit.attacks.inversion.gradient_match import GradientMatch
+
+    attack = GradientMatch(most=8, epochs=3, size=2, eta=0.1)
+    setting = {"method": "fedavg", "set": {}, "preset": None}
+    scene = SimpleNamespace(setting=setting, device=torch.device("cpu"))
+    found = attack._steps(scene, n, torch.Generator().manual_seed(0))
+    assert len(found.plan) == steps
+    assert found.eta == pytest.approx(eta)
+
+
 # --- ties, and unequal clients
 
 

@@ -99,3 +99,19 @@ def test_student_t_is_scipys():
     assert (ours.low, ours.high) == pytest.approx((low, high))
     assert student_t([0.4]).low is None
     assert student_t([]).value is None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_order_of_candidates_tells_nothing(seed, tiny):
+    """An attacker that scores by position, or from both ends, has an interval around 1/2."""
+    from fedaudit.attack.attack_run import candidates_of
+    from fedaudit.attack.membership import auc
+    from fedaudit.runtime.world import World
+
+    world = World(tiny("local", partition="iid", holdout=0.4, seed=seed))
+    truths = [candidates_of(world, k)[2] for k in range(3)]
+    member = torch.cat(truths).numpy()
+    for rule in (lambda i, n: i, lambda i, n: (i - (n - 1) / 2).abs(), lambda i, n: i % 2):
+        scores = torch.cat([rule(torch.arange(len(truth)).double(), len(truth)) for truth in truths])
+        found = auc(scores.numpy(), member)
+        assert found.low < 0.5 < found.high, (found, rule)

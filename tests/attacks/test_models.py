@@ -13,9 +13,10 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from fedaudit import run
-from fedaudit.attack.attack_run import attack_run, candidates_of
+from fedaudit.attack.attack_run import attack_run, candidates_of, rescore
 from fedaudit.attack.membership import membership_scores
 from fedaudit.attack.scene import Scene
+from fedaudit.attacks.membership.combined import learned, measured
 from fedaudit.attacks.membership.entropy import entropy
 from fedaudit.attacks.membership.label_only import LabelOnly
 from fedaudit.attacks.membership.lira import confidences, likelihood_ratio, own_variance
@@ -34,6 +35,7 @@ QUERY = ("loss", "entropy", "modified_entropy", "label_only")
 SHADOW = ("lira", "lira_offline", "rmia", "shadow")
 QUICK = {"label_only": {"queries": 60}, **{name: {"shadows": 2} for name in SHADOW[:3]}}
 QUICK["shadow"] = {"shadows": 2, "classifier": "logistic"}
+QUICK["combined"] = {"shadows": 4}
 
 
 def logits(*rows: tuple[float, ...]) -> torch.Tensor:
@@ -387,7 +389,7 @@ def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
         entry, field, _ = last_upload(scene)
         picks, _, _ = draw(scene, 2, online=False)
         target = scene.shadows(entry, field, picks)[0][0].double()
-        _, shadows = find("lira", "attacks")(shadows=4).attacked(scene, online=True)
+        _, shadows = find("lira", "attacks")(shadows=4).attacked_rounds(scene, online=True)[-1]
         phi, of_shadows = confidences(target, shadows.logits, scene.y)
         scores.append(likelihood_ratio(phi, of_shadows, shadows.member[:, : len(scene.y)], each=False))
         truth.append(member)
@@ -481,7 +483,7 @@ def plainly_trained(w, arch, x, y, *, E, B, eta):
 def lira_of(folder, k, shadows):
     """Client k's candidates: LiRA's scores, the target's logits, the shadows, the scene and the truth."""
     scene, member = scene_of(folder, k)
-    target, made = find("lira", "attacks")(shadows=shadows, variance="global").attacked(scene, online=True)
+    target, made = find("lira", "attacks")(shadows=shadows, variance="global").attacked_rounds(scene, online=True)[-1]
     phi, of_shadows = confidences(target, made.logits, scene.y)
     scores = likelihood_ratio(phi, of_shadows, made.member[:, : len(scene.y)], each=False)
     return scores.numpy(), target.numpy(), made, scene, member.numpy()
@@ -619,3 +621,80 @@ def test_every_attack_is_described_in_a_line_of_its_own():
 def test_a_wrong_setting_is_named(leaky):
     with pytest.raises(SettingError, match="setting of rmia a = 2"):
         attack_run(leaky, attacks=[{"attack": "rmia", "a": 2}])
+
+
+# --- several rounds --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounds") / "run"
+    run(out=folder, **{**SETTING, "rounds": 2, "clients": 1, "aux": 0.9})
+    return folder
+
+
+def test_scores_are_the_mean_over_all_uploads_with_the_last_beside(two_rounds):
+    """The mean of minus the loss under both uploads, computed here; with rounds = 1 the last upload alone."""
+    scene, _ = scene_of(two_rounds)
+    of_each = []
+    for entry, field in scene.released("weights"):
+        model = scene.model("mlp", entry[field]).eval()
+        of_each.append(-nn.functional.cross_entropy(model(scene.x).double(), scene.y, reduction="none"))
+    first, second = of_each
+    assert not torch.allclose(first, second)
+    claims = find("loss", "attacks")().run(scene)
+    assert torch.allclose(claims.scores, (first + second) / 2, atol=1e-6)
+    assert torch.allclose(claims.last, second, atol=1e-6)
+    alone = find("loss", "attacks")(rounds=1).run(scene)
+    assert torch.allclose(alone.scores, second, atol=1e-6)
+    assert alone.last is None
+
+
+def test_the_record_has_the_last_round_beside_all(two_rounds):
+    """Its AUC is that of an attack on the last round alone. Scoring anew gives it, too."""
+    over = ("loss", "label_only", "lira", "combined")
+    specs = [{"attack": name, **QUICK.get(name, {})} for name in over]
+    every = named(attack_run(two_rounds, attacks=specs), *over)
+    again = {result.attack: result.last_round for result in rescore(two_rounds)}
+    alone = named(attack_run(two_rounds, attacks=[{**spec, "rounds": 1} for spec in specs]), *over)
+    for both, one in zip(every, alone, strict=True):
+        assert both.last_round == one.pooled.auc, both.attack
+        assert again[both.attack] == one.pooled.auc, both.attack
+        assert one.last_round is None
+        assert both.pooled.auc != one.pooled.auc, both.attack
+
+
+def test_measurements_of_the_combined_attack_by_hand():
+    """Two references that do not hold the record, at p = 1/2 and 1/4 of two classes, and one that holds it, at 0.99.
+
+    phi of the references is 0 and -ln 3: mean -ln 3 / 2, variance (ln 3)^2 / 2. The target's p = 3/4 has phi = ln 3.
+    The mean of p without the record is 3/8.
+    """
+    ln3 = math.log(3)
+    references = torch.stack([logits((0.5, 0.5)), logits((0.25, 0.75)), logits((0.99, 0.01))])
+    holds = torch.tensor([[False], [False], [True]])
+    found = measured(logits((0.75, 0.25)), references, holds, torch.tensor([0]))[0]
+    ratios = [math.log(0.75 / (((1 + a) * 0.375 + 1 - a) / 2)) for a in (0.0, 0.3, 0.6, 1.0)]
+    assert found.tolist() == pytest.approx([ln3, 1.5 * ln3 / (ln3 / math.sqrt(2)), *ratios], abs=1e-9)
+    one = measured(logits((0.75, 0.25)), references, torch.tensor([[True], [False], [True]]), torch.tensor([0]))
+    assert one.isnan().all(), "one reference has no spread"
+
+
+def test_shadows_teach_the_weights():
+    """A measurement that tells members gets the say, one that does not gets none, and the sign is learned."""
+    rng = torch.Generator().manual_seed(0)
+    member = torch.arange(400) % 2 == 0
+    tells, noise = torch.randn(400, generator=rng).double() - 2 * member, torch.randn(400, generator=rng).double()
+    asked = torch.tensor([[-3.0, 0.0], [3.0, 0.0], [-3.0, 5.0]], dtype=torch.float64)
+    scores = learned(torch.stack([tells, noise], 1), member, asked)
+    assert scores[0] > 2 > -2 > scores[1]
+    assert abs(scores[2] - scores[0]) < 2
+    with pytest.raises(ThreatError, match="too few auxiliary records"):
+        learned(torch.stack([tells, noise], 1), torch.ones(400, dtype=torch.bool), asked)
+
+
+def test_the_combined_attack_tells_what_its_parts_tell(two_rounds):
+    results = attack_run(two_rounds, attacks=[few("combined", 8), few("lira_offline", 8)])
+    combined, offline = named(results, "combined", "lira_offline")
+    assert combined.leak
+    assert auc(combined).value > auc(offline).value - 0.03

@@ -290,6 +290,21 @@ def test_the_one_tailed_test_by_hand():
     assert update_alignment.one_tailed(measured).tolist() == pytest.approx([0.8413447, 0.5], abs=1e-6)
 
 
+def test_the_shrunken_null_by_hand():
+    """Two others with means 1, 1, 7 and variance 2 each. The variance of the means is 12, of which 2 / 2 is noise: the
+    weight of a candidate's own mean is 11 / 12, and 1 / 12 that of the mean of all, 3."""
+    null = [[0.0, 0.0, 6.0], [2.0, 2.0, 8.0]]
+    found = update_alignment.above_null(torch.tensor([[2.0, 7 / 6, 0.0], *null]))
+    deviation = math.sqrt(2 * (1 + 11 / 24))
+    assert found.tolist() == pytest.approx([(2 - 7 / 6) / deviation, 0, (0 - 20 / 3) / deviation], abs=1e-6)
+
+
+def test_means_that_are_noise_alone_are_all_one():
+    """Where the others' means differ by less than their noise, every candidate has the mean of all."""
+    measured = torch.tensor([[1.0, 1.0], [0.0, 2.0], [2.0, 0.0]])
+    assert update_alignment.above_null(measured).tolist() == pytest.approx([0, 0], abs=1e-6)
+
+
 def test_the_cosine_is_that_of_the_record_that_was_trained_on():
     """One step of gradient descent on one record has cosine 1 with that record's gradient."""
     from fedaudit.training import models
@@ -319,9 +334,53 @@ def test_updates_of_an_overtrained_model_give_members_away(overtrained):
     measures = ("cosine", "loss", "both")
     for found in attacked(overtrained, *({"attack": "update_alignment", "measure": m} for m in measures)):
         assert found.leak, found.verdict
+    published = {"attack": "update_alignment", "null": "own"}
+    (found,) = attacked(overtrained, published)
+    assert found.leak, found.verdict
     (found,) = attacked(overtrained, "update_alignment", threat="peer:2")
     assert not found.ran
     assert "the null distribution" in found.reason
+
+
+def test_the_direction_of_updates_needs_no_other_client(tmp_path):
+    """One client alone has no null distribution, and the cosines of its own updates tell its records."""
+    few = {**SMALL, "clients": 1, "partition": "iid", "aux": 0.9}
+    fedaudit.run(method="fedavg", rounds=2, set={"E": 15, "B": 8, "eta": 0.2}, out=tmp_path / "a", **few)
+    alone, aligned = attacked(tmp_path / "a", "gradient_cosine", "update_alignment")
+    assert not aligned.ran
+    assert alone.leak, alone.verdict
+    assert alone.last_round is not None
+
+
+def test_cosines_are_those_of_each_round(overtrained):
+    """The mean over rounds, computed here from the messages."""
+    from fedaudit.attack.attack_run import candidates_of
+    from fedaudit.attack.scene import Scene
+    from fedaudit.attacks.membership.gradient_cosine import GradientCosine
+    from fedaudit.runtime.folder import RunFolder
+
+    opened = RunFolder(overtrained)
+    x, y, _ = candidates_of(opened.world, 0)
+    scene = Scene(opened, opened.transcript.view("server"), 0, x, y)
+    by_round = []
+    for t in (1, 2):
+        down = next(e for e in opened.transcript.entries() if (e.direction, e.client, e.round) == ("down", 0, t))
+        up = next(e for e in opened.transcript.entries() if (e.direction, e.client, e.round) == ("up", 0, t))
+        start, end = (scene.model("mlp", next(m[n] for n in m.fields if m.state_shapes(n))) for m in (down, up))
+        moved = torch.cat(
+            [(a - b).detach().flatten() for a, b in zip(start.parameters(), end.parameters(), strict=True)]
+        )
+        found = []
+        for one, label in zip(x[:3], y[:3], strict=True):
+            start.zero_grad()
+            torch.nn.functional.cross_entropy(start.eval()(one[None]), label[None]).backward()
+            slope = torch.cat([p.grad.flatten() for p in start.parameters()])
+            found.append(float(torch.dot(moved, slope) / moved.norm() / slope.norm()))
+        by_round.append(found)
+    claims = GradientCosine().run(scene)
+    assert claims.last[:3].tolist() == pytest.approx(by_round[1], abs=1e-4)
+    both = [sum(pair) / 2 for pair in zip(*by_round, strict=True)]
+    assert claims.scores[:3].tolist() == pytest.approx(both, abs=1e-4)
 
 
 # --- synthetic images -------------------------------------------------------------------------------------------------

@@ -209,3 +209,31 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage") == len(commands)
+
+
+@pytest.mark.parametrize(("ps", "fails"), [((6e-4, 8e-4), False), ((4e-4, 8e-4), True), ((6e-4,), True)])
+def test_several_bounds_share_one_level(ps, fails, monkeypatch):
+    """At 1 in 1,000 for all bounds together, p-values of 6 and 8 in 10,000 refute nothing; one alone of 6 does."""
+    from types import SimpleNamespace
+
+    import typer
+
+    from fedaudit.cli import epsilon as command
+
+    class Told:
+        def __init__(self, p):
+            self.confidence, self.epsilon, self.delta, self.method, self.assumes, self.p = 0.95, 1.0, 1e-5, "m", "", p
+
+        def against(self, claim):
+            return SimpleNamespace(p_value=self.p, claim=claim, trials=9, verdict="")
+
+        def p_value(self, claim):
+            return 1e-9
+
+    monkeypatch.setattr(command, "replace", lambda one, **more: SimpleNamespace(**{**vars(one), **more}))
+    bounds = {str(i): Told(p) for i, p in enumerate(ps)}
+    if fails:
+        with pytest.raises(typer.Exit):
+            command._print_bounds(bounds, bounds, 1.0, False, True)
+    else:
+        command._print_bounds(bounds, bounds, 1.0, False, True)

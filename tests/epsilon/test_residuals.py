@@ -249,3 +249,14 @@ def test_what_a_user_gets_wrong(honest, tmp_path):
     path.write_text(path.read_text().replace('"status": "done"', '"status": "running"'))
     with pytest.raises(RunError, match="not finished"):
         audit_residuals(tmp_path / "plain")
+
+
+def test_the_bound_is_that_of_the_most_noise_that_the_residuals_allow(honest, monkeypatch):
+    """Not that of the likeliest: a bound on epsilon has to hold for all that cannot be ruled out."""
+    from fedaudit.epsilon import residuals
+
+    real = residuals.examine
+    monkeypatch.setattr(residuals, "examine", lambda *a, **k: dataclasses.replace(real(*a, **k), scale=1.1, high=1.5))
+    found = by_kind(audit_residuals(honest, kinds=["embeddings"]))["embeddings"]
+    multiplier = analytic(1.0, 1e-2, 1.0)
+    assert found.lower_bound == pytest.approx(gaussian_epsilon(1 / (1.5 * multiplier), 1e-2), rel=1e-6)

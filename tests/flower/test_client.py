@@ -249,3 +249,12 @@ def test_a_node_that_fails_under_a_policy_is_billed_for_it(sk_app, tmp_path, mon
     kinds = {client.client: set(client.by_kind) for client in record.ledger}
     assert "absence" in kinds[1]
     assert "absence" not in kinds[0] | kinds[2]
+
+
+def test_a_node_remembers_what_it_has_released():
+    from fedaudit.flower.client import _remembered
+
+    _, context = asked([np.zeros(2)])
+    assert _remembered(context) == (0, {})
+    context.state[AUDIT] = ConfigRecord({"asked": 3, "spent": '{"weights": 2, "logits": 1}'})
+    assert _remembered(context) == (3, {"weights": 2, "logits": 1})

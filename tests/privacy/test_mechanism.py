@@ -470,6 +470,18 @@ def test_keys_that_come_from_the_records_are_a_release_whatever_the_noise(policy
     assert len(entries) == 1
 
 
+def test_noise_from_the_systems_entropy_has_the_deviation_that_is_promised():
+    """Kolmogorov and Smirnov's test against N(0, 3), and the deviation within five of its standard errors."""
+    from scipy.stats import kstest
+
+    from fedaudit.privacy.mechanisms.gaussian import normal_noise
+
+    policy = Policy(epsilon=1.0, delta=1e-3, secure=True)
+    noise = normal_noise(torch.zeros(50, 400), 3.0, policy, ("no", "key")).flatten()
+    assert float(noise.std()) == pytest.approx(3.0, abs=5 * 3.0 / math.sqrt(2 * 20_000))
+    assert kstest(noise.numpy(), "norm", (0, 3)).pvalue > 1e-6
+
+
 # --- unequal deltas, clients and claims
 
 

@@ -185,3 +185,15 @@ def test_a_finished_run_is_not_replaced_by_an_unfinished_one(tmp_path):
     cut.status = "running"
     [row] = rows(tmp_path, (done, [], []), (cut, [], []))
     assert row.cells["accuracy"].value == pytest.approx(0.9)
+
+
+def test_what_a_run_has_sent_is_both_ways_up_to_each_round(monkeypatch):
+    """Rounds of 10 + 1, 20 + 2 and 40 + 4 bytes; the second was not evaluated."""
+    from types import SimpleNamespace
+
+    from fedaudit.reports import figures
+
+    rounds = [SimpleNamespace(round=i + 1, up_payload=10 * 2**i, down_payload=2**i) for i in range(3)]
+    monkeypatch.setattr(figures, "curve", lambda run: ([1, 3], [0.2, 0.6]))
+    run = SimpleNamespace(record=SimpleNamespace(rounds=rounds))
+    assert figures._spent(run) == [(11, 0.2), (77, 0.6)]

@@ -337,3 +337,10 @@ def test_growth_is_measured_against_the_baseline(record, tmp_path):
     assert not found.kept
     assert found.limit == pytest.approx(6300)
     assert "Local.w grew most" in found.message()
+
+
+@pytest.mark.parametrize(("key", "value"), [("dataset", "mnist"), ("method", "local"), ("compress", "topk:0.1")])
+def test_a_budget_of_another_run_is_not_about_this_one(key, value, record):
+    assert Budget(max=1).is_about(record)
+    assert Budget(max=1, method="fedavg", dataset="digits", compress="none").is_about(record)
+    assert not Budget(max=1, **{key: value}).is_about(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import reported
 
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell
@@ -37,3 +38,12 @@ def test_the_total_leaves_out_what_is_done_and_what_does_not_apply():
     assert text.splitlines()[0] == "4 cells: 1 done, 1 does not apply, 2 to do."
     assert "To send: 4.00 kB of payload, without 1 cells whose traffic is not known." in text
     assert "about 50 s with 2 at a time, without 1 cells that are unlike any measured one" in text
+
+
+def test_audits_are_forecast_for_each_round():
+    """Eight seconds of audits on a run of as many rounds as the record has."""
+    record = reported._record("fedavg", 0, 0.8)
+    pace = Pace()
+    pace.learn(record, {"residuals": 5.0, "release": 3.0})
+    assert set(pace.audits.values()) == {8.0 / len(record.rounds)}
+    assert len(record.rounds) > 1

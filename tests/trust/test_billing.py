@@ -17,6 +17,8 @@ from fedaudit.runtime.runner import run
 from fedaudit.training.forward import row_by_row
 from fedaudit.wire.codec import encode_tree
 
+pytestmark = pytest.mark.usefixtures("default_twins")
+
 DP = dict([parse_policy("training:noise=1,clip=1")])
 EMBEDDINGS = dict([parse_policy("embeddings:eps=1,clip=1")])
 LOGITS = dict([parse_policy("logits:eps=1,clip=1")])

@@ -1,0 +1,94 @@
+"""Edits drawn at random: which there are, that they are wrong, and how survivors are counted."""
+
+from __future__ import annotations
+
+import random_mutants as r
+
+SOURCE = '''
+"""Words."""
+LIMIT: int = 3
+
+def f(a, b, keep=True):
+    """More words."""
+    if a < b:
+        return max(a, b) - 1
+    if keep:
+        raise ValueError(f"{a} < {b}: max of all")
+    rows = [a, b]
+    return rows[0] * 2 + rows[-1], "up"
+'''
+
+
+def said(source=SOURCE):
+    return {(e.kind, source[e.start : e.end], e.text) for e in r.edits_of("f.py", source)}
+
+
+def test_each_kind_of_edit_is_found():
+    assert said() == {
+        ("another default", "3", "6"),
+        ("another default", "True", "False"),
+        ("a skipped branch", "a < b", "False"),
+        ("a turned comparison", "a < b", "a <= b"),
+        ("the opposite function", "max", "min"),
+        ("a dropped term", "max(a, b) - 1", "(max(a, b))"),
+        ("a dropped term", "rows[0] * 2 + rows[-1]", "(rows[0] * 2)"),
+        ("a dropped factor", "rows[0] * 2", "(rows[0])"),
+        ("a shifted index", "0", "1"),
+        ("a shifted index", "-1", "0"),
+        ("the opposite word", '"up"', "'down'"),
+    }
+
+
+def test_wording_is_not_drawn():
+    """Neither docstrings nor errors, nor guards that do nothing but raise."""
+    assert not [edit for edit in r.edits_of("f.py", SOURCE) if edit.line in (2, 6, 9, 10)]
+
+
+def test_an_edit_is_of_its_place_and_another_program():
+    for edit in r.edits_of("f.py", SOURCE):
+        assert r.valid(edit, SOURCE)
+        changed = edit.applied(SOURCE)
+        assert changed != SOURCE
+        assert len(changed) == len(SOURCE) - (edit.end - edit.start) + len(edit.text)
+    umlaut = 's = "ü" if a < b else c[0]\n'
+    assert ("a turned comparison", "a < b", "a <= b") in said(umlaut), "columns count bytes"
+    same = r.Edit("f.py", 1, 0, 1, "s ", "", "")
+    assert not r.valid(same, umlaut)
+
+
+def test_a_draw_is_repeated_by_its_seed_and_takes_a_line_once():
+    texts = {"f.py": SOURCE}
+    first, there = r.drawn(texts, 5, 1)
+    assert there == len(r.edits_of("f.py", SOURCE))
+    assert r.drawn(texts, 5, 1)[0] == first
+    assert r.drawn(texts, 5, 2)[0] != first
+    every, _ = r.drawn(texts, 1000, 1)
+    assert len({edit.line for edit in every}) == len(every) == 5
+
+
+def test_the_project_has_many_and_leaves_commands_out():
+    texts = dict(r.sources(["fedaudit/privacy"]))
+    assert texts
+    assert all(name.startswith("fedaudit/privacy/") for name in texts)
+    assert not [name for name, _ in r.sources([]) if name.startswith(("fedaudit/cli", "reports"))]
+    edits, there = r.drawn(texts, 20, 0)
+    assert there > 500
+    assert {edit.room for edit in edits} == {"fedaudit/privacy"}
+
+
+def test_shares_are_of_what_counts():
+    """Equivalent edits and those whose tests lack a library count in neither number; uncovered ones are not killed."""
+    edit = r.edits_of("fedaudit/wire/x.py", SOURCE)[0]
+    fates = ["killed"] * 8 + ["survived", "uncovered", "equivalent", "untried"]
+    lines = r.table([r.Tried(edit, fate, 1.0, 1) for fate in fates])
+    assert lines[2] == "| fedaudit/wire | 8 | 10 | 80% | 49% to 94% |"
+    assert lines[-1].startswith("| all | 8 | 10 |")
+
+
+def test_a_marked_edit_has_a_reason(tmp_path):
+    path = tmp_path / "equivalent.toml"
+    path.write_text(
+        '[[edit]]\nfile = "f.py"\nline = "if a < b:"\ntext = "a <= b"\nwhy = "equal values give the same"\n'
+    )
+    assert r.marks(path) == {("f.py", "if a < b:", "a <= b"): "equal values give the same"}
+    assert r.marks(tmp_path / "none") == {}
