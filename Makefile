@@ -66,11 +66,11 @@ format: $(STAMP)
 $(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e "."
 	touch $(CORE)
 
 $(STAMP): $(CORE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dp,sign,ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
 	touch $(STAMP)
 
 clean:

@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 for _link in ("methods", "attacks", "reports"):  # symbolic links in a checkout, folders where installed
     if Path(__file__).with_name(_link).is_file():

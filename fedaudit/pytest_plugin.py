@@ -35,6 +35,8 @@ MARKS = {
     "leak_budget": "leak_budget(attack, auc=None, tpr=None, threat='server', set=None, cannot_tell=None): the most "
     "that a membership attack may reach, by its interval",
     "accuracy_floor": "accuracy_floor(floor): the least accuracy on the common test set",
+    "metric_budget": "metric_budget(metric, max=None, min=None): a ceiling or a floor for any metric that a budget can "
+    "limit, such as own, flops or refuted",
     "claims_hold": "claims_hold(trials=1000, cannot_tell=None): no claim of epsilon is refuted, no declaration broken",
 }
 WAYS = ("warn", "skip", "fail")  # with a gate that cannot tell
@@ -222,6 +224,20 @@ def accuracy_floor(request: pytest.FixtureRequest) -> Check:
 
 
 @pytest.fixture
+def metric_budget(request: pytest.FixtureRequest) -> Check:
+    """Return a function that fails the test if a figure is off its limit: `metric_budget(record, "own", min=0.8)`."""
+
+    def check(record: Any, metric: str, max: float | str | None = None, min: float | None = None) -> None:
+        from fedaudit.gates.record_gates import finished, limited
+
+        with _plain_errors():
+            found = limited(finished(record), metric, max=max, min=min)
+        _judge(request, [found])
+
+    return check
+
+
+@pytest.fixture
 def claims_hold(request: pytest.FixtureRequest) -> Check:
     """Return a function that fails the test if a claim of a record was refuted: `claims_hold(record)`.
 
@@ -246,6 +262,7 @@ def federated_run(
     privacy_budget: Check,
     leak_budget: Check,
     accuracy_floor: Check,
+    metric_budget: Check,
     claims_hold: Check,
 ) -> Callable[..., Any]:
     """Return a function that runs a setting in the test's folder and returns its record.
@@ -285,6 +302,7 @@ def federated_run(
         gates: dict[str, Check] = {  # those that take no time first
             "comm_budget": partial(comm_budget, record),
             "accuracy_floor": partial(accuracy_floor, record),
+            "metric_budget": partial(metric_budget, record),
             "privacy_budget": partial(privacy_budget, record),
             "leak_budget": attack_and_check,
             "claims_hold": test_and_check,
@@ -306,9 +324,11 @@ def federated_benchmark(request: pytest.FixtureRequest, tmp_path: Path, comm_bud
     limit how many times as much a round may take.
     """
     if not request.config.pluginmanager.hasplugin("benchmark"):
+        from fedaudit.extras import install
+
         pytest.fail(
-            "federated_benchmark needs pytest-benchmark, which is not installed or is switched off. Install "
-            "'fedaudit[benchmark]', or leave out -p no:benchmark.",
+            "federated_benchmark needs pytest-benchmark, which is not installed or is switched off: "
+            f"{install('benchmark')}, or leave out -p no:benchmark.",
             pytrace=False,
         )
     samples = request.getfixturevalue("benchmark")

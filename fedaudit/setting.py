@@ -64,6 +64,9 @@ class Setting(Frozen):
     """Everything that a run depends on. Two runs of one setting on one machine give the same bits."""
 
     method: str = Field("fedavg", description="a name from `fedaudit list methods`, or package.module:Class")
+    label: str | None = Field(
+        None, min_length=1, max_length=60, pattern=r"^[^\r\n]+$", description="the name of the run's row in reports"
+    )
     set: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
 
     preset: str | None = Field(None, description="the method's hyper-parameters as published for a data set")
@@ -221,9 +224,9 @@ def parse_compression(text: str) -> tuple[str, float | None]:
     raise ValueError("choose from topk:SHARE (topk:0.1), int8 and svd:ENERGY (svd:0.95)")
 
 
-# These options say where or how a run is carried out. They do not change its result.
+# These options say where or how a run is carried out, and how it is called. They do not change its result.
 # (One engine, stacked, rounds differently: a setting's key and a resumed run tell it from the others.)
-EXECUTION = ("data_dir", "engine", "isolate", "twins", "together", "workers", "gpu_fraction", "ray_address")
+EXECUTION = ("label", "data_dir", "engine", "isolate", "twins", "together", "workers", "gpu_fraction", "ray_address")
 # These options change nothing but rounding: `Setting.rounding` says when.
 ROUNDING = ("precision", "channels_last", "step")
 

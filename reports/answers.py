@@ -1,8 +1,10 @@
 """The report's first screen: which setting to use, what leaks, what is guaranteed, what it costs, in a few sentences.
 
 A setting is *trained* if it is not near chance, and *protected* if the ledger's epsilon is finite and above 0,
-its delta is below 1/n for every client, it covers the models that are published, and no claim of it was refuted.
-Nothing here says that a setting leaks nothing.
+its delta is below 1/n for every client, and no claim of it was refuted. Epsilon is infinite if models are published
+that it does not cover. Settings are compared at an equal guarantee. Of those that no test tells apart, the simpler or
+cheaper one is named. Leaks are ranked by what they are above guessing and above an attacker who sees nothing. Nothing
+here says that a setting leaks nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedaudit.reports.attack_rows import best_attack
-from fedaudit.reports.leak_tests import leak, rebuilt
+from fedaudit.metrics.guarantee import OPEN_MODELS
+from fedaudit.reports.attack_rows import Found, best_attack
+from fedaudit.reports.leak_tests import (
+    beside,
+    blind_auc,
+    leak,
+    membership_lift,
+    rebuilt,
+    reconstruction_lift,
+    strongest,
+)
 from fedaudit.reports.summary_rows import SummaryRow, refused
+from fedaudit.reports.tests_over_seeds import compared
 from fedaudit.reports.vocabulary import BY_KEY, interval_text, text
 
 Tone = Literal["good", "bad", "plain"]
@@ -25,7 +37,10 @@ THREATS = {
     "peer": "another client, which sees its own messages",
 }
 NEITHER = "No setting here is both trained and protected."
-NEARLY = 0.02  # accuracy that a stricter guarantee may cost and still be recommended
+NEARLY = 0.02  # accuracy that a stricter guarantee, or a cheaper setting, may cost and still be recommended
+ALIKE = 1.05  # guarantees whose epsilons are at most this factor apart count as equal
+DEARER = 1.2  # a setting that takes this many times the compute of an equal one is named as dearer
+EVERYBODY = "everybody"  # against whom noise holds that participants add themselves
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
 def protected(row: SummaryRow) -> bool:
     epsilon = row.cells["epsilon"].value
     covered = epsilon is not None and 0 < epsilon < math.inf
-    return covered and not row.weak_delta and not row.open_models and not row.cells["lower"].flag
+    return covered and not row.weak_delta and not row.refuted
 
 
 def trained(row: SummaryRow) -> bool:
@@ -66,33 +81,113 @@ def trained(row: SummaryRow) -> bool:
 
 
 def which(rows: Sequence[SummaryRow]) -> Answer:
-    """Recommend the strictest protected setting that is nearly as accurate as the best protected one.
+    """Recommend the strictest protected setting that is nearly as accurate as the best protected one, with its cost.
 
-    Also say what a looser one would give, what a stricter one costs, and what is lost against the best of all."""
+    Also say what a looser one would give, what a stricter one costs, which equal one is dearer, and what is lost
+    against the best without a guarantee. Guarantees of other units (records, clients) have a sentence each."""
     able = [row for row in rows if trained(row)]
-    best = max(able, key=_accuracy, default=None)
-    if best is None:
+    if not able:
         return Answer("", [f"None: every setting is near chance. {NEITHER}"], "bad")
     covered = [row for row in able if protected(row)]
     if not covered:
-        return Answer(
-            "", [f"{NEITHER} {_named(best)} is the most accurate, {_reached(best)}; it {_covers(best)}."], "bad"
+        best = cheapest_equal(able, max(able, key=_accuracy))
+        words = (
+            f"{NEITHER} {_named(best)} is the most accurate, {_reached(best)}; it {_covers(best)}. {_its_cost(best)}"
         )
+        return Answer("", [words + _dearer(best, able)], "bad")
+    lines, named = [], []
+    for terms in dict.fromkeys(unit_and_observer(row) for row in covered):
+        alike = [row for row in covered if unit_and_observer(row) == terms]
+        first = _strictest(alike)
+        named.append(first)
+        unit = "" if terms[0] == "record" else f" for whole {terms[0]}s"
+        lines.append(f"With a guarantee{unit}: {_with_guarantee(first, alike)}")
+    bare = [row for row in able if not protected(row)]
+    if bare:
+        first, top = max(named, key=_accuracy), cheapest_equal(bare, max(bare, key=_accuracy))
+        gap = 100 * (_accuracy(top) - _accuracy(first))
+        if gap > 0:
+            told = ", which no test tells" if _not_told(top, first) else ""
+            lines.append(
+                f"Without: {_named(top)}, {_reached(top)}, {gap:.1f} points more{told}; it {_covers(top)}."
+                f"{_dearer(top, bare)}"
+            )
+    return Answer("", lines, "good")
+
+
+def _strictest(covered: Sequence[SummaryRow]) -> SummaryRow:
     top = max(covered, key=_accuracy)
     near = [row for row in covered if _accuracy(row) >= _accuracy(top) - NEARLY]
     first = min(near, key=lambda row: (_spent(row), -_accuracy(row)))
-    lines = [f"With a guarantee: {_named(first)}, accuracy {_reached(first)} at {_epsilon(first)}."]
-    if _spent(first) < _spent(top):
-        more = 100 * (_accuracy(top) - _accuracy(first))
-        lines[0] += f" ε = {_spent(top):.3g} would give {more:.1f} points more."
-    stricter = [row for row in covered if _spent(row) < _spent(first)]
-    if stricter:
+    same = [row for row in covered if equal_guarantee(row, first)]
+    return cheapest_equal(same, max(same, key=_accuracy))
+
+
+def _with_guarantee(first: SummaryRow, covered: Sequence[SummaryRow]) -> str:
+    line = f"{_named(first)}, accuracy {_reached(first)} at {_epsilon(first)}. {_its_cost(first)}"
+    line += _dearer(first, [row for row in covered if equal_guarantee(row, first)])
+    others = [row for row in covered if not equal_guarantee(row, first)]
+    looser = [row for row in others if _spent(row) > _spent(first) and _accuracy(row) > _accuracy(first)]
+    if looser:
+        top = max(looser, key=_accuracy)
+        line += f" ε = {_spent(top):.3g} would give {100 * (_accuracy(top) - _accuracy(first)):.1f} points more."
+    if stricter := [row for row in others if _spent(row) < _spent(first)]:
         least = min(stricter, key=_spent)
-        lines[0] += f" Stricter: {_named(least)}, {_reached(least)} at {_epsilon(least)}."
-    if best is not first:
-        gap = 100 * (_accuracy(best) - _accuracy(first))
-        lines.append(f"Without: {_named(best)}, {_reached(best)}, {gap:.1f} points more; it {_covers(best)}.")
-    return Answer("", lines, "good")
+        best = cheapest_equal(
+            same := [row for row in stricter if equal_guarantee(row, least)], max(same, key=_accuracy)
+        )
+        line += f" Stricter: {_named(best)}, {_reached(best)} at {_epsilon(best)}."
+    return line
+
+
+def equal_guarantee(a: SummaryRow, b: SummaryRow) -> bool:
+    """Say if two protected settings guarantee the same: one unit, one observer, and nearly one epsilon."""
+    low, high = sorted((_spent(a), _spent(b)))
+    return unit_and_observer(a) == unit_and_observer(b) and high <= ALIKE * low
+
+
+def cheapest_equal(rows: Sequence[SummaryRow], top: SummaryRow) -> SummaryRow:
+    """Return the one to name among the rows that are not told from the most accurate one: whose method has no part that
+    changes nothing, the simpler one, then the one with the least compute, then with the fewest bytes."""
+    return min((row for row in rows if row is top or _not_told(row, top)), key=_effort)
+
+
+def _not_told(row: SummaryRow, top: SummaryRow) -> bool:
+    """Say if two accuracies are near each other and no test over seeds tells them apart."""
+    test = compared(row.cells["accuracy"].each, top.cells["accuracy"].each)
+    return abs(_accuracy(row) - _accuracy(top)) <= NEARLY and not test.more_than_noise
+
+
+def _effort(row: SummaryRow) -> tuple[int, int, float, float]:
+    seconds, sent = row.cells["seconds"].value, row.cells["up"].value
+    return (
+        len(row.idle), row.group.method.count("+"), math.inf if seconds is None else seconds,
+        math.inf if sent is None else sent,
+    )  # fmt: skip
+
+
+def _dearer(first: SummaryRow, rows: Sequence[SummaryRow]) -> str:
+    """Name the dearest setting of those that are not told from the first, if it takes clearly more compute."""
+    own = first.cells["seconds"].value
+    equal = [row for row in rows if row is not first and _not_told(row, first) and row.cells["seconds"].value]
+    if not own or not equal:
+        return ""
+    most = max(equal, key=lambda row: row.cells["seconds"].value or 0.0)
+    times = (most.cells["seconds"].value or 0.0) / own
+    return f" {_named(most)} cannot be told from it and takes {times:.1f} times the compute." if times >= DEARER else ""
+
+
+def unit_and_observer(row: SummaryRow) -> tuple[str, str]:
+    """Return what the noise of a row protects (record or client), and against whom it holds."""
+    noisy = [
+        entry
+        for run in row.group.runs
+        for client in run.record.ledger
+        for entry in client.entries
+        if 0 < entry.noise_multiplier < math.inf
+    ]
+    units = sorted({str(entry.unit or "record") for entry in noisy}) or ["record"]
+    return units[-1], ", ".join(sorted({str(entry.to or EVERYBODY) for entry in noisy})) or EVERYBODY
 
 
 def _spent(row: SummaryRow) -> float:
@@ -100,31 +195,37 @@ def _spent(row: SummaryRow) -> float:
 
 
 def leaks(rows: Sequence[SummaryRow]) -> Answer:
-    """Name the worst membership attack and the worst reconstruction, and the attacker."""
+    """Name the membership attack and the reconstruction that are furthest above guessing, and the attacker."""
     lines = []
     judged = [row for row in rows if row.cells["auc"].value is not None]
     shown = [row for row in judged if leak(row)]
+    open_ = sum(leak(row) is None for row in judged)
+    not_told = f" (not told in {open_})" if open_ else ""
     if shown:
-        worst = max(shown, key=lambda row: row.cells["auc"].value or 0.0)
-        cell = worst.cells["auc"]
-        spread = interval_text(BY_KEY["auc"], cell)
+        worst = max(shown, key=membership_lift)
+        cell, blind = worst.cells["auc"], blind_auc(worst.group)
+        others = "" if blind is None else f", the best blind attacker {blind:.3f}"
         lines.append(
-            f"Membership, in {len(shown)} of {len(judged)} settings: at worst AUC {text(BY_KEY['auc'], cell.value)} "
-            f"{spread} on {_named(worst)} (accuracy {_reached(worst)}), by {_attacker(worst, 'membership', 'auc')}."
+            f"Membership, in {len(shown)} of {len(judged)} settings{not_told}: most on {_named(worst)}, AUC "
+            f"{text(BY_KEY['auc'], cell.value)} {interval_text(BY_KEY['auc'], cell)} (guessing gives 0.5{others}), by "
+            f"{_attacker(strongest(worst.group))}; its accuracy is {_reached(worst)}."
         )
     elif judged:
         lines.append(
-            f"No membership attack found more than guessing in the {len(judged)} settings that were attacked. That "
-            "proves nothing."
+            f"No membership attack found more than guessing in the {len(judged)} settings that were attacked"
+            f"{not_told}. That proves nothing."
         )
-    pictured = [row for row in rows if rebuilt(row)]
+    tried = [row for row in rows if row.cells["identified"].value is not None]
+    pictured = [row for row in tried if rebuilt(row)]
     if pictured:
-        worst = max(pictured, key=lambda row: row.cells["identified"].value or 0.0)
+        worst = max(pictured, key=reconstruction_lift)
+        found = best_attack(worst.group, "reconstruction", "identification")
         share = text(BY_KEY["identified"], worst.cells["identified"].value)
+        guessing = (beside(found) if found else "") or "what guessing gives is not known"
         spread = interval_text(BY_KEY["identified"], worst.cells["identified"])
         lines.append(
-            f"Records, in {len(pictured)} of {len(rows)} settings: at worst {share} {spread} of the rebuilt images "
-            f"identified on {_named(worst)}, by {_attacker(worst, 'reconstruction', 'identification')}."
+            f"Records, in {len(pictured)} of {len(tried)} settings: most on {_named(worst)}, {share} {spread} of the "
+            f"rebuilt images identified ({guessing}), by {_attacker(found)}."
         )
     if not lines:
         lines.append("No attack was run, so nothing is known.")
@@ -140,18 +241,19 @@ def guaranteed(rows: Sequence[SummaryRow]) -> Answer:
         relation = f" ({least.relation})" if least.relation else ""
         lines.append(
             f"At best {_epsilon(least)}, for {least.unit}{relation}, all rounds together: {_named(least)}, "
-            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} have a finite epsilon and beat chance."
+            f"accuracy {_reached(least)}. {len(covered)} of {len(rows)} have a finite epsilon that holds and beat "
+            "chance."
         )
     else:
         lines.append(f"No useful guarantee. {NEITHER}")
-    bare = [row for row in rows if row.cells["epsilon"].value == math.inf]
+    bare = [row for row in rows if row.cells["epsilon"].value == math.inf and not row.open_models]
     if bare:
         lines.append(f"No guarantee at all in {len(bare)} (ε = ∞): something is sent without noise.")
     if weak := [row for row in rows if row.weak_delta]:
         lines.append(f"In name only in {len(weak)}: δ ≥ 1/n, which publishing one record at random would meet, too.")
     if apart := [row for row in rows if row.open_models]:
-        lines.append(f"For the messages alone in {len(apart)}: clients' models, trained without noise, are published.")
-    if wrong := [_named(row) for row in rows if row.cells["lower"].flag]:
+        lines.append(f"For the messages alone in {len(apart)} (ε = ∞): {OPEN_MODELS}.")
+    if wrong := [_named(row) for row in rows if row.refuted]:
         lines.append(f"Refuted by measurement: {', '.join(wrong)}.")
     return Answer("", lines, "good" if covered and not wrong else "bad")
 
@@ -172,9 +274,8 @@ def costs(rows: Sequence[SummaryRow]) -> Answer:
     ]
     ratios = [ratio for ratio in ratios if ratio > 0]
     if ratios:
-        line += (
-            f" Protection took {min(ratios):.1f} to {max(ratios):.1f} times the compute of the same method without it."
-        )
+        times = list(dict.fromkeys(f"{ratio:.1f}" for ratio in (min(ratios), max(ratios))))
+        line += f" Protection took {' to '.join(times)} times the compute of the same method without it."
     return Answer("", [line])
 
 
@@ -205,24 +306,31 @@ def _covers(row: SummaryRow) -> str:
         return "has a guarantee that cannot be composed"
     if epsilon == 0:
         return "sends nothing computed from its records, but publishes its models"
+    if row.open_models:
+        return f"guarantees nothing, as its clients' models are published (the messages alone: {row.messages})"
     if math.isinf(epsilon):
         return "guarantees nothing"
-    if row.cells["lower"].flag:
+    if row.refuted:
         return "has a claim that is refuted"
-    if row.open_models:
-        return f"guarantees {_epsilon(row)} for its messages alone, and publishes its clients' models"
     return f"guarantees {_epsilon(row)}" + (", with δ ≥ 1/n" if row.weak_delta else "")
 
 
-def _attacker(row: SummaryRow, claims: str, measure: str) -> str:
-    best = best_attack(row.group, claims, measure)
+def _attacker(best: Found | None) -> str:
     return f"the {best.threat} ({best.attack})" if best else "nobody"
 
 
 def _bill(row: SummaryRow) -> str:
+    return f"{_cost(row)} ({_named(row)})"
+
+
+def _its_cost(row: SummaryRow) -> str:
+    return f"It costs {_cost(row)}."
+
+
+def _cost(row: SummaryRow) -> str:
     up, down, seconds = (row.cells[key] for key in ("up", "down", "seconds"))
     sent = f"{text(BY_KEY['up'], up.value)} up and {text(BY_KEY['down'], down.value)} down a client and round"
-    return f"{sent}, {text(BY_KEY['seconds'], seconds.value)} of {seconds.detail or 'compute'} a run ({_named(row)})"
+    return f"{sent}, {text(BY_KEY['seconds'], seconds.value)} of {seconds.detail or 'compute'} a run"
 
 
 # --- what the page is about --------------------------------------------------------------------------------------
@@ -233,13 +341,17 @@ def scope(rows: Sequence[SummaryRow]) -> dict[str, str]:
     finished = max((run.record.finished or "" for row in rows for run in row.group.runs), default="")
     threats = sorted({result.threat for row in rows for run in row.group.runs for result in run.record.attacks})
     named = dict.fromkeys(THREATS.get(name.split(":")[0], name) for name in threats)
-    attacks = {result.attack for row in rows for run in row.group.runs for result in run.record.attacks if result.ran}
+    ran = [result for row in rows for run in row.group.runs for result in run.record.attacks if result.ran]
+    attacks, blind = ({result.attack for result in ran if result.blind is of} for of in (False, True))
+    counted = f"{len(attacks)} {'attack' if len(attacks) == 1 else 'attacks'}"
+    if blind:
+        counted += f" and {len(blind)} blind {'baseline' if len(blind) == 1 else 'baselines'}"
     seeds = sorted({len(row.group.runs) for row in rows})
     many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return {
         "Date": f"last run finished {finished[:10]}" if finished else "no run is finished",
         "Purpose": "what these federated methods reach, give away, guarantee and cost, measured on the same data",
         "Threat models": "; ".join(named) or "none: nothing was attacked",
-        "Scope": f"{len(attacks)} attacks, {many} {'seed' if many == '1' else 'seeds'} a setting; other data, models "
+        "Scope": f"{counted}, {many} {'seed' if many == '1' else 'seeds'} a setting; other data, models "
         "and attacks may give another picture",
     }

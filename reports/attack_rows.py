@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedaudit.metrics.attacks import beats_baselines, beyond_chance, estimate_of, estimates_of
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.runs import Group
 from fedaudit.reports.tests_over_seeds import over_seeds
-from fedaudit.runtime.attack_result import (
-    AnyResult,
-    AtFPR,
-    MembershipResult,
-    NotRun,
-    Rate,
-    ReconstructionResult,
-    Scored,
-    measures_of,
-)
+from fedaudit.runtime.attack_result import AnyResult, NotRun, Scored
 from fedaudit.stats import Estimate
 
 
@@ -40,16 +31,8 @@ class Found:
 
     def estimates(self, measure: str) -> dict[int, Estimate]:
         """Return one estimate per seed that has it. `tpr` is the TPR at 1 % FPR."""
-        found: dict[int, Estimate] = {}
-        for seed, result in self.results.items():
-            estimate: Estimate | None
-            if measure == "tpr":
-                estimate = next((at for at in _at_fprs(result) if math.isclose(at.fpr, 0.01)), None)
-            else:
-                estimate = measures_of(result).get(measure)
-            if estimate is not None and estimate.value is not None:
-                found[seed] = estimate
-        return found
+        found = {seed: estimate_of(result, measure) for seed, result in self.results.items()}
+        return {seed: estimate for seed, estimate in found.items() if estimate is not None}
 
     def cell(self, measure: str, bounds: tuple[float, float] = (-math.inf, math.inf)) -> ReportCell:
         found = self.estimates(measure)
@@ -64,27 +47,18 @@ class Found:
 
     def success(self) -> float:
         """Return the share of seeds in which reconstructions beat their baselines; 0 for other kinds of attack."""
-        won = [isinstance(r, ReconstructionResult) and r.beats_baselines for r in self.results.values()]
+        won = [beats_baselines(result) for result in self.results.values()]
         return sum(won) / max(len(won), 1)
 
     def beyond_chance(self, measure: str) -> float:
-        found = self.estimates(measure).values()
-        chance = [(e.chance if isinstance(e, Rate) else None) or 0.0 for e in found]
-        return sum((e.value or 0.0) - c for e, c in zip(found, chance, strict=True)) / max(len(found), 1)
+        found = [beyond_chance(estimate) for estimate in self.estimates(measure).values()]
+        return sum(found) / max(len(found), 1)
 
     def _why_none(self, measure: str) -> str:
         for result in self.results.values():
-            if measure == "tpr":
-                many: Sequence[Estimate] = _at_fprs(result)
-            else:
-                many = [e for name, e in measures_of(result).items() if name == measure]
-            if reasons := [e.reason for e in many if e.reason]:
+            if reasons := [e.reason for e in estimates_of(result, measure) if e.reason]:
                 return reasons[0]
         return "not measured"
-
-
-def _at_fprs(result: Scored) -> list[AtFPR]:
-    return result.pooled.tpr_at_fpr if isinstance(result, MembershipResult) else []
 
 
 def attacks_of(group: Group) -> list[Found]:

@@ -17,16 +17,14 @@ from pathlib import Path
 import jinja2
 
 from fedaudit.reports import sentences
-from fedaudit.reports.answers import THREATS, answers, protected, trained
+from fedaudit.reports.answers import EVERYBODY, THREATS, answers, protected, trained, unit_and_observer
 from fedaudit.reports.attack_rows import best_attack
-from fedaudit.reports.leak_tests import leak
+from fedaudit.reports.leak_tests import guessed, leak, membership_lift, reconstruction_lift, strongest
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.vocabulary import BY_KEY, text
-from fedaudit.runtime.attack_result import Rate
 
 MOST = 7  # rows of the table: more would not fit the first page
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-EVERYBODY = "everybody"  # against whom noise holds that participants add themselves
 SAYS_LITTLE = 0.95  # a guarantee that lets somebody be surer than this of a record's use says little
 
 
@@ -96,20 +94,21 @@ def certainty(epsilon: float, delta: float) -> float:
 def in_words(row: SummaryRow) -> str:
     """Return a row's guarantee without a symbol."""
     epsilon = row.cells["epsilon"].value
-    if row.cells["lower"].flag:
+    if row.refuted:
         return "a claim that measurement refuted"
     if epsilon is None:
         return "none that can be stated as one number"
     if epsilon == 0:
         return "sends nothing computed from records, but publishes its models"
+    if row.open_models:
+        return "none: models of single participants are published without noise"
     if math.isinf(epsilon):
         return "none"
     if row.weak_delta:
         return "in name only: its failure probability is too large"
     sure = certainty(epsilon, row.delta)
     words = f"nobody can be more than {_percent(sure)} sure that a record was used (guessing: 50 %)"
-    words += "; that says little" if sure > SAYS_LITTLE else ""
-    return words + ("; for messages alone, models are published without noise" if row.open_models else "")
+    return words + ("; that says little" if sure > SAYS_LITTLE else "")
 
 
 def _percent(share: float) -> str:
@@ -162,17 +161,17 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
         )
     best = min(covered, key=lambda row: row.cells["epsilon"].value or 0.0)
     epsilon = best.cells["epsilon"].value or 0.0
-    unit, to = _terms(best)
+    unit, to = unit_and_observer(best)
     who = (
         "whoever sees all messages and the published model, the server included,"
-        if to == {EVERYBODY}
-        else f"{' and '.join(sorted(to))}"
+        if to == EVERYBODY
+        else to.replace(", ", " and ")
     )
     what, whole = (
         ("one given record of one participant was used", "record, not everything that a participant holds")
-        if "record" in unit
+        if unit == "record"
         else ("the records of one given person were used", "person, with all records that a participant holds of them")
-        if "person" in unit
+        if unit == "person"
         else ("one given participant took part", "participant, with all records that it holds")
     )
     sure = _percent(certainty(epsilon, best.delta))
@@ -184,21 +183,10 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
     ]
     bare = sum(row.cells["epsilon"].value == math.inf for row in rows)
     if bare:
-        lines.append(f"{bare} of the {len(rows)} settings guarantee nothing: they send something without noise.")
+        lines.append(
+            f"{bare} of the {len(rows)} settings guarantee nothing: they send or publish something without noise."
+        )
     return Section("What is guaranteed", lines)
-
-
-def _terms(row: SummaryRow) -> tuple[set[str], set[str]]:
-    """Return the units that the noise of a row protects, and against whom it holds."""
-    noisy = [
-        entry
-        for run in row.group.runs
-        for client in run.record.ledger
-        for entry in client.entries
-        if 0 < entry.noise_multiplier < math.inf
-    ]
-    units = {str(getattr(entry, "unit", "record")) for entry in noisy}
-    return units or {"record"}, {str(getattr(entry, "to", EVERYBODY)) for entry in noisy} or {EVERYBODY}
 
 
 def reached(rows: Sequence[SummaryRow]) -> Section:
@@ -206,8 +194,8 @@ def reached(rows: Sequence[SummaryRow]) -> Section:
     judged = [row for row in rows if row.cells["auc"].value is not None]
     if not judged:
         return Section("What attacks reached", ["No attack was run, so nothing is known."])
-    worst = max(judged, key=lambda row: row.cells["auc"].value or 0.0)
-    found = best_attack(worst.group, "membership", "auc")
+    worst = max(judged, key=membership_lift)
+    found = strongest(worst.group)
     by = f" by {THREATS.get(found.threat.split(':')[0], found.threat)}" if found else ""
     lines = [
         f"Shown a record that was used and one that was not, the best attack named the used one in "
@@ -215,14 +203,13 @@ def reached(rows: Sequence[SummaryRow]) -> Section:
     ]
     pictured = [row for row in rows if (row.cells["identified"].value or 0.0) > 0]
     if pictured:
-        most = max(pictured, key=lambda row: row.cells["identified"].value or 0.0)
+        most = max(pictured, key=reconstruction_lift)
         share = 100 * (most.cells["identified"].value or 0.0)
         rebuilt = best_attack(most.group, "reconstruction", "identification")
-        found_by = list(rebuilt.estimates("identification").values()) if rebuilt else []
-        guesses = [one.chance for one in found_by if isinstance(one, Rate) and one.chance is not None]
-        guessed = f" Guessing recognises {100 * max(guesses):.0f}." if guesses else ""
+        chance = guessed(rebuilt) if rebuilt else None
+        guess = f" Guessing recognises {100 * chance:.2g}." if chance is not None else ""
         lines.append(
-            f"Of the pictures that an attack rebuilt, {share:.0f} of 100 were recognised, on {_name(most)}.{guessed}"
+            f"Of the pictures that an attack rebuilt, {share:.0f} of 100 were recognised, on {_name(most)}.{guess}"
         )
     safe = sum(not leak(row) for row in judged)
     lines.append(
@@ -243,13 +230,13 @@ def risk(rows: Sequence[SummaryRow]) -> Section:
     lines = []
     if leaking := [_name(row) for row in rows if leak(row)]:
         lines.append(f"Records can be told to have been used with: {_listed(leaking)}.")
-    if refuted := [_name(row) for row in rows if row.cells["lower"].flag]:
+    if refuted := [_name(row) for row in rows if row.refuted]:
         lines.append(f"A claimed guarantee was refuted by measurement for: {_listed(refuted)}. Do not rely on it.")
     weak = [
         row for row in rows if protected(row) and certainty(row.cells["epsilon"].value or 0.0, row.delta) > SAYS_LITTLE
     ]
     if weak:
-        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([row.label for row in weak])}.")
+        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([_name(row) for row in weak])}.")
     if open_ := [_name(row) for row in rows if row.open_models or row.cells["epsilon"].value == 0]:
         lines.append(f"Models of single participants are published without protection for: {_listed(open_)}.")
     lines.append(

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports.formats import plain
 from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
 from fedaudit.reports.summary_rows import SummaryRow, rows_of
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
-from fedaudit.reports.vocabulary import COLUMNS, Column, text
+from fedaudit.reports.vocabulary import text
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.code_digest import comparable, differences
 from fedaudit.runtime.run_record import RunRecord, same_machine_type
@@ -33,7 +34,7 @@ class Change:
     """One figure of one setting, before and after."""
 
     label: str
-    column: Column
+    column: Metric
     before: float | None
     after: float | None
     test: Test
@@ -93,7 +94,7 @@ class Comparison:
 class Limit:
     """The most that one figure may become worse: in points for shares, in its own unit, or relative to before."""
 
-    column: Column
+    column: Metric
     amount: float
     relative: bool
 
@@ -101,12 +102,12 @@ class Limit:
     def parse(cls, text_: str) -> Limit:
         """Return the limit in a text: `accuracy=2` is two points, `auc=0.02` an AUC, `up=10%` relative to before."""
         key, equals, amount = (part.strip() for part in text_.partition("="))
-        gated = [column.key for column in COLUMNS if column.better is not None]
+        gated = [column.key for column in report_columns() if column.better is not None]
         if not equals:
             raise SettingError(f"--max-drop {text_!r}: write COLUMN=AMOUNT, for example accuracy=2.")
         if key not in gated:
             raise SettingError(unknown("column to gate", key, gated))
-        column = next(c for c in COLUMNS if c.key == key)
+        column = next(c for c in report_columns() if c.key == key)
         try:
             number = float(amount.removesuffix("%"))
         except ValueError:
@@ -189,7 +190,7 @@ def _paired(before: Sequence[SummaryRow], after: Sequence[SummaryRow]) -> list[t
 def _changes(pairs: Sequence[tuple[SummaryRow, SummaryRow]]) -> list[Change]:
     changes = []
     for a, b in pairs:
-        for column in COLUMNS:
+        for column in report_columns():
             x, y = a.cells[column.key], b.cells[column.key]
             if x.value is None and y.value is None:
                 continue
@@ -200,7 +201,7 @@ def _changes(pairs: Sequence[tuple[SummaryRow, SummaryRow]]) -> list[Change]:
     return changes
 
 
-def _test(a: SummaryRow, b: SummaryRow, column: Column) -> Test:
+def _test(a: SummaryRow, b: SummaryRow, column: Metric) -> Test:
     x, y = a.cells[column.key], b.cells[column.key]
     if x.value is None or y.value is None:
         return Test(None, None, f"no figure {'before' if x.value is None else 'after'}", seeds=0)
@@ -213,7 +214,7 @@ def _test(a: SummaryRow, b: SummaryRow, column: Column) -> Test:
     return replace(test, seeds=min(len(x.each), len(y.each))) if math.isinf(test.seeds) else test
 
 
-def _possible(test: Test, column: Column) -> Test:
+def _possible(test: Test, column: Metric) -> Test:
     """Return the test with its interval cut to the differences that this column can have."""
     most = column.bounds[1] - column.bounds[0]
     if test.low is None or test.high is None or math.isinf(most):

@@ -7,14 +7,17 @@ what to install.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.extras import install
+from fedaudit.metrics.metric import metrics
 from fedaudit.reports.report import rows_below
-from fedaudit.reports.run_tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite
+from fedaudit.reports.run_tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite, values_of
 from fedaudit.reports.runs import Run, read_runs
 from fedaudit.reports.summary_rows import SummaryRow
 from fedaudit.runtime.checkpoint import write_atomic
@@ -83,15 +86,20 @@ class Tracked:
     def whole(self) -> dict[str, float]:
         """Return the run's figures: its guarantee, its cost, and each attack's measures, as attack/threat/measure."""
         skipped = ("seed", "rounds", "clients", "chosen_round")
-        values = {key: getattr(self.row, key) for key in columns_of("runs") if key not in skipped}
+        values = {key: value for key, value in values_of(self.row).items() if key not in skipped}
         attacks = {f"attacks/{r.attack}/{r.threat}/{r.measure}": r.value for r in self._attacks if r.measure}
         return finite({**values, **attacks})
 
     def words(self) -> dict[str, str]:
-        """Return the facts that are not numbers, or may not be finite."""
-        epsilon = "not composed" if self.row.epsilon is None else f"{self.row.epsilon:g}"
+        """Return the facts that are not numbers, and the figures that are infinite or may be so."""
+        figures = {metric.in_table: (metric, metric.value(self.record)) for metric in metrics().values()}
+        words = {
+            name: metric.why_missing([self.record]) if value is None else f"{value:g}"
+            for name, (metric, value) in figures.items()
+            if metric.unit == "epsilon" or (value is not None and math.isinf(value))
+        }
         return {
-            "status": self.row.status, "privacy": self.row.privacy, "device": self.row.device, "epsilon": epsilon,
+            "status": self.row.status, "privacy": self.row.privacy, "device": self.row.device, **words,
             "digest": self.row.digest, **{f"version.{key}": text for key, text in self.record.versions.items()},
         }  # fmt: skip
 
@@ -125,7 +133,7 @@ def library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise SettingError(f'--to {extra} needs {extra}: pip install "fedaudit[{extra}]" ({e}).') from None
+        raise SettingError(f"--to {extra} needs {extra}: {install(extra)} ({e}).") from None
 
 
 def fresh_folder(out: Path, what: str, ours: Callable[[Path], bool]) -> None:

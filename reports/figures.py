@@ -16,12 +16,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fedaudit.data.plot import bubbles
 from fedaudit.errors import RunError
 from fedaudit.reports.attack_rows import Found, attacks_of
 from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.figure_labels import LINE, Label, label_beside
 from fedaudit.reports.row_comparisons import pareto
 from fedaudit.reports.runs import Run
 from fedaudit.reports.summary_rows import SummaryRow, curve
@@ -81,28 +82,47 @@ def looks(rows: Sequence[SummaryRow]) -> list[Look]:
 
 # --- trade-offs --------------------------------------------------------------------------------------------------
 
+WIDE = 34  # characters of a label's line
+
+
+def privacy_utility(rows: Sequence[SummaryRow]) -> Figure:
+    """Draw accuracy against the ledger's epsilon: the picture of the first screen."""
+    kept = _guaranteeing(rows)
+    figure = Figure(figsize=(5.2, _height(len(_curves(kept)), 3.5)))
+    _over_epsilon(figure.add_axes((0.125, 0.14, 0.51, 0.83)), kept, rows, 26)
+    return figure
+
 
 def tradeoff(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy against the ledger's epsilon, and against what the best membership attack found."""
-    figure, (left, right) = _panels(2)
-    kept = [
-        row for row in rows if row.cells["epsilon"].value != 0
-    ]  # sending nothing guarantees nothing about the models
-    _scatter(left, kept, "epsilon", "ε by the ledger, worst client (∞: nothing guaranteed)", broken=True, of=rows)
+    kept = _guaranteeing(rows)
+    figure, (left, right) = _panels(len(rows))
+    _over_epsilon(left, kept, rows)
     _scatter(right, rows, "auc", "AUC of the best membership attack (0.5: a coin flip)")
-    right.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    right.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     right.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
     left.set_title("What is guaranteed")
     right.set_title("What was found")
-    _legend(figure, rows)
     return figure
+
+
+def _guaranteeing(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Return the rows without those that send nothing: that guarantees nothing about the models."""
+    return [row for row in rows if row.cells["epsilon"].value != 0]
+
+
+def _over_epsilon(axes: Axes, kept: Sequence[SummaryRow], of: Sequence[SummaryRow], width: int = WIDE) -> None:
+    words = "ε by the ledger, worst client (∞: no guarantee)"
+    _scatter(axes, kept, "epsilon", words, broken=True, of=of, width=width)
 
 
 def against_bytes(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy against the bytes that a client sends in a round, and against all bytes as a run goes on."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = _panels(len(rows))
     _scatter(left, rows, "up", "bytes that one client sends in one round", broken=True, show=_round_bytes)
     left.set_title("What a round costs")
+    ends: list[Label] = []
+    scores: list[float] = []
     for row, look in zip(rows, looks(rows), strict=True):
         for j, run in enumerate(row.group.runs):
             points = [(total, score) for total, score in _spent(run) if total > 0]
@@ -112,15 +132,17 @@ def against_bytes(rows: Sequence[SummaryRow]) -> Figure:
                 right.plot(
                     xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.6, alpha=1 if j == 0 else 0.5, **mark
                 )
-    right.set(xscale="log", xlabel="all bytes so far, both ways, all clients", ylabel="accuracy", ylim=(0, 1.02))
+                scores += ys
+                ends += [Label(xs[-1], ys[-1], row.label, look.colour)] if j == 0 else []
+    right.set(xscale="log", xlabel="all bytes so far, both ways, all clients", ylabel="accuracy")
     right.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _round_bytes(v)))
     right.margins(x=0.08)
-    low, high = right.get_xlim()
-    right.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+    low, high = (math.log10(end) for end in right.get_xlim())
+    right.xaxis.set_major_locator(FixedLocator(_round_values(low, high)))
     right.xaxis.set_minor_locator(NullLocator())
-    right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
+    _fit_accuracy(right, scores)
     right.set_title("As a run goes on, one line per seed")
-    _legend(figure, rows)
+    label_beside(right, ends, WIDE)
     return figure
 
 
@@ -139,9 +161,15 @@ def _round_bytes(n: float) -> str:
     return bytes_text(n).replace(".00", "")
 
 
-def _panels(count: int) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(10.4, 4.0), layout="constrained")
-    return figure, figure.subplots(1, count)
+def _height(labels: int, least: float = 4.0) -> float:
+    """Return inches that leave room for so many labels of two lines."""
+    return max(least, 1.0 + labels * 2 * LINE / 72)
+
+
+def _panels(labels: int) -> tuple[Figure, Any]:
+    """Return a figure with two panels, each with room for labels at its right."""
+    figure = Figure(figsize=(12.4, _height(labels)))
+    return figure, [figure.add_axes((x, 0.13, 0.265, 0.79)) for x in (0.055, 0.565)]
 
 
 def _scatter(
@@ -152,38 +180,80 @@ def _scatter(
     broken: bool = False,
     show: Callable[[float], str] | None = None,
     of: Sequence[SummaryRow] = (),
+    width: int = WIDE,
 ) -> None:
-    drawn = {row.label: look for row, look in zip(of or rows, looks(of or rows), strict=True)}
+    """Draw each row's accuracy against one of its figures, at its true place, with its label beside the axes."""
+    numbered = {row.label: (i, look) for i, (row, look) in enumerate(zip(of or rows, looks(of or rows), strict=True))}
     points = [(row, row.cells[key], row.cells["accuracy"]) for row in rows]
     points = [(row, x, y) for row, x, y in points if x.value is not None and y.value is not None]
     place = _broken(axes, [x.value for _, x, _ in points if x.value is not None], show) if broken else lambda v: v
     xs = [place(x.value) for _, x, _ in points]
-    if broken:
-        xs = _apart(xs)
     for at, (row, x, y) in zip(xs, points, strict=True):
-        _point(axes, at, None if broken else x, y, drawn[row.label])
-    if key == "epsilon":
-        _join(axes, xs, [(row, y.value or 0.0) for row, _, y in points], drawn)
-    else:
-        _front(axes, xs, [(x.value or 0.0, y.value or 0.0) for _, x, y in points])
-    if broken and xs:  # marks near the edge must not be cut
-        low, high = axes.get_xlim()
-        axes.set_xlim(min(low, min(xs) - 0.15), max(high, max(xs) + 0.15))
-    axes.set(xlabel=label, ylabel="accuracy", ylim=(0, 1.02))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
+        number, look = numbered[row.label]
+        _point(axes, at, None if broken else x, y, look, f"point-{number}")
+    axes.set(xlabel=label, ylabel="accuracy")
+    _fit_accuracy(axes, [end for _, _, y in points for end in (y.value, y.low, y.high) if end is not None])
     if not points:
         axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
+    if key == "epsilon":
+        labels = _join(axes, xs, [(row, y.value or 0.0) for row, _, y in points], numbered)
+    else:
+        if not broken:
+            ends = [end for _, x, _ in points for end in (x.value, x.low, x.high) if end is not None]
+            _fit(axes.set_xlim, [*ends, 0.5], 0.01)
+        _front(axes, xs, [(x.value or 0.0, y.value or 0.0) for _, x, y in points])
+        labels = [
+            Label(at, y.value or 0.0, _name(row), numbered[row.label][1].colour)
+            for at, (row, _, y) in zip(xs, points, strict=True)
+        ]
+    label_beside(axes, labels, width)
 
 
-def _join(axes: Axes, xs: Sequence[float], points: Sequence[tuple[SummaryRow, float]], drawn: dict[str, Look]) -> None:
-    """Draw a curve per method and data over epsilon, through its settings from strict to open."""
-    curves: dict[tuple[Any, ...], list[tuple[float, float, Look]]] = {}
-    for at, (row, y) in zip(xs, points, strict=True):
-        curves.setdefault((row.group.method, row.group.arena), []).append((at, y, drawn[row.label]))
-    for of in curves.values():
+def _fit(set_limits: Callable[[float, float], Any], values: Sequence[float], least: float) -> None:
+    """Set the limits of an axis so that these values fill it, apart from a little room at both ends."""
+    if values:
+        room = max(least, 0.06 * (max(values) - min(values)))
+        set_limits(min(values) - room, max(values) + room)
+
+
+def _fit_accuracy(axes: Axes, values: Sequence[float]) -> None:
+    _fit(axes.set_ylim, values, 0.01)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.3g} %" if 0 <= v <= 1 else ""))
+
+
+def _name(row: SummaryRow) -> str:
+    return f"{row.label} (refuted)" if row.refuted else row.label
+
+
+def _curve_of(row: SummaryRow) -> tuple[Any, ...]:
+    """Return what the rows of one curve over epsilon share: everything but their privacy settings."""
+    other = tuple((key, str(value)) for key, value in row.group.differs.items() if not key.startswith("privacy."))
+    return (row.group.method, row.group.arena, other)
+
+
+def _curves(rows: Sequence[SummaryRow]) -> dict[tuple[Any, ...], list[SummaryRow]]:
+    found: dict[tuple[Any, ...], list[SummaryRow]] = {}
+    for row in rows:
+        found.setdefault(_curve_of(row), []).append(row)
+    return found
+
+
+def _join(
+    axes: Axes, xs: Sequence[float], points: Sequence[tuple[SummaryRow, float]], numbered: dict[str, tuple[int, Look]]
+) -> list[Label]:
+    """Draw a curve for each method over epsilon, through its settings from strict to open; return a label for each."""
+    places = {row.label: (at, y) for at, (row, y) in zip(xs, points, strict=True)}
+    labels = []
+    for (method, _, other), rows in _curves([row for row, _ in points]).items():
+        of = sorted(places[row.label] for row in rows)
+        colour = numbered[rows[0].label][1].colour
         if len(of) > 1:
-            of.sort(key=lambda point: point[0])
-            axes.plot([p[0] for p in of], [p[1] for p in of], color=of[0][2].colour, linewidth=1.4, zorder=1)
+            axes.plot([p[0] for p in of], [p[1] for p in of], color=colour, linewidth=1.4, zorder=1)
+        first = rows[0].group.name if len({row.group.name for row in rows}) == 1 else method
+        name = _name(rows[0]) if len(rows) == 1 else " · ".join([first, *(f"{key}={value}" for key, value in other)])
+        labels.append(Label(*of[-1], name, colour))
+    return labels
 
 
 def _front(axes: Axes, xs: Sequence[float], points: Sequence[tuple[float, float]]) -> None:
@@ -196,17 +266,7 @@ def _front(axes: Axes, xs: Sequence[float], points: Sequence[tuple[float, float]
         )
 
 
-def _apart(xs: Sequence[float], step: float = 0.09) -> list[float]:
-    """Equal places moved a little, so that marks stand beside each other and not behind."""
-    moved = []
-    for i, x in enumerate(xs):
-        same = [j for j, other in enumerate(xs) if abs(other - x) < step / 2]
-        apart = min(step, 0.6 / len(same))  # many at one place stay near it
-        moved.append(x + apart * (same.index(i) - (len(same) - 1) / 2))
-    return moved
-
-
-def _point(axes: Axes, at: float, x: ReportCell | None, y: ReportCell, look: Look) -> None:
+def _point(axes: Axes, at: float, x: ReportCell | None, y: ReportCell, look: Look, name: str) -> None:
     def around(cell: ReportCell | None, value: float) -> list[list[float]] | None:
         if cell is None or cell.low is None or cell.high is None:
             return None
@@ -217,59 +277,50 @@ def _point(axes: Axes, at: float, x: ReportCell | None, y: ReportCell, look: Loo
         at, y.value, xerr=around(x, at), yerr=around(y, y.value), fmt=look.marker, color=look.colour, markersize=7.5,
         elinewidth=1.1, markeredgecolor=PAPER, markeredgewidth=0.8, zorder=3,
     )  # fmt: skip
+    bars[0].set_gid(name)
     for line in bars[2]:
         line.set_alpha(0.45)
         line.set_zorder(2)
 
 
 def _broken(axes: Axes, values: Sequence[float], show: Callable[[float], str] | None) -> Callable[[Any], float]:
-    """Make a logarithmic axis with a place for 0 at its left and for infinity at its right."""
-    show = show or (lambda v: f"{v:g}")  # labels of powers of ten
-    finite = [v for v in values if 0 < v < math.inf]
-    low = math.floor(math.log10(min(finite))) if finite else 0
-    high = max(math.ceil(math.log10(max(finite))) if finite else 1, low + 1)
-    ticks = {float(p): show(10.0**p) for p in range(low, high + 1, max(1, (high - low) // 4))}
+    """Make a logarithmic axis that fits the values, with a place for 0 at its left and for infinity at its right."""
+    show = show or (lambda v: f"{v:g}")
+    finite = [math.log10(v) for v in values if 0 < v < math.inf]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    aside = max(0.3, 0.2 * (high - low))  # from the last finite value to the place of 0 or of infinity
+    ticks = {math.log10(v): show(v) for v in _round_values(low, high)} if finite else {}
+    ends = [low, high] if finite else []
     if any(v == 0 for v in values):
-        ticks[low - 0.8] = show(0)
-        axes.axvline(low - 0.4, color=FAINT, linewidth=1.5, linestyle=":")
+        ticks[low - aside] = show(0)
+        ends.append(low - aside)
+        axes.axvline(low - aside / 2, color=FAINT, linewidth=1.5, linestyle=":")
     if any(math.isinf(v) for v in values):
-        ticks[high + 0.8] = "∞"
-        axes.axvline(high + 0.4, color=FAINT, linewidth=1.5, linestyle=":")
+        ticks[high + aside] = "∞"
+        ends.append(high + aside)
+        axes.axvline(high + aside / 2, color=FAINT, linewidth=1.5, linestyle=":")
     axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: ticks.get(v, "")))
-    axes.set_xlim(min(ticks) - 0.3, max(ticks) + 0.3)
+    if ends:
+        axes.set_xlim(min(ends) - aside / 3, max(ends) + aside / 3)
 
     def place(value: float) -> float:
         if value == 0:
-            return low - 0.8
-        return high + 0.8 if math.isinf(value) else math.log10(value)
+            return low - aside
+        return high + aside if math.isinf(value) else math.log10(value)
 
     return place
 
 
-def _legend(figure: Figure, rows: Sequence[SummaryRow], lines: bool = False) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=None if lines else look.marker,
-            linestyle=look.dash if lines else "",
-            linewidth=2,
-            markersize=7.5,
-            markeredgecolor=PAPER,
-            markeredgewidth=0.8,
-            label=row.label,
-        )
-        for row, look in zip(rows, looks(rows), strict=True)
-        if row.cells["accuracy"].value is not None  # it has a mark in the figure
-    ]
-    if not lines:
-        handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front of the means"))
-    columns = 1 if max(len(row.label) for row in rows) > 60 else 2 if len(rows) < 9 else 3
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, handlelength=1.8, columnspacing=2.2)
+def _round_values(low: float, high: float) -> list[float]:
+    """Return round numbers from 10**low to 10**high, a little beyond both ends: at least one, and at most six."""
+    for steps, edge in (((1, 2, 3, 4, 5, 6, 8), 0.02), ((1, 2, 5), 0.04), ((1, 3), 0.08), ((1,), 0.1)):
+        all_ = [s * 10.0**p for p in range(math.floor(low) - 1, math.ceil(high) + 1) for s in steps]
+        found = [v for v in all_ if low - edge <= math.log10(v) <= high + edge]
+        if 2 <= len(found) <= 6:
+            return found
+    powers = [10.0**p for p in range(math.ceil(low), math.floor(high) + 1)]
+    return powers[:: max(1, math.ceil(len(powers) / 6))] or [float(f"{10 ** ((low + high) / 2):.2g}")]
 
 
 # --- curves ------------------------------------------------------------------------------------------------------
@@ -277,10 +328,13 @@ def _legend(figure: Figure, rows: Sequence[SummaryRow], lines: bool = False) -> 
 
 def per_round(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy after each round, mean over seeds. The band runs from the worst seed to the best."""
-    figure = Figure(figsize=(10.4, 4.0), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(12.4, _height(len(rows))))
+    axes = figure.add_axes((0.055, 0.13, 0.72, 0.84))
+    ends: list[Label] = []
+    scores_: list[float] = []
     for row, look in zip(rows, looks(rows), strict=True):
         runs = [curve(run) for run in row.group.runs]
+        runs = [(ts, scores) for ts, scores in runs if ts]
         rounds = sorted(set.intersection(*(set(ts) for ts, _ in runs))) if runs else []
         each = [[scores[ts.index(t)] for t in rounds] for ts, scores in runs]
         if not rounds:
@@ -291,10 +345,13 @@ def per_round(rows: Sequence[SummaryRow]) -> Figure:
         axes.plot(rounds, middle, color=look.colour, linewidth=2, linestyle=look.dash, **style_)
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(rounds, low, high, color=look.colour, alpha=0.12, linewidth=0)
-    axes.set(xlabel="round", ylabel="accuracy", ylim=(0, 1.02))
+        ends.append(Label(rounds[-1], middle[-1], row.label, look.colour))
+        scores_ += [*low, *high]
+    axes.set(xlabel="round", ylabel="accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.0f} %"))
-    _legend(figure, rows, lines=True)
+    axes.margins(x=0.01)
+    _fit_accuracy(axes, scores_)
+    label_beside(axes, ends, WIDE)
     return figure
 
 
@@ -402,6 +459,9 @@ def inline(figure: Figure, name: str) -> str:
     text = re.sub(r"font-family: [^;\"]+; ", "", text)
     for colour_, variable in NAMES.items():
         text = text.replace(colour_, f"var({variable})")
+    text = re.sub(
+        r' id="(point-\d+|[xy]tick_\d+)"', r' data-mark="\1"', text
+    )  # whoever checks a place finds marks and ticks
     used = set(re.findall(r"#([\w-]+)[\")]", text))
     text = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", text)
     text = re.sub(r"(url\(#|href=\"#)([\w-]+)", lambda m: f"{m[1]}{name}-{m[2]}", text)
@@ -413,7 +473,12 @@ def figures_of(rows: Sequence[SummaryRow]) -> dict[str, Figure]:
     """Return all figures of a report by file name."""
     made: dict[str, Figure | None] = {}
     with style():
-        made = {"tradeoff": tradeoff(rows), "bytes": against_bytes(rows), "rounds": per_round(rows)}
+        made = {
+            "privacy": privacy_utility(rows),
+            "tradeoff": tradeoff(rows),
+            "bytes": against_bytes(rows),
+            "rounds": per_round(rows),
+        }
         for i, row in enumerate(rows):
             made[f"roc-{i + 1}"] = roc(row)
         methods = {row.group.method: i for i, row in reversed(list(enumerate(rows)))}

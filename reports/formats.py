@@ -11,33 +11,35 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
+from fedaudit.reports.checked import checked_runs
 from fedaudit.reports.leak_tests import above_chance
-from fedaudit.reports.row_comparisons import best_row, differences, is_noise
+from fedaudit.reports.row_comparisons import Mark, best_row, differences, is_noise, marks
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
-from fedaudit.reports.vocabulary import COLUMNS, Column, interval_text, text
+from fedaudit.reports.vocabulary import interval_text, text
 from fedaudit.stored_model import plain
 from fedaudit.units import UNITS, bytes_text
 
 SCHEMA = 1
 
 
-def shown_columns(rows: Sequence[SummaryRow]) -> list[Column]:
+def shown_columns(rows: Sequence[SummaryRow]) -> list[Metric]:
     """Return the columns in which some row has a figure."""
-    return [c for c in COLUMNS if any(row.cells[c.key].value is not None for row in rows)]
+    return [c for c in report_columns() if any(row.cells[c.key].value is not None for row in rows)]
 
 
-def short_cell(column: Column, cell: ReportCell) -> str:
+def short_cell(column: Metric, cell: ReportCell) -> str:
     """Return value, interval and seeds, such as `89.3 % [84.1, 94.5] (2)`."""
     if cell.value is None:
         return "–"
-    spread = "" if cell.low == cell.high or column.key == "lower" else interval_text(column, cell)
-    if column.key == "epsilon" and spread:
+    spread = "" if cell.low == cell.high or column.seeds == "bound" else interval_text(column, cell)
+    if column.seeds == "largest" and spread:
         spread = f"(from {text(column, cell.low)})"
-    seeds = "" if column.key == "claim" else f"({cell.n})"
+    seeds = "" if column.seeds == "set" else f"({cell.n})"
     return " ".join(part for part in (text(column, cell.value), spread, seeds) if part)
 
 
@@ -46,16 +48,10 @@ def guaranteed(row: SummaryRow) -> bool:
     return epsilon is not None and 0 < epsilon < math.inf
 
 
-def _within_noise(rows: Sequence[SummaryRow], column: Column) -> list[bool]:
-    """Mark the rows that cannot be told from the best of the column."""
-    best, tests = best_row(rows, column), differences(rows, column)
-    marks = []
-    for i, row in enumerate(rows):
-        j = best.get(row.group.arena)
-        known = j is not None and j != i and row.cells[column.key].value is not None
-        known = known and not above_chance(row, column.key)  # a leak is never marked as equal to the best
-        marks.append(known and is_noise(tests[j][i]))  # type: ignore[index]
-    return marks
+def _marked(rows: Sequence[SummaryRow], column: Metric) -> list[Mark]:
+    """Return the marks of a column. A leak is never marked as about equal to the best."""
+    found = zip(rows, marks(rows, column), strict=True)
+    return ["" if mark == "tied" and above_chance(row, column.key) else mark for row, mark in found]
 
 
 # --- Markdown ----------------------------------------------------------------------------------------------------
@@ -64,8 +60,7 @@ def _within_noise(rows: Sequence[SummaryRow], column: Column) -> list[bool]:
 def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, facts: str) -> str:
     every, rows = rows, [row for row in rows if not refused(row.group)]
     columns = shown_columns(rows)
-    noise = {column.key: _within_noise(rows, column) for column in columns}
-    best = {column.key: set(best_row(rows, column).values()) for column in columns}
+    marked = {column.key: _marked(rows, column) for column in columns}
     lines = [f"# {_md(title)}", "", f"{_md(facts)}.", ""]
     lines += [f"- **{answer.question}.** {_md(' '.join(answer.lines))}" for answer in answers(rows)]
     lines += ["", *(f"*{name}*: {_md(words)}.  " for name, words in scope(rows).items())]
@@ -74,18 +69,20 @@ def markdown(rows: Sequence[SummaryRow], failed: dict[str, str], title: str, fac
     for i, row in enumerate(rows):
         cells = []
         for column in columns:
-            shown = short_cell(column, row.cells[column.key])
+            cell = row.cells[column.key]
+            shown = short_cell(column, cell)
             shown += f" at δ = {row.delta:.2g}" if column.key == "epsilon" and guaranteed(row) else ""
-            shown += f" ({row.cells[column.key].flag})" if column.key == "epsilon" and row.cells["epsilon"].flag else ""
-            shown = f"**{shown}**" if i in best[column.key] else f"≈ {shown}" if noise[column.key][i] else shown
-            cells.append(shown)
+            shown += f" ({cell.flag})" if column.flag_disqualifies and cell.flag else ""
+            mark = marked[column.key][i]
+            cells.append(f"**{shown}**" if mark == "best" else f"≈ {shown}" if mark == "tied" else shown)
         extra = "".join(f"<br>{_md(f'{key}={value}')}" for key, value in row.group.differs.items())
-        lines.append(f"| {_md(row.group.method)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_md(row.group.name)} | {_md(row.group.privacy)}{extra} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Figures are means over seeds with their 95 % interval and, in brackets, the number of seeds. **Bold**: best "
-        f"of its column. ≈: cannot be told from the best (t-test over seeds, p ≥ {LEVEL:g} after Holm's correction, or "
-        f"fewer than {SEEDS} seeds).",
+        f"of its column, told from all others. ≈: about equal to the best, as a test could not tell them apart (t-test "
+        f"over seeds, p ≥ {LEVEL:g} after Holm's correction). Counted figures, and rows with fewer than {SEEDS} seeds, "
+        "carry no mark.",
     ]
     if idle := [row.label for row in every if refused(row.group)]:
         lines += [
@@ -129,16 +126,17 @@ def as_json(rows: Sequence[SummaryRow], failed: dict[str, str]) -> str:
     """Return all that the page shows, and the values behind it, as JSON. Infinite numbers are the string "Infinity"."""
     document = {
         "report_schema": SCHEMA,
-        "columns": [_column(c) for c in COLUMNS],
+        "columns": [_column(c) for c in report_columns()],
         "rows": [_row(row) for row in rows],
-        "comparisons": {c.key: _comparisons(rows, c) for c in COLUMNS},
+        "comparisons": {c.key: _comparisons(rows, c) for c in report_columns()},
         "failed": failed,
+        "checked": {**(found := checked_runs(rows)).model_dump(), "text": found.text()},
         "limits": list(sentences.LIMITS),
     }
     return json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n"
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _column(column: Metric) -> dict[str, Any]:
     return {
         "key": column.key, "title": column.title, "part": column.part, "unit": column.unit, "better": column.better,
         "sampled": column.sampled, "help": column.help,
@@ -177,7 +175,7 @@ def _row(row: SummaryRow) -> dict[str, Any]:
     }
 
 
-def _comparisons(rows: Sequence[SummaryRow], column: Column) -> list[dict[str, Any]]:
+def _comparisons(rows: Sequence[SummaryRow], column: Metric) -> list[dict[str, Any]]:
     """Return the comparison of every row with the best of its column."""
     best, tests = best_row(rows, column), differences(rows, column)
     found = []
@@ -203,7 +201,7 @@ def as_csv(rows: Sequence[SummaryRow]) -> str:
         "privacy",
         "label",
         "seeds",
-        *(f"{c.key}{end}" for c in COLUMNS for end in CSV_ENDS),
+        *(f"{c.key}{end}" for c in report_columns() for end in CSV_ENDS),
         "delta",
         "notes",
     ]
@@ -216,7 +214,7 @@ def as_csv(rows: Sequence[SummaryRow]) -> str:
             _cell(row.label),
             " ".join(str(r.seed) for r in row.group.runs),
         ]
-        for column in COLUMNS:
+        for column in report_columns():
             cell = row.cells[column.key]
             known = cell.value is not None
             line += [_number(cell.value), _number(cell.low), _number(cell.high), cell.n if known else 0]
@@ -250,8 +248,8 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
     over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
     told = (
-        f"grey: cannot be told from the best of the column ($p \\ge {LEVEL:g}$, $t$-test over seeds, Holm, or fewer "
-        f"than {SEEDS} seeds)"
+        f"bold: told from all others of the column; grey: about equal to the best ($p \\ge {LEVEL:g}$, $t$-test over "
+        f"seeds, Holm); no mark on counted figures or below {SEEDS} seeds"
     )
     guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
@@ -265,9 +263,8 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption: str, label: str) -> str:
-    noise = {column.key: _within_noise(rows, column) for column in columns}
-    best = {column.key: set(best_row(rows, column).values()) for column in columns}
+def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Metric], caption: str, label: str) -> str:
+    marked = {column.key: _marked(rows, column) for column in columns}
     titles = [
         part for c in columns for part in ([escape(c.title), "$\\delta$"] if c.key == "epsilon" else [escape(c.title)])
     ]
@@ -286,19 +283,20 @@ def _latex_table(rows: Sequence[SummaryRow], columns: Sequence[Column], caption:
         for column in columns:
             cell = row.cells[column.key]
             shown = escape(text(column, cell.value))
-            shown = f"\\textbf{{{shown}}}" if i in best[column.key] else shown
+            mark = marked[column.key][i]
+            shown = f"\\textbf{{{shown}}}" if mark == "best" else shown
             shown += _deviation(column, cell)
-            cells.append(f"\\textcolor{{gray}}{{{shown}}}" if noise[column.key][i] else shown)
+            cells.append(f"\\textcolor{{gray}}{{{shown}}}" if mark == "tied" else shown)
             if column.key == "epsilon":
                 cells.append(f"{row.delta:.2g}" if guaranteed(row) else "--")
         extra = "".join(f", {escape(key)}={escape(value)}" for key, value in row.group.differs.items())
-        lines.append(" & ".join([escape(row.group.method), escape(row.group.privacy) + extra, *cells]) + " \\\\")
+        lines.append(" & ".join([escape(row.group.name), escape(row.group.privacy) + extra, *cells]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 
-def _deviation(column: Column, cell: ReportCell) -> str:
+def _deviation(column: Metric, cell: ReportCell) -> str:
     """Return the sample standard deviation over seeds, in the unit of its value."""
-    if not column.sampled or column.key == "lower" or len(cell.each) < 2 or cell.value is None:
+    if not column.sampled or column.seeds == "bound" or len(cell.each) < 2 or cell.value is None:
         return ""
     spread = statistics.stdev(cell.each.values())
     if column.unit == "bytes":

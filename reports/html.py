@@ -6,47 +6,62 @@ import base64
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
 
+from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports import sentences
 from fedaudit.reports.answers import answers, scope
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.checked import checked
-from fedaudit.reports.figures import against_bytes, inline, inside, looks, partition, per_round, roc, style, tradeoff
-from fedaudit.reports.leak_tests import above_chance
-from fedaudit.reports.row_comparisons import best_row, differences, is_noise
+from fedaudit.reports.figures import (
+    against_bytes,
+    inline,
+    inside,
+    looks,
+    partition,
+    per_round,
+    privacy_utility,
+    roc,
+    style,
+    tradeoff,
+)
+from fedaudit.reports.leak_tests import above_chance, shown_leak
+from fedaudit.reports.row_comparisons import Mark, best_row, differences, marks, tested
 from fedaudit.reports.runs import Run
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import Test
-from fedaudit.reports.vocabulary import BY_KEY, COLUMNS, Column, interval_text, text
+from fedaudit.reports.vocabulary import BY_KEY, interval_text, text
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.units import bytes_text
 
-FOLDED = ("global_own", "claim", "tpr", "memory")  # columns that are hidden at first, so that the others fit a screen
+FIRST = "Up is more accurate, left is a stricter guarantee. Bars are 95 % intervals over seeds."
 PICTURES = 2_500_000  # the most bytes of all reconstruction pictures of a page together
 
 
 def page(rows: Sequence[SummaryRow], failed: dict[str, str], title: str) -> str:
-    tests = {column.key: differences(rows, column) for column in COLUMNS}
+    tests = {column.key: differences(rows, column) for column in report_columns()}
+    marked = {column.key: marks(rows, column) for column in report_columns()}
     return _environment().get_template("report.html").render(
         title=title,
         rows=rows,
-        lines=[_line(i, row, rows, tests) for i, row in enumerate(rows) if not refused(row.group)],
-        columns=COLUMNS,
+        lines=[_line(i, row, rows, marked) for i, row in enumerate(rows) if not refused(row.group)],
+        columns=report_columns(),
         parts=_parts(),
         facts=facts(rows),
         answers=answers(rows),
         scope=scope(rows),
         idle=[row for row in rows if refused(row.group)],
         failed=failed,
-        empty=(empty := [c for c in COLUMNS if all(row.cells[c.key].value is None for row in rows)]),
-        folded=[c for c in COLUMNS if c in empty or c.key in FOLDED],
+        empty=(empty := [c for c in report_columns() if all(row.cells[c.key].value is None for row in rows)]),
+        folded=[c for c in report_columns() if c in empty or c.folded],
         few=min((len(row.group.runs) for row in rows), default=0) < 3,
-        data=_data(rows, tests),
+        data=_data(rows, tests, marked),
+        first=_drawn(rows, "privacy", privacy_utility, "Accuracy over the guarantee", FIRST),
         figures=_overview(rows),
         cards=_cards(rows),
         limits=sentences.LIMITS,
@@ -72,7 +87,7 @@ def facts(rows: Sequence[SummaryRow]) -> str:
 
 def _parts() -> list[tuple[str, int]]:
     parts: dict[str, int] = {}
-    for column in COLUMNS:
+    for column in report_columns():
         parts[column.part] = parts.get(column.part, 0) + 1
     return list(parts.items())
 
@@ -80,15 +95,15 @@ def _parts() -> list[tuple[str, int]]:
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
-def cell_text(column: Column, cell: ReportCell) -> dict[str, str]:
+def cell_text(column: Metric, cell: ReportCell) -> dict[str, str]:
     """Return a figure as the page shows it: the value, its interval and seeds below it, the rest on hover."""
     if cell.value is None:
         return {"main": "–", "sub": cell.reason, "more": "", "title": cell.reason, "flag": ""}
     spread = interval_text(column, cell)
-    if cell.low == cell.high or column.key == "lower":
+    if cell.low == cell.high or column.seeds == "bound":
         spread = ""
-    seeds = f"n = {cell.n}" if column.key != "claim" else ""
-    if column.key == "epsilon" and spread:
+    seeds = f"n = {cell.n}" if column.seeds != "set" else ""
+    if column.seeds == "largest" and spread:
         spread = f"from {text(column, cell.low)}"
     more = "" if column.machine else cell.detail
     title = f"{cell.interval}; {cell.n} {'seed' if cell.n == 1 else 'seeds'}"
@@ -100,26 +115,29 @@ def cell_text(column: Column, cell: ReportCell) -> dict[str, str]:
     return {"main": text(column, cell.value), "sub": sub, "more": more, "title": title, "flag": cell.flag}
 
 
-def _line(
-    i: int, row: SummaryRow, rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]]
-) -> dict[str, Any]:
+LOOKS: dict[Mark, str] = {"best": "ref", "tied": "noise", "worse": "worse", "": ""}
+
+
+def _line(i: int, row: SummaryRow, rows: Sequence[SummaryRow], marked: dict[str, list[Mark]]) -> dict[str, Any]:
     cells = []
-    for column in COLUMNS:
+    for column in report_columns():
         cell = row.cells[column.key]
-        best = best_row(rows, column).get(row.group.arena)
-        look = ""
-        if best is not None and cell.value is not None:
-            look = "ref" if best == i else "noise" if is_noise(tests[column.key][best][i]) else "worse"
-            if look == "noise" and above_chance(row, column.key):
-                look = "leak"
+        look = LOOKS[marked[column.key][i]]
+        if look == "noise" and above_chance(row, column.key):
+            look = ""
         value = cell.value
         key = "" if value is None else ("1e999" if math.isinf(value) else repr(float(value)))
         shown = cell_text(column, cell)
-        told = {"leak": above_chance(row, column.key), "good": shown["flag"].startswith("no better")}
+        told = {
+            "leak": shown_leak(row, column.key),
+            "open": above_chance(row, column.key),
+            "good": shown["flag"].startswith("no better"),
+        }
         cells.append({**shown, **told, "key": column.key, "look": look, "sort": key})
     pills = []
     if any(note.startswith("Under-trained") for note in row.notes):
         pills.append("under-trained")
+    pills += [f"{step} changes nothing" for step in row.idle]
     if any("applied to nothing" in note for note in row.notes):
         pills.append("setting applied to nothing")
     if any(note.startswith("Unfinished") for note in row.notes):
@@ -140,8 +158,9 @@ def _anchor(row: SummaryRow) -> str:
     return "method-" + "".join(c if c.isalnum() else "-" for c in row.group.method)
 
 
-def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]]) -> str:
-    """Return what the page needs to compare rows: by column and reference, [p, sign, test's name, more than noise]."""
+def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]], marked: dict[str, list[Mark]]) -> str:
+    """Return what the page needs to compare rows: by column and reference, [p, sign, test's name, more than noise,
+    could be tested]. Counted figures are not compared, as no test was made of them."""
     names: list[str] = []
 
     def short(test: Test | None) -> list[Any] | None:
@@ -151,13 +170,17 @@ def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]])
             names.append(test.how)
         sign = 0 if not test.difference else (1 if test.difference > 0 else -1)
         p = None if test.p is None else float(f"{test.p:.2g}")
-        return [p, sign, names.index(test.how), int(test.more_than_noise)]
+        return [p, sign, names.index(test.how), int(test.more_than_noise), int(tested(test))]
 
-    compared = {key: [[short(test) for test in line] for line in table] for key, table in tests.items()}
-    best = {c.key: [best_row(rows, c).get(row.group.arena) for row in rows] for c in COLUMNS}
+    compared = {
+        key: [[short(test) for test in line] for line in table] if BY_KEY[key].sampled else None
+        for key, table in tests.items()
+    }
+    best = {c.key: [best_row(rows, c).get(row.group.arena) for row in rows] for c in report_columns()}
     facts_ = {
         "tests": compared, "names": names, "best": best,
-        "better": {c.key: c.better for c in COLUMNS}, "labels": [row.label for row in rows],
+        "marks": {key: [LOOKS[mark] for mark in of] for key, of in marked.items()},
+        "better": {c.key: c.better for c in report_columns()}, "labels": [row.label for row in rows],
     }  # fmt: skip
     return json.dumps(facts_, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -167,12 +190,12 @@ def _data(rows: Sequence[SummaryRow], tests: dict[str, list[list[Test | None]]])
 
 def _overview(rows: Sequence[SummaryRow]) -> list[dict[str, str]]:
     made = []
-    described = ", ".join(f"{row.label} {text(COLUMNS[0], row.cells['accuracy'].value)}" for row in rows)
     for name, draw, heading, caption in (
         (
             "tradeoff", tradeoff, "Privacy against utility",
-            "Up is more accurate, left gives less away. A line joins the settings of one method over ε; bars are 95 % "
-            "intervals over seeds. Overlap alone decides nothing; see the table's tests.",
+            "Up is more accurate, left gives less away. Every mark is at its true place; marks at one place share a "
+            "label. A line joins the settings of one method over ε; bars are 95 % intervals. Dashed: the settings that "
+            "no other beats in both, by their means. Overlap alone decides nothing; see the table's tests.",
         ),
         ("bytes", against_bytes, "Bytes against utility", "What accuracy costs on the wire, logarithmic axes."),
         (
@@ -181,11 +204,18 @@ def _overview(rows: Sequence[SummaryRow]) -> list[dict[str, str]]:
             "best.",
         ),
     ):  # fmt: skip
-        with style(name):
-            svg = inline(draw(rows), name)
-        alt = f"{heading}. {caption} Accuracy in the last round: {described}."
-        made.append({"name": name, "heading": heading, "caption": caption, "svg": svg, "alt": alt})
+        made.append(_drawn(rows, name, draw, heading, caption))
     return made
+
+
+def _drawn(
+    rows: Sequence[SummaryRow], name: str, draw: Callable[[Sequence[SummaryRow]], Figure], heading: str, caption: str
+) -> dict[str, str]:
+    with style(name):
+        svg = inline(draw(rows), name)
+    described = ", ".join(f"{row.label} {text(BY_KEY['accuracy'], row.cells['accuracy'].value)}" for row in rows)
+    alt = f"{heading}. {caption} Accuracy in the last round: {described}."
+    return {"name": name, "heading": heading, "caption": caption, "svg": svg, "alt": alt}
 
 
 def _cards(rows: Sequence[SummaryRow]) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedaudit.errors import FedauditError, RunError, SettingError, unknown
+from fedaudit.metrics.metric import report_columns
 from fedaudit.reports.runs import Run, grouped, read_runs
 from fedaudit.reports.summary_rows import SummaryRow, rows_of
-from fedaudit.reports.vocabulary import BY_KEY
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import reading
 
@@ -39,9 +39,10 @@ def write_report(
         if name not in FORMATS:
             raise SettingError(unknown("format", name, FORMATS))
     folder = Path(folder)
+    known = [metric.key for metric in report_columns()]
     for key in columns:
-        if key not in BY_KEY:
-            raise SettingError(unknown("column", key, BY_KEY))
+        if key not in known:
+            raise SettingError(unknown("column", key, known))
     rows, problems = rows_below(folder)
     rows = rows if like is None else _like(rows, like)
     failed = {**(failed or {}), **problems}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from fedaudit.metrics.metric import Metric
 from fedaudit.reports.summary_rows import SummaryRow
-from fedaudit.reports.tests_over_seeds import Test, compared, holm
-from fedaudit.reports.vocabulary import Column
+from fedaudit.reports.tests_over_seeds import SEEDS, Test, compared, holm
+
+Mark = Literal["best", "tied", "worse", ""]
 
 
-def differences(rows: Sequence[SummaryRow], column: Column) -> list[list[Test | None]]:
+def differences(rows: Sequence[SummaryRow], column: Metric) -> list[list[Test | None]]:
     """Return a test of each row against each row; None if they are not comparable (other data, no figure). p-values are
     Holm's, adjusted for all comparisons with the same reference (the first index)."""
     table: list[list[Test | None]] = []
@@ -26,7 +28,7 @@ def differences(rows: Sequence[SummaryRow], column: Column) -> list[list[Test | 
     return table
 
 
-def _difference(a: SummaryRow, b: SummaryRow, column: Column) -> Test | None:
+def _difference(a: SummaryRow, b: SummaryRow, column: Metric) -> Test | None:
     one, two = a.cells[column.key], b.cells[column.key]
     if a is b or one.value is None or two.value is None or a.group.arena != b.group.arena:
         return None
@@ -42,7 +44,34 @@ def is_noise(test: Test | None) -> bool:
     return test is None or not test.more_than_noise
 
 
-def best_row(rows: Sequence[SummaryRow], column: Column) -> dict[tuple[Any, ...], int]:
+def tested(test: Test | None) -> bool:
+    """Say if a test could have told the two apart: there is a p-value, and both sides have enough seeds."""
+    return test is not None and test.p is not None and test.seeds >= SEEDS
+
+
+def marks(rows: Sequence[SummaryRow], column: Metric) -> list[Mark]:
+    """Return each row's mark in a column, by tests over seeds alone: counted and computed figures have none.
+
+    The best is told from all others that have a figure. If it is not, it and those that it is not told from are tied,
+    and nobody is the best. A row that could not be tested has no mark.
+    """
+    found: list[Mark] = [""] * len(rows)
+    if not column.sampled:
+        return found
+    tests = differences(rows, column)
+    for arena, top in best_row(rows, column).items():
+        others = [i for i, t in enumerate(tests[top]) if t is not None and rows[i].group.arena == arena]
+        for i in others:
+            if tested(tests[top][i]):
+                found[i] = "tied" if is_noise(tests[top][i]) else "worse"
+        if others and all(found[i] == "worse" for i in others):
+            found[top] = "best"
+        elif any(found[i] == "tied" for i in others):
+            found[top] = "tied"
+    return found
+
+
+def best_row(rows: Sequence[SummaryRow], column: Metric) -> dict[tuple[Any, ...], int]:
     """Return the best row of a column for each arena in which two or more have a figure.
 
     A row near chance is the best only if all are. An epsilon of 0, which says nothing about published models, or with
@@ -57,7 +86,7 @@ def best_row(rows: Sequence[SummaryRow], column: Column) -> dict[tuple[Any, ...]
 
     def counts(row: SummaryRow) -> bool:
         cell = row.cells[column.key]
-        return cell.value is not None and not (column.key == "epsilon" and cell.flag)
+        return cell.value is not None and not (column.flag_disqualifies and cell.flag)
 
     for i, row in enumerate(rows):
         known = best.get(row.group.arena)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.errors import SettingError
+from fedaudit.extras import install
+from fedaudit.metrics.guarantee import largest_delta
+from fedaudit.metrics.metric import metrics
+from fedaudit.metrics.utility import accuracy_interval
 from fedaudit.reports.runs import Run, privacy_text, read_runs
-from fedaudit.reports.summary_rows import accuracy, seconds
 from fedaudit.runtime.attack_result import AnyResult, MembershipResult, NotRun, leak_of, measures_of
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.stats import Estimate
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run: its setting, what it reached, its guarantee and its cost. Bytes are those of all clients and rounds."""
+    """One run: its setting, what it reached, its guarantee and its cost. Bytes are those of all clients and rounds.
+
+    Every metric of `fedaudit.metrics` is a column: those that have no field here are in `more`, by name.
+    """
 
     run: str  # its folder, relative to the named one
     method: str
@@ -44,7 +49,7 @@ class RunRow:
     high: float | None
     chosen_round: int | None  # chosen on validation data
     chosen_accuracy: float | None
-    epsilon: float | None  # by the ledger, for the worst-off client; infinite: something is unprotected
+    epsilon: float | None  # guaranteed to the worst-off client; infinite: something is unprotected
     delta: float | None
     lower_bound: float | None  # the largest lower bound of all audits of epsilon
     refuted: int  # number of claims of epsilon that measurements refuted
@@ -55,11 +60,12 @@ class RunRow:
     down_payload: int
     down_wire: int
     seconds: float | None
-    peak_memory: int
+    peak_memory: int | None
     device: str
     started: str
     finished: str | None
     digest: str  # digest of all messages in order
+    more: Mapping[str, float | None] = field(default_factory=dict)  # further metrics
 
 
 @dataclass(frozen=True)
@@ -174,16 +180,18 @@ class Tables:
         try:
             import pandas as pd
         except ImportError:
-            raise SettingError('Tables as data frames need pandas: pip install "fedaudit[pandas]".') from None
-        return pd.DataFrame([asdict(row) for row in self.rows[table]], columns=columns_of(table))
+            raise SettingError(f"Tables as data frames need pandas: {install('pandas')}.") from None
+        return pd.DataFrame([values_of(row) for row in self.rows[table]], columns=columns_of(table))
 
     def csv(self, table: str) -> str:
         """Return a table as CSV text. Unknown values are empty; infinity is `inf`."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns_of(table))
+        names = columns_of(table)
+        writer.writerow(names)
         for row in self.rows[table]:
-            writer.writerow(["" if value is None else value for value in asdict(row).values()])
+            values = values_of(row)
+            writer.writerow(["" if values[name] is None else values[name] for name in names])
         return text.getvalue()
 
 
@@ -191,7 +199,15 @@ ROWS: dict[str, type] = {"runs": RunRow, "rounds": RoundRow, "attacks": AttackRo
 
 
 def columns_of(table: str) -> list[str]:
-    return [f.name for f in fields(ROWS[table])]
+    names = [f.name for f in fields(ROWS[table]) if f.name != "more"]
+    return names + ([m.in_table for m in metrics().values() if m.in_table not in names] if table == "runs" else [])
+
+
+def values_of(row: AnyRow) -> dict[str, Any]:
+    """Return the values of a row by column."""
+    values = asdict(row)
+    further = values.pop("more", {})
+    return values | further
 
 
 def tables_of(path: Path | str) -> Tables:
@@ -214,12 +230,10 @@ def name_of(run: Run, folder: Path) -> str:
 
 def _run_row(name: str, run: Run) -> RunRow:
     record = run.record
-    setting, last, chosen = record.setting, record.result.last, record.result.chosen
-    test = last.global_.test if last and last.global_ else None
-    ledgers = [client for client in record.ledger if client.entries]
-    epsilons = [client.epsilon for client in ledgers]
-    tried = [audit.lower_bound for audit in run.audits if audit.trials]
-    aucs = [r.pooled.auc.value for r in record.attacks if isinstance(r, MembershipResult) and not r.blind]
+    setting, chosen = record.setting, record.result.chosen
+    within = accuracy_interval(record)
+    figures: dict[str, Any] = {metric.in_table: metric.value(record) for metric in metrics().values()}
+    own = [f.name for f in fields(RunRow)]  # metrics with a field of their own
     return RunRow(
         run=name,
         method=setting.method,
@@ -230,27 +244,22 @@ def _run_row(name: str, run: Run) -> RunRow:
         status=record.status,
         rounds=len(record.rounds),
         clients=setting.clients,
-        accuracy=accuracy(record),
-        low=test.low if test else None,
-        high=test.high if test else None,
+        low=within[0] if within else None,
+        high=within[1] if within else None,
         chosen_round=chosen.round if chosen else None,
         chosen_accuracy=chosen.test_score() if chosen else None,
-        epsilon=None if None in epsilons or record.status != "done" else max((e for e in epsilons if e), default=0.0),
-        delta=max((client.delta for client in ledgers), default=None),
-        lower_bound=max(tried, default=None),
-        refuted=len(refuting(run.audits)),
-        auc=max((value for value in aucs if value is not None), default=None),
+        delta=largest_delta([record]) if any(client.entries for client in record.ledger) else None,
         leaks=sum(bool(_leak(result)) for result in record.attacks),
         up_payload=record.bytes("up"),
         up_wire=record.bytes("up", "wire"),
         down_payload=record.bytes("down"),
         down_wire=record.bytes("down", "wire"),
-        seconds=seconds(record),
-        peak_memory=record.peak_gpu_bytes or record.peak_rss_bytes,
         device=record.device,
         started=record.started,
         finished=record.finished,
         digest=record.transcript_digest,
+        **{name: value for name, value in figures.items() if name in own},
+        more={name: value for name, value in figures.items() if name not in own},
     )
 
 

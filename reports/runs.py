@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.privacy.mechanisms.base import mechanism_of
-from fedaudit.privacy.policy import policy_of
+from fedaudit.privacy.policy import TRAINING, policy_of
 from fedaudit.privacy.update_policy import UPDATES, UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
@@ -26,6 +27,7 @@ class Run:
     folder: Path
     record: RunRecord
     audits: list[EpsilonAudit] = field(default_factory=list)  # attempts to refute the claimed epsilon
+    label: str | None = None  # the name that the audit or the run's setting gives it
 
     @property
     def seed(self) -> int:
@@ -43,6 +45,10 @@ class Group:
     passed_over: tuple[Run, ...] = ()  # earlier runs of the same seeds that had another result
 
     @property
+    def records(self) -> list[RunRecord]:
+        return [run.record for run in self.runs]
+
+    @property
     def setting(self) -> Setting:
         return self.runs[0].record.setting
 
@@ -51,13 +57,18 @@ class Group:
         return self.setting.method
 
     @property
+    def name(self) -> str:
+        """Return what stands in the column of methods: the name that the suite gives the row, or the method's."""
+        return next((run.label for run in self.runs if run.label), self.method)
+
+    @property
     def arena(self) -> tuple[Any, ...]:
         return tuple(getattr(self.setting, key) for key in ARENA)
 
 
 def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
     """Return the runs below a folder, and those that cannot be read, with the reason."""
-    runs, problems = [], {}
+    runs, problems, labels = [], {}, _labels(folder)
     for path in sorted(folder.glob("**/record.json")):
         if STALE in path.relative_to(folder).parts:
             continue  # runs of older code, which an audit has put aside
@@ -68,11 +79,21 @@ def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
         except FedauditError as e:
             problems[str(path.parent.relative_to(folder))] = str(e)
             continue
-        runs.append(Run(path.parent, record, list(record.audits)))
+        label = labels.get(str(path.parent.relative_to(folder)), record.setting.label)
+        runs.append(Run(path.parent, record, list(record.audits), label))
     if not runs:
         broken = f" The records there cannot be read: {next(iter(problems.values()))}" if problems else ""
         raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.{broken}")
     return runs, problems
+
+
+def _labels(folder: Path) -> dict[str, str | None]:
+    """Return the names that the last audit of this folder gave its cells. They win over those in older records."""
+    try:
+        cells = json.loads((folder / "audit.json").read_text())["cells"]
+        return {cell["folder"]: cell.get("label") for cell in cells}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
+        return {}  # a folder of runs without an audit; `report.failures` tells of a damaged file
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -85,13 +106,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         kept = run.record.setting.model_dump(mode="json", exclude={"seed", *EXECUTION})
         found.setdefault(json.dumps(kept, sort_keys=True), {}).setdefault(run.seed, []).append(run)
     sets = [tuple(_last(of[seed]) for seed in sorted(of)) for of in found.values()]
+    given = Counter(_given(runs) for runs in sets)
     settings = [runs[0].record.setting for runs in sets]
     groups = []
     for shown, of in zip(sets, found.values(), strict=True):
         digests = {run.seed: run.record.transcript_digest for run in shown}
         done = [run for same in of.values() for run in same if run.record.status == "done"]
         others = tuple(run for run in done if run.record.transcript_digest != digests[run.seed])
-        groups.append(replace(_labelled(shown, settings), passed_over=others))
+        groups.append(replace(_labelled(shown, settings, given), passed_over=others))
     return sorted(groups, key=lambda g: (str(g.arena), g.method, bool(g.setting.privacy), _natural(g.label)))
 
 
@@ -106,7 +128,11 @@ def _natural(label: str) -> list[str | float]:
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def _labelled(runs: tuple[Run, ...], settings: Sequence[Setting]) -> Group:
+def _given(runs: Sequence[Run]) -> str | None:
+    return next((run.label for run in runs if run.label), None)
+
+
+def _labelled(runs: tuple[Run, ...], settings: Sequence[Setting], given: Counter[str | None]) -> Group:
     setting = runs[0].record.setting
     privacy = privacy_text(setting.privacy)
     rivals = [s for s in settings if s.method == setting.method and privacy_text(s.privacy) == privacy and s != setting]
@@ -119,8 +145,11 @@ def _labelled(runs: tuple[Run, ...], settings: Sequence[Setting]) -> Group:
     for key in ARENA:
         if any(getattr(s, key) != getattr(setting, key) for s in settings):
             differs[key] = getattr(setting, key)
-    parts = [setting.method, *([privacy] if setting.privacy else [])]
+    own = _given(runs)
+    parts = [own or setting.method, *([privacy] if setting.privacy else [])]
     parts += [f"{key}={value}" for key, value in sorted(differs.items())]
+    if own is not None and given[own] == 1 and all(s.method != own for s in settings):
+        parts = [own]  # nobody else is called so
     return Group(" · ".join(parts), privacy, runs, dict(sorted(differs.items())))
 
 
@@ -136,7 +165,9 @@ def privacy_text(privacy: dict[str, Any]) -> str:
     alike: dict[str, list[str]] = {}
     for kind, values in sorted(privacy.items()):
         alike.setdefault(_policy_text(kind, values), []).append(kind)
-    return "; ".join(f"{', '.join(kinds)} {how}" for how, kinds in alike.items()) or "none"
+    return (
+        "; ".join(how if kinds == [TRAINING] else f"{', '.join(kinds)} {how}" for how, kinds in alike.items()) or "none"
+    )
 
 
 def _policy_text(kind: str, values: dict[str, Any]) -> str:

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedaudit.epsilon.joint_verdict import judged, told
+from fedaudit.metrics.cost import OUTER, asked, uses_gpu
+from fedaudit.metrics.guarantee import OPEN_MODELS
 from fedaudit.reports.attack_rows import attacks_of, best_attack
-from fedaudit.reports.leak_tests import leaks_by_seed, pooled_attacks
+from fedaudit.reports.leak_tests import auc_cell, leaks_by_seed, pooled_attacks
 from fedaudit.reports.runs import Group, command
-from fedaudit.reports.summary_rows import SummaryRow, asked, refused, uses_gpu
+from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS
 from fedaudit.reports.vocabulary import BY_KEY, VIA, kind_text, protection_text, seen_by, text
 from fedaudit.runtime.attack_result import ReconstructionResult, measures_of
 from fedaudit.significance import LEVEL as REFUTES
-from fedaudit.suite.measured import OUTER
 
 LIMITS = (
     "An attack that finds nothing does not prove that nothing can be found: it is a lower bound on what leaks.",
@@ -27,8 +28,10 @@ LIMITS = (
     "seeds give very wide intervals; use five or more for comparisons.",
     "Two figures count as different if a t-test over seeds (paired by seed if both have it, otherwise Welch's) "
     f"gives p < {LEVEL:g} after Holm's correction for all comparisons with the same reference, and both have at least "
-    f"{SEEDS} seeds. For counted and computed figures (bytes, ledger) every difference counts. A setting near chance "
-    "is never the best of a column: if nothing was learnt, attacks find nothing.",
+    f"{SEEDS} seeds. Counted and computed figures (bytes, ledger) carry no mark. A setting near chance is never the "
+    "best of a column: if nothing was learnt, attacks find nothing.",
+    "The interval of an AUC is over the candidates of all seeds, which are other records in each; all other intervals "
+    "over seeds are as above.",
     "Accuracy is that of the last round. The best round on test data is not reported: nobody could have chosen it.",
     "Peak memory of CPU runs is that of the process: runs that shared a process have one figure.",
 )
@@ -43,13 +46,15 @@ def _membership(row: SummaryRow) -> str:
     found = f"AUC {auc.value:.3f} ({auc.detail})"
     if not tried or (not tried[0].beyond and any(one.broken for one in tried)):
         return f"Membership attacks say nothing, {found}: the audit split is broken."
-    first = tried[0]
+    first = tried[0] if tried[0].beyond else next((one for one in tried if one.low > 0.5), tried[0])
     over = f"AUC {first.value:.3f} [{first.low:.3f}, {first.high:.3f}] by {first.found.name}"
     among = f"of {len(tried)} attacks, p = {first.adjusted:.2g} corrected" if len(tried) > 1 else f"p = {first.p:.2g}"
     if first.beyond and first.broken:
+        value, low, high = (f"{100 * (end - 0.5):.1f}" for end in (first.value, first.low, first.high))
         return (
-            f"Members can be told from others better than from the records alone, though the audit split is broken: "
-            f"{over}, where 0.5 is the best blind baseline ({among})."
+            "Members can be told from others better than from the records alone, though the audit split is broken: the "
+            f"AUC of {first.found.name} is {value} points [{low}, {high}] above that of the best blind baseline "
+            f"({among})."
         )
     if first.beyond:
         where = "in each seed" if above and all(above) else "over all seeds"
@@ -60,6 +65,12 @@ def _membership(row: SummaryRow) -> str:
         f"The best membership attack that ran shows no leak, {found}: over all seeds none of {len(tried)} is above "
         "chance beyond its interval. That is no guarantee."
     )
+
+
+BOUNDS_OF = (  # the columns of lower bounds, and who found them
+    ("lower", "An attack on planted records showed"),
+    ("noise", "The noise that was found amounts to"),
+)
 
 
 def verdict(row: SummaryRow) -> list[str]:
@@ -75,15 +86,15 @@ def verdict(row: SummaryRow) -> list[str]:
         ]
     elif math.isinf(epsilon.value):
         lines = [f"Nothing is guaranteed: {epsilon.detail}."]
+        if row.open_models:
+            lines.append(f"This is so although the messages are covered ({row.messages}).")
     else:
         lines = [f"Guaranteed, for {row.unit} and all rounds together: ε ≤ {epsilon.value:.3g} ({epsilon.detail})."]
         if row.weak_delta:
             lines.append("Its δ is 1/n or more: publishing one record at random would meet the same guarantee.")
-        if row.open_models:
-            lines.append("This covers the messages alone: clients' models, trained without noise, are published.")
-    if row.cells["lower"].value is not None:
-        lower = row.cells["lower"]
-        lines.append(f"An audit measured ε ≥ {lower.value:.3g}{_said_of_claims(row)}.")
+    found = [f"{words} ε ≥ {row.cells[key].value:.3g}" for key, words in BOUNDS_OF if row.cells[key].value is not None]
+    if found:
+        lines.append(f"{'. '.join(found)}{_said_of_claims(row)}.")
     if auc.value is None:
         lines.append(f"Membership attacks: {auc.reason or 'none'}.")
     else:
@@ -166,6 +177,9 @@ def ledger_rows(row: SummaryRow) -> list[dict[str, str]]:
         lines.append({"what": what, "epsilon": text(BY_KEY["epsilon"], total.epsilon), "note": note})
     together = "not composed" if worst.epsilon is None else text(BY_KEY["epsilon"], worst.epsilon)
     note = "something is sent without noise" if worst.epsilon == math.inf else f"δ = {worst.delta:.2g}"
+    if row.open_models:
+        lines.append({"what": "published models", "epsilon": text(BY_KEY["epsilon"], math.inf), "note": OPEN_MODELS})
+        together, note = text(BY_KEY["epsilon"], math.inf), f"the messages alone: {row.messages}"
     lines.append({"what": f"client {worst.client}, all together", "epsilon": together, "note": note})
     return lines
 
@@ -205,7 +219,8 @@ def attack_rows(row: SummaryRow) -> list[dict[str, Any]]:
         others = [k for r in found.results.values() for k, v in measures_of(r).items() if v.value is not None]
         figures = {}
         for measure in dict.fromkeys([*measures, *(k for k in others if k not in ("advantage", "advantage_best"))]):
-            cell = found.cell(measure, BOUNDS.get(measure, (-math.inf, math.inf)))
+            one = found.claims == "membership" and measure == "auc"  # one AUC has one interval on all of a page
+            cell = auc_cell(found) if one else found.cell(measure, BOUNDS.get(measure, (-math.inf, math.inf)))
             if cell.value is not None:
                 figures[MEASURE_WORDS.get(measure, measure.replace("_", " "))] = cell
         first = next(iter(found.results.values()), None)

@@ -34,10 +34,12 @@ def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
     lines = []
     if weak := sum(row.untrained for row in rows):
         lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so attacks find nothing.")
-    if wrong := [row.label for row in rows if row.cells["lower"].flag]:
+    if wrong := [row.label for row in rows if row.refuted]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
+    if still := sum(bool(row.idle) for row in rows):
+        lines.append(f"{still} rows: a part of the method changed nothing; the report's notes name it.")
     if apart := sum(row.open_models for row in rows):
-        lines.append(f"* in {apart} rows only messages are covered: the clients' models are published.")
+        lines.append(f"* in {apart} rows only messages are covered: clients' models are published.")
     if idle := sum(refused(row.group) for row in rows):
         lines.append(f"{idle} rows did not run: their privacy setting applies to nothing that is sent.")
     return [*lines, *([f"{len(failed)} runs failed."] if failed else [])]
@@ -54,14 +56,15 @@ def _figures(row: SummaryRow) -> tuple[str, ...]:
     if auc.value is not None:
         found += {True: " leak", False: "", None: " ?"}[leak(row)]
     return (
-        f"{'~' if row.untrained else ''}{reached}", f"{'!' if row.cells['lower'].flag else ''}{guaranteed}", found,
+        f"{'~' if row.untrained else ''}{reached}", f"{'!' if row.refuted else ''}{guaranteed}", found,
         text(BY_KEY["up"], row.cells["up"].value),
     )  # fmt: skip
 
 
 def _name(row: SummaryRow) -> str:
-    """Return the row's label, shortened by what most rows share."""
-    return row.label.replace(" training ", " DP-SGD ").replace(", clip 1", "")
+    """Return the row's label, shortened by what a reader of a terminal knows."""
+    short = row.label.replace("DP-SGD, ε = ", "DP-SGD ε=").replace("DP-SGD, noise", "DP-SGD noise")
+    return short.replace(", clip 1", "")
 
 
 def _line(name: str, cells: Sequence[str], width: int) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedaudit.epsilon.joint_verdict import judged
+from fedaudit.metrics.guarantee import claim_text
 from fedaudit.reports.attack_rows import attacks_of
 from fedaudit.reports.leak_tests import leak, pooled_attacks, rebuilt
-from fedaudit.reports.summary_rows import SummaryRow, claim_text, refused
+from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.significance import level_of
 from fedaudit.suite.budgets import cases as budget_cases
 from fedaudit.suite.budgets import check_runs

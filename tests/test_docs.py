@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -124,8 +125,34 @@ def test_every_page_is_in_the_menu():
 
 
 def test_docs_hold_prose_and_pictures():
-    other = [p.name for p in (ROOT / "docs").rglob("*") if p.is_file() and p.suffix not in (".md", ".png", ".css")]
+    other = [
+        p.name for p in (ROOT / "docs").rglob("*") if p.is_file() and p.suffix not in (".md", ".png", ".css", ".js")
+    ]
     assert not other, "suites, scripts and records belong into benchmarks/studies"
+
+
+def test_the_start_page_has_a_picture_an_example_and_four_doors():
+    text = (ROOT / "docs" / "index.md").read_text()
+    assert text.index("![") < text.index("## Install") < text.index("## An example") < text.index("## Four doors")
+    for door in ("author", "engineer", "reviewer", "officer"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| **{door}**")]
+        assert "](" in line, "a page to begin with"
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network(tmp_path):
+    """Code is coloured when the site is built, and the buttons that copy it are a script of the site's own."""
+    pytest.importorskip("mkdocs", reason="needs mkdocs, in the extra `docs`")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.glob("**/*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text()
+        assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["'](https?:)?//""", text), page.name
+        assert "copy.js" in text
+    assert '<span class="' in (tmp_path / "guide" / "tutorial.html").read_text()
 
 
 # --- the reviewer's page -----------------------------------------------------------------------------------------

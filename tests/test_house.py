@@ -23,6 +23,7 @@ ROOMS = [
     "runtime",
     "attack",
     "epsilon",
+    "metrics",
     "verify",
     "suite",
     "gates",
@@ -121,6 +122,7 @@ def test_every_module_lives_in_a_room():
         "errors",
         "rng",
         "units",
+        "extras",
         "stats",
         "stored_model",
         "significance",
@@ -149,6 +151,7 @@ NOT_A_MODULE = {
     "methods/test_coverage": "every method has its tests",
     "methods/test_fingerprints": "every method, one kept run each",
     "privacy/test_one_epsilon": "a derivation through ledger, accounting and mechanisms",
+    "reports/test_conclusions": "a made-up audit with known conclusions, through all of the room",
     "runtime/test_own": "a user's own model and data through every room",
     "suite/test_kill": "kills at random instants, minutes long",
     "verify/test_forgeries": "a forged folder, whatever part of it",
@@ -214,6 +217,9 @@ def sources() -> dict[str, str]:
         (r"^class Release\b", "fedaudit/wire/release.py"),
         (r"\bcuda\.Stream\(", "fedaudit/cuda_streams.py"),
         (r"^class EpsilonAudit\b", "fedaudit/runtime/run_record.py"),
+        (r"^class Metric\b", "fedaudit/metrics/metric.py"),
+        (r"\.epsilon for \w+ in [\w.]+ if \w+\.entries", "fedaudit/metrics/guarantee.py"),
+        (r"\bpeak_gpu_bytes or \w+\.peak_rss_bytes", "fedaudit/metrics/cost.py"),
     ],
 )
 def test_one_copy_of_each(pattern, home):

@@ -131,3 +131,69 @@ def test_lint_and_types(tool):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+# --- a release ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_news_can_be_read_in_two_minutes():
+    """About 200 words a minute, and the newest version stands first."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    newest = text.split("\n## ")[1]
+    assert newest.startswith("0.2.0")
+    assert len(newest.split()) <= 400
+
+
+@pytest.mark.slow
+def test_twine_accepts_the_wheel(wheel):
+    pytest.importorskip("twine", reason="needs twine, in the extra `test`")
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", str(wheel)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_runs_a_method_a_private_run_an_attack_and_a_report(wheel, tmp_path):
+    """In an environment that sees no checkout. Packages of this one are its dependencies: nothing is downloaded."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    python = venv / "bin" / "python"
+    (site,) = venv.glob("lib/python*/site-packages")
+    here = Path(pytest.__file__).parents[1]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    assert subprocess.run([*pip, str(wheel)], check=False).returncode == 0
+    # Dependencies come from here. The wheel's own folder is first in the path, so its fedaudit is found.
+    (site / "dependencies.pth").write_text(f"{here}\n")
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def fedaudit(*words):
+        done = subprocess.run(
+            [str(venv / "bin" / "fedaudit"), *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    where = subprocess.run(
+        [str(python), "-c", "import fedaudit; print(fedaudit.__file__)"], cwd=tmp_path, env=env, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert where.returncode == 0, where.stderr
+    assert str(site) in where.stdout
+    small = ("--model", "mlp", "--clients", "2", "--rounds", "1", "--partition", "iid")
+    fedaudit("run", *small, "--out", "runs/a")
+    private = ("--set", "E=3", "--set", "B=64", "--set", "eta=0.5", "--privacy", "training:eps=8,clip=1,delta=5e-4")
+    assert "epsilon = " in fedaudit("run", *small, *private, "--out", "runs/dp")
+    fedaudit("attack", "runs/a", "--attack", "loss")
+    fedaudit("report", "runs", "--format", "html,md,csv,latex")
+    assert "What leaks" in (tmp_path / "runs" / "report.html").read_text()

@@ -74,6 +74,7 @@ def test_marks_pass_what_is_honest_and_name_what_is_not(suite):
         """
 @pytest.mark.comm_budget(uplink="40 kB", downlink="40 kB")
 @pytest.mark.accuracy_floor(0.1)
+@pytest.mark.metric_budget("up", max="40 kB")
 @pytest.mark.leak_budget(attack="loss", auc=0.95)
 def test_kept(federated_run):
     record = federated_run(method="fedavg", rounds=1, **SMALL)
@@ -150,7 +151,14 @@ def test_epsilon(privacy_budget):
 def test_leak(leak_budget):
     leak_budget(FOLDER, attack="lira", auc=0.5)
 
-def test_kept(leak_budget, accuracy_floor, comm_budget):
+def test_any_metric(metric_budget):
+    metric_budget(FOLDER, "own", min=1.5)
+
+def test_no_metric(metric_budget):
+    metric_budget(FOLDER, "owm", min=0.5)
+
+def test_kept(leak_budget, accuracy_floor, comm_budget, metric_budget):
+    metric_budget(FOLDER, "own", min=0.0)
     leak_budget(FOLDER, attack="lira", auc=0.7)
     accuracy_floor(FOLDER + "/record.json", 0.0)
     comm_budget(FOLDER, uplink="40 kB")
@@ -165,12 +173,14 @@ def test_none(leak_budget):
 
 def test_records_made_elsewhere(suite, elsewhere):
     result = suite(f"FOLDER = {str(elsewhere)!r}\n" + ELSEWHERE)
-    result.assert_outcomes(passed=1, failed=4)
+    result.assert_outcomes(passed=1, failed=6)
     result.stdout.fnmatch_lines_random(
         [
             "fedavg: epsilon is * at each client's own delta, the budget 0.01*",
             "fedavg: lira by server reaches AUC 0.620 [[]0.580, 0.660] on 100 candidates, the budget 0.5 (above it*",
             "fedavg: the claim of epsilon = 1 for training, all rounds is refuted by residuals: at least 3.25*",
+            "fedavg: own is 0.*, the budget 1.5 (*% under).",
+            "*metric_budget: *owm*own*",
             "*leak_budget: the record of fedavg has no attack rmia by server (it has: lira by server). *",
         ]
     )
@@ -218,7 +228,7 @@ def test_speed(federated_benchmark):
 def test_without_pytest_benchmark_the_error_names_the_extra(suite):
     result = suite(BENCHMARK, "-p", "no:benchmark")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["federated_benchmark needs pytest-benchmark*'fedaudit[[]benchmark]'*"])
+    result.stdout.fnmatch_lines(['federated_benchmark needs pytest-benchmark*pip install "pytest-benchmark*'])
 
 
 def test_rounds_are_samples_and_the_json_is_pytest_benchmarks_own(suite, pytester):

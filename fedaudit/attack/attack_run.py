@@ -129,7 +129,9 @@ def rescored(run: RunFolder) -> list[tuple[AnyResult, list[Attacked]]]:
     for result in run.record.attacks:
         parts: list[Attacked] = []
         if isinstance(result, MembershipResult):
-            same = kept(run.folder, attack=result.attack, threat=result.threat, clients=result.clients)
+            same = kept(
+                run.folder, attack=result.attack, threat=result.threat, clients=result.clients, record=run.record
+            )
             if [part.client for part in same] == sorted(result.clients):
                 order = {k: place for place, k in enumerate(result.clients)}
                 parts = [part.attacked() for part in sorted(same, key=lambda part: order[part.client])]

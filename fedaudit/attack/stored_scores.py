@@ -108,17 +108,21 @@ def kept(
     threat: str | None = None,
     clients: Iterable[int] | None = None,
     all_rounds: bool = False,
+    record: RunRecord | None = None,
 ) -> list[KeptScores]:
     """Return the scores that attacks on a run left, by attack, threat, round and client.
 
     They are those of the record's last round, unless all are asked for. The list is empty if nothing was kept of this
-    transcript.
+    transcript. `record` is the run's, if the caller has read it.
     """
     folder = Path(folder)
-    record = read_record(folder)
+    record = read_record(folder) if record is None else record
     chosen = None if clients is None else set(clients)
     found = []
-    for path in sorted((folder / FOLDER).glob("*/*.safetensors")):
+    paths = sorted((folder / FOLDER).glob("*/*.safetensors"))
+    if attack is not None and threat is not None:
+        paths = [path for path in paths if path == _path(folder, attack, threat)]
+    for path in paths:
         about, tensors = _read(path)
         who = about.result
         if attack not in (None, who.attack) or threat not in (None, who.threat):

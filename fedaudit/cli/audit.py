@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedaudit.cli import completion
 from fedaudit.cli.options import Json, RunArgument, Trust
 from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar, wrapped
 from fedaudit.cli.show import show_audit
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
 
 def attack(
     run: RunArgument,
-    attack: Annotated[list[str] | None, typer.Option(help="An attack's name; repeatable. Default: all.")] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="An attack's name; repeatable. Default: all.", autocompletion=completion.attacks),
+    ] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="[ATTACK.]NAME=VALUE", help="An attack's setting.")] = [],  # noqa: B006
-    threat: Annotated[str, typer.Option(help="server, active-server, peer:k or outsider.")] = "server",
+    threat: Annotated[
+        str, typer.Option(help="server, active-server, peer:k or outsider.", autocompletion=completion.threats)
+    ] = "server",
     client: Annotated[str, typer.Option(help="all, or a client's number.")] = "all",
     again: Annotated[
         bool, typer.Option("--rescore", help="Attack nothing; score and judge again what earlier attacks kept.")

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fedaudit.extras import install
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -24,8 +26,8 @@ class Finding:
 def findings(data_dir: str = ".data") -> Iterator[Finding]:
     yield Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.system()}")
     yield _torch()
-    yield _extra("opacus", "DP-SGD and its accountants", "dp")
-    yield _extra("ray", "the engine ray", "ray")
+    yield _extra("opacus", "DP-SGD and its accountants")
+    yield _extra("ray", "the engine ray")
     yield Finding("cores", None, f"{os.cpu_count()}: `fedaudit audit --jobs {max(1, os.cpu_count() or 1)}` uses them")
     free = shutil.disk_usage(".").free
     yield Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free here; a run keeps every message")
@@ -41,12 +43,12 @@ def _torch() -> Finding:
     return Finding("torch", ours, f"{torch.__version__}, {gpus or 'no GPU: --device cpu'}")
 
 
-def _extra(module: str, what: str, extra: str) -> Finding:
+def _extra(module: str, what: str) -> Finding:
     found = importlib.util.find_spec(module) is not None
     return Finding(
         module,
         True if found else None,
-        what if found else f'not installed, needed for {what}: pip install ".[{extra}]"',
+        what if found else f"not installed, needed for {what}: {install(module)}",
     )
 
 

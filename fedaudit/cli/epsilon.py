@@ -280,10 +280,10 @@ def run_refuted(run: Path) -> bool:
 
     It is what a budget of refuted claims counts: see `fedaudit check`.
     """
+    from fedaudit.metrics.guarantee import REFUTED
     from fedaudit.runtime.run_record import read_record
-    from fedaudit.suite.measured import METRICS
 
-    return METRICS["refuted"](read_record(run)) > 0
+    return REFUTED.limited(read_record(run)) > 0
 
 
 def _fail_if(refuted: bool) -> None:

@@ -6,10 +6,14 @@ import contextlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import SettingError, unknown
+from fedaudit.metrics.cost import MEMORY
+from fedaudit.metrics.guarantee import OPEN_MODELS, largest_delta, ledger_epsilon, open_models
+from fedaudit.metrics.metric import metrics
+from fedaudit.metrics.utility import near_chance
 from fedaudit.privacy.ledger import unit_in_words
 from fedaudit.privacy.mechanisms.base import choices, mechanism_named, mechanism_of
 from fedaudit.privacy.policy import TRAINING
@@ -184,15 +188,17 @@ def summary(record: RunRecord) -> list[str]:
         if isinstance(attack, MembershipResult) and attack.split_broken and attack.blind:
             lines.append(f"    {attack.verdict}")
     lines += [_audit_line(audit) for audit in record.audits]
+    further = ((metric, metric.value(record)) for metric in metrics().values() if metric.line)
+    lines += [f"  {metric.title}: {metric.text(value)}" for metric, value in further if value is not None]
     seconds = sum(row.wall_s for row in record.rounds)
-    lines.append(f"  {seconds:.1f} s, peak memory {bytes_text(record.peak_rss_bytes, binary=True)}, {record.device}")
+    memory = bytes_text(MEMORY.value(record) or 0, binary=True)
+    lines.append(f"  {seconds:.1f} s, peak memory {memory}, {record.device}")
     return lines + [f"  note: {note}" for note in record.notes]
 
 
 def _near_chance(record: RunRecord) -> list[str]:
     """Return a warning that nothing was learnt and which settings to try; empty if something was."""
     from fedaudit.registry import find
-    from fedaudit.suite.measured import near_chance
 
     classes, last = record.data.classes, record.result.last
     if last is None or not near_chance(last.test_score(), classes):
@@ -241,31 +247,30 @@ def _audit_line(audit: EpsilonAudit) -> str:
 
 
 def ledger_lines(record: RunRecord) -> list[str]:
-    """Return what the ledger guarantees, for the worst client: never less alarming than it is."""
+    """Return what the run guarantees, for the worst client: never less alarming than it is."""
+    lines, messages = [], "  privacy: "
+    if open_models([record]):
+        lines.append(f"  privacy: epsilon = infinity for each client: {OPEN_MODELS}")
+        messages = "    the messages alone: "
     if not record.ledger or not any(ledger.entries for ledger in record.ledger):
-        return ["  privacy: nothing computed from private data was released"]
+        return [*lines, f"{messages}nothing computed from private data was released"]
     open_fields = sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier == 0})
-    lines = []
     if open_fields:
         lines.append(f"  privacy: epsilon = infinity for each client; not protected: {', '.join(open_fields)}")
     elif record.status == "done":
-        totals = [c.epsilon for c in record.ledger]
-        if None in totals:
+        worst = ledger_epsilon(record)
+        if worst is None:
             lines.append(
-                "  privacy: no joint epsilon, as releases have different neighbouring relations; see the record"
+                f"{messages}no joint epsilon, as releases have different neighbouring relations; see the record"
             )
         else:
-            worst = max(c for c in totals if c is not None)
             relations = sorted({r for c in record.ledger for r, total in c.by_relation.items() if total.epsilon > 0})
-            delta = max(c.delta for c in record.ledger)
             lines.append(
-                f"  privacy: epsilon = {worst:.4g} at delta <= {delta:.2g} for the worst client, all rounds together"
+                f"{messages}epsilon = {worst:.4g} at delta <= {largest_delta([record]):.2g} for the worst client, all "
+                "rounds together"
                 + (f" ({', '.join(relations)}, for {unit_in_words(record.ledger)})" if relations else "")
             )
-            if not record.models_covered:
-                lines.append(
-                    "    this covers the messages alone: clients' models, trained without noise, are published"
-                )
+            lines += _weak_delta(record)
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
         first = entries[0]
@@ -281,6 +286,19 @@ def ledger_lines(record: RunRecord) -> list[str]:
     return lines
 
 
+def _weak_delta(record: RunRecord) -> list[str]:
+    """Return a warning if a client's delta is 1/n or more; empty if none is."""
+    weak = [c for c in record.ledger if c.entries and c.delta * c.n >= 1 and (c.epsilon or 0.0) > 0]
+    if not weak:
+        return []
+    most = max(weak, key=lambda c: c.delta * c.n)
+    return [
+        f"    WARNING: delta = {most.delta:.2g} is 1/n or more for {len(weak)} of {len(record.ledger)} clients "
+        f"(n = {most.n}). Publishing one record at random would meet that, too. Choose less, such as "
+        f"delta={0.1 / max(c.n for c in record.ledger):.0e}."
+    ]
+
+
 def _found(attack: Scored) -> str:
     """Return the first measure of an attack that ran, with its interval, and say if it is a leak."""
     name, first = next(iter(measures_of(attack).items()))
@@ -294,8 +312,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
-    """Return messages and bytes, grouped by message, field, client or round; `entry` lists them one by one."""
+def protections(record: RunRecord) -> dict[str, str]:
+    """Return how fields are protected that carry no noise of their own, such as weights after DP-SGD, by the ledger."""
+    entries = [entry for client in record.ledger for entry in client.entries]
+    return {entry.field: mechanism_of(entry).shown(entry) for entry in entries if entry.noise_multiplier > 0}
+
+
+def traffic_table(view: TranscriptView, by: str, covered: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return messages and bytes, grouped by message, field, client or round; `entry` lists them one by one.
+
+    `covered` says of fields without noise of their own how they are protected."""
     keys = ("message", "field", "client", "round", "entry")
     if by not in keys:
         raise SettingError(unknown("--by", by, keys))
@@ -323,7 +349,7 @@ def traffic_table(view: TranscriptView, by: str) -> list[dict[str, Any]]:
                 {"direction": entry.direction, by: label, "messages": 0, "payload": 0, "buffers": 0, "wire": 0},
             )
             if by == "field":
-                none = "none" if field.role == "private" else None
+                none = (covered or {}).get(label, "none") if field.role == "private" else None
                 row |= {"kind": field.kind, "protection": field.protection.model_dump() if field.protection else none}
             row["messages"] += 1 if by == "field" or name == "(frame)" else 0
             for size in ("payload", "buffers", "wire"):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedaudit import __version__
+from fedaudit.cli import completion
 from fedaudit.cli.audit import attack, audit
 from fedaudit.cli.check_method import check_method
 from fedaudit.cli.epsilon import epsilon_app
@@ -90,11 +91,18 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 LISTS = ("methods", "attacks", "datasets", "models", "partitions", "mechanisms")
 
 
+def _lists(incomplete: str) -> list[str]:
+    return [name for name in LISTS if name.startswith(incomplete)]
+
+
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help=" | ".join(LISTS))],
+    what: Annotated[str, typer.Argument(help=" | ".join(LISTS), autocompletion=_lists)],
     name: Annotated[
-        str | None, typer.Argument(help="Show this one alone, with all its settings.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Show this one alone, with all its settings.", show_default=False, autocompletion=completion.list_names
+        ),
     ] = None,
     as_json: Json = False,
     data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",

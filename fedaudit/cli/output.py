@@ -139,22 +139,46 @@ def _cut(text: str, width: int) -> str:
 
 
 def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] = (), narrow: bool = False) -> None:
-    """Print a table. With `narrow` it has no frame and no column of zeros, so that eight columns fit a terminal."""
+    """Print a table. With `narrow` it has no frame and no column of zeros, so that eight columns fit a terminal.
+
+    Where the longest words of all columns together are wider than the terminal, each row is a paragraph instead: no
+    word is broken."""
     from rich.console import Console
     from rich.table import Table
 
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if narrow:
         columns = [column for column in columns if column != "buffers" or any(row.get(column) for row in rows)]
+    console = Console(emoji=False, markup=False, highlight=False)
+    words = {column: _longest_word([column, *(_cell(row.get(column), column) for row in rows)]) for column in columns}
+    if sum(words.values()) + len(columns) * (2 if narrow else 3) + 1 > console.width:
+        _print_paragraphs(rows, columns, title, total)
+        return
     frame: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if narrow else {}
     table = Table(title=title, title_justify="left", show_footer=bool(total), **frame)
     for column in columns:
         number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
         footer = _cell(sum(row.get(column) or 0 for row in rows), column) if column in total else ""
-        table.add_column(column, justify="right" if number else "left", footer=footer, overflow="fold")
+        side: Any = "right" if number else "left"
+        table.add_column(column, justify=side, footer=footer, overflow="fold", min_width=words[column])
     for row in rows:
         table.add_row(*(_cell(row.get(column), column) for column in columns))
-    Console(emoji=False, markup=False, highlight=False).print(table)
+    console.print(table)
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def _print_paragraphs(rows: list[dict[str, Any]], columns: list[str], title: str, total: tuple[str, ...]) -> None:
+    """Print each row as a paragraph of 80 columns: its first figure, then the others with their names."""
+    print(title)
+    for row in rows:
+        first, *others = [(column, _cell(row.get(column), column)) for column in columns]
+        said = ", ".join(f"{column} {text}" for column, text in others if text)
+        print(wrapped(f"  {first[1]}: {said}"))
+    for column in total:
+        print(f"  all together: {column} {_cell(sum(row.get(column) or 0 for row in rows), column)}")
 
 
 def _cell(value: Any, column: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from fedaudit.cli import completion
 from fedaudit.cli.options import Json, Trust
 from fedaudit.cli.output import print_summary, progress_bar
 from fedaudit.errors import FedauditError, SettingError
@@ -19,6 +20,11 @@ from fedaudit.runtime import nursery
 from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_values
 
 _SHORT = {"set", "privacy"}  # given by repeated options of their own
+COMPLETED: dict[str, Any] = {
+    "method": completion.methods, "dataset": completion.datasets, "public_dataset": completion.datasets,
+    "model": completion.models, "server_model": completion.models, "preset": completion.presets,
+    "partition": completion.partitions,
+}  # fmt: skip
 AS_IS = "Keep the method's own defaults on digits too, instead of settings tuned for digits."
 
 
@@ -145,7 +151,7 @@ def _first_run(values: dict[str, Any]) -> dict[str, Any]:
         more["set"] = dict(cls.on_digits)
     if more:
         print(
-            f"Using settings tuned for digits: {', '.join(f'{k} = {v}' for k, v in more.items())} "
+            f"No --set given: using settings tuned for digits: {', '.join(f'{k} = {v}' for k, v in more.items())} "
             "(--as-is leaves them out)",
             file=sys.stderr,
         )
@@ -218,7 +224,8 @@ def _run_signature() -> inspect.Signature:
             kind = next(arg for arg in get_args(kind) if arg is not type(None))
             kind = str if get_origin(kind) is dict else kind  # a table, as TOML writes it
         shown = False if field.default is None else str(field.default)
-        option = typer.Option(help=_sentence(field.description or ""), show_default=shown)
+        words = COMPLETED.get(name)
+        option = typer.Option(help=_sentence(field.description or ""), show_default=shown, autocompletion=words)
         parameters.append(keyword(name, Annotated[kind | None, option], None))
     return inspect.Signature(parameters)
 

@@ -55,7 +55,7 @@ def transcript(
     as_json: Json = False,
 ) -> None:
     """Show what crossed the wire: who sent how many bytes of what."""
-    from fedaudit.cli.listing import traffic_table
+    from fedaudit.cli.listing import protections, traffic_table
     from fedaudit.runtime.folder import RunFolder
     from fedaudit.runtime.run_record import reading
     from fedaudit.wire.transcript import Threat
@@ -65,7 +65,7 @@ def transcript(
     if peer is not None and peer >= clients:
         raise SettingError(f"--threat {threat}: there is no client {peer}; the run has {clients}, numbered from 0.")
     with reading(run):
-        rows = traffic_table(of.transcript.view(threat), by)
+        rows = traffic_table(of.transcript.view(threat), by, protections(of.record))
     if as_json:
         print(json.dumps(rows, indent=1))
     else:

@@ -112,7 +112,7 @@ jobs:
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install "fedaudit[dp] @ git+https://github.com/fedaudit/fedaudit"
+      - run: pip install "fedaudit @ git+https://github.com/fedaudit/fedaudit"
       - run: fedaudit run --method my_method:Mine --rounds 5 --out run
       - run: fedaudit check run --budget budgets.toml --format github
   privacy:
@@ -122,7 +122,7 @@ jobs:
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install pytest "fedaudit[dp] @ git+https://github.com/fedaudit/fedaudit"
+      - run: pip install pytest "fedaudit @ git+https://github.com/fedaudit/fedaudit"
       - run: pytest -k "guarantees or leaks" --fedaudit-format github
   performance:
     runs-on: ubuntu-latest
@@ -132,7 +132,7 @@ jobs:
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install pytest "fedaudit[dp,benchmark] @ git+https://github.com/fedaudit/fedaudit"
+      - run: pip install pytest "fedaudit[benchmark] @ git+https://github.com/fedaudit/fedaudit"
       - run: git worktree add ../base ${{ github.event.pull_request.base.sha }}
       # Both on this machine, one after the other. A base without these tests leaves nothing to compare with.
       - run: pytest -k fast --benchmark-storage "$GITHUB_WORKSPACE/.benchmarks" --benchmark-save base || true

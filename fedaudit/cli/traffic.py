@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedaudit.cli import completion
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_table
 from fedaudit.errors import FedauditError, SettingError, unknown
@@ -15,7 +16,9 @@ from fedaudit.setting import MANY, Setting, nested, parse_pairs
 
 
 def comm(
-    method: Annotated[str, typer.Argument(help="A method's name, or package.module:Class.")],
+    method: Annotated[
+        str, typer.Argument(help="A method's name, or package.module:Class.", autocompletion=completion.methods)
+    ],
     dataset: Annotated[str, typer.Option(help="A data set's name; its files are not needed.")] = "cifar10",
     model: Annotated[
         str, typer.Option(help="A model, a group of models, or a mix such as resnet18:3,resnet34:3,resnet50:4.")

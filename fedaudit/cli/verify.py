@@ -35,6 +35,7 @@ def verify(
     data_dir: Annotated[
         str | None, typer.Option(help="Where you keep data sets. Default: as in the run.", show_default=False)
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time, each in its own process.")] = 1,
     trust: Trust = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List recomputed figures, too.")] = False,
     as_json: Json = False,
@@ -45,21 +46,17 @@ def verify(
     """
     from fedaudit import registry
     from fedaudit.suite.budgets import runs_below
-    from fedaudit.verify.check import verify as verify_run
+    from fedaudit.verify.many import verify_all
 
     registry.trust(trust)
     if not folder.exists():
         raise SettingError(f"There is no folder {folder}. Name the folder of a run or of an audit.")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     runs = runs_below([folder])
-    checked = []
     with progress_bar("verify") as watch:
-        for number, run in enumerate(runs):
-
-            def tell(done: float, whole: float, what: str, number: int = number, run: Path = run) -> None:
-                watch(number + min(done / (whole or 1), 1.0), len(runs), f"{run.name}: {what}")
-
-            checked.append(verify_run(run, rerun=rerun, seed=seed, key=key, data_dir=data_dir, watch=tell))
+        checked = verify_all(
+            runs, jobs=jobs, trust=trust, rerun=rerun, seed=seed, key=key, data_dir=data_dir, watch=watch
+        )
     if as_json:
         print(json.dumps([of.model_dump(mode="json") for of in checked], indent=1))
     else:
@@ -104,12 +101,14 @@ def seal(
     """Seal a run folder as it is now: one digest over its files, signed if you give a key."""
     from fedaudit.runtime.run_record import read_record
     from fedaudit.runtime.seal import Seal, write_seal
+    from fedaudit.verify.noise_key import told_by_folder
     from fedaudit.verify.signature import new_key as make_key
     from fedaudit.verify.signature import signed
 
     if key is not None and new_key is not None:
         raise SettingError("--key and --new-key: give one of them.")
-    if read_record(run).status != "done":
+    record = read_record(run)
+    if record.status != "done":
         raise SettingError(f"The run in {run} is not finished, so there is nothing to seal. Finish it with --resume.")
     if new_key is not None:
         print(f"public key, for `fedaudit verify --key`: {make_key(new_key)}")
@@ -118,4 +117,6 @@ def seal(
     if private is not None:
         made = signed(made, private)
     write_seal(run, made)
+    for line in told_by_folder(run, record.setting):
+        print(wrapped(f"{line}."))
     print(f"seal {made.digest} over {len(made.files)} files" + (", signed" if made.signature else ", not signed"))

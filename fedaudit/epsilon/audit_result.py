@@ -72,7 +72,7 @@ def held_path(
     these quantiles."""
     trials = len(scores) // 2
     top = ceiling(bound, len(scores), delta, confidence)
-    words = f"{how}; so many trials can show {top:.3g}"
+    words = f"{how}; these trials could show at most epsilon = {top:.3g}"
     finds = tells_at = None
     if place.epsilon > 0:
         finds, tells_at = would_find(bound, distance, trials, place.epsilon, delta, confidence, quantiles)

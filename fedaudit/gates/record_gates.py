@@ -14,10 +14,11 @@ from fedaudit.epsilon.release_path import audit_releases
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import SettingError
 from fedaudit.gates.finding import Finding, enough, told
+from fedaudit.metrics.attacks import estimate_of
+from fedaudit.metrics.guarantee import EPSILON, REFUTED
 from fedaudit.runtime.attack_result import MembershipResult, NotRun
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.stats import Estimate
-from fedaudit.suite import measured
 from fedaudit.suite.budgets import Outcome, check_budget, parse_budgets
 
 TRIALS = 1000  # releases of each neighbour, where a gate has to test a claim itself
@@ -70,6 +71,15 @@ def accuracy(record: RunRecord, floor: float) -> Finding:
     return Finding(found.gate, found.told, found.message + interval)
 
 
+def limited(
+    record: RunRecord, metric: str, *, max: float | str | None = None, min: float | None = None
+) -> Finding:  # fmt: skip
+    """Hold any metric of `fedaudit.metrics`, by its name in budgets, against a ceiling or a floor."""
+    given = {name: limit for name, limit in (("max", max), ("min", min)) if limit is not None}
+    (budget,) = parse_budgets([{"metric": metric, **given}], "metric_budget")
+    return _of(check_budget(budget, record, record.setting.method), "metric_budget")
+
+
 def privacy(record: RunRecord, *, epsilon: float, delta: float | None = None) -> Finding:
     """Hold the epsilon that the ledger guarantees the worst-off client against a ceiling.
 
@@ -84,7 +94,7 @@ def privacy(record: RunRecord, *, epsilon: float, delta: float | None = None) ->
     if delta is not None:
         for row in ledgers:
             row.close()
-    spent = measured.epsilon(record.model_copy(update={"ledger": ledgers}))
+    spent = EPSILON.limited(record.model_copy(update={"ledger": ledgers}))
     at = "each client's own delta" if delta is None else f"delta = {delta:g}"
     text = f"{record.setting.method}: epsilon is {spent:.4g} at {at}, the budget {epsilon:.4g}"
     if spent <= epsilon:
@@ -136,10 +146,10 @@ def leak(
 def _figure(result: MembershipResult, name: str) -> tuple[Estimate, str]:
     if name == "auc":
         return result.pooled.auc, "AUC"
-    found = [one for one in result.pooled.tpr_at_fpr if one.fpr == measured.FPR and one.value is not None]
-    if not found:
+    found = estimate_of(result, "tpr")
+    if found is None:
         raise SettingError(f"leak_budget: {result.attack} has no TPR at 1 % FPR: there are too few candidates.")
-    return found[0], "a TPR at 1 % FPR of"
+    return found, "a TPR at 1 % FPR of"
 
 
 def attacked(record: RunRecord, attack: str, threat: str) -> MembershipResult:
@@ -168,7 +178,7 @@ def claims(record: RunRecord) -> Finding:
             "broken",
             f"{name}: the declarations of its messages do not hold; fedaudit check-method {name} names them.",
         )
-    measured.refuted(record)  # raises where no claim was tested
+    REFUTED.limited(record)  # raises where no claim was tested
     if against := refuting(record.audits):
         return Finding("claims_hold", "broken", f"{name}: {'; '.join(_refuted(audit) for audit in against)}.")
     word = told_of(record.audits)

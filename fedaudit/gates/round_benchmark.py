@@ -18,12 +18,12 @@ from typing import Any, Protocol
 from fedaudit.errors import SettingError
 from fedaudit.gates.finding import Finding
 from fedaudit.gates.in_turns import FEWEST, LOOKS, Compared, Pairs, Turns, compared, without_garbage
+from fedaudit.metrics.cost import OUTER
 from fedaudit.runtime.meter import peak_rss
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.runtime.runner import RoundByRound, run
 from fedaudit.runtime.world import on_gpu, world_of
 from fedaudit.setting import Setting
-from fedaudit.suite.measured import OUTER
 from fedaudit.units import bytes_text
 
 ROUNDS = 10  # samples of a comparison, unless the caller says otherwise

@@ -32,6 +32,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from fedaudit.errors import PrivacyError
+from fedaudit.extras import install
 from fedaudit.privacy.calibration import check_delta, compose_mu, gaussian_epsilon
 from fedaudit.privacy.losses import Loss
 from fedaudit.privacy.renyi import renyi_divergence
@@ -127,7 +128,7 @@ def compose(events: Sequence[Event], delta: float, *, compare: bool = True) -> C
         if not compare:
             return Composed(epsilons[CLOSED_FORM], delta, CLOSED_FORM, epsilons)
         if not _have_opacus():
-            missing = "prv and rdp are left out: they need opacus (pip install fedaudit[dp])"
+            missing = f"prv and rdp are left out: they need opacus ({install('opacus')})"
             return Composed(epsilons[CLOSED_FORM], delta, CLOSED_FORM, epsilons, missing)
 
     for name, accountant in ((PRV, _prv), (RDP, _rdp)):
@@ -158,7 +159,7 @@ def _compose_losses(events: Sequence[Event], history: History, delta: float) -> 
     if all(epsilon is not None for epsilon in pure):
         epsilons[PURE] = math.fsum(e.count * (epsilon or 0.0) for e, epsilon in zip(events, pure, strict=True))
     if not _have_opacus():
-        reasons.append("prv and rdp are left out: they need opacus (pip install fedaudit[dp])")
+        reasons.append(f"prv and rdp are left out: they need opacus ({install('opacus')})")
     else:
         for name, accountant in ((PRV, _prv), (RDP, _rdp)):
             try:
@@ -203,7 +204,7 @@ def _accountants() -> Any:
     except ImportError as e:
         raise PrivacyError(
             "opacus' accountants compute the cost of sub-sampled releases, but opacus is not installed: "
-            "pip install fedaudit[dp]."
+            f"{install('opacus')}."
         ) from e
     return accountants
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, PrivacyError
+from fedaudit.extras import install
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.ledger import LedgerEntry
@@ -248,13 +249,36 @@ def check_augmentation(augment: Augmentation | None) -> None:
         )
 
 
+TOLERANCE = 1e-3  # of the search for a multiplier's logarithm
+SMALLEST, STEP = 1e-2, 0.3  # a multiplier below which the search does not look for the least one, and its steps
+
+
 def multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> float:
     """Return a noise multiplier that meets epsilon.
 
     Rates and steps are rounded up and delta down, to two digits. So clients of nearly the same size share one search,
     and none of them gets too little noise.
     """
-    return calibrated(epsilon, _down(delta, 2), min(1.0, _up(q, 2)), math.ceil(_up(steps, 2)))
+    return calibrated(epsilon, *_rounded(delta, q, steps))
+
+
+def is_multiplier_for(multiplier: float, epsilon: float, delta: float, q: float, steps: int) -> bool:
+    """Return whether `multiplier_for` would find this multiplier, up to the tolerance of its search.
+
+    It must meet epsilon, and a little less noise must not. That takes two calls of the accountant; a search takes more.
+    Other versions of an accountant's libraries round otherwise: epsilon may differ by one in ten thousand.
+    """
+
+    def spent(by: float) -> float:
+        delta_, q_, steps_ = _rounded(delta, q, steps)
+        return compose([Event(multiplier * by, q_, steps_)], delta_, compare=False).epsilon_of_record
+
+    least = multiplier <= SMALLEST * math.exp(STEP)
+    return spent(1.0) <= epsilon * (1 + 1e-4) and (least or spent(math.exp(-2.5 * TOLERANCE)) > epsilon * (1 - 1e-4))
+
+
+def _rounded(delta: float, q: float, steps: int) -> tuple[float, float, int]:
+    return _down(delta, 2), min(1.0, _up(q, 2)), math.ceil(_up(steps, 2))
 
 
 def _up(value: float, digits: int) -> float:
@@ -292,18 +316,17 @@ def calibrated(epsilon: float, delta: float, q: float, steps: int) -> float:
     guess = brentq(limit, low, high, xtol=1e-6) if limit(low) > 0 else low
     low, high = guess - 0.05, guess + 0.1
     while excess(high) > 0:
-        low, high = high, high + 0.3
+        low, high = high, high + STEP
     while excess(low) <= 0:
-        low, high = low - 0.3, low
-        if low < math.log(1e-2):
+        low, high = low - STEP, low
+        if low < math.log(SMALLEST):
             return math.exp(high)  # hardly any noise is enough
-    tolerance = 1e-3
-    return math.exp(brentq(excess, low, high, xtol=tolerance) + tolerance)  # on the safe side of the root
+    return math.exp(brentq(excess, low, high, xtol=TOLERANCE) + TOLERANCE)  # on the safe side of the root
 
 
 def _dp_optimizer() -> Any:
     try:
         from opacus.optimizers import DPOptimizer
     except ImportError:
-        raise PrivacyError('DP-SGD needs opacus: pip install "fedaudit[dp]".') from None
+        raise PrivacyError(f"DP-SGD needs opacus: {install('opacus')}.") from None
     return DPOptimizer

@@ -101,8 +101,8 @@ class ClientLedger(StoredModel):
         """Clear the totals, because more rounds follow and the totals so far are no longer those of the run."""
         self.by_kind, self.by_relation, self.epsilon = {}, {}, None
 
-    def close(self) -> None:
-        """Compose all entries, by kind and in total."""
+    def close(self, compare: bool = True) -> None:
+        """Compose all entries, by kind and in total. With `compare`, totals have every accountant's epsilon."""
         self.by_kind = {
             kind: max(
                 (
@@ -113,7 +113,7 @@ class ClientLedger(StoredModel):
             )
             for kind in sorted({e.kind for e in self.entries})
         }
-        self.by_relation = _by_relation(self.entries, self.delta, compare=True)
+        self.by_relation = _by_relation(self.entries, self.delta, compare=compare)
         epsilons = [total.epsilon for total in self.by_relation.values()]
         finite = [e for e in epsilons if e > 0]
         self.epsilon = math.inf if math.inf in epsilons else (max(finite, default=0.0) if len(finite) <= 1 else None)

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedaudit.errors import ContractError, PrivacyError
+from fedaudit.extras import install
 
 Loss = Callable[..., Tensor]
 
@@ -198,6 +199,6 @@ def _validator() -> Any:
     except ImportError as e:
         raise PrivacyError(
             "opacus' validator finds and replaces layers that DP-SGD cannot train, but opacus is not installed: "
-            "pip install fedaudit[dp]."
+            f"{install('opacus')}."
         ) from e
     return ModuleValidator

@@ -231,7 +231,9 @@ def _check_same(run: RunState, before: Setting) -> None:
 def _planned_for_rounds(run: RunState) -> bool:
     """Return whether some noise was calibrated so that all rounds together meet an epsilon: their number is then
     fixed."""
-    return any(mechanism_of(policy).plans_ahead(policy) for policy in run.world.policies.values())
+    guarantee = run.world.guarantee
+    on_sums = guarantee is not None and guarantee.policy.epsilon is not None
+    return on_sums or any(mechanism_of(policy).plans_ahead(policy) for policy in run.world.policies.values())
 
 
 def _new_record(run: RunState) -> RunRecord:

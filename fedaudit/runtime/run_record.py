@@ -142,6 +142,10 @@ class Guesses(StoredModel):
     steps: int  # how many steps of the claim's neighbouring relation the records of a pair are apart
 
 
+# Tests of the noise on what was sent. All others are attacks: they guess about planted records.
+NOISE_CHECKS = ("residuals", "noise on sums", "masks")
+
+
 class EpsilonAudit(StoredModel):
     """A claimed epsilon held against a lower bound that was found by experiment, or why it was not tried."""
 
@@ -166,6 +170,11 @@ class EpsilonAudit(StoredModel):
     seeks: float | None = None  # the test should notice noise of this multiple of the promised one
     tells_at: float | None = None  # the strictest level at which it would notice that; None: not computed
     guesses: Guesses | None = None  # from which the bound follows; None for tests that do not guess, and older records
+
+    @property
+    def of_noise(self) -> bool:
+        """Say if the bound is what the accounting gives for the noise that was found, and no attack showed it."""
+        return self.test in NOISE_CHECKS
 
     @model_validator(mode="after")
     def _is_possible(self) -> EpsilonAudit:

@@ -5,7 +5,10 @@ or adding a file breaks the seal, which says which file it was. The seal by itse
 can seal the folder again. A signature over it is (`fedaudit seal RUN --key FILE`, see fedaudit.verify.signature). A
 signed seal is not replaced by anything but another `fedaudit seal`.
 
-Caches, locks, logs and keys are not sealed. Nor is `verified.json`, in which a reviewer's check leaves its note.
+The key of a run's noise is sealed by its digest, which tells nothing of it. Whoever has the key can subtract the noise,
+so a folder may be handed on without it: a key that is missing does not break the seal, and another key does.
+
+Caches, locks and logs are not sealed. Nor is `verified.json`, in which a reviewer's check leaves its note.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from typing import Literal
 from pydantic import ValidationError
 
 from fedaudit.errors import RunError
+from fedaudit.privacy.noise_key import FILE as KEY
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.stored_model import StoredModel
 
 NAME = "seal.json"
-FILES = ("record.json", "setting.json", "attacks.json", "audits.json")
+FILES = ("record.json", "setting.json", "attacks.json", "audits.json", KEY)
 FOLDERS = ("transcript", "models", "scores", "pictures", "checkpoint")
 CHUNK = 1 << 20
 
@@ -46,9 +50,17 @@ class Seal(StoredModel):
 
     @classmethod
     def of(cls, folder: Path) -> Seal:
-        """Return the seal of a run folder as it is now, unsigned."""
-        files = {name: _digest(path) for name, path in sorted(_sealed(folder))}
-        return cls(digest=digest_over(files), files=files)
+        """Return the seal of a run folder as it is now, unsigned. A key that was not handed on counts as it was."""
+        files = {name: _digest(path) for name, path in _sealed(folder)}
+        if KEY not in files and (before := _key_before(folder)) is not None:
+            files[KEY] = before
+        return cls(digest=digest_over(files), files=dict(sorted(files.items())))
+
+    def broken_by(self, now: Seal) -> list[str]:
+        """Return the files that are not as they were sealed. A seal from before keys were sealed does not know them."""
+        names = sorted(self.files.keys() | now.files.keys())
+        known = [name for name in names if name in self.files or name != KEY]
+        return [name for name in known if self.files.get(name) != now.files.get(name)]
 
 
 def digest_over(files: dict[str, str]) -> str:
@@ -65,6 +77,15 @@ def _sealed(folder: Path) -> Iterator[tuple[str, Path]]:
         for path in (folder / inner).rglob("*"):
             if path.is_file() and not path.is_symlink() and not path.name.endswith(".tmp"):
                 yield path.relative_to(folder).as_posix(), path
+
+
+def _key_before(folder: Path) -> str | None:
+    """Return the digest of the key in the seal that the folder has."""
+    try:
+        seal = read_seal(folder)
+    except RunError:
+        return None
+    return None if seal is None else seal.files.get(KEY)
 
 
 def _digest(path: Path) -> str:

@@ -14,11 +14,11 @@ baseline = "main.json"        # a saved record.json; relative to the budget file
 max_growth = "1 %"
 
 [[budget]]
-metric = "accuracy"           # or "flops", "peak_memory"
+metric = "accuracy"           # or "flops", "peak_memory", or any other metric of fedaudit.metrics
 min = 0.9
 
 [[budget]]
-metric = "epsilon"            # by the ledger; or "auc", "tpr" (at 1 % FPR) of the best membership attack; or
+metric = "epsilon"            # as guaranteed; or "auc", "tpr" (at 1 % FPR) of the best membership attack; or
 max = 8.0                     # "refuted", the number of refuted claims (max = 0)
 
 [[budget]]
@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedaudit.errors import SettingError, did_you_mean
+from fedaudit.metrics.metric import Metric, limit_named
 from fedaudit.runtime.folder import STALE
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Frozen, read_toml, validated
 from fedaudit.suite.junit import Case, junit
-from fedaudit.suite.measured import METRICS
 from fedaudit.units import bytes_text, parse_bytes
 
 Per = Literal["client-round", "round", "run"]
@@ -58,11 +58,18 @@ class Budget(Frozen):
     field: str | None = None
     convention: Literal["payload", "wire"] = "payload"
     per: Per = "client-round"
-    metric: Literal["bytes", "flops", "peak_memory", "time", "accuracy", "epsilon", "auc", "tpr", "refuted"] = "bytes"
+    metric: str = "bytes"  # or the name that one of fedaudit.metrics has in budgets
     max: str | float | None = None
     min: float | None = None
     baseline: str | None = None
     max_growth: str | None = None
+
+    def measured(self) -> Metric | None:
+        """Return the metric that is limited; None for bytes, which are counted by field."""
+        return None if self.metric == "bytes" else limit_named(self.metric)
+
+    def in_bytes(self) -> bool:
+        return (of := self.measured()) is None or of.unit == "bytes"
 
     def limit(self) -> float | None:
         return parse_bytes(self.max) if isinstance(self.max, str) else self.max
@@ -96,13 +103,16 @@ class Outcome:
     fields: list[tuple[str, float, float | None]] = field(default_factory=list)  # name, bytes, bytes before
 
     def show(self, value: float) -> str:
-        if self.budget.metric in ("bytes", "peak_memory"):
+        of = self.budget.measured()
+        if of is None or of.unit == "bytes":
             return self._bytes(value)
-        return f"{value:.4g}" + " s" * (self.budget.metric == "time")
+        return f"{value:.4g}" + " s" * (of.unit == "seconds")
 
     def _bytes(self, n: float) -> str:
         """Return a size in the units of the budget; memory always in powers of two."""
-        return bytes_text(n, binary=self.budget.metric == "peak_memory" or "ib" in str(self.budget.max).lower())
+        of = self.budget.measured()
+        memory = of is not None and of.machine
+        return bytes_text(n, binary=memory or "ib" in str(self.budget.max).lower())
 
     def row(self) -> dict[str, Any]:
         return {
@@ -120,7 +130,7 @@ class Outcome:
 
     def message(self) -> str:
         """Return a sentence: which budget broke, by how much, and which field grew."""
-        share = self.off(" (", " under)" if self.budget.metric == "accuracy" else " over)")
+        share = self.off(" (", " under)" if self.budget.min is not None else " over)")
         text = (
             f"{self.run}: {self.budget.title()} is {self.show(self.value)}, the budget {self.show(self.limit)}{share}"
         )
@@ -162,16 +172,15 @@ def _check(budget: Budget, path: Path | str) -> None:
         )
     if (budget.baseline is None) != (budget.max_growth is None):
         raise SettingError(f"{path}: the budget {budget.title()!r}: give baseline and max_growth together.")
-    if (budget.metric == "accuracy") != (budget.min is not None):
-        raise SettingError(
-            f"{path}: the budget {budget.title()!r}: accuracy takes a floor (min), all other metrics a ceiling."
-        )
-    if budget.metric != "bytes" and (about := budget.direction or budget.message or budget.field):
+    of = _metric(budget, path)
+    if (of is not None and of.better == "high") != (budget.min is not None):
+        takes = "a ceiling (max)" if of is None or of.better == "low" else "a floor (min)"
+        raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} takes {takes}.")
+    if of is not None and (about := budget.direction or budget.message or budget.field):
         raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} has no {about!r}; leave it out.")
-    if budget.metric not in ("bytes", "peak_memory") and isinstance(budget.max, str):
-        what = "FLOPs are" if budget.metric == "flops" else f"{budget.metric} is"
-        raise SettingError(f"{path}: the budget {budget.title()!r}: {what} a number, such as max = 2.0.")
-    if budget.metric == "time" and budget.baseline is None:
+    if not budget.in_bytes() and isinstance(budget.max, str):
+        raise SettingError(f"{path}: the budget {budget.title()!r}: {budget.metric} takes a number, such as max = 2.0.")
+    if of is not None and of.unit == "seconds" and budget.baseline is None:
         raise SettingError(
             f"{path}: the budget {budget.title()!r}: seconds depend on the machine. Give baseline and max_growth, "
             "with a run of the same machine."
@@ -187,6 +196,20 @@ def _check(budget: Budget, path: Path | str) -> None:
                 f"{path}: the budget {budget.title()!r}: {name} = {getattr(budget, name)!r} is not a limit. Write a "
                 "finite number, 0 or more."
             )
+
+
+def _metric(budget: Budget, path: Path | str) -> Metric | None:
+    """Return the metric of a budget; None for bytes. Raise SettingError for one that nobody knows or can limit."""
+    try:
+        of = budget.measured()
+    except SettingError as e:
+        raise SettingError(f"{path}: {e}") from None
+    if of is not None and of.better is None:
+        raise SettingError(
+            f"{path}: the budget {budget.title()!r}: neither more nor less of {budget.metric} is better, so it cannot "
+            "be limited. Choose another metric."
+        )
+    return of
 
 
 def check_runs(runs: list[Path], path: Path | str) -> list[Outcome]:
@@ -287,8 +310,8 @@ def check_budget(
 
 def measure(budget: Budget, record: RunRecord) -> tuple[float, dict[str, float]]:
     """Return the figure that a budget is about, and for bytes also its parts by field."""
-    if budget.metric != "bytes":
-        return METRICS[budget.metric](record), {}
+    if (of := budget.measured()) is not None:
+        return of.limited(record), {}
     divisor = {
         "client-round": sum(len(row.participants) for row in record.rounds),
         "round": len(record.rounds),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedaudit.errors import RunError, SettingError
+from fedaudit.extras import install
 from fedaudit.runtime.engines.ray_contact import LOOK, OUTLIVE, RayContact, environment
 from fedaudit.runtime.folder import locked
 from fedaudit.setting import Setting
@@ -76,7 +77,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise SettingError('--on ray needs Ray: pip install "fedaudit[ray]".') from None
+        raise SettingError(f"--on ray needs Ray: {install('ray')}.") from None
     return ray
 
 

@@ -43,7 +43,6 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
     lists it.
     """
     chosen = {} if engine is None else {"engine": engine}
-    wanted = suite.wanted()
     settings = [Setting.make(**{**setting.model_dump(), **chosen}) for setting in suite.cells()]
     listed = {folder_name(setting) for setting in settings}
     cells: dict[str, Cell] = {}
@@ -54,7 +53,7 @@ def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]
             return
         if (first := first_setting(setting)) is not None:
             add(first)
-        attacks, trials = (wanted, suite.tries(setting)) if name in listed else ([], 0)
+        attacks, trials = (suite.wanted(setting), suite.tries(setting)) if name in listed else ([], 0)
         cells[name] = Cell(out / "runs" / name, setting, attacks, suite.threats, trials)
 
     for setting in settings:
@@ -147,7 +146,13 @@ def _put_aside(cell: Cell, out: Path, force: bool, keep_stale: bool) -> None:
 
 def _save(out: Path, cells: list[Cell], sharing: str | None = None) -> None:
     """Write which cells this audit was about and what became of them, for a later report."""
-    rows = [{"folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason} for c in cells]
+    rows = [
+        {
+            "folder": str(c.folder.relative_to(out)), "status": c.status, "reason": c.reason,
+            **({"label": c.setting.label} if c.setting.label else {}),
+        }
+        for c in cells
+    ]  # fmt: skip
     write_atomic(
         out / "audit.json", json.dumps({"cells": rows, **({"gpu": sharing} if sharing else {})}, indent=1).encode()
     )

@@ -42,20 +42,32 @@ class Suite(Frozen):
         cells = []
         for method in self.methods or [{}]:
             for point in itertools.product(*axes):
-                setting = Setting.make(**{**self.base, **dict(point), **method})
+                setting = Setting.make(**{**self.base, **dict(point), **_of_setting(method)})
                 if setting not in cells:  # if a method fixes a key of the grid, several points are equal
                     cells.append(setting)
         if not cells:
             raise SettingError("The suite has no cell, because a list in [grid] is empty. Fill the list or remove it.")
         return cells
 
-    def wanted(self) -> list[str | dict[str, Any]]:
-        """Return the attacks: names, or tables of a name and settings."""
-        if self.attacks is not None:
-            return self.attacks
-        from fedaudit.registry import names
+    def wanted(self, setting: Setting | None = None) -> list[str | dict[str, Any]]:
+        """Return the attacks: names, or tables of a name and settings. With a cell's setting, also those of its row."""
+        if self.attacks is None:
+            from fedaudit.registry import names
 
-        return list(names("attacks"))
+            return list(names("attacks"))
+        rows = [row for row in self.methods if setting is not None and _is_of(setting, row)]
+        more = [spec for row in rows for spec in row.get("attacks", []) if spec not in self.attacks]
+        return [*self.attacks, *more]
+
+
+def _of_setting(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a table [[methods]] that belong to the setting: all but its own attacks."""
+    return {key: value for key, value in row.items() if key != "attacks"}
+
+
+def _is_of(setting: Setting, row: dict[str, Any]) -> bool:
+    """Say if a cell comes from this table [[methods]]."""
+    return all(getattr(setting, key, None) == value for key, value in _of_setting(row).items())
 
 
 def read_suite(path: Path | str | None) -> Suite:
@@ -130,6 +142,8 @@ def _check(suite: Suite) -> None:
 
     for part, tables in (("base", [suite.base]), ("grid", [suite.grid]), ("methods", suite.methods)):
         for key in (key for table in tables for key in table):
+            if key == "attacks" and part == "methods":
+                continue
             if key not in Setting.model_fields:
                 raise SettingError(
                     f"Unknown setting {key!r} in {TITLES[part]}.{did_you_mean(key, Setting.model_fields)}"
@@ -143,7 +157,11 @@ def _check(suite: Suite) -> None:
         read_policies(cell.privacy, KINDS)
     if strangers := set(suite.trials_on or ()) - {cell.seed for cell in cells}:
         raise SettingError(f"trials_on = {suite.trials_on}: no cell has the seed {min(strangers)}. Remove it.")
-    _once("attack", [made(spec)[0] for spec in suite.wanted()])
+    for row in suite.methods:
+        if not isinstance(row.get("attacks", []), list):
+            raise SettingError(f"attacks = {row['attacks']!r} in [[methods]] is not a list. Write one.")
+    for cell in cells:
+        _once("attack", [made(spec)[0] for spec in suite.wanted(cell)])
     for threat in suite.threats:
         Threat.parse(threat)
     _once("threat", suite.threats)

@@ -8,6 +8,7 @@ builds the server's again from the messages. The rest of the result follows from
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from fedaudit.errors import FedauditError
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Meter
+from fedaudit.runtime.method import offers_next_points
 from fedaudit.runtime.party import Client, Server
 from fedaudit.runtime.run_opening import data_facts, model_facts
 from fedaudit.runtime.scores import Accuracy, Spread, Utility
@@ -120,6 +122,7 @@ def check_accuracy(case: Case) -> None:
                 again = evaluate(
                     world, predictor, _opener(case, world) if world.setting.eval_clients else None,
                     global_points=world.method.global_points(state, server),
+                    next_points=partial(world.method.next_points, state) if offers_next_points(world.method) else None,
                 )  # fmt: skip
             diagnostics = world.method.diagnostics(state)
     except FedauditError as e:

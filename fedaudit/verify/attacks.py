@@ -105,7 +105,7 @@ def _check_truth(case: Case) -> None:
     """Check that the candidates' membership and classes beside the kept scores are those of the data."""
     figure = "truth beside the scores"
     try:
-        parts = kept(case.folder)
+        parts = kept(case.folder, record=case.record)
     except FedauditError as e:
         case.found.contradicted(figure, "scores", "the files", "scores of attacks", str(e)[:300])
         return

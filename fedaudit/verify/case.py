@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedaudit.errors import FedauditError
+from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.progress import Watch, unwatched
 from fedaudit.registry import find, read_from
 from fedaudit.runtime.checkpoint import Store
@@ -20,9 +21,11 @@ from fedaudit.runtime.folder import RunFolder, kept_rounds
 from fedaudit.runtime.run_record import BITS, RunRecord, device_name, versions
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.verify.finding import Findings
+from fedaudit.verify.sum_rows import SumRows, sums_of
 from fedaudit.wire.contents import Contents, look_through
 from fedaudit.wire.transcript import Transcript
 
+MOST = 16  # resumptions of a run that are tried
 RECORD, HEAD = "record.json", "checkpoint/HEAD.json"
 
 
@@ -55,6 +58,14 @@ class Case:
         """Return whether the transcript is there and undamaged, so that something may be computed from it."""
         there = (self.folder / "transcript" / "index.jsonl").is_file()
         return there and not self.contents.damage and self.contents.digest == self.record.transcript_digest
+
+    @cached_property
+    def sums(self) -> dict[tuple[int, int], SumRows]:
+        """Return the sums of the transcript by round and ask; none where sums are plain and without noise."""
+        setting = self.record.setting
+        if setting.aggregate == "plain" and UPDATES not in setting.privacy:
+            return {}
+        return sums_of(self.transcript)
 
     @cached_property
     def _opened(self) -> tuple[World | None, str]:
@@ -122,6 +133,13 @@ class Case:
             head = json.loads((self.folder / "checkpoint" / "HEAD.json").read_text())
             return head if isinstance(head, dict) else None
         return None
+
+    @property
+    def attempts(self) -> int:
+        """Return how many numbers the run may have drawn its noise under: one, and one for each resumption whose bits
+        may differ."""
+        found = (self.head or {}).get("attempt", 0)
+        return 1 + (min(max(found, 0), MOST) if isinstance(found, int) else 0)
 
     @cached_property
     def store(self) -> Store | None:

@@ -10,7 +10,7 @@ import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.progress import Watch, unwatched
@@ -26,24 +26,35 @@ from fedaudit.verify.code import check_code, check_copies
 from fedaudit.verify.epsilon_audits import check_epsilon_audits
 from fedaudit.verify.finding import Checked, Finding
 from fedaudit.verify.ledger import check_ledger
-from fedaudit.verify.rerun import check_rerun
+from fedaudit.verify.noise_key import check_noise_key
+from fedaudit.verify.rerun import check_rerun, number_of_tasks
 from fedaudit.verify.seal import check_seal
 from fedaudit.verify.traffic import check_traffic, check_transcript
+from fedaudit.verify.twins import check_twins
 
 NOTE = "verified.json"
 
 
 class Note(StoredModel):
-    """The note that a verification leaves in a run folder. It is about the files of one seal."""
+    """The note that a verification leaves in a run folder. It is about the files of one seal.
+
+    Anybody can write one. It is for people who trust whoever checked.
+    """
 
     fedaudit: str  # the version that checked
     when: str
     seal: str
-    recomputed: int
-    contradicted: int
-    word: int  # figures that rest on the author's word
-    tasks: int
-    rerun: int
+    recomputed: int = Field(ge=0)
+    contradicted: int = Field(ge=0)
+    word: int = Field(ge=0)  # figures that rest on the author's word
+    tasks: int = Field(ge=0)
+    rerun: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Note:
+        if self.rerun > self.tasks:
+            raise ValueError(f"{self.rerun} of {self.tasks} tasks were done again")
+        return self
 
     def text(self, seal: str | None) -> str:
         """Return this in a line. `seal` is the digest of the folder as it is now; None: nobody computed it."""
@@ -90,6 +101,9 @@ def verify(
         check_traffic(case)
     tell(1, 6, "ledger")
     check_ledger(case)
+    if case.whole:
+        check_twins(case)
+    check_noise_key(case)
     tell(2, 6, "accuracy")
     check_sums(case)
     check_data(case)
@@ -105,6 +119,9 @@ def verify(
             tasks, redone = check_rerun(case, rerun, seed)
         else:
             found.word("rerun", "the transcript is not whole")
+    elif case.whole and case.sums:
+        found.word("content of sums", "--rerun computes them again from what the clients sent")
+    _check_note(case, seal.digest)
     checked = Checked(folder=str(folder), findings=found.list, tasks=tasks, rerun=redone, seal=seal.digest)
     if note:
         _leave_note(folder, checked)
@@ -155,6 +172,27 @@ def _field(text: str) -> str:
     return ""
 
 
+def _check_note(case: Case, seal: str) -> None:
+    """Check the note of an earlier check of these very files. It says less than this one, or it was typed."""
+    if not (case.folder / NOTE).exists():
+        return
+    note, figure = read_note(case.folder), "note of an earlier check"
+    if note is None:
+        case.found.contradicted(figure, NOTE, "the file", "something else", "a note of `fedaudit verify`")
+        return
+    if note.seal != seal:
+        case.found.word(figure, "it is about other files than these")
+        return
+    here = sum(finding.verdict == "contradicted" for finding in case.found.list)
+    tasks = number_of_tasks(case) if case.whole else note.tasks
+    if note.tasks and note.tasks != tasks:
+        case.found.contradicted(figure, NOTE, "tasks", note.tasks, tasks, "client tasks in the transcript")
+    elif here and not note.contradicted:
+        case.found.contradicted(figure, NOTE, "contradicted", note.contradicted, here, "found in the same files")
+    else:
+        case.found.word(figure, f"{note.text(None)}: whoever can write the file can type it")
+
+
 def _leave_note(folder: Path, checked: Checked) -> None:
     from fedaudit import __version__
 
@@ -177,7 +215,7 @@ def read_note(folder: Path) -> Note | None:
 
 def checked_lines(folder: Path) -> list[str]:
     """Return a run folder's seal, and when and by which version it was checked, a line each."""
-    now, note = Seal.of(folder).digest, read_note(folder)
+    now, note = Seal.of(folder), read_note(folder)
     try:
         seal = read_seal(folder)
     except RunError as e:
@@ -186,5 +224,5 @@ def checked_lines(folder: Path) -> list[str]:
         told = "not sealed"
     else:
         told = f"seal {seal.digest[:32]}{', signed' if seal.signature else ''}"
-        told += "" if seal.digest == now else "; BROKEN: files were changed after it (`fedaudit verify` names them)"
-    return [told, "not checked (`fedaudit verify` does it)" if note is None else note.text(now)]
+        told += "; BROKEN: files were changed after it (`fedaudit verify` names them)" if seal.broken_by(now) else ""
+    return [told, "not checked (`fedaudit verify` does it)" if note is None else note.text(now.digest)]

@@ -17,20 +17,24 @@ from typing import Any
 
 from fedaudit.errors import FedauditError
 from fedaudit.privacy.accounting import Event
-from fedaudit.privacy.calibration import calibrate
-from fedaudit.privacy.dpsgd import multiplier_for
+from fedaudit.privacy.dpsgd import is_multiplier_for, multiplier_for
 from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, grouped_by_relation
 from fedaudit.privacy.mechanisms.base import mechanism_of
 from fedaudit.privacy.policy import TRAINING, Policy, read_policies
+from fedaudit.privacy.update_policy import UPDATES
+from fedaudit.runtime.guarantee import guarantee_of
 from fedaudit.runtime.task import ClientState
 from fedaudit.verify.case import RECORD, Case
+from fedaudit.verify.sums import UPDATE, check_update_entries
 from fedaudit.wire.codec import decode
 from fedaudit.wire.message import KINDS
 from fedaudit.wire.release import Protection, Sent
+from fedaudit.wire.transcript import TranscriptEntry
 
 CLOSE = 1e-6  # relative difference of two numbers that are the same but for rounding
 # The PRV accountant's upper end lies up to 2 % above the truth, and so does that of the second accountant.
 SLACK = 0.03
+SEARCHED = 1e-3  # relative difference of two noise multipliers that a search has found
 
 
 @dataclass
@@ -42,16 +46,28 @@ class _Client:
     protection: dict[tuple[str, int], list[Protection | None]] = field(default_factory=lambda: defaultdict(list))
     rounds: set[int] = field(default_factory=set)  # in which it was asked
 
+    def add(self, entry: TranscriptEntry, in_a_sum: bool) -> None:
+        """Add the private fields of a message. Those in a noised sum need no entry of their own."""
+        for name, facts in entry.fields.items():
+            if facts.role != "private":
+                continue
+            where, t = f"{entry.message}.{name}", entry.round
+            self.facts[where] = facts
+            if entry.row["tree"]["r"][1].get(name) is not None and not in_a_sum:
+                self.sent[where, t] += 1
+                self.protection[where, t].append(facts.protection)
+
 
 def check_ledger(case: Case, *, cheap: bool = False) -> None:
     """Check the ledger of a finished run. With `cheap`, the noise is not calibrated again and one accountant counts."""
     record = case.record
-    check_totals(case)
+    check_totals(case, compare=not cheap)
     if case.whole:
         clients, relayed = _read(case)
         taken_over = record.setting.start is not None
         for ledger in record.ledger:
             _check_entries(case, ledger, clients.get(ledger.client, _Client()), taken_over)
+        _check_updates(case)
         sent = {k for k, of in clients.items() if of.sent}
         if missing := sorted(sent - {ledger.client for ledger in record.ledger}):
             _wrong(case, "ledger's entries", f"ledger of client {missing[0]}", "nothing", "its releases")
@@ -62,7 +78,7 @@ def check_ledger(case: Case, *, cheap: bool = False) -> None:
     used = {entry.kind for ledger in record.ledger for entry in ledger.entries}
     case.found.compare(
         "policies that applied to nothing", RECORD, "idle_policies", record.idle_policies,
-        sorted(record.setting.privacy.keys() - used),
+        sorted(record.setting.privacy.keys() - used - {UPDATES}),
     )  # fmt: skip
     if cheap:
         return
@@ -85,30 +101,39 @@ def _noted(case: Case, figure: str, reason: str) -> None:
 # --- totals ------------------------------------------------------------------------------------------------------
 
 
-def check_totals(case: Case) -> None:
-    """Check that each client's epsilons follow from its entries, by the accountants that the run used."""
+def check_totals(case: Case, *, compare: bool = True) -> None:
+    """Check that each client's epsilons follow from its entries, by the accountants that the run used.
+
+    With `compare`, also those that did not give the epsilon of record. Clients with equal entries share the result.
+    """
+    known: dict[Any, ClientLedger] = {}
     for i, ledger in enumerate(case.record.ledger):
-        again = ledger.model_copy(deep=True)
+        key = (ledger.delta, *(entry.model_dump_json(exclude={"cosine"}) for entry in ledger.entries))
         try:
-            again.reopen()
-            again.close()
+            if key not in known:
+                known[key] = ledger.model_copy(deep=True)
+                known[key].close(compare)
         except (FedauditError, ArithmeticError, ValueError) as e:
             _wrong(case, "epsilon", f"ledger.{i}.entries", "entries", f"no accountant takes them: {e}")
             continue
-        for name in ("epsilon", "claim"):
-            said, now = getattr(ledger, name), getattr(again, name)
-            if not _same(said, now, SLACK if _other_opacus(case) else CLOSE):
-                _wrong(case, "epsilon", f"ledger.{i}.{name}", said, now, f"client {ledger.client}")
-        for kind in sorted(ledger.by_kind.keys() | again.by_kind.keys()):
-            said, now = ledger.by_kind.get(kind), again.by_kind.get(kind)
-            if not _same(said, now, SLACK if _other_opacus(case) else CLOSE):
-                _wrong(case, "epsilon", f"ledger.{i}.by_kind.{kind}", said, now, f"client {ledger.client}")
-        for relation in sorted(ledger.by_relation.keys() | again.by_relation.keys()):
-            said_, now_ = ledger.by_relation.get(relation), again.by_relation.get(relation)
-            a, b = (None if total is None else total.epsilon for total in (said_, now_))
-            if not _same(a, b, SLACK if _other_opacus(case) else CLOSE):
-                _wrong(case, "epsilon", f"ledger.{i}.by_relation.{relation}", a, b, f"client {ledger.client}")
+        said, now = _epsilons(ledger, compare), _epsilons(known[key], compare)
+        for name in sorted(said.keys() | now.keys()):
+            if not _same(said.get(name), now.get(name), SLACK if _other_opacus(case) else CLOSE):
+                at = f"ledger.{i}.{name}"
+                _wrong(case, "epsilon", at, said.get(name), now.get(name), f"client {ledger.client}")
     _noted(case, "epsilon", f"from the entries of {len(case.record.ledger)} clients")
+
+
+def _epsilons(ledger: ClientLedger, compare: bool) -> dict[str, float | None]:
+    """Return all epsilons of a client's ledger by their places in it."""
+    found = {"epsilon": ledger.epsilon, "claim": ledger.claim}
+    found |= {f"by_kind.{kind}": epsilon for kind, epsilon in ledger.by_kind.items()}
+    for relation, total in ledger.by_relation.items():
+        found[f"by_relation.{relation}.epsilon"] = total.epsilon
+        if compare:
+            each = total.by_accountant.items()
+            found |= {f"by_relation.{relation}.by_accountant.{name}": epsilon for name, epsilon in each}
+    return found
 
 
 def _other_opacus(case: Case) -> bool:
@@ -130,19 +155,19 @@ def _read(case: Case) -> tuple[dict[int, _Client], set[tuple[str, int, int]]]:
     """Return what each client sent, and what was relayed: kind, to whom, in which round."""
     clients: dict[int, _Client] = defaultdict(_Client)
     relayed: set[tuple[str, int, int]] = set()
+    protected = UPDATES in case.record.setting.privacy  # then a sum has an entry, and the replies in it have none
     for entry in case.transcript.entries():
         client, t = clients[entry.client], entry.round
         client.rounds.add(t)
-        for name, facts in entry.fields.items():
+        for facts in entry.fields.values():
             if facts.role == "relay" and facts.kind is not None:
                 relayed.add((facts.kind, entry.client, t))
-            if entry.direction != "up" or facts.role != "private":
-                continue
-            where = f"{entry.message}.{name}"
-            client.facts[where] = facts
-            if entry.row["tree"]["r"][1].get(name) is not None:
-                client.sent[where, t] += 1
-                client.protection[where, t].append(facts.protection)
+        if entry.direction == "up":
+            client.add(entry, in_a_sum=protected and (t, entry.ask) in case.sums)
+    for of in case.sums.values():
+        if of.secure and of.total is not None:  # masked vectors tell nothing of themselves, and all of their sum
+            for k in of.stayed:
+                clients[k].add(of.total, in_a_sum=protected)
     return dict(clients), relayed
 
 
@@ -154,7 +179,9 @@ def _check_entries(case: Case, ledger: ClientLedger, client: _Client, taken_over
         by_field[entry.field].append(entry)
         for t in entry.rounds:
             billed[entry.field, t] += 1
-            if t not in client.rounds and not taken_over and t != case.record.setting.rounds:
+            # `_check_updates` knows the rounds of entries for sums: amplified ones cost every client in each.
+            known = taken_over or entry.field.endswith(UPDATE) or t == case.record.setting.rounds
+            if t not in client.rounds and not known:
                 _wrong(case, "ledger's entries", f"{place}, {entry.field}", f"round {t}", "it was not asked in it")
     for (where, t), number in client.sent.items():
         if billed[where, t] < number:
@@ -173,6 +200,24 @@ def _check_entries(case: Case, ledger: ClientLedger, client: _Client, taken_over
     for where, facts in client.facts.items():
         for entry in by_field[where]:
             _check_free(case, place, where, facts, entry)
+
+
+def _check_updates(case: Case) -> None:
+    """Check what sums under a policy on updates cost each client."""
+    found = any(entry.field.endswith(UPDATE) for ledger in case.record.ledger for entry in ledger.entries)
+    if UPDATES not in case.record.setting.privacy:
+        if found:
+            _wrong(case, "cost of sums", "ledger", "entries for updates", "none", "the setting has no policy on them")
+        return
+    try:
+        guarantee = guarantee_of(case.record.setting)
+        assert guarantee is not None  # the setting has the policy
+        wrong = check_update_entries(case, guarantee)
+    except (FedauditError, KeyError, IndexError, ValueError, TypeError, AttributeError) as e:
+        wrong = [("setting.privacy.updates", "a policy on updates", f"{type(e).__name__}: {e}"[:200])]
+    for at, said, now in wrong:
+        _wrong(case, "cost of sums", at, said, now, "as the policy on updates has it, for the sums in the transcript")
+    _noted(case, "cost of sums", "noise, clipping, sampling and rounds of each client's updates are the policy's")
 
 
 def _check_free(case: Case, place: str, where: str, facts: Sent, entry: LedgerEntry) -> None:
@@ -238,41 +283,51 @@ def _check_trainings(case: Case) -> None:
 
 
 def _check_noise(case: Case) -> None:
-    """Check that the noise, clipping, delta and relation of each protected entry are what the policy asks for."""
+    """Check that the mechanism, noise, clipping, delta and relation of each entry are what the policy asks for."""
     policies, others = _policies(case), set[str]()
     if not policies:
         return
     for i, ledger in enumerate(case.record.ledger):
         for j, entry in enumerate(ledger.entries):
             policy = policies.get(entry.kind)
-            if policy is None or entry.noise_multiplier in (0, math.inf):
+            if policy is None or entry.noise_multiplier in (0, math.inf) or entry.field.endswith(UPDATE):
                 continue
-            how = mechanism_of(entry)
-            if not (how.normal or how.trains):  # its numbers mean something else, and only the protection is compared
+            wanted = _wanted(case, policy, entry, ledger)
+            if not wanted:
                 others.add(entry.mechanism)
-                continue
-            at = f"ledger.{i}.entries.{j}"
-            wanted: dict[str, float | str | None] = {"claim": policy.epsilon, "delta": policy.delta_for(ledger.n)}
-            if entry.clip is not None:
-                wanted["clip"] = policy.clip
-            if entry.kind != TRAINING:
-                wanted["relation"] = policy.relation
-            if entry.sigma is not None and entry.sensitivity:
-                wanted["sigma"] = entry.noise_multiplier * entry.sensitivity
             for name, value in wanted.items():
                 said = getattr(entry, name)
-                same = said == value if isinstance(value, str) or value is None else _same(said, value, CLOSE)
+                close = SEARCHED if name == "noise_multiplier" else CLOSE
+                same = said == value if isinstance(value, str) or value is None else _same(said, value, close)
                 if not same:
-                    _wrong(case, "noise", f"{at}.{name}", said, value, f"{entry.field} of client {ledger.client}")
-            multiplier = _multiplier(case, policy, entry, ledger)
-            if multiplier is not None and not _same(entry.noise_multiplier, multiplier, 1e-3):
-                _wrong(
-                    case, "noise", f"{at}.noise_multiplier", entry.noise_multiplier, multiplier,
-                    f"{entry.field} of client {ledger.client}: what the policy asks for",
-                )  # fmt: skip
+                    where = f"{entry.field} of client {ledger.client}: what the policy asks for"
+                    _wrong(case, "noise", f"ledger.{i}.entries.{j}.{name}", said, value, where)
     if others:
         case.found.word("noise of other mechanisms", f"{', '.join(sorted(others))}: --rerun draws it again")
-    _noted(case, "noise", "noise, clipping and delta of each Gaussian entry are the policies'")
+    _noted(case, "noise", "mechanism, noise, clipping and delta of each protected entry are the policies'")
+
+
+def _wanted(case: Case, policy: Policy, entry: LedgerEntry, ledger: ClientLedger) -> dict[str, float | str | None]:
+    """Return what a policy asks of an entry, by name."""
+    how = mechanism_of(policy)
+    if not how.trains:
+        releases: int | None = 1
+        if policy.calibration == "total":
+            releases = policy.releases or (None if case.world is None else case.world.releases(entry.kind))
+        return how.follows(entry, policy, ledger.n, case.record.data.classes, releases)
+    found: dict[str, float | str | None] = {"claim": policy.epsilon, "delta": policy.delta_for(ledger.n)}
+    if entry.clip is not None:
+        found["clip"] = policy.clip
+    if entry.sigma is not None and entry.sensitivity:
+        found["sigma"] = entry.noise_multiplier * entry.sensitivity
+    if policy.noise_multiplier is not None:
+        found["noise_multiplier"] = policy.noise_multiplier
+    elif policy.epsilon is not None:
+        steps = max(entry.steps * (policy.releases or case.record.setting.rounds), 1)
+        delta, rate = policy.delta_for(ledger.n), entry.sample_rate
+        if (multiplier := _for_training(entry.noise_multiplier, policy.epsilon, delta, rate, steps)) is not None:
+            found["noise_multiplier"] = multiplier
+    return found
 
 
 def _policies(case: Case) -> dict[str, Policy]:
@@ -284,26 +339,12 @@ def _policies(case: Case) -> dict[str, Policy]:
         return {}
 
 
-def _multiplier(case: Case, policy: Policy, entry: LedgerEntry, ledger: ClientLedger) -> float | None:
-    """Return the noise multiplier that a policy gives an entry; None if it cannot be computed here."""
-    if policy.noise_multiplier is not None:
-        return policy.noise_multiplier
-    if policy.epsilon is None:
-        return None
-    if entry.kind == TRAINING:
-        fits = policy.releases or case.record.setting.rounds
-        return _calibrated(policy.epsilon, policy.delta_for(ledger.n), entry.sample_rate, max(entry.steps * fits, 1))
-    releases: int | None = 1
-    if policy.calibration == "total":
-        releases = policy.releases or (None if case.world is None else case.world.releases(entry.kind))
-    if releases is None:
-        return None
-    return calibrate(policy.calibration, policy.epsilon, policy.delta_for(ledger.n), 1.0, releases)
-
-
 @functools.lru_cache(maxsize=256)
-def _calibrated(epsilon: float, delta: float, rate: float, steps: int) -> float | None:
+def _for_training(said: float, epsilon: float, delta: float, rate: float, steps: int) -> float | None:
+    """Return `said` if it is the multiplier that a search finds, else that one; None if there is none."""
     try:
+        if is_multiplier_for(said, epsilon, delta, rate, steps):
+            return said
         return multiplier_for(epsilon, delta, rate, steps)
     except (FedauditError, ArithmeticError, ValueError):
         return None
@@ -322,7 +363,10 @@ def _check_sizes(case: Case) -> None:
             _wrong(case, "records and delta of each client", f"ledger.{i}.client", ledger.client, "no such client")
             continue
         n = case.world.count(ledger.client)
-        delta = min((policy.delta_for(n) for policy in case.world.policies.values()), default=1 / n)
+        deltas = [policy.delta_for(n) for policy in case.world.policies.values()]
+        if case.world.guarantee is not None:
+            deltas.append(case.world.guarantee.delta)
+        delta = min(deltas, default=1 / n)
         for name, value in (("n", n), ("delta", delta)):
             if not _same(getattr(ledger, name), value, 1e-12) and case.record.setting.start is None:
                 _wrong(case, "records and delta of each client", f"ledger.{i}.{name}", getattr(ledger, name), value)
@@ -355,14 +399,13 @@ def check_second_accountant(case: Case) -> None:
         if any(event.loss is not None for event in events):
             case.found.word(figure, f"{relation}: only Gaussian noise is given to it, and there is other noise")
             continue
-        low, high = _by_pld(_plain(events), ledger.delta)
+        low = _by_pld(_plain(events), ledger.delta)
         at = f"ledger.{i}.by_relation.{relation}.epsilon"
         if said < low * (1 - SLACK):
             _wrong(case, figure, at, said, low, "dp-accounting finds that at least this much was spent")
         else:
-            _noted(
-                case, figure, f"{relation}, client {ledger.client}: {said:.4g}; dp-accounting: {low:.4g} to {high:.4g}"
-            )
+            at_least = f"dp-accounting finds that at least {low:.4g} was spent"
+            _noted(case, figure, f"{relation}, client {ledger.client}: {said:.4g}; {at_least}")
 
 
 def _plain(events: Sequence[Event]) -> tuple[tuple[float, float, int], ...]:
@@ -375,18 +418,15 @@ def _plain(events: Sequence[Event]) -> tuple[tuple[float, float, int], ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _by_pld(events: tuple[tuple[float, float, int], ...], delta: float) -> tuple[float, float]:
-    """Return a lower and an upper end for epsilon, by privacy loss distributions."""
+def _by_pld(events: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Return a lower end for epsilon, by privacy loss distributions."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    ends = []
-    for pessimistic in (False, True):
-        whole = None
-        for sigma, rate, count in events:
-            one = pld.from_gaussian_mechanism(
-                sigma, sensitivity=1.0, sampling_prob=rate, pessimistic_estimate=pessimistic,
-                value_discretization_interval=1e-3, use_connect_dots=pessimistic,
-            ).self_compose(count)  # fmt: skip
-            whole = one if whole is None else whole.compose(one)
-        ends.append(0.0 if whole is None else float(whole.get_epsilon_for_delta(delta)))
-    return ends[0], ends[1]
+    whole = None
+    for sigma, rate, count in events:
+        one = pld.from_gaussian_mechanism(
+            sigma, sensitivity=1.0, sampling_prob=rate, pessimistic_estimate=False,
+            value_discretization_interval=1e-3, use_connect_dots=False,
+        ).self_compose(count)  # fmt: skip
+        whole = one if whole is None else whole.compose(one)
+    return 0.0 if whole is None else float(whole.get_epsilon_for_delta(delta))

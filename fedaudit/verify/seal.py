@@ -26,8 +26,7 @@ def check_seal(case: Case, key: Path | None = None) -> Seal:
         else:
             case.found.word(FIGURE, f"the folder is not sealed (`fedaudit seal {case.folder}` seals it as it is)")
         return now
-    files = sorted(seal.files.keys() | now.files.keys())
-    broken = [name for name in files if seal.files.get(name) != now.files.get(name)]
+    broken = seal.broken_by(now)
     for name in broken[:5]:
         said, found = seal.files.get(name), now.files.get(name)
         reason = "it was added" if said is None else "it is missing" if found is None else "it was changed"

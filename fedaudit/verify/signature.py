@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import RunError, SettingError
+from fedaudit.extras import install
 from fedaudit.runtime.seal import Seal, Signature
 
-HINT = 'Signing needs the package cryptography: pip install "fedaudit[sign]".'
+HINT = f"Signing needs the package cryptography: {install('cryptography')}."
 
 
 def _library() -> Any:

@@ -71,14 +71,20 @@
         const j = chosen === "best" ? data.best[key][i] : Number(chosen);
         cell.classList.remove("ref", "noise", "better", "worse");
         cell.title = cell.dataset.title;
-        if (chosen === "none" || j === null || !better || cell.dataset.sort === "") continue;
-        if (i === j) { cell.classList.add("ref"); continue; }
+        // Counted figures are not compared: no test was made of them.
+        if (chosen === "none" || j === null || !better || cell.dataset.sort === "" || !data.tests[key]) continue;
         const test = data.tests[key][j][i];
+        const open = "open" in cell.dataset;  // an attack that found something, or may have, is never marked as noise
+        if (chosen === "best") {
+          const mark = data.marks[key][i];
+          if (mark && !(mark === "noise" && open)) cell.classList.add(mark);
+        } else if (i === j) { cell.classList.add("ref"); }
         if (!test) continue;
-        const [p, sign, name, told] = test;
+        const [p, sign, name, told, tested] = test;
         const noise = !told;
-        if (noise && "leak" in cell.dataset) continue;  // an attack that found something is never marked as noise
-        cell.classList.add(noise ? "noise" : (sign > 0) === (better === "high") ? "better" : "worse");
+        if (chosen !== "best" && tested && !(noise && open)) {
+          cell.classList.add(noise ? "noise" : (sign > 0) === (better === "high") ? "better" : "worse");
+        }
         const found = p === null ? "cannot be told" : `${noise ? "within noise" : "more than noise"}, p = ${p}`;
         cell.title += `. Against ${data.labels[j]}: ${found} (${data.names[name]})`;
       }

@@ -234,18 +234,21 @@ def test_audit_in_several_processes_gives_the_same(quick, fedaudit, tmp_path):
 def test_the_quickstart_suite_is_well_formed():
     from fedaudit.suite.suite_file import read_suite
 
-    cells = read_suite(None).cells()
+    suite = read_suite(None)
+    cells = suite.cells()
     curves: dict[str, set[float | None]] = {}
     for cell in cells:
         curves.setdefault(cell.method, set()).add(cell.privacy.get("training", {}).get("epsilon"))
-    assert [method for method, of in curves.items() if of == {None, 32.0, 8.0, 2.0}] == [
-        "fedavg",
-        "fedzge",
-        "fedavg+dfrd",
-    ]
-    assert curves.keys() >= {"dffke", "fedaf", "fedfree"}
+    assert curves["fedavg"] == {None, 32.0, 8.0, 2.0}
+    assert curves["fedzge"] == {None, 8.0}
+    assert curves.keys() >= {"local", "dffke", "fedaf", "fedfree", "fedavg+dfrd"}
+    assert {cell.partition for cell in cells} == {"iid", "dirichlet:0.3"}
+    assert {cell.aggregate for cell in cells if cell.method == "fedavg"} >= {"secure"}
+    assert any(
+        isinstance(row, dict) and row.get("attack") == "rmia" for m in suite.methods for row in m.get("attacks", [])
+    )
     deltas = {cell.privacy["training"]["delta"] for cell in cells if "training" in cell.privacy}
-    assert max(deltas) < 1 / 300**1.1, "a client has at most 300 records"
+    assert max(deltas) < 1 / 800**1.1, "a client has at most 800 records"
     assert sum("random-pixel" in str(cell.privacy) for cell in cells) == len({cell.seed for cell in cells}) == 3
 
 

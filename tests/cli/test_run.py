@@ -35,7 +35,7 @@ def told(fedaudit, monkeypatch):
 def test_a_first_run_takes_settings_that_learn_and_says_so(told):
     setting, err = told("--method", "fke")
     assert (setting.set, setting.public) == (dict(find("fke").on_digits), 0.2)
-    assert err.startswith("Using settings tuned for digits: public = 0.2, set = {'E_local': 10")
+    assert err.startswith("No --set given: using settings tuned for digits: public = 0.2, set = {'E_local': 10")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_the_row_of_a_path():
     place = AuditedClaim("logits", "server", "Y, one release", 1.0, 2.0)
     row = held_path(place, "path", gdp_mean_shift, *drawn(0.45, 400, 0), 0.45, 1e-2, 0.95, "two rows")
     assert (row.claim_epsilon, row.ledger_epsilon, row.kind, row.trials, row.seeks) == (1.0, 2.0, "logits", 800, 0.5)
-    assert row.how.startswith("two rows; so many trials can show ")
+    assert row.how.startswith("two rows; these trials could show at most epsilon = ")
     assert f"would find noise x {row.finds:g} at a level of 0.001" in row.how
     without = held_path(place, "path", gdp_mean_shift, *drawn(20.0, 400, 0), 0.45, 1e-2, 0.95, "two rows")
     assert (without.verdict, row.verdict == "refuted") == ("refuted", False)

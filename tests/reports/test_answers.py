@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -12,10 +14,12 @@ import pytest
 import reported
 
 from fedaudit.reports.answers import NEITHER, answers, protected
+from fedaudit.reports.compare import compare
 from fedaudit.reports.formats import as_csv, latex, markdown
 from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.report import rows_below, write_report
 from fedaudit.reports.row_comparisons import best_row
+from fedaudit.reports.sentences import ledger_rows, verdict
 from fedaudit.reports.terminal import table
 from fedaudit.reports.vocabulary import BY_KEY
 
@@ -47,12 +51,12 @@ def said(of):
 def test_each_answer_has_its_figures(tmp_path):
     found = said(rows(tmp_path))
     assert found["Which to use"] == (
-        "With a guarantee: fedavg · training noise 1x, clip 1, accuracy 81.0 % [78.5, 83.5] at ε = 8, δ = 0.001. "
+        "With a guarantee: fedavg · DP-SGD, noise 1x, accuracy 81.0 % [78.5, 83.5] at ε = 8, δ = 0.001. "
+        "It costs 1.00 kB up and 500 B down a client and round, 3.4 s of CPU a run. "
         "Without: fedavg, 90.0 % [87.5, 92.5], 9.0 points more; it guarantees nothing."
     )
-    assert "in 1 of 2 settings: at worst AUC 0.620 on fedavg (accuracy 90.0 %" in found["What leaks"].replace(
-        " [0.620, 0.620]", ""
-    )
+    assert "in 1 of 2 settings: most on fedavg, AUC 0.620 [0.597, 0.643] (guessing gives 0.5)" in found["What leaks"]
+    assert "by the server (loss); its accuracy is 90.0 %" in found["What leaks"]
     assert found["What is guaranteed"].startswith(
         "At best ε = 8, δ = 0.001, for one record of any client (add-or-remove), all rounds together: fedavg · "
     )
@@ -71,8 +75,8 @@ def test_of_nearly_equal_settings_the_strictest_is_named(tmp_path):
             )
             reported._save(tmp_path, f"{epsilon}-{seed}", strict(record, 0.001), [])
     found = said(rows_below(tmp_path)[0])["Which to use"]
-    assert found.startswith("With a guarantee: fedavg · training ε=8, clip 1, accuracy 83.5 %")
-    assert "ε = 32 would give 1.5 points more. Stricter: fedavg · training ε=2, clip 1, 70.0 %" in found
+    assert found.startswith("With a guarantee: fedavg · DP-SGD, ε = 8, accuracy 83.5 %")
+    assert "ε = 32 would give 1.5 points more. Stricter: fedavg · DP-SGD, ε = 2, 70.0 %" in found
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_an_epsilon_of_nothing_is_not_the_best(tmp_path):
         reported._save(tmp_path, f"local-{seed}", reported._record("local", seed, 0.5), [])
     of = rows(tmp_path)
     best = best_row(of, BY_KEY["epsilon"])
-    assert [of[i].label for i in best.values()] == ["fedavg · training noise 1x, clip 1"]
+    assert [of[i].label for i in best.values()] == ["fedavg · DP-SGD, noise 1x"]
     [local] = [row for row in of if row.label == "local"]
     assert local.cells["epsilon"].flag.startswith("covers the messages alone")
 
@@ -108,13 +112,13 @@ def test_delta_stands_beside_epsilon_in_every_format(tmp_path):
     of = rows(tmp_path)
     lines = list(csv.DictReader(io.StringIO(as_csv(of))))
     assert [line["delta"] for line in lines] == ["", "0.001"]
-    assert "\\textbf{8} & 0.001 &" in latex(of)
+    assert " & 8 & 0.001 &" in latex(of)
     assert "8 (3) at δ = 0.001" in markdown(of, {}, "t", "f")
 
 
 def test_rows_and_columns_of_a_latex_table_can_be_chosen(tmp_path):
     rows(tmp_path)
-    [path] = write_report(tmp_path, ["latex"], like="training", columns=["accuracy", "epsilon"])
+    [path] = write_report(tmp_path, ["latex"], like="DP-SGD", columns=["accuracy", "epsilon"])
     text = path.read_text()
     assert text.count("fedavg &") == 1
     assert "81.0 \\% {\\scriptsize $\\pm$ 1.0} & 8 & 0.001 \\\\" in text
@@ -150,11 +154,12 @@ def test_rows_are_in_the_order_of_their_numbers(tmp_path):
         reported._save(tmp_path, str(epsilon), reported._record("fedavg", 0, 0.9, privacy=policy), [])
     reported._save(tmp_path, "plain", reported._record("fedavg", 0, 0.9), [])
     labels = [row.group.label for row in rows_below(tmp_path)[0]]
-    assert [re.findall(r"ε=(\d+)", label) for label in labels] == [[], ["2"], ["8"], ["32"]]
+    assert [re.findall(r"ε = (\d+)", label) for label in labels] == [[], ["2"], ["8"], ["32"]]
 
 
 def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
-    """Logits under noise, and clients' models that were trained without it are published: epsilon 1 of the wire."""
+    """Logits under noise, and clients' models that were trained without it are published: epsilon 1 of the wire alone,
+    so that infinity is guaranteed."""
     policy = {"logits": {"epsilon": 1.0, "sensitivity": "clip:1"}}
     for seed in range(3):
         record = reported._record("fke", seed, 0.8 + 0.01 * seed, releases=True, privacy=policy, epsilon=1.0)
@@ -162,12 +167,18 @@ def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
         reported._save(tmp_path, f"fke-{seed}", strict(record, 0.001).model_copy(update={"published": models}), [])
     of = rows_below(tmp_path)[0]
     assert [protected(row) for row in of] == [False]
-    assert of[0].cells["epsilon"].flag.startswith("covers the messages alone")
+    assert of[0].cells["epsilon"].value == math.inf
+    assert of[0].cells["epsilon"].flag == "the messages alone: ε = 1, δ = 0.001"
     found = said(of)
     assert found["Which to use"].startswith(NEITHER)
-    assert "guarantees ε = 1, δ = 0.001 for its messages alone" in found["Which to use"]
-    assert "For the messages alone in 1" in found["What is guaranteed"]
+    assert "guarantees nothing, as its clients' models are published" in found["Which to use"]
+    assert "(the messages alone: ε = 1, δ = 0.001)" in found["Which to use"]
+    assert "For the messages alone in 1 (ε = ∞)" in found["What is guaranteed"]
+    assert "something is sent without noise" not in found["What is guaranteed"]
+    assert "Nothing is guaranteed: clients' models, trained without noise, are published." in verdict(of[0])
     assert "in 1 rows only messages are covered" in table(tmp_path)
+    assert ledger_rows(of[0])[-1]["epsilon"] == "∞"
+    assert ledger_rows(of[0])[-2]["what"] == "published models"
 
 
 def test_models_of_private_training_and_global_ones_are_covered(tmp_path):
@@ -200,3 +211,45 @@ def test_of_two_runs_with_other_results_the_last_is_shown_and_the_other_named(tm
     (row,) = rows_below(tmp_path)[0]
     assert row.cells["accuracy"].value == pytest.approx(0.6)
     assert "d-running" not in " ".join(row.notes)
+
+
+# --- names of rows -----------------------------------------------------------------------------------------------
+
+
+def labelled(folder, **labels):
+    """Two settings of FedAvg with the names of the suite; the audit's own note wins over the record's."""
+    for name, (epsilon, label) in {"plain": (None, labels.get("plain")), "dp": (8.0, labels.get("dp"))}.items():
+        policy = {"training": {"epsilon": 8.0, "sensitivity": "clip:1", "delta": 1e-4}} if epsilon else None
+        for seed in range(3):
+            record = reported._record("fedavg", seed, 0.9, releases=True, privacy=policy, epsilon=epsilon)
+            record.setting = record.setting.model_copy(update={"label": label})
+            reported._save(folder, f"{name}-{seed}", record, [])
+    return rows_below(folder)[0]
+
+
+def test_a_rows_own_name_is_in_every_format(tmp_path):
+    of = labelled(tmp_path, plain="Ours", dp="Ours, private")
+    assert [row.label for row in of] == ["Ours", "Ours, private"]
+    assert "| Ours, private | DP-SGD, ε = 8 |" in markdown(of, {}, "t", "f")
+    assert "Ours, private & DP-SGD" in latex(of)
+    assert [line["label"] for line in csv.DictReader(io.StringIO(as_csv(of)))] == ["Ours", "Ours, private"]
+    assert "Ours, private  " in table(tmp_path)
+    html, brief = (write_report(tmp_path, [kind], out=tmp_path / kind)[0].read_text() for kind in ("html", "brief"))
+    assert "<b>Ours, private</b>" in html
+    assert "Ours, private" in brief
+    found = compare(tmp_path, tmp_path)
+    assert found.same_bits == ["Ours", "Ours, private"]
+
+
+def test_rows_that_share_a_name_are_still_told_apart(tmp_path):
+    of = labelled(tmp_path, plain="Ours", dp="Ours")
+    assert [row.label for row in of] == ["Ours", "Ours · DP-SGD, ε = 8"]
+
+
+def test_the_name_of_the_last_audit_counts(tmp_path):
+    """A suite whose names were edited does not run anything again: audit.json has the names of today."""
+    labelled(tmp_path, plain="Old", dp="Old, private")
+    cells = [{"folder": f"runs/plain-{seed}", "status": "done", "reason": None, "label": "New"} for seed in range(3)]
+    cells += [{"folder": f"runs/dp-{seed}", "status": "done", "reason": None} for seed in range(3)]
+    (tmp_path / "audit.json").write_text(json.dumps({"cells": cells}))
+    assert [row.label for row in rows_below(tmp_path)[0]] == ["New", "fedavg · DP-SGD, ε = 8"]

@@ -87,7 +87,7 @@ def test_guarantees_that_say_little_are_called_so(folder):
     said = {row.label: in_words(row) for row in rows_below(folder)[0] if row.group.method in ("fedavg", "local")}
     assert said["fedavg"] == "none"
     assert said["local"].startswith("sends nothing computed from records")
-    strictest = next(text for label, text in said.items() if "ε=1" in label)
+    strictest = next(text for label, text in said.items() if "ε = 1" in label)
     assert strictest == "nobody can be more than 74 % sure that a record was used (guessing: 50 %)"
     assert next(text for label, text in said.items() if "noise 1x" in label).startswith("in name only")
 

@@ -90,7 +90,7 @@ def _cell(page, label: str, key: str):
     )
 
 
-FEDAVG, NOISY, LOCAL = "fedavg", "fedavg · training noise 1x, clip 1", "local"
+FEDAVG, NOISY, LOCAL = "fedavg", "fedavg · DP-SGD, noise 1x", "local"
 
 
 def test_a_click_sorts_and_another_turns_it_round(page):
@@ -110,7 +110,7 @@ def test_infinity_is_sorted_as_the_largest(page):
 
 def test_the_filter_leaves_rows_that_have_every_word(page):
     box = page.find_element("id", "filter")
-    box.send_keys("fedavg training")
+    box.send_keys("fedavg dp-sgd")
     assert _methods(page) == [NOISY]
     assert page.find_element("id", "status").text == "1 of 5 rows shown."
     box.clear()
@@ -268,7 +268,12 @@ def test_it_prints_a_summary_of_one_page(page):
         assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.execute_script("return getComputedStyle(document.querySelector('.top')).breakAfter") == "page"
         words = page.find_element("id", "scope").text
-        for part in ("Date: last run finished 2026-01-01", "Purpose: ", "Threat models: ", "Scope: 4 attacks"):
+        for part in (
+            "Date: last run finished 2026-01-01",
+            "Purpose: ",
+            "Threat models: ",
+            "Scope: 3 attacks and 1 blind baseline",
+        ):
             assert part in words
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -299,7 +304,8 @@ def test_the_first_screen_has_the_four_answers(page, width, height):
 def test_the_answers_say_what_is_so(page):
     text = page.find_element("id", "answers").text
     assert "No setting here is both trained and protected." in text, "the only finite epsilon has a delta of 1/n"
-    assert "at worst AUC 0.620 [0.595, 0.645] on fedavg (accuracy 90.0 % [87.5, 92.5]), by the server (loss)" in text
+    assert "most on fedavg, AUC 0.620 [0.597, 0.643] (guessing gives 0.5, the best blind attacker 0.500)" in text
+    assert "by the server (loss); its accuracy is 90.0 % [87.5, 92.5]" in text
     assert "In name only in 1: δ ≥ 1/n" in text
     assert "Refuted by measurement: my_pkg" in text
 

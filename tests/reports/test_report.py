@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from fedaudit.cli.main import app
 from fedaudit.errors import FedauditError, SettingError
+from fedaudit.metrics.metric import report_columns
 from fedaudit.reports.attack_rows import Found
 from fedaudit.reports.compare import as_json, as_text, compare
 from fedaudit.reports.figures import figures_of, inline, style
@@ -35,7 +36,7 @@ from fedaudit.reports.row_comparisons import best_row, differences, pareto
 from fedaudit.reports.runs import command, grouped, privacy_text, read_runs
 from fedaudit.reports.summary_rows import rows_of
 from fedaudit.reports.tests_over_seeds import compared, holm, over_seeds
-from fedaudit.reports.vocabulary import BY_KEY, COLUMNS
+from fedaudit.reports.vocabulary import BY_KEY
 from fedaudit.runtime.attack_result import ReconstructionResult
 from fedaudit.runtime.meter import Timing
 from fedaudit.runtime.scores import Result
@@ -118,7 +119,7 @@ def test_hostile_names_stay_names(written):
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "my\\_pkg.a|b:Evil\\textless{}i\\textgreater{}\\_\\&\\%\\$" in written["latex"]
     lines = list(csv.reader(io.StringIO(written["csv"])))
-    assert {len(line) for line in lines} == {6 + 4 * len(COLUMNS)}
+    assert {len(line) for line in lines} == {6 + 4 * len(report_columns())}
     assert reported.HOSTILE in [line[0] for line in lines]
 
 
@@ -152,8 +153,20 @@ def test_the_schema_document_names_every_key(written):
     document = json.loads(written["json"])
     keys = {*document, *document["rows"][1], *document["columns"][0], *document["comparisons"]["accuracy"][0]}
     keys |= {key for row in document["rows"] for cell in row["cells"].values() for key in cell}
-    keys |= {column.key for column in COLUMNS}
     assert not [key for key in sorted(keys) if f"`{key}`" not in text]
+
+
+def test_the_schema_document_says_of_each_figure_what_the_metric_says():
+    """Its table has the metrics of fedaudit itself; others say in `columns` what they are."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "report_schema.md").read_text()
+    told = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.*?) \| ?(.*?) \| (yes|no) \|", text, re.MULTILINE)}
+    assert len(told) >= 14
+    for key, (unit, better, sampled) in told.items():
+        metric = BY_KEY[key]
+        assert unit == {"auc": "0 to 1"}.get(metric.unit, metric.unit)
+        assert better == (metric.better or "")
+        assert sampled == ("yes" if metric.sampled else "no")
+        assert metric.column
 
 
 # --- the rows ----------------------------------------------------------------------------------------------------
@@ -210,10 +223,10 @@ def test_still_rising_accuracy_is_under_trained(tmp_path):
 
 def test_the_best_attack_is_no_baseline(rows):
     """`prior` looks at nothing; it is listed, and never the best."""
-    assert rows[1].cells["auc"].detail == "loss, server"
+    assert rows[1].cells["auc"].detail == "loss, server; the best blind attacker has 0.500"
     assert rows[1].cells["auc"].value == pytest.approx(0.62)
     assert rows[1].cells["tpr"].value == pytest.approx(0.12)
-    assert "guessing gives 4.0 %" in rows[1].cells["identified"].detail
+    assert "guessing gives 4.0 %, the best baseline 5.0 %" in rows[1].cells["identified"].detail
 
 
 def test_the_best_reconstruction_is_the_one_furthest_beyond_its_own_chance():
@@ -249,7 +262,7 @@ def test_labels_are_distinct_and_name_the_privacy_setting(tmp_path):
         setting = Setting.make(**{**record.setting.model_dump(), **values})
         reported._save(tmp_path, name, record.model_copy(update={"setting": setting}), [])
     labels = [group.label for group in grouped(read_runs(tmp_path)[0])]
-    assert labels == ["fedavg · E=1", "fedavg · E=5", "fedavg · training ε=8, clip 1"]
+    assert labels == ["fedavg · E=1", "fedavg · E=5", "fedavg · DP-SGD, ε = 8"]
 
 
 def test_alike_policies_are_named_together():
@@ -379,7 +392,7 @@ def test_differences_within_noise_are_marked(rows, written):
     """Attack AUC: noise in training has the least (0.53). Against it local's differences are +0.03, +0.03, +0.00 (seed
     by seed 0.55-0.52, 0.56-0.53, 0.54-0.54): within noise. Unprotected FedAvg's are 0.09, 0.10, 0.08: more."""
     best = best_row(rows, BY_KEY["auc"])[rows[0].group.arena]
-    assert rows[best].label.startswith("fedavg · training")
+    assert rows[best].label.startswith("fedavg · DP-SGD")
     tests = differences(rows, BY_KEY["auc"])[best]
     p = holm(
         [
@@ -389,7 +402,7 @@ def test_differences_within_noise_are_marked(rows, written):
     )
     assert [tests[1].p, tests[3].p] == pytest.approx(p)
     looks = [match.split() for match in re.findall(r'<td data-key="auc"[^>]*class="([^"]*)"', written["html"])]
-    assert looks == [["worse"], ["ref"], ["leak"], ["none"], ["none"]], "a leak is no noise"
+    assert looks == [["worse"], [], [], ["none"], ["none"]], "a leak is no noise, and of a tie nobody is the best"
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
@@ -436,8 +449,9 @@ def test_twenty_runs_stay_below_5_mb(tmp_path):
 def test_figures_have_a_mark_for_each_row_and_whole_rounds(rows):
     figures = figures_of(rows)
     assert {"tradeoff", "bytes", "rounds", "roc-2", "partition-1"} <= set(figures)
-    labels = [text.get_text() for text in figures["rounds"].legends[0].get_texts()]
-    assert labels == [row.label for row in rows if row.group.method != "fedaf"], "which was refused: nothing to see"
+    labels = " ".join(text.get_text() for text in figures["rounds"].axes[0].texts).split()
+    shown = [row.label for row in rows if row.group.method != "fedaf"]  # which was refused: nothing to see
+    assert sorted(labels) == sorted(word for label in shown for word in label.split())
     ticks = figures["rounds"].axes[0].get_xticks()
     assert all(float(tick).is_integer() for tick in ticks)
     assert (figures["roc-2"].axes[0].get_xscale(), figures["roc-2"].axes[0].get_yscale()) == ("log", "log")

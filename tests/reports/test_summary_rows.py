@@ -8,13 +8,13 @@ import math
 import pytest
 import reported
 
+from fedaudit.metrics.metric import report_columns
 from fedaudit.reports import tests_over_seeds
 from fedaudit.reports.attack_rows import attacks_of, best_attack
 from fedaudit.reports.row_comparisons import best_row, pareto
 from fedaudit.reports.runs import grouped, read_runs
 from fedaudit.reports.summary_rows import rows_of, undertrained
 from fedaudit.reports.tests_over_seeds import compared
-from fedaudit.reports.vocabulary import COLUMNS
 
 
 def noisy(seed, epsilons=(2.0, 7.0), deltas=(0.1, 0.01), **more):
@@ -119,7 +119,7 @@ def test_the_best_attack_is_the_best_in_the_mean_over_seeds(tmp_path):
     [row] = rows(tmp_path, *saved)
     assert best_attack(row.group, "membership", "auc").attack == "entropy"
     assert row.cells["auc"].value == pytest.approx(0.8)
-    assert row.cells["auc"].detail == "entropy, server"
+    assert row.cells["auc"].detail == "entropy, server; the best blind attacker has 0.990"
     assert {found.attack for found in attacks_of(row.group)} == {"loss", "entropy", "prior"}
 
 
@@ -158,7 +158,7 @@ def test_the_best_row_follows_the_columns_direction(tmp_path):
         (reported._record("local", 0, 0.6), [], []),
     )
     at = {row.group.method: i for i, row in enumerate(made)}
-    best = {column.key: next(iter(best_row(made, column).values()), None) for column in COLUMNS}
+    best = {column.key: next(iter(best_row(made, column).values()), None) for column in report_columns()}
     assert best["accuracy"] == at["fedavg"]
     assert best["up"] == at["local"]
 
@@ -174,7 +174,7 @@ def test_who_has_learnt_nothing_is_not_the_best(tmp_path):
         (reported._record("fedavg", 0, 0.9, releases=True), [reported._membership("loss", "server", 0.6)], []),
         (reported._record("protos", 0, 0.26, releases=True), [reported._membership("loss", "server", 0.5)], []),
     )
-    auc = next(column for column in COLUMNS if column.key == "auc")
+    auc = next(column for column in report_columns() if column.key == "auc")
     assert auc.better == "low"
     [at] = best_row(made, auc).values()
     assert made[at].group.method == "fedavg"

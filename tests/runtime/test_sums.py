@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -266,6 +267,13 @@ def test_by_poisson_every_client_pays_in_every_round(tmp_path):
 def test_what_guarantees_nothing_is_refused(privacy, more, words, tmp_path):
     with pytest.raises((PrivacyError, NotApplicable), match=words):
         ran(tmp_path / "run", **{"privacy": {"updates": {"epsilon": 8, "clip": 1.0, **privacy}}, **more})
+
+
+def test_rounds_that_share_an_epsilon_get_no_more(runs, tmp_path):
+    """The noise was calibrated so that two rounds meet epsilon = 8 together; a third would cost more than promised."""
+    out = shutil.copytree(runs("by_server"), tmp_path / "run")
+    with pytest.raises(SettingError, match="rounds = 2, now 3"):
+        run(read_record(out).setting, rounds=3, out=out, resume=True)
 
 
 def test_an_old_setting_keeps_its_key():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,3 +324,11 @@ def test_a_broadcast_is_decoded_once(engine: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(task, "decode", spy)
     run(method="fedavg", model="mlp", clients=4, rounds=2, eval_clients=False, engine=engine, out=tmp_path / "a")
     assert seen.count(Down) == 2, "one for each round"
+
+
+@pytest.mark.parametrize("part", ["looked", "fitting", "dirty", "plain_fits"])
+def test_what_a_client_did_with_its_records_may_tell(part: str) -> None:
+    """Each alone is enough, a training that is going on too; without any of them nothing was read."""
+    nothing = SimpleNamespace(looked=False, fitting=False, dirty=False, plain_fits=0)
+    assert not task._may_tell(nothing)
+    assert task._may_tell(SimpleNamespace(**{**vars(nothing), part: 1}))

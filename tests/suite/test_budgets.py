@@ -98,7 +98,7 @@ def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
         ('[[budget]]\nmetric = "accuracy"\nmax = 1', "accuracy takes a floor"),
         ('[[budget]]\nmethod = "fedsomething"\nmax = "1 B"', "matches none of the 1 runs"),
         ('[[budget]]\nfield = "Local.weights"\nmax = "1 B"', "matches nothing that fedavg sends"),
-        ('[[budget]]\nmetric = "flops"\nmax = "1 GB"', "FLOPs are a number"),
+        ('[[budget]]\nmetric = "flops"\nmax = "1 GB"', "flops takes a number"),
         ('[[budget]]\nmetric = "flops"\ndirection = "up"\nmax = 1', "flops has no 'up'"),
         ("rounds = = 3", "is not valid TOML"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import fedaudit
 from fedaudit.epsilon.one_run import audit_run
 
-SMALL = {"rounds": 2, "clients": 3, "model": "mlp", "engine": "serial"}
+SMALL = {"rounds": 2, "clients": 3, "model": "mlp", "engine": "serial", "twins": "off"}
 DFFKE = {"E_local": 1, "h": 8, "T_Tran": 1, "T_Dec": 1, "T_FKE": 1, "w_Dec": 2, "R": 1}
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"method": "fedavg", "set": {"B": 32, "eta": 0.1}, "partition": "dirichlet:0.5"},
@@ -22,8 +22,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "privacy": {"embeddings": {"epsilon": 2.0, "sensitivity": "clip:1"}},
     },
     "trained": {
-        "method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5",
+        "method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5", "twins": "1",
         "privacy": {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}},
+    },
+    "summed": {"method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5", "aggregate": "secure"},
+    "shared": {
+        "method": "fedavg", "set": {"B": 64, "eta": 0.1}, "partition": "dirichlet:5", "aggregate": "secure",
+        "privacy": {"updates": {"epsilon": 8.0, "clip": 1.0, "where": "shares"}},
     },
 }  # fmt: skip
 
@@ -33,7 +38,7 @@ def honest(tmp_path_factory):
     """Run folders by name: attacked, audited, sealed. Nobody writes into them: see `copy_of`."""
     folder = tmp_path_factory.mktemp("honest")
     for name, given in RUNS.items():
-        fedaudit.run(**SMALL, **given, out=folder / name)
+        fedaudit.run(**{**SMALL, **given}, out=folder / name)
     shutil.copytree(folder / "plain", folder / "attacked")
     fedaudit.attack(folder / "attacked", attacks=["loss", "label_histogram"])
     audit_run(folder / "noised", attack="loss")

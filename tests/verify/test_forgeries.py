@@ -7,6 +7,7 @@ checkpoint's copy of the record says the same, and the folder is sealed again.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,17 +19,20 @@ from forging import put_beside, put_raw, put_record, put_rows, seal
 from safetensors.torch import load_file, save_file
 
 from fedaudit.attack.attack_run import rescore
+from fedaudit.privacy.mechanisms.base import mechanism_of
+from fedaudit.privacy.policy import read_policies
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.party import Server
 from fedaudit.runtime.run_record import Absence, read_record
 from fedaudit.runtime.scores import Accuracy
+from fedaudit.runtime.seal import Seal
 from fedaudit.runtime.utility import evaluate
 from fedaudit.stats import wilson
 from fedaudit.verify.check import cheap_check, verify
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.contents import look_through
-from fedaudit.wire.message import Record
+from fedaudit.wire.message import KINDS, Record
 
 Forge = Callable[[Path], Any]
 CASES: list[Any] = []
@@ -190,6 +194,29 @@ def more_noise_in_an_entry(record):
     entry = next(e for e in record.ledger[0].entries if e.kind == "embeddings")
     entry.noise_multiplier, entry.sigma = entry.noise_multiplier * 3, entry.sigma * 3
     closed(record)
+
+
+@forgery("noised", RECORD, "noise_multiplier")
+def more_noise_by_a_mechanism(folder):
+    """In the ledger, in what travelled with each release and in the record's releases: not in the policy."""
+    record = read_record(folder)
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            if entry.kind == "embeddings":
+                entry.noise_multiplier, entry.sigma = entry.noise_multiplier * 2, entry.sigma * 2
+    for release in record.releases:
+        if release.kind == "embeddings":
+            release.protection.sigma *= 2
+    closed(record)
+
+    def larger(rows):
+        for row in rows:
+            facts = row.get("fields", {}).get("E", {})
+            if facts.get("protection") and row.get("direction") == "up":
+                facts["protection"]["sigma"] *= 2
+
+    put_rows(folder, larger)
+    put_record(folder, record)
 
 
 @of_record("noised", "Shared.E, round 2")
@@ -397,6 +424,211 @@ def another_reply_everywhere(folder):
     replace_upload(folder)
 
 
+# --- twins, noise keys, mechanisms, sums ---------------------------------------------------------------------------
+
+
+@of_record("trained", "twins.tasks")
+def more_tasks_with_twins(record):
+    record.twins.tasks, record.twins.held = 600, 600
+
+
+@of_record("trained", "twins.held")
+def twins_that_differ_called_equal(record):
+    record.twins.differences = ["Local.w, in client_update of round 1, client 0"]
+
+
+@of_record("trained", "twins.clients")
+def twins_of_clients_that_are_not_there(record):
+    record.twins.clients = [7]
+
+
+@of_record("noised", "twins")
+def twins_left_out(record):
+    record.twins = None
+
+
+@forgery("noised", "noise.key", "the file", resealed=False)
+def another_noise_key(folder):
+    (folder / "noise.key").write_text("0" * 64 + "\n")
+
+
+@forgery("noised", INDEX, "row", rerun=1.0)
+def another_noise_key_under_a_new_seal(folder):
+    (folder / "noise.key").write_text("0" * 64 + "\n")
+
+
+@forgery("noised", RECORD, "Shared.E, round 1")
+def a_mechanism_in_setting_and_ledger(folder):
+    put_mechanism(folder, "discrete-gaussian")
+
+
+@forgery("noised", INDEX, "row", rerun=1.0)
+def a_mechanism_everywhere(folder):
+    """In the setting, in the ledger, and in what travelled with each release: only the noise itself is another."""
+    put_mechanism(folder, "discrete-gaussian")
+    ledger = read_record(folder).ledger
+
+    def name(rows):
+        for row in rows:
+            facts = row.get("fields", {}).get("E", {})
+            if facts.get("protection") and row.get("direction") == "up":
+                entries = next(of for of in ledger if of.client == row["client"]).entries
+                facts["protection"] = next(e for e in entries if e.kind == "embeddings").public().model_dump()
+
+    put_rows(folder, name)
+
+
+@of_record("trained", "ledger.0.")
+def epsilons_exchanged_between_clients(record):
+    """Each client has its own number of records, so the same noise costs each another epsilon."""
+    first, second = record.ledger[:2]
+    first.by_relation, second.by_relation = second.by_relation, first.by_relation
+    first.by_kind, second.by_kind = second.by_kind, first.by_kind
+    first.epsilon, second.epsilon = second.epsilon, first.epsilon
+
+
+@of_record("noised", "by_accountant")
+def another_accountants_epsilon(record):
+    for ledger in record.ledger:
+        for total in ledger.by_relation.values():
+            total.by_accountant = {name: epsilon / 2 for name, epsilon in total.by_accountant.items()}
+
+
+@of_record("plain", "rounds.round")
+def a_round_twice(record):
+    record.rounds[1] = record.rounds[0].model_copy(update={"round": 1})
+
+
+@of_record("plain", "rounds.1.")
+def a_round_under_another_number(record):
+    record.rounds[1] = record.rounds[0].model_copy(update={"round": 2})
+
+
+@forgery("plain", "checkpoint/HEAD.json", "the file", resealed=False)
+def a_seal_of_another_folder(folder):
+    shutil.copy(folder.parent / "of other" / "seal.json", folder / "seal.json")
+
+
+@forgery("attacked", ATTACKS, "against_blind")
+def scores_sorted_with_their_truth(folder):
+    """Members get the largest scores. Truth and classes stay where they are, so the file fits the data."""
+
+    def order(tensors):
+        for key in [key for key in tensors if key.endswith("scores")]:
+            member = tensors[key.replace("scores", "member")]
+            by_size = tensors[key].sort(descending=True).values
+            tensors[key] = torch.empty_like(by_size)
+            tensors[key][member], tensors[key][~member] = by_size.split([int(member.sum()), int((~member).sum())])
+
+    _rewrite_all(folder / "scores" / "server" / "loss.safetensors", order)
+
+
+@forgery("attacked", "scores/server/loss.safetensors", "member")
+def scores_and_truth_in_another_order(folder):
+    def order(tensors):
+        for key in tensors:
+            tensors[key] = tensors[key].flip(0)
+
+    _rewrite_all(folder / "scores" / "server" / "loss.safetensors", order)
+
+
+@of_record("plain", "data.digest")
+def another_data_set_by_its_digest(record):
+    record.data.digest = record.data.digest[::-1]
+
+
+@forgery("plain", "verified.json", "tasks")
+def a_check_typed_by_hand(folder):
+    put_note(folder, tasks=1000, rerun=1000)
+
+
+@forgery("plain", "verified.json", "contradicted")
+def a_check_that_found_nothing(folder):
+    record = read_record(folder)
+    test = record.rounds[-1].utility.global_
+    test.test = more(test.test)
+    put_record(folder, record)
+    put_note(folder, tasks=6, rerun=6)
+
+
+@forgery("plain", "verified.json", "the file")
+def a_check_of_more_tasks_than_there_are(folder):
+    put_note(folder, tasks=6, rerun=7)
+
+
+@of_record("summed", "rounds.0.sums.0.threshold")
+def a_higher_threshold_of_a_sum(record):
+    record.rounds[0].sums[0].threshold = 3
+
+
+@forgery("summed", INDEX, "Invited.threshold")
+def a_higher_threshold_everywhere(folder):
+    def higher(raw):
+        raw["threshold"] = 0.99
+
+    put_setting(folder, higher)
+    record = read_record(folder)
+    for row in record.rounds:
+        for one in row.sums:
+            one.threshold = 3
+    put_record(folder, record)
+
+
+@of_record("summed", "rounds.1.sums.0.stayed")
+def more_clients_in_a_sum(record):
+    record.rounds[1].sums[0].stayed += 5
+
+
+@of_record("summed", "Local.w, round 1")
+def summed_weights_left_out(record):
+    for ledger in record.ledger:
+        ledger.entries = [e for e in ledger.entries if e.kind == "count"]
+        ledger.observers = {kind: seen for kind, seen in ledger.observers.items() if kind == "count"}
+    closed(record)
+
+
+@of_record("summed", "ledger")
+def noise_on_sums_without_a_policy(record):
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            if entry.kind == "weights":
+                entry.field, entry.noise_multiplier, entry.mechanism = "Local (update)", 4.0, "gaussian"
+    closed(record)
+
+
+@of_record("shared", "Local (update)")
+def more_noise_on_sums(record):
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            if entry.field == "Local (update)":
+                entry.noise_multiplier, entry.sigma = entry.noise_multiplier * 3, entry.sigma * 3
+    closed(record)
+
+
+@of_record("shared", "Local (update)")
+def a_sum_less_in_the_ledger(record):
+    next(e for e in record.ledger[0].entries if e.field == "Local (update)").rounds.pop()
+    closed(record)
+
+
+@of_record("shared", "Local (update)")
+def sums_protected_against_everybody_for_one_record(record):
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            entry.unit = "record"
+
+
+@forgery("shared", INDEX, "row", rerun=0.01)
+def another_sum_for_the_attacks(folder):
+    """What the server is said to have learned is replaced, with all digests on the way; it crossed no wire."""
+    replace_upload(folder, kind="sum")
+
+
+@forgery("summed", INDEX, "row", rerun=0.01)
+def another_masked_vector_everywhere(folder):
+    replace_upload(folder)
+
+
 # --- models, setting, data, code, seal ---------------------------------------------------------------------------
 
 
@@ -491,11 +723,12 @@ def another_digest_in_the_seal(folder):
 @pytest.mark.parametrize(("run", "forge", "file", "field", "rerun", "resealed"), CASES)
 def test_a_forgery_is_named(copy_of, honest, run, forge, file, field, rerun, resealed):
     folder = copy_of(run)
-    if forge is a_whole_record_of_another_seed:
+    if forge in (a_whole_record_of_another_seed, a_seal_of_another_folder):
         shutil.copytree(honest / "other", folder.parent / "of other")
     forge(folder)
     if resealed:
         seal(folder)
+        about_this_seal(folder)
     found = verify(folder, rerun=rerun, seed=0).contradictions
     assert found, "nobody noticed"
     named = [finding for finding in found if finding.file == file and field in finding.field]
@@ -503,8 +736,8 @@ def test_a_forgery_is_named(copy_of, honest, run, forge, file, field, rerun, res
     assert all(finding.recorded != finding.recomputed for finding in named)
 
 
-def test_there_are_forty():
-    assert len(CASES) >= 40
+def test_there_are_a_hundred_or_nearly():
+    assert len(CASES) >= 90
 
 
 def test_the_cheap_part_finds_what_gates_need(copy_of):
@@ -549,22 +782,75 @@ def replace_global(folder: Path) -> None:
     _rewrite(folder / "models" / "global.safetensors", lambda key, _: state.w[key])
 
 
-def replace_upload(folder: Path) -> None:
-    """Change one number of the last upload, and all digests on the way."""
+def _rewrite_all(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Write a safetensors file after its tensors were changed together."""
+    tensors = load_file(path)
+    change(tensors)
+    _rewrite(path, lambda key, _: tensors[key])
+
+
+def put_setting(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Edit the setting in setting.json, in the record and in the checkpoint's copy."""
+    raw = json.loads((folder / "setting.json").read_text())
+    edit(raw)
+    (folder / "setting.json").write_text(json.dumps(raw))
+    record = json.loads((folder / RECORD).read_text())
+    edit(record["setting"])
+    put_raw(folder, record)
+
+
+def put_mechanism(folder: Path, name: str) -> None:
+    """Let the embeddings be protected by another mechanism, in the setting and in the ledger, with its noise."""
+    put_setting(folder, lambda raw: raw["privacy"]["embeddings"].update(mechanism=name))
+    record = read_record(folder)
+    policy = read_policies(record.setting.privacy, KINDS)["embeddings"]
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            if entry.kind == "embeddings":
+                entry.mechanism = name
+                wanted = mechanism_of(policy).follows(entry, policy, ledger.n, 10, 1)
+                entry.noise_multiplier = wanted["noise_multiplier"]
+                entry.sigma = entry.noise_multiplier * entry.sensitivity
+                entry.grid = 2.0 ** math.floor(math.log2(entry.sigma / 256))
+    closed(record)
+    put_record(folder, record)
+
+
+def put_note(folder: Path, **said: int) -> None:
+    """Write a note of a check that nobody made."""
+    note = {"fedaudit": "1.0", "when": "2026-01-01T00:00:00+00:00", "seal": "", "recomputed": 30, "contradicted": 0}
+    (folder / "verified.json").write_text(json.dumps({**note, "word": 3, **said}))
+
+
+def about_this_seal(folder: Path) -> None:
+    """Let a typed note be about the files as they are."""
+    path = folder / "verified.json"
+    if path.exists():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seal": Seal.of(folder).digest}))
+
+
+def replace_upload(folder: Path, kind: str = "message") -> None:
+    """Change one number of the last upload or sum, and all digests on the way."""
     import xxhash
 
     from fedaudit.wire.codec import stored_digest, stored_header
 
     def change(rows):
-        at = max(i for i, row in enumerate(rows) if row.get("direction") == "up")
+        private = ("private", "masked")  # not the shares of a secure sum
+        at = max(
+            i
+            for i, row in enumerate(rows)
+            if (row["type"], row.get("direction")) == (kind, "up")
+            and any(facts.get("role") in private for facts in row["fields"].values())
+        )
         row = rows[at]
-        pack = folder / "transcript" / f"{row['round']:06d}.weights.pack"
+        dtype, shape, pack_kind, offset, size, _ = row["tensors"][0]
+        pack = folder / "transcript" / f"{row['round']:06d}.{pack_kind}.pack"
         data = bytearray(pack.read_bytes())
-        dtype, shape, kind, offset, size, _ = row["tensors"][0]
         own = bytearray(data[offset : offset + size])
         own[:4] = torch.tensor([0.5]).numpy().tobytes()
         begin = len(data)
-        row["tensors"][0] = [dtype, shape, kind, offset, size, xxhash.xxh3_128_hexdigest(bytes(own))]
+        row["tensors"][0] = [dtype, shape, pack_kind, offset, size, xxhash.xxh3_128_hexdigest(bytes(own))]
         data[offset : offset + size] = own
         pack.write_bytes(data)
         assert begin == len(data)

@@ -199,11 +199,14 @@ def test_show_and_report_say_whether_a_run_was_checked(fedaudit, copy_of):
     _, out, _ = fedaudit("show", folder)
     assert "50.0% of the client tasks done again" in " ".join(out.split())
     assert "0 contradicted" in " ".join(out.split())
-    fedaudit("report", folder.parent, "--format", "md,html")
+    fedaudit("report", folder.parent, "--format", "md,html,json")
     for name in ("report.md", "report.html"):
         page = (folder.parent / name).read_text()
         assert "checked by fedaudit" in page
         assert "50.0% of client tasks done again" in page
+    told = json.loads((folder.parent / "report.json").read_text())["checked"]
+    assert (told["runs"], told["checked"], told["tasks"], told["rerun"], told["contradicted"]) == (1, 1, 6, 3, 0)
+    assert "50.0% of client tasks done again" in told["text"]
     (folder / "setting.json").write_text((folder / "setting.json").read_text() + " ")
     _, out, _ = fedaudit("show", folder)
     assert "BROKEN" in out
@@ -229,6 +232,27 @@ def test_a_signature_is_that_of_the_key(fedaudit, copy_of, tmp_path):
     code, out, _ = fedaudit("verify", folder, "--key", public)
     assert code == 1
     assert "it is not signed" in " ".join(out.split())
+
+
+def test_a_folder_is_handed_on_without_its_noise_key(fedaudit, copy_of, tmp_path):
+    """The seal and its signature hold without the key; another key breaks them. `seal` says what a key is for."""
+    pytest.importorskip("cryptography")
+    folder = copy_of("noised")
+    _, out, _ = fedaudit("seal", folder, "--new-key", tmp_path / "author")
+    assert "whoever has it can draw the noise again and subtract it" in " ".join(out.split())
+    assert fedaudit("export", folder, "--to", "csv", "--out", tmp_path / "csv")[0] == 0
+    secret = (folder / "noise.key").read_text().strip()
+    assert not any(secret in path.read_text() for path in (tmp_path / "csv").rglob("*") if path.is_file())
+    (folder / "noise.key").unlink()
+    code, out, _ = fedaudit("verify", folder, "--key", tmp_path / "author.pub", "--rerun", "0.1")
+    assert code == 0, out
+    assert "noise.key was not handed on" in " ".join(out.split())
+    assert "cannot be drawn again" in " ".join(out.split())
+    assert "BROKEN" not in fedaudit("show", folder)[1]
+    (folder / "noise.key").write_text("0" * 64 + "\n")
+    code, out, _ = fedaudit("verify", folder, "--key", tmp_path / "author.pub")
+    assert code == 1
+    assert "noise.key: the file" in " ".join(out.split())
 
 
 def test_an_attack_does_not_replace_a_signed_seal(fedaudit, copy_of, tmp_path):

@@ -19,7 +19,6 @@ def main(folder: str) -> None:
     rows = [row for row in rows_below(Path(folder))[0] if not refused(row.group)]
     with style("curves"):
         figure = tradeoff(rows)
-        figure.set_size_inches(10.4, 5.2)
         figure.savefig(OUT, dpi=110)
 
 

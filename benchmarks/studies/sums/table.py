@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedaudit.metrics.guarantee import EPSILON
 from fedaudit.reports.runs import privacy_text
 from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.runtime.run_record import RunRecord, read_record
@@ -45,7 +46,7 @@ def figures(record: RunRecord) -> dict[str, Any]:
         found = attack.model_dump(mode="json")
         if found.get("auc") is not None:
             auc[f"{found['attack']} by {found['threat']}"] = found["auc"]
-    epsilon = max((client.epsilon for client in record.ledger if client.epsilon is not None), default=0.0)
+    epsilon = EPSILON.limited(record)
     return {
         "row": f"{sums} sums, {privacy_text(setting.privacy) if setting.privacy else 'no noise'}",
         "seed": setting.seed,

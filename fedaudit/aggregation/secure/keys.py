@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedaudit.errors import RunError
+from fedaudit.extras import install
 
 CHUNK = 1 << 17  # bytes of a mask that are made at a time: they are added while they are in the processor's cache
 _ZEROS = bytes(CHUNK)
@@ -32,7 +33,7 @@ def check_installed() -> None:
     """Raise unless the library that computes keys and masks is there."""
     if HKDF is None:
         raise RunError(
-            "Secure aggregation needs the library `cryptography`, which is not installed. Install the extra `secure`."
+            f"Secure aggregation needs the library `cryptography`, which is not installed: {install('cryptography')}."
         )
 
 

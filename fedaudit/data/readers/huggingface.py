@@ -26,6 +26,7 @@ import xxhash
 from fedaudit.data.readers.arrays import Arrays, dataset_of
 from fedaudit.data.records import Dataset
 from fedaudit.errors import DataError, SettingError, did_you_mean
+from fedaudit.extras import install
 
 LABELS = ("label", "labels", "target", "class")  # usual names of a column of labels
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "dev")  # usual names of splits, best first
@@ -104,7 +105,7 @@ def _read(name: str, choice: Choice) -> dict[str, Any]:
         import datasets
         import huggingface_hub.constants as hub
     except ImportError:
-        raise DataError(f'Data set {name!r} needs Hugging Face\'s library: pip install "fedaudit[hf]".') from None
+        raise DataError(f"Data set {name!r} needs Hugging Face's library: {install('hf')}.") from None
     folder = Path(choice.place).expanduser()
     saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
     with ExitStack() as stack:

@@ -64,7 +64,7 @@ class AddsNoise(Mechanism):
 
     def prepare(self, value: Any, where: str, declared: Declared, policy: Policy, context: Context) -> Prepared:
         leaves = check_finite_floats(value, where, self.noun)
-        delta = self.delta(policy, context)
+        delta = self.delta(policy, context.n)
         if dependence(declared) == "record" and any(len(leaf) > context.n for leaf in leaves):
             raise PrivacyError(
                 f"{where} has more rows than the client has records ({context.n}). Send one row per record."
@@ -77,8 +77,8 @@ class AddsNoise(Mechanism):
             multiplier = policy.noise_multiplier
         return Prepared(made, sensitivities, multiplier, delta, how, self.deviation)
 
-    def delta(self, policy: Policy, context: Context) -> float:
-        return policy.delta_for(context.n)
+    def delta(self, policy: Policy, n: int) -> float:
+        return policy.delta_for(n)
 
     def draw(self, like: Tensor, scale: float, policy: Policy, key: tuple[object, ...]) -> Tensor:
         """Return noise of a scale, as many numbers as `like` has. The same key always gives the same noise."""
@@ -109,6 +109,23 @@ class AddsNoise(Mechanism):
             delta=ready.delta,
             claim=policy.epsilon,
         )
+
+    def follows(
+        self, entry: LedgerEntry, policy: Policy, n: int, classes: int, releases: int | None
+    ) -> dict[str, float | str | None]:
+        delta, multiplier = self.delta(policy, n), policy.noise_multiplier
+        if multiplier is None and releases is not None:
+            multiplier = self.multiplier(policy, delta, releases, entry.moves)
+        found: dict[str, float | str | None] = {
+            "mechanism": self.name, "relation": policy.relation, "delta": delta, "claim": policy.epsilon,
+        }  # fmt: skip
+        if entry.clip is not None:
+            found["clip"] = policy.clip
+        if multiplier is not None:
+            found["noise_multiplier"] = multiplier
+        if entry.sigma is not None and entry.sensitivity:
+            found["sigma"] = entry.noise_multiplier * entry.sensitivity * self.deviation
+        return found
 
     def imitated(self, rows: Tensor, protection: Protection, rng: Generator) -> Tensor:
         noise = self.standard(rows, rng)

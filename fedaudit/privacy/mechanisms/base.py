@@ -155,6 +155,15 @@ class Mechanism:
         """Return N_c - 1 of the smallest class, which the noise of class means tells; None if it does not."""
         return None
 
+    def follows(
+        self, entry: LedgerEntry, policy: Policy, n: int, classes: int, releases: int | None
+    ) -> dict[str, float | str | None]:
+        """Return the values of an entry that its policy decides, by name, so that others can check the entry.
+
+        The client has n records, and `releases` share the policy's epsilon; None: their number is not known.
+        """
+        return {}
+
     # --- its cost ---
 
     def event(self, entry: LedgerEntry) -> Event:

@@ -123,6 +123,14 @@ class WholeNoise(AddsNoise):
     def entry(self, where: str, kind: str, policy: Policy, ready: Prepared) -> LedgerEntry:
         return super().entry(where, kind, policy, ready).model_copy(update={"grid": ready.grid, "moves": ready.moves})
 
+    def follows(
+        self, entry: LedgerEntry, policy: Policy, n: int, classes: int, releases: int | None
+    ) -> dict[str, float | str | None]:
+        found = super().follows(entry, policy, n, classes, releases)
+        if entry.moves is not None:  # of counts: whole numbers, as many as the sensitivity says
+            found |= {"grid": 1.0, "moves": round((entry.sensitivity or 0.0) ** self.norm)}
+        return found
+
     # --- its cost ---
 
     def event(self, entry: LedgerEntry) -> Event:

@@ -20,6 +20,10 @@ class DpSgd(Mechanism):
     # A zeroed record adds nothing to a step's sum, and n stays public: the pair of sums is that of add-or-remove.
     relations = ("zero-out",)
 
+    def label(self, policy: Policy) -> str:
+        amount = f"ε = {policy.epsilon:g}" if policy.epsilon is not None else f"noise {policy.noise_multiplier:g}x"
+        return f"DP-SGD, {amount}"
+
     def check(self, where: str, kind: str, policy: Policy) -> None:
         super().check(where, kind, policy)
         check_sensitivity(where, kind, policy)

@@ -44,7 +44,7 @@ class Laplace(AddsNoise):
         if policy.clip is None:
             raise PrivacyError(f"{where}: Laplace noise is scaled by a bound in L1. Use clip=C.")
 
-    def delta(self, policy: Policy, context: Context) -> float:
+    def delta(self, policy: Policy, n: int) -> float:
         return 0.0
 
     def prepare(self, value: object, where: str, declared: Declared, policy: Policy, context: Context) -> Prepared:

@@ -107,8 +107,7 @@ class RandomisedResponse(Mechanism):
         epsilon = policy.epsilon / counted(policy, declared, where, context)
         p = keeps(epsilon, k)
         r = (1 - p) / (k - 1)
-        # The deviation of an estimated count, at most. It depends on n alone, and is public.
-        deviation = math.sqrt(context.n * max(p * (1 - p), r * (1 - r))) / (p - r) * epsilon if counts else 1.0
+        deviation = _deviation(context.n, p, r) * epsilon if counts else 1.0
         return Prepared(
             leaves, [1.0], 1 / epsilon, 0.0, Bounding(policy.relation), deviation, k, moves=2 if counts else None
         )
@@ -144,6 +143,19 @@ class RandomisedResponse(Mechanism):
             claim=policy.epsilon,
             keep=_keep(ready),
         )
+
+    def follows(
+        self, entry: LedgerEntry, policy: Policy, n: int, classes: int, releases: int | None
+    ) -> dict[str, float | str | None]:
+        found: dict[str, float | str | None] = {
+            "mechanism": self.name, "relation": policy.relation, "delta": 0.0, "claim": policy.epsilon,
+        }  # fmt: skip
+        if releases is not None and policy.epsilon is not None:
+            p = keeps(policy.epsilon / releases, classes)
+            found |= {"noise_multiplier": releases / policy.epsilon, "keep": p}
+            if entry.sigma is not None:
+                found["sigma"] = _deviation(n, p, (1 - p) / (classes - 1))
+        return found
 
     def imitated(self, rows: Tensor, protection: Protection, rng: Generator) -> Tensor:
         k = int(rows.max()) + 1
@@ -188,6 +200,11 @@ class RandomisedResponse(Mechanism):
 
     def shown(self, entry: LedgerEntry) -> str:
         return f"{entry.mechanism}, a label stays with probability {entry.keep or 1:.4g}, {entry.relation}"
+
+
+def _deviation(n: int, p: float, r: float) -> float:
+    """Return the deviation of an estimated count, at most. It depends on n alone, and is public."""
+    return math.sqrt(n * max(p * (1 - p), r * (1 - r))) / (p - r)
 
 
 def flip(labels: Tensor, u: Tensor, p: float, k: int) -> Tensor:

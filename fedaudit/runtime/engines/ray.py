@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedaudit.errors import RunError, SettingError
+from fedaudit.extras import install
 from fedaudit.runtime.engines.losses import KEPT, TRIES, lost_too_often
 from fedaudit.runtime.engines.ray_contact import LOOK, OUTLIVE, RayContact, environment
 from fedaudit.runtime.task import Done, Task
@@ -44,7 +45,7 @@ class RayEngine:
         try:
             import ray
         except ImportError:
-            raise SettingError('The engine "ray" needs Ray: pip install "fedaudit[ray]".') from None
+            raise SettingError(f'The engine "ray" needs Ray: {install("ray")}.') from None
         self._ray = ray
         self._owns = not ray.is_initialized()
         if self._owns:
