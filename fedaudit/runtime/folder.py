@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from fedaudit.errors import RunError
 from fedaudit.privacy.noise_key import FILE as KEY_FILE
 from fedaudit.privacy.noise_key import read_secret
-from fedaudit.privacy.update_policy import UPDATES
 from fedaudit.registry import read_from
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.run_record import RunRecord, read_record
@@ -241,8 +240,8 @@ class RunFolder:
 
     @property
     def secret(self) -> bytes:
-        """Return the secret from which the noise on releases and trainings follows; empty if no policy protects any."""
-        return read_secret(self.folder / KEY_FILE) if self.record.setting.privacy.keys() - {UPDATES} else b""
+        """Return the secret from which all noise follows; empty if no policy protects anything."""
+        return read_secret(self.folder / KEY_FILE) if self.record.setting.privacy else b""
 
     def client_state(self, k: int) -> bytes | None:
         """Return client k's state after the last whole round; None if it was never asked."""

@@ -38,6 +38,7 @@ from fedaudit.aggregation.terms import Noise, Terms, gaussian
 from fedaudit.aggregation.update import Layout, clipped, restored, update_of
 from fedaudit.errors import PrivacyError, RunError
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.noise_key import derived
 from fedaudit.privacy.updates import FINE, Guarantee
 from fedaudit.runtime.asking import Asker, RoundSoFar, drops_out
 from fedaudit.runtime.method import function_path
@@ -61,7 +62,8 @@ class Summing:
     run: RunState
     so_far: RoundSoFar
     ask: Asker
-    key: tuple[object, ...]  # (seed, attempt): all keys and all noise follow from it
+    key: tuple[object, ...]  # (seed, attempt): the keys and masks of secure sums follow from it
+    noise_key: tuple[object, ...]  # from the run's secret: noise follows from it, which nobody may draw again
     guarantee: Guarantee | None
     largest: int  # the most records that a client has, which is public
     facts: list[SumFacts] = field(default_factory=list)  # of this round's secure sums
@@ -120,7 +122,7 @@ class Summing:
 
     def _server_noise(self, number: int, length: int) -> np.ndarray:
         guarantee = self._guaranteed()
-        key = (*self.key, "server", self.so_far.t, number)
+        key = (*self.noise_key, "server", self.so_far.t, number)
         return gaussian(key, "sum noise", guarantee.sigma, length, secure=guarantee.policy.secure)
 
     def _divisor(self, invited: int) -> float:
@@ -171,7 +173,7 @@ class Summing:
     def _terms(
         self, k: int, number: int, by: str | None, clients: int, based: bool, noise: Noise | None = None, **more: Any
     ) -> Terms:
-        key = (*self.key, f"client {k}", self.so_far.t, number)
+        key = (*self.noise_key, f"client {k}", self.so_far.t, number)
         return Terms(by, clients, self._bound(), 1.0, based, key, noise=noise, **more)
 
     def _bound(self) -> float:
@@ -334,7 +336,13 @@ class Summing:
 def summing_of(run: RunState, so_far: RoundSoFar, ask: Asker) -> Summing:
     """Return what carries out the sums of a round."""
     largest = max(map(run.world.count, range(run.setting.clients)))
-    return Summing(run, so_far, ask, (run.setting.seed, run.attempt), run.world.guarantee, largest)
+    key = (run.setting.seed, run.attempt)
+    return Summing(run, so_far, ask, key, noise_key_of(run.secret, run.attempt), run.world.guarantee, largest)
+
+
+def noise_key_of(secret: bytes, attempt: int) -> tuple[object, ...]:
+    """Return the key from which the noise on a run's sums follows, in one attempt at the run."""
+    return derived(secret, "sums").hex(), attempt
 
 
 def own_noise(guarantee: Guarantee | None, invited: int, setting: Setting) -> tuple[float | None, Noise | None, float]:

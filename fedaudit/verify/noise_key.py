@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedaudit.privacy.noise_key import FILE
-from fedaudit.privacy.update_policy import UPDATES, read_updates
 from fedaudit.setting import Setting
 from fedaudit.verify.case import Case
 
@@ -28,16 +27,9 @@ def told_by_folder(folder: Path, setting: Setting) -> list[str]:
             f"{FILE} is in the folder: whoever has it can draw the noise again and subtract it. It is for a reviewer "
             "who may see the clients' values. Leave it out of what you publish: the seal holds without it"
         )
-    updates = read_updates(setting.privacy)
-    if updates is not None and not updates.secure:
-        lines.append(
-            "the noise on sums follows from the seed, which setting.json holds: whoever has the folder can subtract "
-            "it. A run whose folder is published needs updates:...,secure"
-        )
     return lines
 
 
 def _drawn_by_key(setting: Setting) -> bool:
     """Return whether some policy's noise follows from the key, and not from the operating system's entropy."""
-    policies = (policy for kind, policy in setting.privacy.items() if kind != UPDATES)
-    return any(not (isinstance(policy, dict) and policy.get("secure")) for policy in policies)
+    return any(not (isinstance(policy, dict) and policy.get("secure")) for policy in setting.privacy.values())

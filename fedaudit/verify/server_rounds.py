@@ -15,6 +15,7 @@ from typing import Any, cast
 from fedaudit.aggregation.terms import Terms
 from fedaudit.aggregation.update import update_of
 from fedaudit.errors import FedauditError
+from fedaudit.privacy.noise_key import FILE as KEY_FILE
 from fedaudit.rng import seeded
 from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.meter import Meter
@@ -22,7 +23,7 @@ from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.sums import Summing
+from fedaudit.runtime.sums import Summing, noise_key_of
 from fedaudit.runtime.utility import evaluate
 from fedaudit.runtime.world import World
 from fedaudit.verify.accuracy import compare_utility
@@ -56,6 +57,9 @@ def rerun_server(case: Case, world: World) -> TermsOf:
         case.found.word(
             FIGURE, "the server's noise came from the operating system's entropy, and cannot be drawn again"
         )
+        return terms
+    if guarantee is not None and not guarantee.policy.secure and not (case.folder / KEY_FILE).is_file():
+        case.found.word(FIGURE, f"{KEY_FILE} was not handed on, so the noise on sums cannot be drawn again")
         return terms
     by_ask: dict[tuple[int, int], Pairs] = defaultdict(dict)
     for entry in case.transcript.entries():
@@ -206,8 +210,8 @@ class _Sums(Summing):
         world = replay.world
         run = cast(Any, _Run(world))
         largest = max(map(world.count, range(world.setting.clients)))
-        key = (world.setting.seed, attempt)
-        return cls(run, cast(Any, replay), replay.ask, key, world.guarantee, largest)
+        noise = noise_key_of(replay.case.run.secret if world.guarantee is not None else b"", attempt)
+        return cls(run, cast(Any, replay), replay.ask, (world.setting.seed, attempt), noise, world.guarantee, largest)
 
     def _both(self, k: int, phase: str, number: int) -> Both:
         rows = cast(_Replay, self.so_far).rows(number)

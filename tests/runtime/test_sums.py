@@ -15,6 +15,7 @@ pytest.importorskip("cryptography")
 from fedaudit import Setting, read_record, registry, run
 from fedaudit.aggregation.secure.messages import words_of
 from fedaudit.errors import NotApplicable, PrivacyError, RunError, SettingError
+from fedaudit.privacy.noise_key import SIZE, write_secret
 from fedaudit.runtime.planned_traffic import plan_traffic
 from fedaudit.wire.transcript import Transcript
 
@@ -286,3 +287,17 @@ def test_an_old_setting_keeps_its_key():
     for name in ("sampling", "aggregate", "threshold", "update_bound"):
         del before[name]
     assert setting_key(Setting.make(**before)) == setting_key(one)
+
+
+@pytest.mark.parametrize("where", ["server", "client", "shares"])
+def test_the_noise_on_sums_follows_from_the_runs_key_and_not_from_its_seed(where, tmp_path):
+    """Whoever knows the setting can draw the seed's numbers again. The same key gives the same run, another another."""
+    way = {"updates": {"noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-3, "where": where}}
+    secure = {"aggregate": "secure"} if where == "shares" else {}
+    setting = Setting.make(**{**BASE, "clients": 3, "rounds": 1, "eval_every": 1, "privacy": way, **secure})
+    for name, byte in (("one", 1), ("same", 1), ("other", 2)):
+        write_secret(tmp_path / f"{name}.key", bytes([byte]) * SIZE)
+        run(setting, out=tmp_path / name, noise_key=tmp_path / f"{name}.key")
+    models = {name: load_file(tmp_path / name / "models" / "global.safetensors") for name in ("one", "same", "other")}
+    assert all(torch.equal(models["one"][layer], models["same"][layer]) for layer in models["one"])
+    assert not any(torch.equal(models["one"][layer], models["other"][layer]) for layer in models["one"])
