@@ -59,7 +59,7 @@ def test_an_attack_takes_settings_by_table(a_run):
         made({"steps": 3})
     (result,) = [r for r in attack_run(a_run, attacks=[{"attack": "loss"}]) if r.attack == "loss"]
     assert result.claims == "membership"
-    assert result.settings == {}
+    assert result.settings == {"rounds": None}
 
 
 def attacked(world, claims, k=0):

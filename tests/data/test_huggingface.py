@@ -124,7 +124,7 @@ def test_what_is_off_is_said(saved, choice, says):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"fedaudit\[hf\]"):
+    with pytest.raises(DataError, match=r"pip install .datasets>=2\.19"):
         load("hf:imdb?length=7")
 
 

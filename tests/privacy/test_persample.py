@@ -246,7 +246,7 @@ def test_without_opacus(model: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     validate(model)
     with pytest.raises(PrivacyError, match=r"encoder\.1"):
         validate(Net(nn.BatchNorm2d(4)))
-    with pytest.raises(PrivacyError, match=r"pip install fedaudit\[dp\]"):
+    with pytest.raises(PrivacyError, match=r"pip install .opacus>=1\.5"):
         repair(model)
 
 

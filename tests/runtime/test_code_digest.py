@@ -180,6 +180,7 @@ print(sorted(name for name in LEFT_OUT if f"fedaudit.{name}" in sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_a_run_and_an_attack_load_nothing_that_is_left_out(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WHOLE_RUN, tmp_path / "run"], capture_output=True, text=True, check=False

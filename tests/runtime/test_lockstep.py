@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # In this mode MKL's products depend on the number of threads; on processors without MKL all of them are equal anyway.
 OTHER_BITS = {"MKL_CBWR": "COMPATIBLE"}
 SCRIPT = """
@@ -22,6 +24,7 @@ for threads in (1, 2):
 """
 
 
+@pytest.mark.slow
 def test_a_turn_computes_with_as_many_threads_as_who_gave_it() -> None:
     """A thread that was just started has OpenMP's own number of threads, whatever torch says it has."""
     for cores in ("1", "2"):

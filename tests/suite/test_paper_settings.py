@@ -90,6 +90,7 @@ def test_a_column_of_its_own_and_a_name_that_nobody_has(monkeypatch):
         differences(table, cell)
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_for_each_column_what_differs():
     shown = CliRunner().invoke(app, ["reproduce", "dffke", "2", "--scale", "gpu", "--dry-run", "--column", "CIFAR-10,"])
     assert shown.exit_code == 0

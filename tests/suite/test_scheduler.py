@@ -493,6 +493,7 @@ def test_the_pace_of_the_nearest_like_cell():
     assert pace.per_round(one.model_copy(update={"clients": 6})) is None
 
 
+@pytest.mark.slow
 def test_audits_of_epsilon_are_in_the_forecast(quick, tmp_path):
     """A protected cell with trials: as measured in a like cell; where none was, as long as the run once more."""
     private = {"training": {"noise_multiplier": 1.0, "delta": 1e-2}}

@@ -128,6 +128,7 @@ def mine(tmp_path, monkeypatch):
     return tmp_path, name
 
 
+@pytest.mark.slow
 def test_the_verdict_is_kept_for_that_source_alone(mine, fedaudit, tiny):
     folder, name = mine
     method = f"{name}:Mine"

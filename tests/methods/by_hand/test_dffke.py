@@ -209,7 +209,10 @@ def sample(seed, i, past, n):
     return {s: torch.randperm(n, generator=generator(seed, i, s))[:m] for s, m in counts.items() if m}
 
 
-@pytest.mark.parametrize("reading", [LITERAL, OTHER, AUTHORS], ids=["literal", "other", "authors"])
+OTHER_READING = pytest.param(OTHER, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("reading", [LITERAL, OTHER_READING, AUTHORS], ids=["literal", "other", "authors"])
 def test_three_rounds(reading, tmp_path):
     setting = {**NUMBERS, **reading}
     ran = played(
