@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedaudit.errors import PrivacyError, SettingError, unknown
-from fedaudit.privacy.policy import TRAINING, Policy, read_policies
+from fedaudit.privacy.policy import TRAINING, Policy, protects_persons, read_policies
 from fedaudit.setting import Frozen, validated
 from fedaudit.wire.message import KINDS, Declared, Unit
 
@@ -69,4 +69,10 @@ def app_policies(privacy: Mapping[str, Any]) -> dict[str, Policy]:
             'mods, or protect the update: kinds = {"arrays" = {kind = "weights", update = true}} and a policy on '
             f"{UPDATE}."
         )
-    return read_policies(privacy, KINDS)
+    policies = read_policies(privacy, KINDS)
+    if protects_persons(policies):
+        raise PrivacyError(
+            "unit = person: fedaudit does not know which of an app's records belong to one person. Leave the unit out, "
+            "and the guarantee is for single records."
+        )
+    return policies

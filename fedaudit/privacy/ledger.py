@@ -120,13 +120,17 @@ class ClientLedger(StoredModel):
         self.claim = max((e.claim for e in self.entries if e.claim is not None), default=None)
 
 
+# Whom a guarantee protects, the smallest first.
 UNITS = {"record": "one record", "person": "one person", "client": "one whole client"}
 
 
 def unit_in_words(clients: Iterable[ClientLedger]) -> str:
-    """Return whom the noise in these ledgers protects, as the end of "a guarantee for"."""
+    """Return whom the noise in these ledgers protects, as the end of "a guarantee for".
+
+    Where several protections compose, the guarantee is for the smallest of their units.
+    """
     units = {e.unit for client in clients for e in client.entries if 0 < e.noise_multiplier < math.inf}
-    return ", or for ".join(UNITS.get(unit, unit) for unit in sorted(units or {"record"}))
+    return next((words for unit, words in UNITS.items() if unit in units), UNITS["record"])
 
 
 def grouped_by_relation(entries: Sequence[LedgerEntry]) -> dict[str, list[LedgerEntry]]:

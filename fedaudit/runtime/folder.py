@@ -240,8 +240,9 @@ class RunFolder:
 
     @property
     def secret(self) -> bytes:
-        """Return the secret from which all noise follows; empty if no policy protects anything."""
-        return read_secret(self.folder / KEY_FILE) if self.record.setting.privacy else b""
+        """Return the secret from which all noise and masks follow; empty if there are none."""
+        setting = self.record.setting
+        return read_secret(self.folder / KEY_FILE) if setting.privacy or setting.aggregate == "secure" else b""
 
     def client_state(self, k: int) -> bytes | None:
         """Return client k's state after the last whole round; None if it was never asked."""

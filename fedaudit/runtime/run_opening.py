@@ -123,8 +123,8 @@ def _begin_twins(run: RunState) -> None:
 
 
 def _secret(run: RunState) -> bytes:
-    """Return the secret from which noise follows: the run folder's, or a new one that is kept there."""
-    if not run.world.policies and run.world.guarantee is None:
+    """Return the secret from which noise and masks follow: the run folder's, or a new one that is kept there."""
+    if not run.setting.privacy and run.setting.aggregate != "secure":
         return b""
     path = run.folder / KEY_FILE
     if not path.exists():

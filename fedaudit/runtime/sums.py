@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,8 +61,7 @@ class Summing:
     run: RunState
     so_far: RoundSoFar
     ask: Asker
-    key: tuple[object, ...]  # (seed, attempt): the keys and masks of secure sums follow from it
-    noise_key: tuple[object, ...]  # from the run's secret: noise follows from it, which nobody may draw again
+    secret: bytes  # of this attempt at the run: noise, keys and masks follow from it, each from a key of its own
     guarantee: Guarantee | None
     largest: int  # the most records that a client has, which is public
     facts: list[SumFacts] = field(default_factory=list)  # of this round's secure sums
@@ -122,7 +120,7 @@ class Summing:
 
     def _server_noise(self, number: int, length: int) -> np.ndarray:
         guarantee = self._guaranteed()
-        key = (*self.noise_key, "server", self.so_far.t, number)
+        key = (derived(self.secret, "server", self.so_far.t, number).hex(),)
         return gaussian(key, "sum noise", guarantee.sigma, length, secure=guarantee.policy.secure)
 
     def _divisor(self, invited: int) -> float:
@@ -173,15 +171,14 @@ class Summing:
     def _terms(
         self, k: int, number: int, by: str | None, clients: int, based: bool, noise: Noise | None = None, **more: Any
     ) -> Terms:
-        key = (*self.noise_key, f"client {k}", self.so_far.t, number)
+        key = (derived(self.secret, "client", k, self.so_far.t, number).hex(),)
         return Terms(by, clients, self._bound(), 1.0, based, key, noise=noise, **more)
 
     def _bound(self) -> float:
         return self.run.setting.update_bound if self.guarantee is None else self.guarantee.policy.clip
 
     def _secret(self, k: int, number: int) -> bytes:
-        parts = (*self.key, f"client {k}", self.so_far.t, number, "secure sum")
-        return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=32).digest()
+        return derived(self.secret, "masks", k, self.so_far.t, number)
 
     def _secure(
         self, cohort: Cohort, fn: Any, path: str, message: Down | Mapping[int, Any], by: str | None
@@ -336,13 +333,12 @@ class Summing:
 def summing_of(run: RunState, so_far: RoundSoFar, ask: Asker) -> Summing:
     """Return what carries out the sums of a round."""
     largest = max(map(run.world.count, range(run.setting.clients)))
-    key = (run.setting.seed, run.attempt)
-    return Summing(run, so_far, ask, key, noise_key_of(run.secret, run.attempt), run.world.guarantee, largest)
+    return Summing(run, so_far, ask, secret_of_sums(run.secret, run.attempt), run.world.guarantee, largest)
 
 
-def noise_key_of(secret: bytes, attempt: int) -> tuple[object, ...]:
-    """Return the key from which the noise on a run's sums follows, in one attempt at the run."""
-    return derived(secret, "sums").hex(), attempt
+def secret_of_sums(secret: bytes, attempt: int) -> bytes:
+    """Return the secret of a run's sums in one attempt at the run. Nobody but the driver may have it."""
+    return derived(secret, "sums", attempt)
 
 
 def own_noise(guarantee: Guarantee | None, invited: int, setting: Setting) -> tuple[float | None, Noise | None, float]:

@@ -295,7 +295,7 @@ def _check_noise(case: Case) -> None:
             wanted = _wanted(case, policy, entry, ledger)
             if not wanted:
                 others.add(entry.mechanism)
-            for name, value in wanted.items():
+            for name, value in {**wanted, "unit": policy.unit}.items():
                 said = getattr(entry, name)
                 close = SEARCHED if name == "noise_multiplier" else CLOSE
                 same = said == value if isinstance(value, str) or value is None else _same(said, value, close)

@@ -270,7 +270,8 @@ def _compare_bill(case: Case, asked: Asked, entries: list[LedgerEntry]) -> None:
 
 
 def _same_bill(a: LedgerEntry, b: LedgerEntry) -> bool:
-    if (a.field, a.kind, a.mechanism, a.relation, a.steps) != (b.field, b.kind, b.mechanism, b.relation, b.steps):
+    named = ("field", "kind", "mechanism", "relation", "steps", "unit")
+    if any(getattr(a, name) != getattr(b, name) for name in named):
         return False
     return all(
         x == y or (x is not None and y is not None and math.isclose(x, y, rel_tol=1e-6))

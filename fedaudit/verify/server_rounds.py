@@ -23,7 +23,7 @@ from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.sums import Summing, noise_key_of
+from fedaudit.runtime.sums import Summing, secret_of_sums
 from fedaudit.runtime.utility import evaluate
 from fedaudit.runtime.world import World
 from fedaudit.verify.accuracy import compare_utility
@@ -58,8 +58,9 @@ def rerun_server(case: Case, world: World) -> TermsOf:
             FIGURE, "the server's noise came from the operating system's entropy, and cannot be drawn again"
         )
         return terms
-    if guarantee is not None and not guarantee.policy.secure and not (case.folder / KEY_FILE).is_file():
-        case.found.word(FIGURE, f"{KEY_FILE} was not handed on, so the noise on sums cannot be drawn again")
+    by_key = world.setting.aggregate == "secure" or (guarantee is not None and not guarantee.policy.secure)
+    if by_key and not (case.folder / KEY_FILE).is_file():
+        case.found.word(FIGURE, f"{KEY_FILE} is not there, so the noise or the masks of sums cannot be drawn again")
         return terms
     by_ask: dict[tuple[int, int], Pairs] = defaultdict(dict)
     for entry in case.transcript.entries():
@@ -115,7 +116,9 @@ def _round(
         said, now = ([one.model_dump(exclude=UNSEEN) for one in of] for of in (row.sums, summing.records))
         if said or now:
             case.found.compare(f"sums of round {t}, done again", RECORD, f"rounds.{t - 1}.sums", said, now, close=1e-9)
-        return after, replay.terms
+        # A client's own noise does not show in what the server does, so nobody can say which attempt drew it.
+        local = world.guarantee is not None and world.guarantee.policy.where == "client"
+        return after, {} if attempts > 1 and local else replay.terms
     raise AssertionError("a run has at least one attempt")
 
 
@@ -210,8 +213,9 @@ class _Sums(Summing):
         world = replay.world
         run = cast(Any, _Run(world))
         largest = max(map(world.count, range(world.setting.clients)))
-        noise = noise_key_of(replay.case.run.secret if world.guarantee is not None else b"", attempt)
-        return cls(run, cast(Any, replay), replay.ask, (world.setting.seed, attempt), noise, world.guarantee, largest)
+        there = (replay.case.folder / KEY_FILE).is_file()  # without it nothing is drawn that has to come out again
+        secret = secret_of_sums(replay.case.run.secret if there else b"", attempt)
+        return cls(run, cast(Any, replay), replay.ask, secret, world.guarantee, largest)
 
     def _both(self, k: int, phase: str, number: int) -> Both:
         rows = cast(_Replay, self.so_far).rows(number)

@@ -251,6 +251,13 @@ def test_a_node_that_fails_under_a_policy_is_billed_for_it(sk_app, tmp_path, mon
     assert "absence" not in kinds[0] | kinds[2]
 
 
+def test_persons_of_an_app_are_not_known():
+    from fedaudit.flower.record_kinds import app_policies
+
+    with pytest.raises(PrivacyError, match="which of an app's records belong to one person"):
+        app_policies({"embeddings": {"epsilon": 8.0, "sensitivity": "clip:1", "unit": "person"}})
+
+
 def test_a_node_remembers_what_it_has_released():
     from fedaudit.flower.client import _remembered
 

@@ -301,3 +301,18 @@ def test_the_noise_on_sums_follows_from_the_runs_key_and_not_from_its_seed(where
     models = {name: load_file(tmp_path / name / "models" / "global.safetensors") for name in ("one", "same", "other")}
     assert all(torch.equal(models["one"][layer], models["same"][layer]) for layer in models["one"])
     assert not any(torch.equal(models["one"][layer], models["other"][layer]) for layer in models["one"])
+
+
+def test_masks_follow_from_the_runs_key_and_not_from_its_seed(tmp_path):
+    """Two secure runs of one setting have the same models and other masks. A client's task has a key of its own."""
+    setting = Setting.make(**{**BASE, "clients": 3, "rounds": 1, "eval_every": 1, "aggregate": "secure"})
+    masked = []
+    for byte in (1, 2):
+        write_secret(tmp_path / f"{byte}.key", bytes([byte]) * SIZE)
+        run(setting, out=tmp_path / str(byte), noise_key=tmp_path / f"{byte}.key")
+        entries = Transcript(tmp_path / str(byte) / "transcript").entries()
+        masked.append([e["y"] for e in entries if e.message == "Masked" and e.direction == "up"])
+    assert len(masked[0]) == len(masked[1]) == 3
+    assert not any(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*masked, strict=True))
+    one, two = (load_file(tmp_path / byte / "models" / "global.safetensors") for byte in ("1", "2"))
+    assert all(torch.equal(one[layer], two[layer]) for layer in one)

@@ -457,6 +457,14 @@ def another_noise_key_under_a_new_seal(folder):
     (folder / "noise.key").write_text("0" * 64 + "\n")
 
 
+@of_record("noised", "ledger.0.entries.1.unit")
+def a_guarantee_for_persons(record):
+    for ledger in record.ledger:
+        for entry in ledger.entries:
+            if 0 < entry.noise_multiplier < math.inf:
+                entry.unit = "person"
+
+
 @forgery("noised", RECORD, "Shared.E, round 1")
 def a_mechanism_in_setting_and_ledger(folder):
     put_mechanism(folder, "discrete-gaussian")

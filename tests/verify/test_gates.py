@@ -239,7 +239,7 @@ def test_a_folder_is_handed_on_without_its_noise_key(fedaudit, copy_of, tmp_path
     pytest.importorskip("cryptography")
     folder = copy_of("noised")
     _, out, _ = fedaudit("seal", folder, "--new-key", tmp_path / "author")
-    assert "whoever has it can draw the noise again and subtract it" in " ".join(out.split())
+    assert "whoever has it can draw noise and masks again and subtract them" in " ".join(out.split())
     assert fedaudit("export", folder, "--to", "csv", "--out", tmp_path / "csv")[0] == 0
     secret = (folder / "noise.key").read_text().strip()
     assert not any(secret in path.read_text() for path in (tmp_path / "csv").rglob("*") if path.is_file())
