@@ -38,19 +38,21 @@ README = RESULTS / "README.md"
 
 HEAD = """# Published against measured
 
-Made by `python benchmarks/studies/shared/results_table.py --write` from the suites,
-`coverage.toml`, `published.toml` and the records under `benchmarks/studies/`; a test makes it again. What the verdicts
-mean is in the script. The records are made from run folders by `keep_records.py`.
-`fedaudit reproduce PAPER TABLE` runs a table, as far as `--budget MINUTES` goes, and prints ours beside it.
+`python benchmarks/studies/shared/results_table.py --write` makes this page from the suites,
+`coverage.toml`, `published.toml` and the records under `benchmarks/studies/`; a test makes it again. The script says
+what the verdicts mean. `keep_records.py` makes the records from run folders.
+`fedaudit reproduce PAPER TABLE` runs a table, as far as `--budget MINUTES` goes, and prints our figures beside the
+published ones.
 """
 RUNS = """## Published figures beside ours
 
-**What these runs can show.** Most are one seed, with fewer rounds than the papers or with numbers of rounds that our
-copies of the papers do not give, on Fashion-MNIST, on an NVIDIA H200 that several runs shared. So no cell is
-"reproduced" in the sense of the papers' tables. An interval is Wilson's of one model on 10,000 test records (95 %): it
-knows nothing of other seeds. Where a default was chosen among such runs, it was chosen by test accuracy. Minutes are of
-the rounds, on the shared GPU. Seeds, rounds, precision, device and commit are read from the records. A row whose runs
-do not agree in one of them says so for each seed, and its verdict counts that as another setting.
+**What these runs can show.** Most rows have one seed, on Fashion-MNIST, on an NVIDIA H200 that several runs shared.
+Most have fewer rounds than the papers, or numbers of rounds that our copies of the papers do not give. So no cell is
+"reproduced" in the sense of the papers' tables. An interval is Wilson's, for one model on 10,000 test records (95 %):
+it does not cover other seeds. If a default was chosen among such runs, it was chosen by test accuracy. Minutes are the
+time of the rounds, on the shared GPU. Seeds, rounds, precision, device and commit are read from the records. If the
+runs of a row do not agree in one of them, the row says so for each seed, and its verdict counts that as another
+setting.
 """
 
 
@@ -223,10 +225,11 @@ DATA = {
 }
 COVERAGE = """## What of the papers is here
 
-For each table or figure and each data set: the suite that makes its runs, and the kept runs. A data set in brackets is
-not the paper's and stands in its place. "Whole": every kept run has the paper's rounds; "part": some have fewer, or the
-paper's number is not in our copy. Kept runs may leave out methods, columns and seeds of the table: each method is named
-with its seeds. `reproduce` stands for `fedaudit reproduce PAPER TABLE`, with the number of its columns on that data.
+For each table or figure and each data set, this table names the suite that makes its runs, and the kept runs. A data
+set in brackets is not the paper's and stands in its place. "Whole" means that every kept run has the paper's rounds.
+"Part" means that some have fewer, or that our copy of the paper does not give the number. Kept runs may leave out
+methods, columns and seeds of the table, so each method is named with its seeds. `reproduce` stands for
+`fedaudit reproduce PAPER TABLE`, with the number of its columns on that data.
 """
 
 
