@@ -95,7 +95,7 @@ PAGES = {"commands.md": commands, "settings.md": settings}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["--write"]:
+    if sys.argv[1:2] != ["--write"] or len(sys.argv) > 3:
         sys.exit(__doc__)
     for name, made in PAGES.items():
-        (FOLDER / name).write_text(made())
+        (Path(sys.argv[2]) if sys.argv[2:] else FOLDER).joinpath(name).write_text(made())
