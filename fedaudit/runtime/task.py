@@ -143,6 +143,8 @@ def _gated_task(task: Task, gate: Outputs) -> Done:
             if task.replay:
                 gate.replay = decode_tree(task.replay, device=world.device)
             fn, known = find_function(world.method, task.fn), class_ids()
+            if world.policies:
+                _wrap_steps(fn)
             before = traces(fn, {}) if world.policies else []
             with meter.span("task"):
                 reply = fn(client, message)
@@ -268,6 +270,17 @@ def absence(fn: str) -> LedgerEntry:
     them."""
     condition = "that it failed, after it had looked at its records"
     return LedgerEntry.unprotected(f"{fn} (absence)", "absence", condition)
+
+
+def _wrap_steps(fn: Callable[..., Any]) -> None:
+    """Let torch wrap the `step` of optimisers that the code of a task defines.
+
+    It does so when the first one is made, which would look as if the task had written into its own code.
+    """
+    for value in list(vars(sys.modules[fn.__module__]).values()):
+        own = isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+        if own and not getattr(value.step, "hooked", False):
+            torch.optim.Optimizer._patch_step_function(value.__new__(value))
 
 
 def left_behind(fn: str) -> LedgerEntry:
