@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from engines import Killed, KillEngine
@@ -232,3 +233,20 @@ def test_each_client_is_held_to_its_own_delta():
 
 def test_one_release_without_noise_among_noisy_ones_costs_everything():
     assert compose([Event(5.0), Event(0.0), Event(2.0)], 1e-5).epsilon_of_record == math.inf
+
+
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [
+        ((), "one record"),
+        (("person",), "one person"),
+        (("client", "person"), "one person"),
+        (("client", "record"), "one record"),
+    ],
+)
+def test_several_protections_are_a_guarantee_for_the_smallest_unit(units, said):
+    from fedaudit.privacy.ledger import unit_in_words
+
+    entries = [SimpleNamespace(unit=unit, noise_multiplier=1.0) for unit in units]
+    bare = SimpleNamespace(unit="record", noise_multiplier=0.0)  # what has no noise protects nobody
+    assert unit_in_words([SimpleNamespace(entries=[*entries, bare])]) == said
