@@ -22,6 +22,7 @@ from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.folder import default_folder
 from fedaudit.runtime.lockstep import Globals, Turn, here, take_turns
 from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.runtime.run_state import before_cuda
 from fedaudit.runtime.runner import run
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import resolve_device, world_of
@@ -162,6 +163,7 @@ def is_over(place: Place) -> bool:
 
 def _side_by_side(places: Sequence[Place], works: Sequence[Callable[[], RunRecord]]) -> list[Ended]:
     first = places[0].setting
+    before_cuda(first)
     device = resolve_device(first.device)
     unrecorded.clear()
     # All runs have these conditions. The first to end must not take them away from the others.
