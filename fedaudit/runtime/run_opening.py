@@ -147,11 +147,9 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
         if (note := f"resumed: {NOT_COMPARED}, and the bits may differ from there") not in run.record.notes:
             run.record.notes.append(note)
     if run.record.beside or beside():  # stacks have another size, or other models in them
+        note = f"resumed after round {run.started}, with runs of other seeds beside it before or now"
+        run.record.notes.append(f"{note}: rounding may differ from there")
         same = False
-        run.record.notes.append(
-            f"resumed after round {run.started}, with the runs of other seeds beside it before or now: rounding may "
-            "differ from there"
-        )
     if rounding(before) != rounding(run.setting):  # --step, --together or --engine after an error of the device
         same = False
         run.record.notes.append(

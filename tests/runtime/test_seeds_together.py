@@ -18,6 +18,7 @@ from fedaudit.runtime import lockstep, run_opening, world
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.seeds_together import Place, alike, run_seeds, run_together
+from fedaudit.training import cuda_graphs
 
 SEEDS = (0, 3)
 
@@ -198,7 +199,7 @@ def test_resumed_seeds_go_on_and_draw_fresh_noise(tmp_path: Path) -> None:
         done = run_seeds(setting, SEEDS, out=out, resume=True)
         assert farthest(sent(tmp_path / "alone"), sent(out[0])) < 1e-12
     assert [row.seeds for row in done[0].rounds] == [None, 2, 2]
-    assert any(note.startswith("resumed after round 1, with the runs of other seeds") for note in done[0].notes)
+    assert any(note.startswith("resumed after round 1, with runs of other seeds") for note in done[0].notes)
     assert [Store(folder / "checkpoint", 0).head()["attempt"] for folder in out] == [1, 0]  # type: ignore[index]
     assert not done[1].notes
 
@@ -244,6 +245,21 @@ def test_the_first_to_end_leaves_the_conditions_to_the_others(tmp_path: Path) ->
     finally:
         torch.set_deterministic_debug_mode(before)
     assert {mode for done, mode in seen if done > 1} == {2}
+
+
+def test_a_reason_of_one_run_is_not_forgotten_by_another(tmp_path: Path) -> None:
+    """Why steps are slower is kept for the whole process. The second run opens after the first one has said why."""
+    setting = setting_of("fedavg", rounds=1, set={"E": 1, "B": 16})
+
+    def slow(done: float, whole: float, what: str) -> None:
+        cuda_graphs.fall_back("a reason of the first run")
+
+    places = [Place(setting, tmp_path / "0", slow), Place(setting.model_copy(update={"seed": 3}), tmp_path / "3")]
+    ends = run_together(places)
+    notes = [end.record.notes for end in ends if end.record is not None]
+    assert notes[0] == ["steps not recorded: a reason of the first run"]
+    run(setting, seed=4, out=tmp_path / "4")
+    assert not cuda_graphs.unrecorded
 
 
 def test_each_world_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
