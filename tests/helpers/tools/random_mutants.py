@@ -8,8 +8,9 @@
 An edit turns a comparison, takes `max` for `min` or `any` for `all`, drops a term or a factor, shifts an index, changes
 a default, exchanges "up" and "down", or skips a branch. Lines that raise an error are left out: wording is not drawn.
 Each edit is tried in a copy of the tree (see `mutants`). The tests that cover its line run, the fastest first, until
-one fails. A survivor that changes nothing that can be seen is marked once, with its reason, in
-equivalent_edits.toml beside this file; it does not count.
+one fails. In the end every test that failed is run on the code as it is: what fails there too has killed nothing. A
+survivor that changes nothing that can be seen is marked once, with its reason, in equivalent_edits.toml beside this
+file; it does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutants import ROOT, attempt, copied, verdict, waited, warm_up
@@ -37,6 +38,7 @@ LEFT_OUT = ("fedaudit/cli", "reports")  # their wording is held by golden files;
 FOLDER = ROOT / ".mutants"  # which test covers which line, and how long it takes; git does not know it
 EQUIVALENT = Path(__file__).with_name("equivalent_edits.toml")
 MOST = 60  # covering tests that are run for an edit, the fastest ones
+SECONDS = 150  # for them all: an edit that makes them hang is found out
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
           ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"}  # fmt: skip
 SWAPPED = {"max": "min", "min": "max", "any": "all", "all": "any", "amax": "amin", "amin": "amax", "argmax": "argmin",
@@ -251,16 +253,18 @@ def drawn(texts: Mapping[str, str], number: int, seed: int) -> tuple[list[Edit],
 
 PLUGIN = """
 import coverage, json, os, time
-SECONDS = {}
+SECONDS, OTHERS = {}, set()
 def pytest_runtest_logstart(nodeid, location):
     current = coverage.Coverage.current()
     if current is not None:
         current.switch_context(nodeid)
 def pytest_runtest_logreport(report):
     SECONDS[report.nodeid] = SECONDS.get(report.nodeid, 0) + report.duration
+    if not report.passed:
+        OTHERS.add(report.nodeid)
 def pytest_sessionfinish(session):
     with open(os.environ["TEST_SECONDS"], "w") as file:
-        json.dump(SECONDS, file)
+        json.dump({test: seconds for test, seconds in SECONDS.items() if test not in OTHERS}, file)
 """
 
 
@@ -327,6 +331,7 @@ class Tried:
     fate: str  # killed, survived, uncovered, equivalent, untried
     seconds: float
     tests: int
+    killer: str = ""  # the test that failed; empty where the tests could not even be collected
 
 
 def marks(path: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
@@ -343,7 +348,7 @@ def line_of(source: str, edit: Edit) -> str:
 
 def tried(edits: Sequence[Edit], covered: Covered, jobs: int, folder: Path) -> Iterator[Tried]:
     free = [copied(ROOT, folder / f"tree-{i}") for i in range(jobs)]
-    running: dict[int, tuple[tuple[Edit, Path, str, Path, int], float]] = {}
+    running: dict[int, tuple[tuple[Edit, Path, str, Path, list[str]], float]] = {}
     waiting = list(edits)
     while waiting or running:
         while waiting and free:
@@ -358,13 +363,32 @@ def tried(edits: Sequence[Edit], covered: Covered, jobs: int, folder: Path) -> I
             path.write_text(edit.applied(kept))
             output = folder / f"{len(waiting)}.txt"
             pid = attempt(tree, tests, output)
-            running[pid] = ((edit, tree, kept, output, len(tests)), time.perf_counter())
+            running[pid] = ((edit, tree, kept, output, tests), time.perf_counter())
         if not running:
             break
-        (edit, tree, kept, output, number), code, took = waited(running)
+        (edit, tree, kept, output, tests), code, took = waited(running, SECONDS)
         (tree / edit.file).write_text(kept)
         free.append(tree)
-        yield Tried(edit, verdict(code, output.read_text() if output.exists() else ""), took, number)
+        said = output.read_text() if output.exists() else ""
+        yield Tried(edit, verdict(code, said), took, len(tests), next(iter(failed_in(said, tests)), ""))
+
+
+def failed_in(said: str, tests: Sequence[str]) -> list[str]:
+    """Return which of these tests pytest says failed, in its order. A name may hold what looks like a message."""
+    lines = [line.partition(" ")[2] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    found = [max((test for test in tests if line.startswith(test)), key=len, default="") for line in lines]
+    return [test for test in found if test]
+
+
+def doubted(found: Sequence[Tried], folder: Path) -> list[Tried]:
+    """Return what was tried, with each kill taken back whose test fails on the code as it is."""
+    killers = sorted({one.killer for one in found if one.fate == "killed" and one.killer})
+    tree, failing = copied(ROOT, folder / "as-it-is"), set[str]()
+    for i in range(0, len(killers), 50):
+        output = folder / f"as-it-is-{i}.txt"
+        os.waitpid(attempt(tree, killers[i : i + 50], output, stop=False), 0)
+        failing |= set(failed_in(output.read_text(), killers))
+    return [replace(one, fate="untried") if one.fate == "killed" and one.killer in failing else one for one in found]
 
 
 def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -425,10 +449,18 @@ def main(words: Sequence[str]) -> int:
         for one in tried(unseen, covered, max(1, given.jobs), Path(name)):
             found.append(one)
             print(f"{one.fate:10} {one.seconds:6.1f} s  {one.edit.shown(texts[one.edit.file])}", flush=True)
+        found = doubted(found, Path(name))
     print("\n".join(["", *table(found)]))
     if given.out is not None:
         rows = [
-            {"edit": one.edit.shown(texts[one.edit.file]), "room": one.edit.room, "fate": one.fate, "tests": one.tests}
+            {
+                "edit": one.edit.shown(texts[one.edit.file]),
+                "line": line_of(texts[one.edit.file], one.edit),
+                "room": one.edit.room,
+                "fate": one.fate,
+                "tests": one.tests,
+                "killer": one.killer,
+            }
             for one in found
         ]
         given.out.write_text(json.dumps({"seed": given.seed, "drawn_from": there, "edits": rows}, indent=1) + "\n")
