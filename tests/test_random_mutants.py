@@ -119,3 +119,19 @@ def test_a_test_that_fails_anyway_kills_nothing(tmp_path, monkeypatch):
         r.Tried(edit, "survived", 1.0, 1),
     ]
     assert [one.fate for one in r.doubted(found, tmp_path)] == ["killed", "untried", "killed", "survived"]
+
+
+def test_tests_of_the_own_room_come_first():
+    file = "fedaudit/privacy/_ledger.py"
+    tests = ["tests/wire/test_wire.py::a", "tests/privacy/test_other.py::a", "tests/privacy/test_ledger.py::b"]
+    assert [r.own_room(test, file) for test in tests] == [2, 1, 0]
+
+
+def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
+    """Both what it printed and what it kept are read; what it killed is not tried again."""
+    printed = (
+        "killed        1.0 s  f.py:8 (f), k: '1' -> '2'\nsurvived     10.0 s  f.py:9 (f), k: 'a < b' -> 'a <= b'\n"
+    )
+    kept = """{"edits": [{"fate": "killed", "edit": "f.py:8 (f), k: '1' -> '2'"},
+                         {"fate": "uncovered", "edit": "f.py:90 (f), k: 'a < b' -> 'a <= b'"}]}"""
+    assert r.unnoticed(printed) == r.unnoticed(kept) == {"f.py (f), k: 'a < b' -> 'a <= b'"}
