@@ -10,8 +10,8 @@ towards the `quantile` of the norms:
 A vote is +1/2 (within C), -1/2 (beyond it), or 0 for a client whose update is zero. So one client moves the sum of the
 votes by at most 1/2 from what it would be with that client zeroed out.
 
-Votes cost something. Update and vote of a client are one release of the Gaussian mechanism: with deviations z_D C on the
-updates and sigma_b on the votes it has the multiplier z of
+Votes cost something. Update and vote of a client are one release of the Gaussian mechanism. With deviations z_D C on
+the updates and sigma_b on the votes it has the multiplier z of
 
     1 / z^2 = 1 / z_D^2 + 1 / (2 sigma_b)^2
 

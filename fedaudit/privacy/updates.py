@@ -26,8 +26,8 @@ import numpy as np
 
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
-from fedaudit.privacy.calibration import total
 from fedaudit.privacy.adaptive_clip import update_multiplier, vote_deviation
+from fedaudit.privacy.calibration import total
 from fedaudit.privacy.dpsgd import multiplier_for
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.update_policy import UpdatePolicy

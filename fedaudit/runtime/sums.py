@@ -120,7 +120,7 @@ class Summing:
                 divisor=divisor,
                 within=share,
                 **self._noise_facts(),
-            )  # fmt: skip
+            )
         )
         self.so_far.wire.summed(value, path, number, [])  # the server knows the replies themselves
         return Mean(value, round(divisor))
