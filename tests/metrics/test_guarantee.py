@@ -99,7 +99,8 @@ def test_one_run_with_a_figure_is_a_figure():
     ("unit", "value", "text"),
     [
         ("count", None, "–"), ("count", math.nan, "not a number"), ("epsilon", math.inf, "∞"),
-        ("share", 0.1234, "12.3 %"), ("auc", 0.12345, "0.123"), ("seconds", 999.94, "999.9 s"), ("seconds", 1234.5, "1,234 s"),
+        ("share", 0.1234, "12.3 %"), ("auc", 0.12345, "0.123"), ("seconds", 999.94, "999.9 s"),
+        ("seconds", 1234.5, "1,234 s"),
         ("seconds", 1000.0, "1,000 s"), ("epsilon", 1.2345, "1.23"),
     ],
 )  # fmt: skip
