@@ -46,11 +46,6 @@ def test_wording_is_not_drawn():
     assert not [edit for edit in r.edits_of("f.py", SOURCE) if edit.line in (2, 6, 9, 10)]
 
 
-def test_guards_of_code_to_come_are_not_drawn():
-    source = "@dataclass(frozen=True, eq=False)\nclass A:\n    n: int = 1\n"
-    assert said(source) == {("another default", "1", "2")}
-
-
 class Runs(r.Covered):
     """Knows which tests run through lines 4 to 6 of a file, and no others."""
 
@@ -64,6 +59,8 @@ class Runs(r.Covered):
 def test_a_class_that_no_test_runs_through_has_those_of_its_file():
     default = r.Edit("f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
     assert Runs().tests(default) == ["t.py::test_a", r.SETTINGS]
+    attack = r.Edit("attacks/f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(attack)[0] == r.ATTACKS
     inside = r.Edit("f.py", 3, 0, 1, "2", "a shifted index", "f", (3, 5))
     assert Runs().tests(inside) == ["t.py::test_a", r.SETTINGS]
 
