@@ -112,7 +112,8 @@ def _record(case: Case, guarantee: Guarantee | None, of: SumRows, said: SumRecor
         if said is not None and said.divisor != divisor and said.divisor in _numbers(of):
             divisor = said.divisor
     if of.secure:
-        down = of.phase("advertise")[of.invited[0]][0]
+        first = of.invited[0]  # all of them were sent the same
+        down = of.phase("advertise")[first][0]
         neighbours = max(map(len, of.neighbours().values()))
         step = down["bound"] * down["largest"] / Ring((), invited).levels
         facts |= {
