@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 pytest.importorskip("cryptography")
 
-from fedaudit import Setting, read_record, registry, run
+from fedaudit import Setting, Up, private, read_record, registry, run
 from fedaudit.aggregation.secure.messages import words_of
 from fedaudit.errors import NotApplicable, PrivacyError, RunError, SettingError
 from fedaudit.privacy.noise_key import SIZE, write_secret
 from fedaudit.runtime.planned_traffic import plan_traffic
+from fedaudit.runtime.sums import Summing
 from fedaudit.wire.transcript import Transcript
 
 BASE = {
@@ -316,3 +319,17 @@ def test_masks_follow_from_the_runs_key_and_not_from_its_seed(tmp_path):
     assert not any(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*masked, strict=True))
     one, two = (load_file(tmp_path / byte / "models" / "global.safetensors") for byte in ("1", "2"))
     assert all(torch.equal(one[layer], two[layer]) for layer in one)
+
+
+class Summed(Up):
+    v: Tensor = private("weights", via="data", unit="client")
+
+
+def test_replies_of_several_shapes_have_no_sum():
+    """The last of three differs."""
+    replies = {k: Summed(torch.ones(3 if k == 2 else 2)) for k in range(3)}
+    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0))
+    so_far = SimpleNamespace(t=4, entries=[], wire=SimpleNamespace(traffic=SimpleNamespace(asks=[])))
+    summing = Summing(SimpleNamespace(), so_far, lambda *words: replies, b"", guarantee, 10)
+    with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):
+        summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", {}, None)
