@@ -14,7 +14,7 @@ import reported
 from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.runtime.run_record import read_record
-from fedaudit.suite.budgets import Budget, Outcome, check_budget, check_runs, measure
+from fedaudit.suite.budgets import Budget, Outcome, ceilings, check_budget, check_runs, measure
 from fedaudit.units import bytes_text, parse_bytes
 
 pytest_plugins = ["pytester"]
@@ -344,3 +344,23 @@ def test_a_budget_of_another_run_is_not_about_this_one(key, value, record):
     assert Budget(max=1).is_about(record)
     assert Budget(max=1, method="fedavg", dataset="digits", compress="none").is_about(record)
     assert not Budget(max=1, **{key: value}).is_about(record)
+
+
+def test_the_ceilings_of_single_fields(record):
+    """A budget without a direction is about both; others are of another convention, method or data set, or no size."""
+    mine = Budget(per="run", max=9.0)
+    budgets = [
+        Budget(per="run", field="Local.w", max=1.0),
+        Budget(per="run", field="Local.n", direction="up", max=2.0),
+        Budget(per="run", field="Global.w", direction="down", method="fedavg", dataset="digits", max="3 kB"),
+        Budget(per="run", message="Local", max=4.0),
+        Budget(per="round", field="a.a", max=5.0),
+        Budget(per="run", field="b.b", convention="wire", max=5.0),
+        Budget(per="run", field="c.c", method="local", max=5.0),
+        Budget(per="run", field="d.d", dataset="mnist", max=5.0),
+        Budget(per="run", field="e.e", baseline="b.json", max_growth="1 %"),
+        mine,
+    ]
+    assert ceilings(budgets, mine, record) == {
+        "up Local.w": 1.0, "down Local.w": 1.0, "up Local.n": 2.0, "down Global.w": 3000.0,
+    }  # fmt: skip

@@ -346,12 +346,12 @@ def test_the_faster_of_two_ways_is_measured_once(monkeypatch: pytest.MonkeyPatch
     recorded: list[bool] = []
     monkeypatch.setattr(stack, "record", lambda step, state: recorded.append(fitting.mapped.products) or recorded[-1])
     monkeypatch.setattr(stack, "timed", lambda recording, state: 1.0 if recording else 9.0)
-    assert _Fitting._choose(fitting, lambda: [], [], 4, False) is True
+    assert _Fitting._choose(fitting, list, [], 4, False) is True
     assert recorded == [True, False]
-    assert _Fitting._choose(fitting, lambda: [], [], 4, False) is True
+    assert _Fitting._choose(fitting, list, [], 4, False) is True
     assert recorded == [True, False, True], "it is known now"
     monkeypatch.setattr(stack, "timed", lambda recording, state: 9.0 if recording else 1.0)
-    assert _Fitting._choose(fitting, lambda: [], [], 5, False) is False, "other sizes may have another faster way"
+    assert _Fitting._choose(fitting, list, [], 5, False) is False, "other sizes may have another faster way"
     assert fitting.mapped.products is False
 
 
