@@ -238,7 +238,7 @@ def test_what_is_left_behind_is_billed(where, ledger):
 
 
 def test_what_a_task_that_saw_no_record_leaves_behind_is_free(ledger):
-    record = ledger("Counts")
+    record = ledger("CountsItsTasks")
     assert [entry.kind for client in record.ledger for entry in client.entries if entry.kind == "left behind"] == []
 
 

@@ -674,7 +674,7 @@ def leave(method, kept, seen):
 COUNTED = []
 
 
-class Counts(Averages):
+class CountsItsTasks(Averages):
     """Notes that it was asked, in a module, and neither looks at a record nor trains: nothing of it tells of them."""
 
     def update(self, client, msg):
