@@ -264,3 +264,26 @@ def test_claims_bounds_and_attacks_of_unequal_seeds(uneven):
     assert (auc.value, auc.low, auc.high) == tuple(map(pytest.approx, (0.68, 0.68 - half, 0.68 + half)))
     assert mnist["auc"].value == 0.54
     assert digits["tpr"].value == pytest.approx((0.21 + 0.15) / 2)
+
+
+def test_points_of_the_figures_of_unequal_runs(uneven):
+    """Round 3 was not evaluated: it has no point, and its bytes count."""
+    pytest.importorskip("matplotlib")
+    from fedaudit.reports.figures import _spent, per_round
+
+    folder, of = uneven
+    row = of["uneven", "digits"]
+    scores = []
+    for run, name in zip(row.group.runs, ("digits-0", "digits-1"), strict=True):
+        told = unequal.raw(folder, name)["rounds"]
+        sizes = [one["up_payload"] + one["down_payload"] for one in told]
+        each = [one["utility"]["global"]["test"]["accuracy"] for one in told if one["utility"]]
+        scores.append(each)
+        assert _spent(run) == [(sizes[0], each[0]), (sum(sizes[:2]), each[1]), (sum(sizes), each[2])]
+    (axes,) = per_round([row]).axes
+    line, band = axes.lines[0], axes.collections[0]
+    assert list(line.get_xdata()) == [1, 2, 4]
+    assert list(line.get_ydata()) == [pytest.approx((a + b) / 2) for a, b in zip(*scores, strict=True)]
+    corners = {(float(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
+    for t, a, b in zip((1, 2, 4), *scores, strict=True):
+        assert {(t, round(a, 6)), (t, round(b, 6))} <= corners, "the band goes from the worst seed to the best"
