@@ -6,15 +6,17 @@ import json
 import math
 import shutil
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 pytest.importorskip("cryptography")
 
-from fedaudit import Setting, read_record, registry, run
+from fedaudit import Setting, Up, private, read_record, registry, run
 from fedaudit.aggregation.secure.messages import words_of
 from fedaudit.epsilon.sums import NOISE, audit_sums
 from fedaudit.errors import NotApplicable, PrivacyError, RunError, SettingError
@@ -23,6 +25,7 @@ from fedaudit.runtime import runner
 from fedaudit.runtime import sums as run_sums
 from fedaudit.runtime.planned_traffic import plan_traffic
 from fedaudit.verify.check import verify
+from fedaudit.runtime.sums import Summing
 from fedaudit.wire.transcript import Transcript
 
 BASE = {
@@ -400,3 +403,17 @@ def test_a_followed_clip_is_verified_and_audited(followed, tmp_path):
 def test_secure_sums_have_no_norms_to_follow(tmp_path):
     with pytest.raises(PrivacyError, match="under secure aggregation the server has only their sum"):
         ran(tmp_path / "run", aggregate="secure", privacy={"updates": FOLLOWS})
+
+
+class Summed(Up):
+    v: Tensor = private("weights", via="data", unit="client")
+
+
+def test_replies_of_several_shapes_have_no_sum():
+    """The last of three differs."""
+    replies = {k: Summed(torch.ones(3 if k == 2 else 2)) for k in range(3)}
+    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0))
+    so_far = SimpleNamespace(t=4, entries=[], wire=SimpleNamespace(traffic=SimpleNamespace(asks=[])))
+    summing = Summing(SimpleNamespace(), so_far, lambda *words: replies, b"", guarantee, 10)
+    with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):
+        summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", {}, None)
