@@ -24,8 +24,8 @@ from fedaudit.privacy.noise_key import SIZE, write_secret
 from fedaudit.runtime import runner
 from fedaudit.runtime import sums as run_sums
 from fedaudit.runtime.planned_traffic import plan_traffic
-from fedaudit.verify.check import verify
 from fedaudit.runtime.sums import Summing
+from fedaudit.verify.check import verify
 from fedaudit.wire.transcript import Transcript
 
 BASE = {
