@@ -73,6 +73,7 @@ class SumRecord(StoredModel):
     clip: float | None = None
     sigma: float | None = None  # deviation of the noise on the sum, or on each update where clients add their own
     where: str | None = None  # who adds it
+    within: float | None = None  # the noised share of clients within the clip, by which the next sum's clip moves
 
 
 class RoundRecord(Sparse):
