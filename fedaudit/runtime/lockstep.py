@@ -390,7 +390,7 @@ def _descend(turns: Sequence[Turn]) -> None:
     for turn, descent, (moments, drawn) in zip(turns, descents, found, strict=True):
         turn.generators.cuda = drawn
         share = descent.size / whole
-        turn.go_on((), Away(share_s=wall * share, stack=events, share=share), moments)
+        turn.go_on(time=Away(share_s=wall * share, stack=events, share=share), moments=moments)
 
 
 def _stack(

@@ -112,7 +112,7 @@ def descending(sizes: list[int]) -> list[SimpleNamespace]:
     for size in sizes:
         descent = SimpleNamespace(size=size, params=[torch.zeros(2)], device=torch.device("cpu"))
         turn = SimpleNamespace(descent=descent, generators=SimpleNamespace(cuda=None), alone=[], told=[])
-        turn.go_on = lambda *told, turn=turn: turn.told.append(told)
+        turn.go_on = lambda turn=turn, **told: turn.told.append(told)
         turns.append(turn)
     return turns
 
@@ -124,8 +124,10 @@ def test_the_time_of_descents_side_by_side_is_shared_out_by_their_sizes(monkeypa
     monkeypatch.setattr(lockstep, "side_by_side", lambda found, states: [("m0", "g0"), ("m1", "g1")])
     lockstep._descend(turns)
     for i, seconds in enumerate((1.0, 3.0)):
-        ((carried, away, moments),) = turns[i].told
-        assert (carried, moments, turns[i].generators.cuda) == ((), f"m{i}", f"g{i}")
+        (told,) = turns[i].told
+        away = told["time"]
+        assert (told.keys(), told["moments"]) == ({"time", "moments"}, f"m{i}")
+        assert turns[i].generators.cuda == f"g{i}"
         assert away.share_s == pytest.approx(seconds)
         assert away.share == pytest.approx(seconds / 4)
         assert away.wall_s == 0.0
@@ -140,6 +142,6 @@ def test_descents_that_fail_together_go_on_alone_from_where_they_were(monkeypatc
     monkeypatch.setattr(lockstep, "side_by_side", fails)
     turns = descending([1, 2, 2])
     lockstep._descend(turns)
-    assert [turn.told for turn in turns] == [[()]] * 3
+    assert [turn.told for turn in turns] == [[{}]] * 3
     assert [turn.alone for turn in turns] == [["RuntimeError: no two"]] * 3
     assert all(float(turn.descent.params[0].abs().max()) == 0 for turn in turns)

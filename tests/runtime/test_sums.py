@@ -412,7 +412,7 @@ class Summed(Up):
 def test_replies_of_several_shapes_have_no_sum():
     """The last of three differs."""
     replies = {k: Summed(torch.ones(3 if k == 2 else 2)) for k in range(3)}
-    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0))
+    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0, quantile=None), vote_sigma=None)
     so_far = SimpleNamespace(t=4, entries=[], wire=SimpleNamespace(traffic=SimpleNamespace(asks=[])))
     summing = Summing(SimpleNamespace(), so_far, lambda *words: replies, b"", guarantee, 10)
     with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):
