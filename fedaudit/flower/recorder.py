@@ -1,13 +1,17 @@
 """The recorder, which writes an app's messages into a run folder like any other while the app runs.
 
-Flower's server is in control; this module only writes. An ask is one exchange of the server with some nodes. A round
-ends when Flower's strategy says so (see fedaudit.flower.server). For a server without a strategy it ends before the
-next training.
+Flower's server is in control; this module only writes. An ask is one exchange of the server with some nodes, in one
+message to all or in one thread for each. A round ends when the server sends a message with another number of a round
+(see fedaudit.flower.round_number). For a server that numbers nothing it ends before the next training, or before a node
+is asked the same again.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +23,9 @@ import torch
 import xxhash
 from torch import nn
 
-from fedaudit.errors import RunError
+from fedaudit.errors import RunError, SettingError, unknown
 from fedaudit.flower.client import Terms, Told
-from fedaudit.flower.messages import Field, class_name, downs, ups
+from fedaudit.flower.messages import Field, Layout, class_name, downs, ups
 from fedaudit.flower.record_kinds import Names, app_policies
 from fedaudit.privacy.ledger import Ledger
 from fedaudit.progress import Watch
@@ -62,15 +66,50 @@ class Arrays(Record):
     w: State
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """One message to node k and its reply. `reply` is None if none came, or if it was an error."""
+Fields = tuple[dict[str, Field], int]  # the fields of a message, and the bytes around them
 
-    k: int
-    asked: tuple[dict[str, Field], int]  # fields, and bytes around them
-    reply: tuple[dict[str, Field], int] | None = None
+
+@dataclass(frozen=True)
+class Answer:
+    """A node's answer. `reply` is None if none came, or if it was an error."""
+
+    reply: Fields | None = None
     told: Told | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One message to node k and its answer."""
+
+    k: int
+    asked: Fields
+    answer: Answer
+
+
+@dataclass(eq=False)
+class Sending:
+    """One message to node k, and its answer as soon as one came."""
+
+    k: int
+    message_type: str
+    asked: Fields
+    answer: Answer | None = None
+    taken: bool = False  # whether the app's server has got the answer, or knows that there is none
+    written: bool = False
+
+
+@dataclass(eq=False)
+class Ask:
+    """The messages of one type that belong together: each node has one of them."""
+
+    message_type: str
+    sendings: list[Sending] = field(default_factory=list)
+    written: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return all(sending.answer is not None for sending in self.sendings)
 
 
 @dataclass(frozen=True)
@@ -102,7 +141,10 @@ class FlowerWire(Wire):
 
 
 class Recorder:
-    """Writes one run of one app. The server's side calls `ask`, `end_round` and `finish` as these things happen."""
+    """Writes one run of one app. The server's side calls `send`, `answer`, `model_after` and `finish` as they happen.
+
+    All four may be called from many threads.
+    """
 
     def __init__(self, folder: Path, setting: Setting, terms: Terms, watch: Watch):
         if (folder / "record.json").exists():
@@ -115,11 +157,18 @@ class Recorder:
         self.traffic: dict[tuple[str, str], FieldTraffic] = {}
         self.releases: dict[str, Release] = {}
         self.shapes: dict[str, dict[str, Any]] = {}  # shapes of the messages seen, for readers of the folder
+        self.places: set[tuple[str, str]] = set()  # message types and records of replies, or entries of those
         self.counts: dict[int, int] = {}
-        self.digest, self.t, self.trained, self.begun = "", 0, False, 0.0
+        self.digest, self.t, self.begun = "", 0, 0.0
+        self.lock = threading.RLock()
         self.wire: FlowerWire | None = None  # the wire of the open round
+        self.number: int | None = None  # the app's own number of the open round
+        self.asks: list[Ask] = []  # of the open round
+        self.late = self.overtaken = 0  # answers and requests of a round that was over
         self.participants: set[int] = set()
         self.absent: list[Absence] = []
+        self.fresh = False  # whether the server has shown the model that the open round made
+        self.metrics: dict[str, float] = {}
         self.arrays: dict[str, torch.Tensor] | None = None
         write_atomic(folder / "setting.json", setting.model_dump_json(indent=1).encode())
         self.transcript = TranscriptWriter(folder / "transcript", keep_weights=setting.keep_weights)
@@ -129,64 +178,151 @@ class Recorder:
 
     # --- while messages pass ---
 
-    @property
-    def buffers(self) -> frozenset[str]:
-        """Return the names in an array record that are not parameters; empty if there is no model to tell."""
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Return the model's arrays, in their order; empty if there is no model to tell."""
         if self.model is None:
-            return frozenset()
-        return frozenset(self.model.state_dict().keys() - dict(self.model.named_parameters()).keys())
+            return Layout()
+        state = self.model.state_dict()
+        buffers = frozenset(state.keys() - dict(self.model.named_parameters()).keys())
+        return Layout({name: tuple(t.shape) for name, t in state.items()}, buffers)
 
-    def ask(self, message_type: str, exchanges: Sequence[Exchange]) -> None:
-        """Record one exchange with some nodes, each of which was sent one message."""
-        if not exchanges:
-            return
-        exchanges = sorted(exchanges, key=lambda e: e.k)
-        train = message_type.partition(".")[0] == "train"
-        if train and self.trained:
-            self.end_round()
-        self.trained = self.trained or train
-        wire = self._begin()
-        self._seen(class_name(message_type, False), message_type, [e.asked[0] for e in exchanges])
-        requests = downs([e.asked[0] for e in exchanges], message_type)
-        for _ in wire.down({e.k: r for e, r in zip(exchanges, requests, strict=True)}):  # type: ignore[misc]
-            pass
-        answered = [e for e in exchanges if e.reply is not None]
-        replies = iter(ups([e.reply[0] for e in answered if e.reply], message_type))
-        self._seen(class_name(message_type, True), message_type, [e.reply[0] for e in answered if e.reply])
-        number, fn = len(wire.traffic.asks) - 1, message_type
-        for e in exchanges:
-            wire.flower["down", e.k] = e.asked
-            self.participants.add(e.k)
-            if e.reply is None:
-                wire.back(_Answer(e.k, None, e.error), fn, "cpu")
-                self.absent.append(Absence(client=e.k, ask=number, reason=str(e.error)))
-                if self.policies:
-                    self._bill(e.k, None, [absence(fn)])
-                continue
-            wire.flower["up", e.k] = e.reply
-            told = e.told or Told(wall_s=0.0)
-            wire.back(_Answer(e.k, encode(next(replies)), None, told.protection), fn, "cpu")
-            self.timings.add([Span(f"client {e.k}", self.t, message_type, told.wall_s)])
-            self._bill(e.k, told.n, told.entries)
-        self.watch(self.t - 1, max(self.setting.rounds, self.t), f"round {self.t}, {message_type}")
+    def send(self, message_type: str, number: int | None, requests: Sequence[tuple[int, Fields]]) -> list[Sending]:
+        """Note requests to some nodes, which are about to be sent, and return what their answers are noted on.
 
-    def _begin(self) -> FlowerWire:
-        """Return the wire of the open round, or begin a new round."""
+        `number` is the app's own number of the round. Requests of one type that belong together may come in one call,
+        or in one call each, from many threads.
+        """
+        if not requests:
+            return []
+        with self.lock:
+            if self.wire is not None and self._is_next(message_type, number, [k for k, _ in requests]):
+                self.end_round()
+            self._begin(number)
+            sendings = [
+                Sending(k, message_type, asked) for k, asked in sorted(requests, key=lambda request: request[0])
+            ]
+            for sending in sendings:
+                self._ask_for(message_type, sending.k).sendings.append(sending)
+            self.watch(self.t - 1, max(self.setting.rounds, self.t), f"round {self.t}, {message_type}")
+            return sendings
+
+    def answer(self, sending: Sending, answer: Answer, taken: bool = True) -> None:
+        """Note the answer to a request, or that none came. `taken` says whether the app's server has got it."""
+        with self.lock:
+            if sending.written:
+                self.late += 1
+            sending.answer, sending.taken = answer, taken
+
+    def _is_next(self, message_type: str, number: int | None, clients: Sequence[int]) -> bool:
+        """Return whether requests begin another round than the open one."""
+        if number is not None and self.number is not None:
+            if number >= self.number or all(ask.complete for ask in self.asks):
+                return number != self.number
+            self.overtaken += 1  # the server asks for a round that others of its threads have left
+            return False
+        if number is None and self.number is not None:
+            return False
+        earlier = [ask for ask in self.asks if ask.message_type == message_type]
+        again = any(s.k in clients for ask in earlier for s in ask.sendings)
+        waited = any(all(s.taken for s in ask.sendings) for ask in earlier)
+        return again or (waited and message_type.partition(".")[0] == "train")
+
+    def _begin(self, number: int | None) -> None:
+        """Begin a new round if none is open, and note the app's number of it."""
         if self.wire is None:
             self.t += 1
             self.begun = time.perf_counter()
             self.transcript.begin_round(self.t)
             self.wire = FlowerWire(self.transcript, self.t)
-            self.participants, self.absent = set(), []
-        return self.wire
+            self.participants, self.absent, self.asks, self.number = set(), [], [], None
+            self.fresh, self.metrics = False, {}
+        if number is not None and (self.number is None or number > self.number):
+            self.number = number
+
+    def _ask_for(self, message_type: str, k: int) -> Ask:
+        """Return the ask that a request to a node belongs to: one that has not asked this node, or a new one."""
+        for ask in self.asks:
+            if ask.message_type == message_type and not ask.written and all(s.k != k for s in ask.sendings):
+                return ask
+        for ask in self.asks:  # the server goes on, so those that have all their answers can be written
+            if not ask.complete:
+                break
+            self._write(ask)
+        self.asks.append(ask := Ask(message_type))
+        return ask
+
+    def ask(self, message_type: str, exchanges: Sequence[Exchange], number: int | None = None) -> None:
+        """Record requests to some nodes that were answered before."""
+        sendings = self.send(message_type, number, [(e.k, e.asked) for e in exchanges])
+        for sending, e in zip(sendings, sorted(exchanges, key=lambda e: e.k), strict=True):
+            self.answer(sending, e.answer)
+
+    def _write(self, ask: Ask) -> None:
+        """Write the messages of one ask, by ascending node, so that nothing depends on which thread came first."""
+        if ask.written:
+            return
+        ask.written = True
+        wire, message_type = self.wire, ask.message_type
+        assert wire is not None
+        sendings = sorted(ask.sendings, key=lambda s: s.k)
+        self._seen(class_name(message_type, False), message_type, [s.asked[0] for s in sendings])
+        requests = downs([s.asked[0] for s in sendings], message_type)
+        for _ in wire.down({s.k: r for s, r in zip(sendings, requests, strict=True)}):  # type: ignore[misc]
+            pass
+        answered = [s.answer.reply[0] for s in sendings if s.answer is not None and s.answer.reply is not None]
+        replies = iter(ups(answered, message_type))
+        self._seen(class_name(message_type, True), message_type, answered)
+        number, fn = len(wire.traffic.asks) - 1, message_type
+        for s in sendings:
+            s.written = True
+            wire.flower["down", s.k] = s.asked
+            self.participants.add(s.k)
+            answer = s.answer or Answer(error="the server did not wait for an answer")
+            if answer.reply is None:
+                wire.back(_Answer(s.k, None, answer.error), fn, "cpu")
+                self.absent.append(Absence(client=s.k, ask=number, reason=str(answer.error)))
+                if self.policies:
+                    self._bill(s.k, None, [absence(fn)])
+                continue
+            wire.flower["up", s.k] = answer.reply
+            told = answer.told or Told(wall_s=0.0)
+            wire.back(_Answer(s.k, encode(next(replies)), None, told.protection), fn, "cpu")
+            self.timings.add([Span(f"client {s.k}", self.t, message_type, told.wall_s)])
+            self._bill(s.k, told.n, told.entries)
+            s.answer = Answer()  # what it held is on disk
+
+    def model_after(self, arrays: Mapping[str, torch.Tensor], metrics: Mapping[str, Any] | None = None) -> None:
+        """Note the global model after the open round's training, and what the server measured on it."""
+        with self.lock:
+            self.arrays, self.fresh = self.layout.named(dict(arrays)), True
+            self.measured(metrics or {})
+
+    def measured(self, metrics: Mapping[str, Any]) -> None:
+        """Note what the server measured on the global model of the open round."""
+        with self.lock:
+            self.metrics |= {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
 
     def _seen(self, name: str, message_type: str, contents: Sequence[Mapping[str, Field]]) -> None:
         shape = self.shapes.setdefault(name, {"type": message_type, "fields": {}})
         for fields in contents:
             for field_name, of in fields.items():
+                if name.endswith("Reply"):
+                    entries = [of.key] if of.key is not None else list(of.value) if isinstance(of.value, dict) else []
+                    self.places |= {(message_type, of.record), *((message_type, f"{of.record}.{e}") for e in entries)}
                 what = "arrays" if isinstance(of.value, State | torch.Tensor) and of.key is None else "table"
                 named = None if of.named is None else of.named.model_dump()
-                shape["fields"][field_name] = {"record": of.record, "key": of.key, "is": what, "named": named}
+                role = None if of.protocol is None else of.protocol.role
+                found = {"record": of.record, "key": of.key, "is": what, "named": named, "role": role}
+                shape["fields"][field_name] = found
+
+    def _check_kinds(self, sure: bool) -> None:
+        """Raise an error if a kind was given to a record that no reply has. Until the end only a likeness is sure."""
+        for key in self.names.unmatched(self.places):
+            there = sorted({place for _, place in self.places})
+            typed = [f"{kind}.{place}" for kind, place in self.places]
+            if sure or difflib.get_close_matches(key, [*there, *typed], n=1, cutoff=0.8):
+                raise SettingError(f"--kind {key}: {unknown('record of a reply', key, there)}")
 
     def _bill(self, k: int, n: int | None, entries: Any) -> None:
         if n is not None:
@@ -197,14 +333,13 @@ class Recorder:
         )
         self.ledger.add(k, known, delta, self.t, entries)
 
-    def end_round(
-        self, arrays: Mapping[str, torch.Tensor] | None = None, metrics: Mapping[str, Any] | None = None
-    ) -> None:
-        """End the round. `arrays` is the global model after it, `metrics` what the server measured on that model."""
-        if arrays is not None:
-            self.arrays = dict(arrays)
+    def end_round(self) -> None:
+        """End the open round: write what is not written yet, and score the global model if the server showed one."""
         if self.wire is None:
             return
+        wall = time.perf_counter() - self.begun  # from its first message on, training included, without our scoring
+        for ask in self.asks:
+            self._write(ask)
         offset = self.transcript.end_round(self.t)
         self._count(self.wire.traffic)
         up, down = self.wire.traffic.total("up"), self.wire.traffic.total("down")
@@ -217,13 +352,15 @@ class Recorder:
                 up_wire=up[1],
                 down_payload=down[0],
                 down_wire=down[1],
-                utility=self._utility() if arrays is not None else None,
-                diagnostics={k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)},
-                wall_s=round(time.perf_counter() - self.begun, 4),
+                utility=self._utility() if self.fresh else None,
+                diagnostics=self.metrics,
+                wall_s=round(wall, 4),
             )
         )
-        self.wire, self.trained = None, False
+        self.wire = None
         self._commit(offset)
+        if self.t == 1:
+            self._check_kinds(sure=False)
         self.watch(self.t, max(self.setting.rounds, self.t), f"round {self.t}")
 
     def note(self, text: str) -> None:
@@ -232,9 +369,18 @@ class Recorder:
 
     def finish(self) -> RunRecord:
         """Complete the run after the app's server has ended, and return its record."""
-        self.end_round()
+        with self.lock:
+            self.end_round()
+            self._check_kinds(sure=True)
         self.transcript.close()
         record = self.record
+        if self.late:
+            self.note(f"{self.late} answers came after their round had ended, and are not in the transcript")
+        if self.overtaken:
+            self.note(
+                f"{self.overtaken} times the server asked for a round after it had begun a later one; these messages "
+                "are counted in the later one"
+            )
         made_with = {**self.setting.set, "messages": self.shapes}
         record.setting = self.setting.model_copy(update={"rounds": self.t, "set": made_with})
         write_atomic(self.folder / "setting.json", record.setting.model_dump_json(indent=1).encode())

@@ -224,12 +224,12 @@ def test_a_server_that_pushes_and_pulls(sk_app, tmp_path):
         run_here(pair.server, pair.client, 2, 0)
     record = pair.record()
     assert [row.participants for row in record.rounds] == [[0, 1], [0, 1]]
-    assert [(a.client, a.ask) for a in record.rounds[1].absent] == [(1, 1)]
+    assert not record.rounds[1].absent  # the answer that nobody waited for was sent all the same
     first = next(RunFolder(tmp_path / "run").transcript.entries())
     assert first["config"]["t"] == 0
     assert first["config"]["key"].tolist() == [0, 1]
     index = (tmp_path / "run" / "transcript" / "index.jsonl").read_text().splitlines()
-    assert sum(json.loads(line.partition(" ")[2])["type"] == "message" for line in index) == 2 * 4 + 1
+    assert sum(json.loads(line.partition(" ")[2])["type"] == "message" for line in index) == 2 * 4 + 2
 
 
 def test_a_short_run_plans_a_long_one(torch_run, sk_run):
