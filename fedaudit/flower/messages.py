@@ -141,6 +141,8 @@ def _plain(value: Any) -> Any:
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return str(value)  # a node's id, for example, has 64 bits and no sign: more than the codec's numbers
     for plain in (bool, int, float, str):  # np.float64 is a float, but the codec refuses it
         if isinstance(value, plain):
             return plain(value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-from flwr.app import Array
+from flwr.app import Array, ConfigRecord, RecordDict
 
-from fedaudit.flower.messages import Layout, tensor_of
+from fedaudit.flower.messages import Layout, downs, fields_of, tensor_of
+from fedaudit.flower.record_kinds import Names
+from fedaudit.wire.codec import encode
 
 LAYOUT = Layout({"weight": (2, 3), "bias": (2,)}, frozenset({"bias"}))
 
@@ -23,3 +25,12 @@ def test_what_is_no_numpy_array_stays_bytes():
     trees = Array(dtype="", shape=(), stype="", data=b'{"trees": []}')
     assert bytes(tensor_of(trees).numpy()) == b'{"trees": []}'
     assert tensor_of(Array(dtype="", shape=(), stype="numpy.ndarray", data=b"")).numel() == 0
+
+
+def test_numbers_that_the_codec_cannot_hold_become_texts():
+    """Flower's own runtimes give nodes ids of 64 bits, and secure aggregation sends them."""
+    content = RecordDict({"config": ConfigRecord({"nodes": [2**64 - 1, 5], "big": 2**63, "least": -(2**63)})})
+    fields, _ = fields_of(content, Names(), "train")
+    assert fields["config"].value == {"nodes": ["18446744073709551615", 5], "big": "9223372036854775808",
+                                      "least": -(2**63)}  # fmt: skip
+    assert encode(downs([fields], "train")[0])
