@@ -209,7 +209,8 @@ def audited(
 
     def recorder() -> Recorder:
         made = Recorder(folder, setting, terms, watch or unwatched)
-        for claim in local_claims(client_app):
+        made.local = local_claims(client_app)
+        for claim in made.local:
             made.note(claim.text)
         return made
 

@@ -13,7 +13,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,12 @@ import xxhash
 from torch import nn
 
 from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.flower.claims import CentralClaim, LocalClaim, Reported, reported, reported_audit
 from fedaudit.flower.client import Terms, Told
 from fedaudit.flower.messages import Field, Layout, class_name, downs, ups
-from fedaudit.flower.record_kinds import Names, app_policies
-from fedaudit.privacy.ledger import Ledger
+from fedaudit.flower.record_kinds import Named, Names, app_policies
+from fedaudit.flower.secure_sums import COLLECT
+from fedaudit.privacy.ledger import Ledger, LedgerEntry
 from fedaudit.progress import Watch
 from fedaudit.runtime.checkpoint import Store, write_atomic
 from fedaudit.runtime.code_digest import harness
@@ -37,12 +39,14 @@ from fedaudit.runtime.run_record import (
     BESIDE,
     Absence,
     DataFacts,
+    EpsilonAudit,
     FieldTraffic,
     ModelFacts,
     RoundRecord,
     RunRecord,
     curve_of,
     device_name,
+    save_audits,
     versions,
 )
 from fedaudit.runtime.scores import Utility
@@ -57,6 +61,7 @@ from fedaudit.wire.message import Record, State, load
 from fedaudit.wire.release import Protection, Release
 from fedaudit.wire.transcript import TranscriptWriter
 
+SUM = "sum"  # the record and message type of what the server computes from masked vectors
 DELTA = 1e-5  # the ledger's delta if neither a policy nor the number of records gives one
 
 
@@ -106,6 +111,7 @@ class Ask:
     message_type: str
     sendings: list[Sending] = field(default_factory=list)
     written: bool = False
+    number: int = -1  # among the asks of its round, once it is written
 
     @property
     def complete(self) -> bool:
@@ -169,6 +175,11 @@ class Recorder:
         self.absent: list[Absence] = []
         self.fresh = False  # whether the server has shown the model that the open round made
         self.metrics: dict[str, float] = {}
+        self.sums_of_round: set[str] = set()
+        self.smallest_sum: int | None = None  # nodes in the smallest sum of masked vectors; None: there was none
+        self.local: list[LocalClaim] = []
+        self.central: list[CentralClaim] = []
+        self.reported: list[Reported] = []
         self.arrays: dict[str, torch.Tensor] | None = None
         write_atomic(folder / "setting.json", setting.model_dump_json(indent=1).encode())
         self.transcript = TranscriptWriter(folder / "transcript", keep_weights=setting.keep_weights)
@@ -236,7 +247,7 @@ class Recorder:
             self.transcript.begin_round(self.t)
             self.wire = FlowerWire(self.transcript, self.t)
             self.participants, self.absent, self.asks, self.number = set(), [], [], None
-            self.fresh, self.metrics = False, {}
+            self.fresh, self.metrics, self.sums_of_round = False, {}, set()
         if number is not None and (self.number is None or number > self.number):
             self.number = number
 
@@ -274,6 +285,7 @@ class Recorder:
         replies = iter(ups(answered, message_type))
         self._seen(class_name(message_type, True), message_type, answered)
         number, fn = len(wire.traffic.asks) - 1, message_type
+        ask.number = number
         for s in sendings:
             s.written = True
             wire.flower["down", s.k] = s.asked
@@ -290,7 +302,32 @@ class Recorder:
             wire.back(_Answer(s.k, encode(next(replies)), None, told.protection), fn, "cpu")
             self.timings.add([Span(f"client {s.k}", self.t, message_type, told.wall_s)])
             self._bill(s.k, told.n, told.entries)
+            if message_type.partition(".")[0] == "train" and (said := reported(s.k, _tables(answer.reply[0]))):
+                self.reported.append(said)
             s.answer = Answer()  # what it held is on disk
+
+    def summed(self, mean: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        """Note the mean that the server computed from masked vectors, if the open round has any: all that it saw."""
+        with self.lock:
+            masked = [ask for ask in self.asks if ask.message_type.endswith(f".{COLLECT}")]
+            if not masked or masked[-1].message_type in self.sums_of_round or self.wire is None:
+                return
+            for ask in self.asks:
+                self._write(ask)
+            ask, wire = masked[-1], self.wire
+            self.sums_of_round.add(ask.message_type)
+            inside = [
+                s.k for s in sorted(ask.sendings, key=lambda s: s.k) if s.answer is not None and not s.answer.error
+            ]
+            self.smallest_sum = min(self.smallest_sum or len(inside), len(inside))
+            arrays = State(self.layout.named(dict(mean())), self.layout.buffers)
+            shown = Field(SUM, None, arrays, Named(kind="weights"), 0)
+            self._seen(class_name(SUM, True), SUM, [{SUM: shown}])
+            value = ups([{SUM: shown}], SUM)[0]
+            wire.summed(value, ask.message_type, ask.number, inside)  # type: ignore[arg-type]
+            seen = f"the server sees it in a sum of {len(inside)} nodes, without noise of fedaudit"
+            for k in inside:
+                self._bill(k, None, [LedgerEntry.unprotected(f"{class_name(SUM, True)}.{SUM}", "weights", seen)])
 
     def model_after(self, arrays: Mapping[str, torch.Tensor], metrics: Mapping[str, Any] | None = None) -> None:
         """Note the global model after the open round's training, and what the server measured on it."""
@@ -394,11 +431,33 @@ class Recorder:
             self.note(f"{name} was given no kind, so it is unprotected and no attack can use it")
         if self.terms.records is None:
             self.note("no adapter tells members from non-members, so attacks that need the truth cannot be scored")
+        if self.smallest_sum is not None:
+            self.note(f"secure aggregation: the server sees only sums of at least {self.smallest_sum} nodes' models")
+        claimed = self._claimed()
         record.status, record.finished = "done", datetime.now(UTC).isoformat(timespec="seconds")
         record.save(self.folder)
         self.store.amend(record=json.loads(record.model_dump_json(exclude=set(BESIDE))))
+        if claimed:
+            save_audits(self.folder, record.transcript_digest, claimed)
+        record.audits = claimed
         seal_again(self.folder)
         return record
+
+    def _claimed(self) -> list[EpsilonAudit]:
+        """Return all claims of the app beside the ledger, and note what is wrong with them on their face."""
+        ledger = max((client.epsilon for client in self.record.ledger), default=0.0)
+        found = [claim.audit(ledger) for claim in self.local]
+        took_part = [len(row.participants) - len({a.client for a in row.absent}) for row in self.record.rounds]
+        for claim in self.central:
+            found.append(claim.audit(self.t, ledger))
+            if (remark := claim.remark(min(took_part, default=0))) is not None:
+                self.note(remark)
+        if self.reported:
+            said, remark = reported_audit(self.reported, ledger)
+            found.append(said)
+            if remark is not None:
+                self.note(remark)
+        return found
 
     def close(self) -> None:
         """Close all files, whatever happened."""
@@ -473,6 +532,17 @@ class Recorder:
             return {}
         parameters = sum(p.numel() for p in self.model.parameters())
         return {self.setting.model: ModelFacts(parameters=parameters, clients=self.setting.clients)}
+
+
+def _tables(fields: Mapping[str, Field]) -> list[dict[str, Any]]:
+    """Return the metric and config records of a reply, with entries that are fields of their own put together."""
+    found: dict[str, dict[str, Any]] = {}
+    for of in fields.values():
+        if of.key is not None:
+            found.setdefault(of.record, {})[of.key] = of.value
+        elif isinstance(of.value, dict) and not isinstance(of.value, State):
+            found.setdefault(of.record, {}).update(of.value)
+    return list(found.values())
 
 
 def _facts(world: World | None) -> DataFacts:

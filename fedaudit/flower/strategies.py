@@ -57,20 +57,29 @@ class _Watch:
 
     def __init__(self, recorder: Recorder):
         self.recorder, self._inside = recorder, threading.local()
+        self._met: list[Any] = []
 
     @contextlib.contextmanager
     def _call(self, strategy: Any) -> Iterator[bool]:
         """Yield whether this call is the outermost of a strategy in this thread, and note its name if so."""
         depth = getattr(self._inside, "depth", 0)
         if depth == 0:
-            self.recorder.note(f"server strategy: {type(strategy).__name__}")
-            if (claim := strategy_claim(strategy)) is not None:
-                self.recorder.note(claim)
+            self._meet(strategy)
         self._inside.depth = depth + 1
         try:
             yield depth == 0
         finally:
             self._inside.depth = depth
+
+    def _meet(self, strategy: Any) -> None:
+        """Note a strategy's name and claim when it is first seen. Adaptive clipping changes its norm later."""
+        if any(strategy is known for known in self._met):
+            return
+        self._met.append(strategy)
+        self.recorder.note(f"server strategy: {type(strategy).__name__}")
+        if (claim := strategy_claim(strategy)) is not None:
+            self.recorder.central.append(claim)
+            self.recorder.note(claim.text)
 
     def start(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """Return a strategy's `start` with a central evaluation that also shows the model, if it takes one."""
@@ -78,9 +87,7 @@ class _Watch:
 
         @functools.wraps(own)
         def start(*args: Any, **options: Any) -> Any:
-            self.recorder.note(f"server strategy: {type(args[0]).__name__}")
-            if (claim := strategy_claim(args[0])) is not None:
-                self.recorder.note(claim)
+            self._meet(args[0])
             if "evaluate_fn" not in takes.parameters:
                 return own(*args, **options)
             given = takes.bind(*args, **options)
@@ -114,6 +121,9 @@ class _Watch:
         @functools.wraps(own)
         def aggregate_fit(strategy: Any, *args: Any, **options: Any) -> Any:
             with self._call(strategy) as outermost:
+                results = args[1] if len(args) > 1 else options.get("results")
+                if outermost and results:  # after secure aggregation, each result holds the mean of all
+                    self.recorder.summed(functools.partial(_parameters, results[0][1].parameters))
                 made = own(strategy, *args, **options)
             parameters = made[0] if isinstance(made, tuple) and made else None
             if outermost and isinstance(parameters, Parameters):
