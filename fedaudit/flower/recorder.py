@@ -29,6 +29,7 @@ from fedaudit.flower.client import Terms, Told
 from fedaudit.flower.messages import Field, Layout, class_name, downs, ups
 from fedaudit.flower.record_kinds import Named, Names, app_policies
 from fedaudit.flower.secure_sums import COLLECT
+from fedaudit.flower.shown import shown
 from fedaudit.privacy.ledger import Ledger, LedgerEntry
 from fedaudit.progress import Watch
 from fedaudit.runtime.checkpoint import Store, write_atomic
@@ -46,6 +47,7 @@ from fedaudit.runtime.run_record import (
     RunRecord,
     curve_of,
     device_name,
+    read_record,
     save_audits,
     versions,
 )
@@ -154,7 +156,7 @@ class Recorder:
 
     def __init__(self, folder: Path, setting: Setting, terms: Terms, watch: Watch):
         if (folder / "record.json").exists():
-            raise RunError(f"{folder} already holds a run. An app's server cannot go on from it: choose another --out.")
+            raise RunError(_held(folder))
         self.folder, self.setting, self.terms, self.watch = folder, setting, terms, watch
         self.names, self.policies = Names(terms.kinds), app_policies(terms.privacy)
         self.world: World | None = world_of(setting.model_dump_json()) if terms.records is not None else None
@@ -351,6 +353,7 @@ class Recorder:
                 named = None if of.named is None else of.named.model_dump()
                 role = None if of.protocol is None else of.protocol.role
                 found = {"record": of.record, "key": of.key, "is": what, "named": named, "role": role}
+                found["numbers"] = _numbers(of.value)
                 shape["fields"][field_name] = found
 
     def _check_kinds(self, sure: bool) -> None:
@@ -429,6 +432,8 @@ class Recorder:
             self.note(f"the policy on {kind} applied to nothing: no record of the app has this kind")
         for name in sorted(r.field for r in self.releases.values() if r.kind == "unmapped"):
             self.note(f"{name} was given no kind, so it is unprotected and no attack can use it")
+        for text in shown(self.shapes):
+            self.note(text)
         if self.terms.records is None:
             self.note("no adapter tells members from non-members, so attacks that need the truth cannot be scored")
         if self.smallest_sum is not None:
@@ -532,6 +537,25 @@ class Recorder:
             return {}
         parameters = sum(p.numel() for p in self.model.parameters())
         return {self.setting.model: ModelFacts(parameters=parameters, clients=self.setting.clients)}
+
+
+def _held(folder: Path) -> str:
+    """Return in words that a folder holds a run, and that an unfinished one cannot be continued."""
+    record = read_record(folder)
+    if record.status == "done":
+        return f"{folder} already holds a run. Choose another --out."
+    return (
+        f"{folder} already holds a run that ended after round {len(record.rounds)}. It cannot be continued, because "
+        "Flower's server keeps its state to itself. Choose another --out, or delete the folder."
+    )
+
+
+def _numbers(value: Any) -> str | None:
+    """Return "real" or "whole" for the numbers of arrays; None for tables, and for arrays without any."""
+    tensors = list(value.values()) if isinstance(value, State) else [value] if isinstance(value, torch.Tensor) else []
+    if not sum(t.numel() for t in tensors):
+        return None
+    return "real" if any(t.is_floating_point() for t in tensors) else "whole"
 
 
 def _tables(fields: Mapping[str, Field]) -> list[dict[str, Any]]:

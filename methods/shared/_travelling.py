@@ -1,4 +1,4 @@
-"""Which part of a model travels: what training changes. Parameters that are not trained stay where they are.
+"""The part of a model that travels: what training changes. Parameters that are not trained stay where they are.
 
 A model with `requires_grad = False` on some parameters (a base under adapters, for example) has the same values there
 for everybody: the harness sees to it. They are a public download, once and before the run, and no part of its traffic.

@@ -248,3 +248,23 @@ def test_a_short_run_plans_a_long_one(torch_run, sk_run):
     assert (whole.up, whole.down) == (record.rounds[0].up_payload, record.rounds[0].down_payload)
     wire = planned(sk_run, nodes=3, rounds=1, convention="wire")
     assert wire.up == record.rounds[0].up_wire
+
+
+def test_an_unfinished_run_is_said_to_be_over(tmp_path):
+    """The server fails after round 1, as after a kill: the folder says how far it came, and that there is no way on."""
+    import flower_apps
+
+    from fedaudit.flower import App, run_app
+
+    client, _ = flower_apps.strategy()
+
+    def main(grid, context):
+        for _ in range(2):
+            list(grid.send_and_receive(flower_apps._requests(grid, "train")))
+        raise KeyError("power")
+
+    app = App("x", client, flower_apps.served_by(main))
+    with pytest.raises(RunError, match="The app's server failed"):
+        run_app(app, out=tmp_path / "run", nodes=2)
+    with pytest.raises(RunError, match=r"ended after round 1\. It cannot be continued"):
+        run_app(app, out=tmp_path / "run", nodes=2)
