@@ -192,11 +192,13 @@ def audited(
     name: str = "app",
     client_at: str | None = None,
     watch: Watch | None = None,
+    resume: bool = False,
 ) -> Audited:
     """Return an unchanged app whose messages are all recorded in `out`, metered, and protected by our policies.
 
     `kinds` names its records (`record_kinds`). `adapter` tells its members (fedaudit.flower.records). `config`
-    is the run's config, if the runtime has none.
+    is the run's config, if the runtime has none. With `resume`, `out` may hold an unfinished run of an app that goes on
+    from a state of its own.
     """
     if canaries and adapter is None:
         raise SettingError("Canaries are planted among a node's records, which only an adapter knows. Give an adapter.")
@@ -208,7 +210,7 @@ def audited(
     mod = AuditMod(terms)
 
     def recorder() -> Recorder:
-        made = Recorder(folder, setting, terms, watch or unwatched)
+        made = Recorder(folder, setting, terms, watch or unwatched, resume)
         made.local = local_claims(client_app)
         for claim in made.local:
             made.note(claim.text)
@@ -235,6 +237,7 @@ def run_app(
     keep_weights: int = 10,
     ray: bool = False,
     watch: Watch | None = None,
+    resume: bool = False,
 ) -> RunRecord:
     """Run an app with all its messages recorded: in this process, or in Flower's own simulation on Ray."""
     if unknown_keys := (config or {}).keys() - app.config.keys():
@@ -257,6 +260,7 @@ def run_app(
         name=app.name,
         client_at=app.client_at,
         watch=watch,
+        resume=resume,
     )
     with locked(pair.folder):
         try:

@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch import nn
 
-from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.errors import PrivacyError, RunError, SettingError, unknown
 from fedaudit.flower.claims import CentralClaim, LocalClaim, Reported, reported, reported_audit
 from fedaudit.flower.client import Terms, Told
 from fedaudit.flower.messages import Field, Layout, class_name, downs, ups
@@ -58,7 +58,7 @@ from fedaudit.runtime.utility import evaluate, results, sampling_note
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
 from fedaudit.wire.channel import RoundTraffic, Wire
-from fedaudit.wire.codec import Header, encode, measure
+from fedaudit.wire.codec import Header, decode, encode, measure
 from fedaudit.wire.message import Record, State, load
 from fedaudit.wire.release import Protection, Release
 from fedaudit.wire.transcript import TranscriptWriter
@@ -154,8 +154,9 @@ class Recorder:
     All four may be called from many threads.
     """
 
-    def __init__(self, folder: Path, setting: Setting, terms: Terms, watch: Watch):
-        if (folder / "record.json").exists():
+    def __init__(self, folder: Path, setting: Setting, terms: Terms, watch: Watch, resume: bool = False):
+        held = (folder / "record.json").exists()
+        if held and (not resume or read_record(folder).status == "done"):
             raise RunError(_held(folder))
         self.folder, self.setting, self.terms, self.watch = folder, setting, terms, watch
         self.names, self.policies = Names(terms.kinds), app_policies(terms.privacy)
@@ -183,11 +184,56 @@ class Recorder:
         self.central: list[CentralClaim] = []
         self.reported: list[Reported] = []
         self.arrays: dict[str, torch.Tensor] | None = None
+        self.after: int | None = None  # a resumed run: the app's number of the last round that is in the folder
+        head = self.store.head() if held else None
+        if head is not None and head["round"] > 0:
+            self._go_on(head)
+            return
         write_atomic(folder / "setting.json", setting.model_dump_json(indent=1).encode())
         self.transcript = TranscriptWriter(folder / "transcript", keep_weights=setting.keep_weights)
         self.record = self._new_record()
         self.transcript.begin_round(0)
         self._commit(self.transcript.end_round(0))
+
+    def _go_on(self, head: Mapping[str, Any]) -> None:
+        """Take up a run after its last whole round. The app has to go on by itself: its next message will show it."""
+        record = RunRecord(**head["record"])
+        if self.policies:
+            raise PrivacyError(
+                f"{self.folder}: a run with noise cannot be resumed. Nodes have forgotten how often they answered, and "
+                "would draw the same noise again. Choose another --out."
+            )
+        if record.setting != self.setting:
+            raise SettingError(f"{self.folder} was begun with other settings. Repeat them, or choose another --out.")
+        kept = head["flower"]
+        if kept["number"] is None:
+            raise RunError(
+                f"{self.folder}: the app does not number its rounds, so nobody can tell whether it goes on or begins "
+                "again. Choose another --out."
+            )
+        self.record, self.t, self.digest = record, head["round"], record.transcript_digest
+        self.traffic = {(row.direction, row.field): row for row in record.traffic}
+        self.releases = {release.field: release for release in record.releases}
+        self.ledger, self.shapes, self.after = Ledger(record.ledger), kept["shapes"], kept["number"]
+        self.places = {(kind, place) for kind, place in kept["places"]}
+        self.counts = {int(k): n for k, n in kept["counts"].items()}
+        self.reported, self.smallest_sum = [Reported(*row) for row in kept["reported"]], kept["smallest_sum"]
+        self.arrays = dict(decode(self.store.server(head["server"]), Arrays).w) or None
+        self.transcript = TranscriptWriter(
+            self.folder / "transcript", keep_weights=self.setting.keep_weights, offset=head["transcript"],
+            last_round=self.t, seq=head["seq"], clock=head["clock"],
+        )  # fmt: skip
+        self.note(f"the run was resumed after round {self.t}; times of nodes before that are not in the table")
+
+    def _check_going_on(self, number: int | None) -> None:
+        """Raise an error if the first message after a resumption is not of the round after the last one."""
+        if self.after is not None and number != self.after + 1:
+            begins = "does not number its rounds" if number is None else f"begins with round {number}"
+            raise RunError(
+                f"{self.folder} holds the app's rounds up to {self.after}, and the app {begins}: it does not go on "
+                "from a state of its own, so its run cannot be continued. Choose another --out."
+            )
+        self.after = None
 
     # --- while messages pass ---
 
@@ -209,6 +255,7 @@ class Recorder:
         if not requests:
             return []
         with self.lock:
+            self._check_going_on(number)
             if self.wire is not None and self._is_next(message_type, number, [k for k, _ in requests]):
                 self.end_round()
             self._begin(number)
@@ -516,7 +563,11 @@ class Recorder:
             "attempt": 0,
             "clock": self.transcript.clock(),
             "record": json.loads(record.model_dump_json(exclude=set(BESIDE))),
-        }
+            "flower": {
+                "number": self.number, "shapes": self.shapes, "places": sorted(self.places), "counts": self.counts,
+                "reported": [[r.k, r.epsilon, r.delta] for r in self.reported], "smallest_sum": self.smallest_sum,
+            },
+        }  # fmt: skip
         self.store.commit(self.t, encode(Arrays(State(self.arrays or {}))), facts)
         record.save(self.folder)
 
@@ -545,8 +596,8 @@ def _held(folder: Path) -> str:
     if record.status == "done":
         return f"{folder} already holds a run. Choose another --out."
     return (
-        f"{folder} already holds a run that ended after round {len(record.rounds)}. It cannot be continued, because "
-        "Flower's server keeps its state to itself. Choose another --out, or delete the folder."
+        f"{folder} already holds a run that ended after round {len(record.rounds)}. If the app goes on from a state of "
+        "its own, use --resume. Flower's strategies do not: they begin again, and need another --out."
     )
 
 
