@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import random_mutants as r
 
 SOURCE = '''
@@ -92,3 +94,44 @@ def test_a_marked_edit_has_a_reason(tmp_path):
     )
     assert r.marks(path) == {("f.py", "if a < b:", "a <= b"): "equal values give the same"}
     assert r.marks(tmp_path / "none") == {}
+
+
+def test_what_failed_is_read_from_pytests_words():
+    """One test's name holds what stands before a message, and is the beginning of nobody else's."""
+    tests = ["t.py::test_c", "t.py::test_c[x - y]", "t.py::test_d"]
+    said = "F\n== short test summary info ==\nFAILED t.py::test_c[x - y] - assert 1 - 2\nERROR t.py::test_d\n1 failed"
+    assert r.failed_in(said, tests) == ["t.py::test_c[x - y]", "t.py::test_d"]
+    assert r.failed_in("12 passed", tests) == []
+
+
+def test_a_test_that_fails_anyway_kills_nothing(tmp_path, monkeypatch):
+    """Two edits were killed, one by a test that fails on the code as it is. That kill is taken back."""
+    tree = tmp_path / "tree"
+    (tree / "tests").mkdir(parents=True)
+    (tree / "tests" / "test_two.py").write_text("def test_good():\n    pass\n\n\ndef test_bad():\n    assert 0\n")
+    monkeypatch.setattr(r, "copied", lambda root, to: tree)
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115 (the fork writes to the file itself)
+    edit = r.Edit("f.py", 1, 0, 1, "s", "", "")
+    found = [
+        r.Tried(edit, "killed", 1.0, 1, "tests/test_two.py::test_good"),
+        r.Tried(edit, "killed", 1.0, 1, "tests/test_two.py::test_bad"),
+        r.Tried(edit, "killed", 1.0, 1, ""),
+        r.Tried(edit, "survived", 1.0, 1),
+    ]
+    assert [one.fate for one in r.doubted(found, tmp_path)] == ["killed", "untried", "killed", "survived"]
+
+
+def test_tests_of_the_own_room_come_first():
+    file = "fedaudit/privacy/_ledger.py"
+    tests = ["tests/wire/test_wire.py::a", "tests/privacy/test_other.py::a", "tests/privacy/test_ledger.py::b"]
+    assert [r.own_room(test, file) for test in tests] == [2, 1, 0]
+
+
+def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
+    """Both what it printed and what it kept are read; what it killed is not tried again."""
+    printed = (
+        "killed        1.0 s  f.py:8 (f), k: '1' -> '2'\nsurvived     10.0 s  f.py:9 (f), k: 'a < b' -> 'a <= b'\n"
+    )
+    kept = """{"edits": [{"fate": "killed", "edit": "f.py:8 (f), k: '1' -> '2'"},
+                         {"fate": "uncovered", "edit": "f.py:90 (f), k: 'a < b' -> 'a <= b'"}]}"""
+    assert r.unnoticed(printed) == r.unnoticed(kept) == {"f.py (f), k: 'a < b' -> 'a <= b'"}
