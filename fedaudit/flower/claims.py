@@ -59,7 +59,7 @@ class CentralClaim:
             f"{real:.3g}, not {self.noise_multiplier:g}"
         )
 
-    def audit(self, rounds: int, ledger: float) -> EpsilonAudit:
+    def audit(self, rounds: int, ledger: float | None) -> EpsilonAudit:
         """Return the claim beside the ledger. Its epsilon is that of one client over all rounds, without sampling."""
         mu = math.sqrt(rounds) / self.noise_multiplier if self.noise_multiplier else math.inf
         return _untried(
@@ -105,7 +105,7 @@ def reported(k: int, tables: Iterable[Mapping[str, Any]]) -> Reported | None:
     return None
 
 
-def reported_audit(found: list[Reported], ledger: float) -> tuple[EpsilonAudit, str | None]:
+def reported_audit(found: list[Reported], ledger: float | None) -> tuple[EpsilonAudit, str | None]:
     """Return the largest reported epsilon beside the ledger, and a remark if it cannot be that of the whole run."""
     delta = next((r.delta for r in found if r.delta is not None), DELTA)
     by_node: dict[int, list[float]] = {}
@@ -129,7 +129,7 @@ def reported_audit(found: list[Reported], ledger: float) -> tuple[EpsilonAudit, 
 
 
 def _untried(
-    claim: str, threat: str, epsilon: float, delta: float, ledger: float, how: str, test: str = "claim"
+    claim: str, threat: str, epsilon: float, delta: float, ledger: float | None, how: str, test: str = "claim"
 ) -> EpsilonAudit:
     return EpsilonAudit(
         test=test, kind="weights", threat=threat, claim=claim, claim_epsilon=epsilon, ledger_epsilon=ledger,
@@ -165,7 +165,7 @@ class LocalClaim:
             f"sensitivity {self.sensitivity:g}{more}"
         )
 
-    def audit(self, ledger: float) -> EpsilonAudit:
+    def audit(self, ledger: float | None) -> EpsilonAudit:
         """Return the claim beside the ledger, as long as nobody has tried it."""
         return _untried(
             f"{self.mod}, one upload", "whoever sees the upload: server", self.epsilon, self.delta, ledger,

@@ -79,7 +79,7 @@ def fields_of(
         size = _bytes(value, sent)
         split = [] if isinstance(value, ArrayRecord) else names.entries(message_type, record, value)
         of_protocol = protocol_fields(record)
-        split += [key for key in of_protocol if key in value and key not in split]
+        split += [key for key in of_protocol if key is not None and key in value and key not in split]
         for key in split:
             part = len(type(value)({key: value[key]}).deflate()) - len(type(value)({}).deflate())
             size -= part

@@ -497,7 +497,8 @@ class Recorder:
 
     def _claimed(self) -> list[EpsilonAudit]:
         """Return all claims of the app beside the ledger, and note what is wrong with them on their face."""
-        ledger = max((client.epsilon for client in self.record.ledger), default=0.0)
+        spent = [client.epsilon for client in self.record.ledger]
+        ledger = None if None in spent else max((e for e in spent if e is not None), default=0.0)  # None: not composed
         found = [claim.audit(ledger) for claim in self.local]
         took_part = [len(row.participants) - len({a.client for a in row.absent}) for row in self.record.rounds]
         for claim in self.central:

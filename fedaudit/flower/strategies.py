@@ -46,8 +46,9 @@ def watched_strategies(recorder: Recorder) -> Iterator[None]:
 
 
 def _with_subclasses(cls: type) -> list[type]:
-    found = {cls: None}
-    for sub in cls.__subclasses__():
+    found: dict[type, None] = {cls: None}
+    below: list[type] = cls.__subclasses__()
+    for sub in below:
         found |= dict.fromkeys(_with_subclasses(sub))
     return list(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -126,3 +127,30 @@ def test_the_torchvision_repair_is_lent_to_apps(tmp_path, monkeypatch):
 
     assert isinstance(module.imported("visionapp:app", ClientApp), ClientApp)
     assert tried == ["repair"]
+
+
+CHECKOUT = os.environ.get("FEDAUDIT_FLOWER_CHECKOUT", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECKOUT, reason="FEDAUDIT_FLOWER_CHECKOUT names no checkout of Flower's repository")
+@pytest.mark.parametrize(
+    "name",
+    ["quickstart-numpy", "quickstart-sklearn", "quickstart-pytorch", "quickstart-xgboost", "opacus",
+     "flower-secure-aggregation", "fl-dp-sa", "federated-analytics"],
+)  # fmt: skip
+def test_flowers_own_examples_run_as_they_are(name, tmp_path, monkeypatch):
+    """From a checkout; an example whose libraries or data are not here is skipped, with the line that says so."""
+    monkeypatch.chdir(tmp_path)  # some examples write files
+    folder = Path(CHECKOUT) / "examples" / name
+    result = CliRunner().invoke(cli, ["flower", "run", str(folder), "--out", "run", "--nodes", "5"])
+    log = tmp_path / "run" / "errors.log"
+    said = f"{result.exception} {log.read_text() if log.exists() else ''}"
+    if result.exit_code and (lacks := re.search("No module named .*|.*(Hub|[Cc]onnection|No such file).*", said)):
+        pytest.skip(lacks[0][:200])
+    assert result.exit_code == 0, result.output + str(result.exception)
+    record = read_record(tmp_path / "run")
+    assert record.status == "done"
+    assert RunFolder(tmp_path / "run").transcript.digest(len(record.rounds)) == record.transcript_digest
+    wanted = record.setting.set["config"].get("num-server-rounds")
+    assert wanted is None or len(record.rounds) == wanted
