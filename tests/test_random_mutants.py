@@ -46,6 +46,36 @@ def test_wording_is_not_drawn():
     assert not [edit for edit in r.edits_of("f.py", SOURCE) if edit.line in (2, 6, 9, 10)]
 
 
+class Runs(r.Covered):
+    """Knows which tests run through lines 4 to 6 of a file, and no others."""
+
+    def __init__(self):
+        pass
+
+    def _of(self, file, lines):
+        return ["t.py::test_a"] if lines[0] <= 6 and lines[1] >= 4 else []
+
+
+def test_a_class_that_no_test_runs_through_has_those_of_its_file():
+    default = r.Edit("f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(default) == ["t.py::test_a", r.SETTINGS]
+    attack = r.Edit("attacks/f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(attack)[0] == r.ATTACKS
+    inside = r.Edit("f.py", 3, 0, 1, "2", "a shifted index", "f", (3, 5))
+    assert Runs().tests(inside) == ["t.py::test_a", r.SETTINGS]
+
+
+def test_marked_edits_are_edits_that_there_are():
+    """A mark that fits no line any more, or no edit of it, hides nothing and is removed."""
+    lost = []
+    for (file, line, text), why in r.marks().items():
+        source = (r.ROOT / file).read_text() if (r.ROOT / file).is_file() else ""
+        found = [edit for edit in r.edits_of(file, source) if r.line_of(source, edit) == line and edit.text == text]
+        if not found or not why:
+            lost.append((file, line, text))
+    assert not lost
+
+
 def test_an_edit_is_of_its_place_and_another_program():
     for edit in r.edits_of("f.py", SOURCE):
         assert r.valid(edit, SOURCE)
@@ -135,3 +165,21 @@ def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
     kept = """{"edits": [{"fate": "killed", "edit": "f.py:8 (f), k: '1' -> '2'"},
                          {"fate": "uncovered", "edit": "f.py:90 (f), k: 'a < b' -> 'a <= b'"}]}"""
     assert r.unnoticed(printed) == r.unnoticed(kept) == {"f.py (f), k: 'a < b' -> 'a <= b'"}
+
+
+def test_every_mark_is_of_an_edit_that_there_is():
+    """A line that was changed loses its mark: whether its edits are equivalent has to be seen again."""
+    for file, line, text in r.marks():
+        source = (r.ROOT / file).read_text()
+        assert any(r.line_of(source, e) == line and e.text == text for e in r.edits_of(file, source)), (file, line)
+
+
+def test_classes_are_tried_against_the_tests_that_read_them(monkeypatch):
+    covered = r.Covered.__new__(r.Covered)
+    monkeypatch.setattr(covered, "_of", lambda file, lines: ["tests/a.py::test"])
+    for file, text, wanted in (
+        ("methods/x.py", "2", [r.STATED, "tests/a.py::test", r.SETTINGS]),
+        ("fedaudit/x.py", "False", [r.CHANGING, "tests/a.py::test", r.SETTINGS]),
+        ("fedaudit/x.py", "2", ["tests/a.py::test", r.SETTINGS]),
+    ):
+        assert covered.tests(r.Edit(file, 1, 0, 1, text, "another argument", "C")) == wanted
