@@ -144,6 +144,25 @@ def residuals(
     _fail_if(fail_if_refuted and run_refuted(run))
 
 
+@epsilon_app.command("clipping")
+def clipping(
+    run: RunArgument,
+    kind: Annotated[list[str] | None, typer.Option(help="A protected kind; repeatable. Default: all.")] = None,
+    client: Client = "all",
+    trust: Trust = False,
+    fail_if_refuted: Fail = False,
+    as_json: Json = False,
+) -> None:
+    """Hand each protected release values of any length, and test its clipping and noise by formulas of its own."""
+    from fedaudit import registry
+    from fedaudit.epsilon.clipping import audit_clipping
+
+    registry.trust(trust)
+    audits = audit_clipping(run, kinds=kind, clients=chosen_clients(client))
+    print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and run_refuted(run))
+
+
 @epsilon_app.command("sums")
 def sums(
     run: RunArgument,

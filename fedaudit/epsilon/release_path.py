@@ -200,7 +200,7 @@ def _audit_kind(
         )
         return [_not_tried(run, kind, "training", reason, confidence)]
     by_field: dict[str, list[Tried]] = {}
-    for release in _releases(run, kind, clients):
+    for release in released_fields(run, kind, clients):
         by_field.setdefault(release.where, []).append(release)
     if by_field and (reason_why := mechanism_of(run.world.policies[kind]).path) is not None:
         return [_not_tried(run, kind, where, reason_why, confidence) for where in by_field]
@@ -281,7 +281,7 @@ def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: fl
     )
 
 
-def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Tried]:
+def released_fields(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Tried]:
     """Each client's last release of each field of a kind, by ascending client."""
     entries = list(run.transcript.entries())
     downs = {(e.client, e.round, e.ask): e for e in entries if e.direction == "down"}
