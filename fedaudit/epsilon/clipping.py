@@ -305,20 +305,21 @@ class FieldTest:
     def _noise(self) -> Iterator[tuple[int, list[Broken]]]:
         """Hold sigma against what the policy's epsilon and this module's sensitivity ask for."""
         policy, how = self.release.policy, self.release.how
-        ready = self.ready_for_zeros()
+        ready, n = self.ready_for_zeros(), self.client._context.n
         if ready is None:
             return
+        delta = 1 / n if policy.delta == "1/n" else float(policy.delta)
         for sigma, needed in zip(ready.sigmas, self._sensitivities(ready), strict=True):
             multiplier = sigma / ready.deviation / needed
             if policy.noise_multiplier is not None:
                 lacking = policy.noise_multiplier / max(multiplier, 1e-300)
             elif how.normal:
                 releases = 1 if policy.calibration != "total" else policy.releases or self._planned()
-                lacking = least_multiplier(policy.epsilon or 0.0, ready.delta, releases) / max(multiplier, 1e-300)
+                lacking = least_multiplier(policy.epsilon or 0.0, delta, releases) / max(multiplier, 1e-300)
             elif policy.calibration == "total":
                 continue
             else:
-                spent = how.epsilon(multiplier, ready.delta)
+                spent = how.epsilon(multiplier, delta)
                 lacking = 1.0 if spent <= (policy.epsilon or 0.0) * (1 + SLACK) else 1 + SLACK * 2
             if lacking > 1 + SLACK:
                 words = f"sigma = {sigma:.4g} is {1 / lacking:.4g} of what epsilon, delta and the sensitivity ask for"
@@ -370,4 +371,3 @@ def least_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(middle) <= delta else (low, middle)
     return math.sqrt(releases) / low
-

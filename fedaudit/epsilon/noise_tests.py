@@ -119,7 +119,12 @@ def residual(
     low, high = edges[cell] - _matrix(clean) / sigma, edges[cell + 1] - _matrix(clean) / sigma
     u = np.random.default_rng(seed).random(low.shape)
     return Residual(
-        client, round, part, within(low, high, u), _matrix(clean), Rounded(low, high, _matrix(clean) / sigma, edges),
+        client,
+        round,
+        part,
+        within(low, high, u),
+        _matrix(clean),
+        Rounded(low, high, _matrix(clean) / sigma, edges),
         free=False,
     )
 
@@ -190,12 +195,27 @@ def _values(residuals: Sequence[Residual], others: Sequence[Residual], exact: bo
     if exact:
         tests += [Test("distribution", noise_values.distribution(z)), Test("waves", noise_values.waves(blocks))]
     tests.append(Test("along", noise_values.along((r.z.ravel(), r.clean.ravel()) for r in residuals)))
-    if not isinstance(residuals[0].sizes, Rounded):
+    cells = [r.sizes for r in residuals if isinstance(r.sizes, Rounded)]
+    if cells:
+        tests.append(Test("bare", _bare_cells(cells)))
+    else:
         tests.append(Test("coordinate", *noise_values.coordinate([(r.part, r.z) for r in residuals])))
+    if not residuals[0].free:  # normal scores, chosen at random within what a value stands for: a coarse grid shows
+        tests.append(Test("grid", noise_values.grid(z)))
     free = [r for r in residuals if r.free]
     if sum(r.z.size for r in free) >= LEAST:
         tests += _single_values(free, [r for r in others if r.free])
     return tests
+
+
+def _bare_cells(cells: Sequence[Rounded]) -> float:
+    """P[so many numbers that arrived at the level next to the noise-free one]."""
+    hits, chances = 0, []
+    for c in cells:
+        at = np.searchsorted(c.edges[1:-1], c.clean)
+        hits += int(((c.low <= 0) & (c.high > 0)).sum())
+        chances.append((ndtr(c.edges[at + 1] - c.clean) - ndtr(c.edges[at] - c.clean)).ravel())
+    return noise_values.so_many(hits, np.concatenate(chances))
 
 
 def _single_values(residuals: Sequence[Residual], others: Sequence[Residual]) -> list[Test]:

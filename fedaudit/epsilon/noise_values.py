@@ -93,8 +93,13 @@ def bare(z: Floats, grain: Floats | float) -> float:
     (Hoeffding 1956).
     """
     width = np.maximum(10 * FINEST, 2 * np.broadcast_to(np.asarray(grain, dtype=np.float64), z.shape))
-    hits, chance = int((np.abs(z) < width).sum()), float(folded(width).mean())
-    return float(bdtrc(hits - 1, z.size, chance)) if hits > z.size * chance + 1 else 1.0
+    return so_many(int((np.abs(z) < width).sum()), folded(width))
+
+
+def so_many(hits: int, chances: Floats) -> float:
+    """P[at least so many of events with these chances]."""
+    n, chance = chances.size, float(chances.mean())
+    return float(bdtrc(hits - 1, n, chance)) if hits > n * chance + 1 else 1.0
 
 
 def grid(z: Floats) -> float:

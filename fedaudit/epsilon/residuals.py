@@ -269,9 +269,7 @@ def _audit_training(
         wrong = f"the ledger has no training with sigma = {foreign[0]:.4g}, which comes out"
     wrong = "; ".join(filter(None, [wrong, _sent_otherwise(run, trainings, repeated)]))
     how = [
-        ""
-        if exact
-        else "what was sent does not come out again to the bit: this is the noise of the code as it is now"
+        "" if exact else "what was sent does not come out again to the bit: this is the noise of the code as it is now"
     ]
     how += [f"single steps were not looked at: {made.lacks}" for made in trainings if made.lacks][:1]
     if looked := sum(len(made.found) for made in trainings):

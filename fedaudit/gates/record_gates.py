@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attack.attack_run import attack_run
+from fedaudit.epsilon.clipping import audit_clipping
 from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.epsilon.joint_verdict import told as told_of
-from fedaudit.epsilon.clipping import audit_clipping
 from fedaudit.epsilon.release_path import audit_releases
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import SettingError
