@@ -77,8 +77,8 @@ def from_scores(
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     correction: Annotated[
-        str, typer.Option(help="Correction for choosing the threshold: bonferroni | split")
-    ] = "bonferroni",
+        str, typer.Option(help="Correction for choosing the threshold: exact | bonferroni | split")
+    ] = "exact",
     claim: Claim = None,
     fail_if_refuted: Fail = False,
     as_json: Json = False,
@@ -217,7 +217,7 @@ def audit(
     threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
     client: Client = "all",
     guesses: Annotated[
-        int | None, typer.Option(min=0, max=MOST, help="Pairs to guess on. Default: half of them.")
+        int | None, typer.Option(min=0, max=MOST, help="Pairs to guess on. Default: by number and claim.")
     ] = None,
     confidence: Confidence = 0.95,
     trust: Trust = False,

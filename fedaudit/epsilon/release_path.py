@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.finished_run import closed_run
-from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
+from fedaudit.epsilon.lower_bounds import Bound, from_scores, from_scores_exactly, gdp_mean_shift
 from fedaudit.errors import SettingError
 from fedaudit.privacy.mechanism import prepare, protect_field
 from fedaudit.privacy.mechanisms.base import Mechanism, Prepared, mechanism_of
@@ -232,7 +232,7 @@ def _audit_field(
         f"{worst.words}; client {worst.client}, round {worst.release.sent.round}; noise-free releases "
         f"{worst.distance:.3g} standard deviations of the noise apart"
     )
-    tests: dict[str, Callable[..., Bound]] = {TEST: from_scores}
+    tests: dict[str, Callable[..., Bound]] = {TEST: from_scores_exactly}
     if worst.release.how.normal and worst.release.declared.dtype != "uint8":
         tests[GAUSSIAN] = gdp_mean_shift
     ledger = next(c for c in run.record.ledger if c.client == worst.client)
@@ -255,6 +255,7 @@ def _audit_field(
             confidence,
             how,
             worst.release.how.quantiles,
+            from_scores if bound is from_scores_exactly else None,
         )
         for test, bound in tests.items()
     ]
