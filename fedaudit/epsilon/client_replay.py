@@ -211,14 +211,13 @@ class Witness(Client):
         mine = [made for made in self.repeated.made if made.round == self.t]
         if len(mine) != 1 or (noise := sum_of_noise(mine[0])) is None or digest_of(now) == digest_of(sent):
             return
-        try:
-            again, left = leaves_of(now, "it"), leaves_of(sent, "it")
-        except FedauditError:
+        if not all(isinstance(of, Mapping) and noise.keys() <= of.keys() for of in (now, sent)):
+            return  # what was sent is no model that has these parameters
+        flat = [
+            np.concatenate([of[name].detach().double().cpu().numpy().ravel() for name in noise]) for of in (sent, now)
+        ]
+        if any(len(of) != sum(n.size for n in noise.values()) for of in flat):
             return
-        sizes = [len(n.ravel()) for n in noise.values()]
-        if [t.numel() for t in again] != sizes or [t.numel() for t in left] != sizes:
-            return
-        flat = [np.concatenate([t.detach().double().cpu().numpy().ravel() for t in of]) for of in (left, again)]
         self.repeated.lacking.append(aligned(*flat, np.concatenate([n.ravel() for n in noise.values()])))
 
     def _fit_private(

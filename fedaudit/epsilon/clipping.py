@@ -4,11 +4,11 @@ The release and its other audits begin with the same step, which bounds the valu
 fault there is in both, and noise cannot show it. So the release is handed values that this module made, and what comes
 out is held against C and against a sensitivity that are computed here.
 
-    far         all rows 10 C long; 0.1 C long; one row alone; one coordinate alone; rows of both signs
-    what leaves the release path twice with the same noise, once with such values and once with zeros: the difference is
-                what the noise was added to. Where noise cannot be drawn again, the values before it
-    bound       each row's length at most C; two opposite rows at most 2 C apart; class means of far rows at most C long,
-                and moved by one record by at most 2 C / N_c; pixels within [-1, 1]; more counts than records refused
+    values      all rows 10 C long; 0.1 C long; one row alone; one coordinate of each row alone; rows of both signs
+    what leaves the release path is run twice with the same noise, once with such values and once with zeros: the
+                difference is what the noise was added to. Where noise cannot be drawn again, the values before it
+    bounds      each row's length at most C; class means of far rows at most C long, and moved by one record by at most
+                2 C / N_c; pixels within [-1, 1]; more counts than records refused
     formats     float64, float32, float16 and bfloat16, each to its rounding
     noise       sigma at least as large as epsilon, delta and the sensitivity ask for, by this module's own formula
 
@@ -184,8 +184,8 @@ class FieldTest:
         yield "one coordinate of each row", single
 
     def _long(self, leaf: Tensor, length: float) -> Tensor:
-        flat = torch.randn(len(leaf) if leaf.dim() > 1 else 1, leaf.numel() // max(1, len(leaf) if leaf.dim() > 1 else 1),
-                           generator=self.rng, dtype=torch.float64)  # fmt: skip
+        rows = len(leaf) if leaf.dim() > 1 else 1
+        flat = torch.randn(rows, leaf.numel() // max(1, rows), generator=self.rng, dtype=torch.float64)
         return (length * flat / self._lengths(flat)[:, None]).reshape(leaf.shape).to(leaf.device)
 
     def _lengths(self, flat: Tensor) -> Tensor:

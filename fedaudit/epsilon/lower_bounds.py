@@ -385,7 +385,7 @@ def ceiling(bound: Callable[..., Bound], trials: int, delta: float, confidence: 
 
 @lru_cache(maxsize=256)
 def best_guesses(canaries: int, claim: float, delta: float, confidence: float = 0.95, steps: int = 1) -> int:
-    """The number of guesses that gives the best bound if scores are Gaussian and exactly as far apart as a claim allows.
+    """The number of guesses that gives the best bound if scores are Gaussian and just as far apart as a claim allows.
 
     It follows from the number of canaries and from the claim, both of which are known before any score is: many guesses
     use more canaries, few guesses use the surest. Expected are a quarter of a deviation fewer right guesses than in the
