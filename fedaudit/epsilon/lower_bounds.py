@@ -272,9 +272,6 @@ def _exact_bound(
     best = np.argsort(-box_epsilon(tp, fp, n1, n0, delta, alpha), kind="stable")[:EXACT]
     pairs = [(int(tp[i]), int(fp[i])) for i in best]
 
-    def p(claim: float) -> float:
-        return min(1.0, family * min(claim_p(a, b, n1, n0, claim, delta) for a, b in pairs))
-
     found = [
         _edge(lambda e, a=a, b=b: claim_p(a, b, n1, n0, e, delta) < alpha, FINE)  # type: ignore[misc]
         for a, b in pairs
@@ -283,7 +280,12 @@ def _exact_bound(
     (a, b), i = pairs[at], int(best[at])
     detail = {"threshold": float(thresholds[i]), "tp": a, "fn": n1 - a, "fp": b, "tn": n0 - b}
     method = f"exact test of both counts, at {len(pairs)} of {family} thresholds at fixed ranks, Bonferroni"
+    p = partial(_exact_p, pairs=pairs, family=family, n1=n1, n0=n0, delta=delta)
     return Bound(found[at], delta, confidence, n1 + n0, method, INDEPENDENT, detail, p)
+
+
+def _exact_p(claim: float, pairs: list[tuple[int, int]], family: int, n1: int, n0: int, delta: float) -> float:
+    return min(1.0, family * min(claim_p(a, b, n1, n0, claim, delta) for a, b in pairs))
 
 
 def from_scores_exactly(scores: ArrayLike, member: ArrayLike, delta: float, confidence: float = 0.95) -> Bound:

@@ -209,13 +209,15 @@ def _values(residuals: Sequence[Residual], others: Sequence[Residual], exact: bo
 
 
 def _bare_cells(cells: Sequence[Rounded]) -> float:
-    """P[so many numbers that arrived at the level next to the noise-free one]."""
+    """P[so many numbers that arrived at the level next to the noise-free one], of those that lie within the range."""
     hits, chances = 0, []
     for c in cells:
         at = np.searchsorted(c.edges[1:-1], c.clean)
-        hits += int(((c.low <= 0) & (c.high > 0)).sum())
-        chances.append((ndtr(c.edges[at + 1] - c.clean) - ndtr(c.edges[at] - c.clean)).ravel())
-    return noise_values.so_many(hits, np.concatenate(chances))
+        inside = (at > 0) & (at < len(c.edges) - 2)
+        hits += int(((c.low <= 0) & (c.high > 0))[inside].sum())
+        chances.append((ndtr(c.edges[at + 1] - c.clean) - ndtr(c.edges[at] - c.clean))[inside])
+    together = np.concatenate(chances)
+    return noise_values.so_many(hits, together) if together.size else 1.0
 
 
 def _single_values(residuals: Sequence[Residual], others: Sequence[Residual]) -> list[Test]:
