@@ -99,7 +99,7 @@ def _audit_field(run: RunFolder, releases: list[Tried], confidence: float) -> Ep
     claim = math.inf if first.policy.epsilon is None else first.policy.epsilon
     bound = 0.0
     if tried:
-        ready = test.ready_for_zeros() if not reasons else None
+        ready = test.ready() if not reasons else None
         if ready is not None:
             claim = first.how.claim(first.policy, ready)
             if worst is not None:
@@ -205,9 +205,11 @@ class FieldTest:
         made = iter(leaves)
         return [next(made) if leaf.numel() else leaf for leaf in leaves_of(self.template, self.release.where)]
 
-    def ready_for_zeros(self) -> Prepared | None:
+    def ready(self) -> Prepared:
+        """Return a release that is ready for its noise: of zeros, or of means that no two classes share."""
         if self.depends == "class":
-            return self._prepared_means(torch.zeros(len(self.client), self.leaves[0].numel()))
+            rows = torch.zeros(len(self.client), self.leaves[0].numel(), dtype=torch.float64)
+            return self._prepared_means(self._long(rows, self.C or 1.0).float())
         return self._prepared([torch.zeros_like(leaf, dtype=torch.float32) for leaf in self.leaves])
 
     def _added(self, value: list[Tensor]) -> list[Tensor]:
@@ -242,11 +244,11 @@ class FieldTest:
         eps, d = torch.finfo(dtype).eps, leaf.numel() / max(1, len(leaf) if leaf.dim() > 1 else 1)
         share = 4 * eps * (1 if self.power == 2 else math.sqrt(d))
         if path:
-            ready = self.ready_for_zeros()
-            noise = max(ready.sigmas, default=0.0) if ready is not None else 0.0
+            ready = self.ready()
+            noise = max(ready.sigmas, default=0.0)
             spread = math.sqrt(d) if self.power == 2 else d
             share += 16 * eps * noise * spread / (self.C or 1.0)
-            if ready is not None and ready.grid:
+            if ready.grid:
                 share += ready.grid * spread / (self.C or 1.0)
         return share
 
@@ -305,9 +307,7 @@ class FieldTest:
     def _noise(self) -> Iterator[tuple[int, list[Broken]]]:
         """Hold sigma against what the policy's epsilon and this module's sensitivity ask for."""
         policy, how = self.release.policy, self.release.how
-        ready, n = self.ready_for_zeros(), self.client._context.n
-        if ready is None:
-            return
+        ready, n = self.ready(), self.client._context.n
         delta = 1 / n if policy.delta == "1/n" else float(policy.delta)
         for sigma, needed in zip(ready.sigmas, self._sensitivities(ready), strict=True):
             multiplier = sigma / ready.deviation / needed

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_residuals import ALL, ONE, POLICIES, everything
+from protected import ALL, everything
 
 from fedaudit.epsilon.clipping import audit_clipping, least_multiplier
 from fedaudit.epsilon.joint_verdict import judged, told
@@ -141,5 +141,3 @@ def test_a_bound_that_is_not_random_weakens_no_test_and_needs_no_correction(hone
     assert [word for audit, word in judged(both) if not audit.certain] == [word for _, word in judged(random)]
     clip_by(monkeypatch, lambda t, *_: t.clone())
     assert told([*random, *audit_clipping(honest)]) == "refuted"
-    assert ONE
-    assert POLICIES

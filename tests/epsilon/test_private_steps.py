@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from test_residuals import fedavg
+from protected import fedavg
 
-from fedaudit.epsilon.client_replay import Watching, repeat
+from fedaudit.epsilon.client_replay import noise_of, repeat
 from fedaudit.epsilon.finished_run import other_conditions
-from fedaudit.epsilon.private_steps import Span, StepWatch, aligned
+from fedaudit.epsilon.private_steps import Span, aligned
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy import dpsgd, dpsgd_stack
 from fedaudit.progress import unwatched
@@ -32,8 +32,6 @@ def stacked(tmp_path_factory):
 
 def test_each_step_of_the_run_is_made_again(trained):
     run = RunFolder(trained)
-    from fedaudit.epsilon.client_replay import noise_of
-
     with compute(run.world):
         found = repeat(run, 0, unwatched, noise_of)
     steps = sum(e.steps * len(e.rounds) for e in run.record.ledger[0].entries if e.kind == "training")
@@ -182,9 +180,9 @@ def test_a_span_adds_up():
 
 
 def test_what_cannot_be_made_again_is_named(tmp_path):
-    secure = fedavg(tmp_path / "a", secure=True)
+    secure = fedavg(tmp_path / "a", {"secure": True})
     (found,) = audit_residuals(secure)
-    assert "single steps were not looked at: its noise and samples came from the operating system's entropy" in found.how
+    assert (
+        "single steps were not looked at: its noise and samples came from the operating system's entropy" in found.how
+    )
     assert found.verdict in ("not refuted", "cannot tell")
-    assert StepWatch
-    assert Watching

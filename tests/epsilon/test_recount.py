@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_residuals import fedavg
+from protected import fedavg
 
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy.dpsgd import Planned

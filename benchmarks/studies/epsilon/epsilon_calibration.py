@@ -135,7 +135,8 @@ def _surest(
 def exact(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
     """The exact test of two counts: how often a true claim is refuted at 5 %, beside two limits, and what each finds.
 
-    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest; `Gaussian`: the counts of two
+    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest, the largest in the corner where
+    both demands are just met; `Gaussian`: the counts of two
     Gaussians as far apart as the claim allows, at a threshold 1.2 above the lower one.
     """
     delta = 1e-5
@@ -144,7 +145,7 @@ def exact(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
             mu, top = eps._mu_of(epsilon, delta), (1 - delta) / math.exp(epsilon)
             cases = {
                 f"edge, FPR {share * top:.3g}": (share * top * math.exp(epsilon) + delta, share * top)
-                for share in (0.1, 0.5, 0.9)
+                for share in (0.1, 0.5, math.exp(epsilon) / (1 + math.exp(epsilon)))
             } | {"Gaussian": (1 - _phi(1.2 - mu), 1 - _phi(1.2))}
             for case, (tpr, fpr) in cases.items():
                 rng = np.random.default_rng([seed, 7, n, int(10 * epsilon), int(1e6 * fpr)])
