@@ -135,9 +135,9 @@ def _surest(
 def exact(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
     """The exact test of two counts: how often a true claim is refuted at 5 %, beside two limits, and what each finds.
 
-    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest, the largest in the corner where
-    both demands are just met; `Gaussian`: the counts of two
-    Gaussians as far apart as the claim allows, at a threshold 1.2 above the lower one.
+    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest; the largest in the corner
+    where both demands are just met. `Gaussian`: the counts of two Gaussians as far apart as the claim allows, at a
+    threshold 1.2 above the lower one.
     """
     delta = 1e-5
     for n in (50, 200, 1000):
