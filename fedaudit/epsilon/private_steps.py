@@ -10,7 +10,8 @@ that is the step's noise, in deviations of what the ledger says:
 So each step's noise is tested by itself, by layer and by coordinate (fedaudit.epsilon.noise_tests). Records that were
 in a step and should not have been, or the other way round, gradients that were clipped otherwise, and batches that were
 drawn otherwise leave something of the span of all clipped gradients: `members` is the part of the noise in that span,
-which is chi-square with as many degrees as it has dimensions.
+which is chi-square with as many degrees as it has dimensions. `outside` is the noise along the sum of the gradients of
+records that the step should not hold, a normal number for each step: larger batches add up there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fedaudit.training.augment import Augmentation, augmented
 from fedaudit.training.fit import Loss, Opt
 
 MOST = 16  # steps of a training that are made again
-SPANS = 2  # of these, steps whose span of gradients is computed
+SPANS = 6  # of these, steps whose span of gradients is computed
 SPAN = 128  # records that span it
 ROWS = 256  # gradients that are in memory at a time
 RANK = 1e-9  # of the largest eigenvalue: directions with less of the gradients are left out
@@ -61,9 +62,17 @@ class Span:
 
     squares: float = 0.0
     dimensions: int = 0
+    outside: float = 0.0  # along the records that were not to be drawn
+    steps: int = 0
 
     def add(self, other: Span) -> None:
         self.squares, self.dimensions = self.squares + other.squares, self.dimensions + other.dimensions
+        self.outside, self.steps = self.outside + other.outside, self.steps + other.steps
+
+    @property
+    def p_outside(self) -> float:
+        """P[so much of the noise lies along records that were not to be drawn]."""
+        return math.erfc(abs(self.outside) / math.sqrt(2 * self.steps)) if self.steps else 1.0
 
     @property
     def p(self) -> float:
@@ -152,13 +161,13 @@ class StepWatch(Training):
                     mine.copy_(theirs)
                 for mine, theirs in zip(self._exact.buffers(), self._model.buffers(), strict=True):
                     mine.copy_(theirs)
-            self._look(t, gradient, rows)
+            self._look(t, gradient, rows, drawn)
         for name, p in self._parameters.items():
             p.grad = gradient[name].detach().clone()
         told.opt.set_rate(self._stepping, *at)
         self._stepping.step()
 
-    def _look(self, t: int, gradient: Mapping[str, Tensor], rows: Sequence[Tensor]) -> None:
+    def _look(self, t: int, gradient: Mapping[str, Tensor], rows: Sequence[Tensor], drawn: Tensor) -> None:
         told = self.told
         expected = max(1, round(told.q * told.n))
         total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self._parameters.items()}
@@ -176,9 +185,9 @@ class StepWatch(Training):
             grain[name] = 2 * expected / told.sigma * size  # rounded after the noise, and after the division
         self.found.append(MadeStep(t, noise, clean, grain, len(rows[0])))
         if t in self._spans and told.augment is None:
-            self.span.add(self._spanned(noise))
+            self.span.add(self._spanned(noise, drawn))
 
-    def _spanned(self, noise: Mapping[str, Floats]) -> Span:
+    def _spanned(self, noise: Mapping[str, Floats], drawn: Tensor) -> Span:
         told = self.told
         part = [_double(row[self._span_rows.to(row.device)]) for row in told.rows]
         clipped = self._clipped(part)
@@ -187,7 +196,10 @@ class StepWatch(Training):
         spread, turned = torch.linalg.eigh(matrix @ matrix.T)
         kept = spread > RANK * max(float(spread[-1]), 1e-300)
         onto = (turned.T @ (matrix @ z))[kept]
-        return Span(float((onto.square() / spread[kept]).sum()), int(kept.sum()))
+        others = matrix[~drawn[self._span_rows.to(drawn.device)].to(matrix.device)].sum(0)
+        length = float(others.norm())
+        along = float(z @ others) / length if length > 0 else 0.0
+        return Span(float((onto.square() / spread[kept]).sum()), int(kept.sum()), along, int(length > 0))
 
     def _clipped(self, rows: Sequence[Tensor], check: bool = False) -> dict[str, Tensor]:
         """Return each record's gradient, no longer than C over all parameters."""

@@ -246,7 +246,7 @@ def _audit_training(
     span = Span()
     for made in trainings:
         span.add(made.span)
-    more = [Test("members", span.p)] if span.dimensions else []
+    more = [Test("members", span.p), Test("outside", span.p_outside)] if span.dimensions else []
     # A step is held against the same step, made here: it is known to the bit but for rounding.
     finding = examine(noise[TRAINING], confidence, exact=True, others=_others(noise, TRAINING), more=more)
     ledger = max(run.record.ledger, key=lambda c: c.by_kind.get(TRAINING, 0.0))

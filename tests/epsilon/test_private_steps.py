@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from protected import fedavg
+from protected import few_steps
+from scipy.stats import norm
 
 from fedaudit.epsilon.client_replay import noise_of, repeat
 from fedaudit.epsilon.finished_run import other_conditions
@@ -22,12 +23,12 @@ REAL_SUM, REAL_DRAWN = dpsgd.clip_and_sum, dpsgd._drawn
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return fedavg(tmp_path_factory.mktemp("steps") / "trained")
+    return few_steps(tmp_path_factory.mktemp("steps") / "trained")
 
 
 @pytest.fixture(scope="module")
 def stacked(tmp_path_factory):
-    return fedavg(tmp_path_factory.mktemp("steps") / "stacked", engine="stacked")
+    return few_steps(tmp_path_factory.mktemp("steps") / "stacked", engine="stacked")
 
 
 def test_each_step_of_the_run_is_made_again(trained):
@@ -139,13 +140,13 @@ def test_what_a_stack_does_is_tested_in_a_stack(stacked, monkeypatch):
 def test_a_run_that_was_weaker_than_its_code_is_found(tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         over_steps(m, lambda noise, t, steps: 0.5 * noise)
-        weak = fedavg(tmp_path / "weak")
+        weak = few_steps(tmp_path / "weak")
     (found,) = audit_residuals(weak)
     assert found.verdict == "refuted"
     assert "it does not hold that noise" in found.how
     with monkeypatch.context() as m:
         m.setattr(dpsgd, "clip_and_sum", lambda g, C: REAL_SUM(g, 1e9))
-        loose = fedavg(tmp_path / "loose")
+        loose = few_steps(tmp_path / "loose")
     (found,) = audit_residuals(loose)
     assert found.verdict == "refuted"
     assert "is not what this code makes of the run's own key" in found.how
@@ -172,15 +173,16 @@ def test_what_is_missing_of_noise_has_its_direction():
 
 def test_a_span_adds_up():
     span = Span()
-    span.add(Span(10.0, 12))
-    span.add(Span(60.0, 12))
+    span.add(Span(10.0, 12, 2.0, 1))
+    span.add(Span(60.0, 12, 4.0, 1))
     assert (span.squares, span.dimensions) == (70.0, 24)
     assert span.p < 1e-5
-    assert Span().p == 1
+    assert span.p_outside == pytest.approx(2 * norm.sf(6 / math.sqrt(2)))
+    assert Span().p == Span().p_outside == 1
 
 
 def test_what_cannot_be_made_again_is_named(tmp_path):
-    secure = fedavg(tmp_path / "a", {"secure": True})
+    secure = few_steps(tmp_path / "a", {"secure": True})
     (found,) = audit_residuals(secure)
     assert (
         "single steps were not looked at: its noise and samples came from the operating system's entropy" in found.how
