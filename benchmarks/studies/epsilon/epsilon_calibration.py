@@ -132,11 +132,11 @@ def _surest(
     return {**row, "found_over_true": over, **rate(sum(v > epsilon for v in values), repetitions), "guesses": made}
 
 
-def exact(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+def exact(repetitions: int, seed: int, only: str = "") -> Iterator[dict[str, Any]]:
     """The exact test of two counts: how often a true claim is refuted at 5 %, beside two limits, and what each finds.
 
-    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest; the largest in the corner
-    where both demands are just met. `Gaussian`: the counts of two Gaussians as far apart as the claim allows, at a
+    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest; `corner`: where both demands
+    are just met. `Gaussian`: the counts of two Gaussians as far apart as the claim allows, at a
     threshold 1.2 above the lower one.
     """
     delta = 1e-5
@@ -145,8 +145,11 @@ def exact(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
             mu, top = eps._mu_of(epsilon, delta), (1 - delta) / math.exp(epsilon)
             cases = {
                 f"edge, FPR {share * top:.3g}": (share * top * math.exp(epsilon) + delta, share * top)
-                for share in (0.1, 0.5, math.exp(epsilon) / (1 + math.exp(epsilon)))
-            } | {"Gaussian": (1 - _phi(1.2 - mu), 1 - _phi(1.2))}
+                for share in (0.1, 0.5)
+            }
+            corner = (1 - delta) / (1 + math.exp(epsilon))
+            cases |= {"corner": (1 - corner, corner), "Gaussian": (1 - _phi(1.2 - mu), 1 - _phi(1.2))}
+            cases = {name: rates for name, rates in cases.items() if only in name}
             for case, (tpr, fpr) in cases.items():
                 rng = np.random.default_rng([seed, 7, n, int(10 * epsilon), int(1e6 * fpr)])
                 pairs = np.stack([rng.binomial(n, tpr, repetitions), rng.binomial(n, fpr, repetitions)])
@@ -177,7 +180,7 @@ def shift(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
             low, high = 0, many  # the least t whose p-value at the truth is below 5 %
             while low < high:
                 middle = (low + high) // 2
-                low, high = (low, middle) if eps._shift_p(mu, float(t[middle]), n, n) < 0.05 else (middle + 1, high)
+                low, high = (low, middle) if eps._spared_p(mu, float(t[middle]), n, n) < 0.05 else (middle + 1, high)
             yield {"n": n, "epsilon": epsilon, **rate(many - low, many)}
 
 

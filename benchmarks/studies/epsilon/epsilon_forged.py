@@ -1,6 +1,7 @@
 """Each way to forget noise, for each kind of release: what the audits say of it, beside honest runs.
 
-    python benchmarks/studies/epsilon/epsilon_forged.py OUT [--shard k/n] [--seeds 20] [--honest 400] [--jobs NAME ...]
+    python benchmarks/studies/epsilon/epsilon_forged.py OUT [--shard k/n] [--seeds 20] [--honest 400] [--only WAY ...]
+    python benchmarks/studies/epsilon/epsilon_forged.py OUT --keep benchmarks/studies/epsilon/records/forged.json
 
 A run is made with code that was tampered with, then audited: `residuals` and `clipping`. Noise that is drawn otherwise
 is forged in the run alone, and what is wrong in the release's own code is wrong in its audit as well, as it would be.
@@ -20,9 +21,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -425,14 +428,51 @@ def rows(where: str, way: str, seed: int) -> Iterator[dict[str, Any]]:
     yield from fields(way, seed) if where == "fields" else training(way, seed, where)
 
 
+def kept(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each way and kind of release: what was said of its runs, by which tests, and what it took."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found:
+        groups.setdefault((row["way"], row["kind"]), []).append(row)
+    rows = []
+    for (way, kind), group in groups.items():
+        strongest = [min(row["tests"], key=lambda test: test["p"])["by"] for row in group if row["told"] == "refuted"]
+        rows.append({
+            "way": way, "kind": kind, "seeds": sorted(row["seed"] for row in group),
+            "told": dict(Counter(row["told"] for row in group).most_common()),
+            "by": dict(Counter(map(_short, strongest)).most_common()),
+            "numbers": max((t["n"] for row in group for t in row["tests"] if t["finds"] is not None), default=0),
+            "run_s": statistics.median(row["run_s"] for row in group),
+            "audit_s": statistics.median(row["audit_s"] for row in group),
+        })  # fmt: skip
+    return rows
+
+
+def _short(by: str) -> str:
+    """Return the name of a test, or of the bound that does not hold."""
+    for words, name in (
+        ("ledger", "recount"), ("run's", "what was sent"), ("clipping norm", "clipping"), ("as long as C", "clipping"),
+        ("class mean", "clipping"), ("ask for", "calibration"),
+    ):  # fmt: skip
+        if words in by:
+            return name
+    return by
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
+    parser.add_argument("--keep", type=Path, help="add up all shards in OUT into this file, and run nothing")
     parser.add_argument("--shard", default="0/1", help="k/n: every n-th job, from the k-th on")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--honest", type=int, default=400)
     parser.add_argument("--only", action="append", help="ways, by name; default: all")
     chosen = parser.parse_args(arguments)
+    if chosen.keep is not None:
+        shards = [json.loads(path.read_text())["forged"] for path in sorted(chosen.out.glob("forged-*.json"))]
+        chosen.keep.write_text(
+            json.dumps({"forged": kept([row for shard in shards for row in shard])}, indent=1) + "\n"
+        )
+        return
     torch.set_num_threads(1)
     k, n = (int(part) for part in chosen.shard.split("/"))
     chosen.out.mkdir(parents=True, exist_ok=True)
