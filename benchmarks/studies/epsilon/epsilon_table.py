@@ -233,7 +233,7 @@ def forged() -> str:
     """What was found, by way and kind of release; of the others, what was said instead."""
     by = {(row["way"], row["kind"]): row for row in kept("forged")}
     ways = [way for way in dict.fromkeys(way for way, _ in by) if way != "honest"]
-    ways.sort(key=lambda way: (way not in REVIEWED, REVIEWED.index(way) if way in REVIEWED else 0))
+    ways.sort(key=lambda way: (REVIEWED.index(way) if way in REVIEWED else len(REVIEWED), way))
     found = []
     for way in ways:
         cells = []
