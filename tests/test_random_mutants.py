@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import random_mutants as r
 
 SOURCE = '''
@@ -42,6 +44,36 @@ def test_each_kind_of_edit_is_found():
 def test_wording_is_not_drawn():
     """Neither docstrings nor errors, nor guards that do nothing but raise."""
     assert not [edit for edit in r.edits_of("f.py", SOURCE) if edit.line in (2, 6, 9, 10)]
+
+
+class Runs(r.Covered):
+    """Knows which tests run through lines 4 to 6 of a file, and no others."""
+
+    def __init__(self):
+        pass
+
+    def _of(self, file, lines):
+        return ["t.py::test_a"] if lines[0] <= 6 and lines[1] >= 4 else []
+
+
+def test_a_class_that_no_test_runs_through_has_those_of_its_file():
+    default = r.Edit("f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(default) == ["t.py::test_a", r.SETTINGS]
+    attack = r.Edit("attacks/f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(attack)[0] == r.ATTACKS
+    inside = r.Edit("f.py", 3, 0, 1, "2", "a shifted index", "f", (3, 5))
+    assert Runs().tests(inside) == ["t.py::test_a", r.SETTINGS]
+
+
+def test_marked_edits_are_edits_that_there_are():
+    """A mark that fits no line any more, or no edit of it, hides nothing and is removed."""
+    lost = []
+    for (file, line, text), why in r.marks().items():
+        source = (r.ROOT / file).read_text() if (r.ROOT / file).is_file() else ""
+        found = [edit for edit in r.edits_of(file, source) if r.line_of(source, edit) == line and edit.text == text]
+        if not found or not why:
+            lost.append((file, line, text))
+    assert not lost
 
 
 def test_an_edit_is_of_its_place_and_another_program():
@@ -92,3 +124,62 @@ def test_a_marked_edit_has_a_reason(tmp_path):
     )
     assert r.marks(path) == {("f.py", "if a < b:", "a <= b"): "equal values give the same"}
     assert r.marks(tmp_path / "none") == {}
+
+
+def test_what_failed_is_read_from_pytests_words():
+    """One test's name holds what stands before a message, and is the beginning of nobody else's."""
+    tests = ["t.py::test_c", "t.py::test_c[x - y]", "t.py::test_d"]
+    said = "F\n== short test summary info ==\nFAILED t.py::test_c[x - y] - assert 1 - 2\nERROR t.py::test_d\n1 failed"
+    assert r.failed_in(said, tests) == ["t.py::test_c[x - y]", "t.py::test_d"]
+    assert r.failed_in("12 passed", tests) == []
+
+
+def test_a_test_that_fails_anyway_kills_nothing(tmp_path, monkeypatch):
+    """Two edits were killed, one by a test that fails on the code as it is. That kill is taken back."""
+    tree = tmp_path / "tree"
+    (tree / "tests").mkdir(parents=True)
+    (tree / "tests" / "test_two.py").write_text("def test_good():\n    pass\n\n\ndef test_bad():\n    assert 0\n")
+    monkeypatch.setattr(r, "copied", lambda root, to: tree)
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115 (the fork writes to the file itself)
+    edit = r.Edit("f.py", 1, 0, 1, "s", "", "")
+    found = [
+        r.Tried(edit, "killed", 1.0, 1, "tests/test_two.py::test_good"),
+        r.Tried(edit, "killed", 1.0, 1, "tests/test_two.py::test_bad"),
+        r.Tried(edit, "killed", 1.0, 1, ""),
+        r.Tried(edit, "survived", 1.0, 1),
+    ]
+    assert [one.fate for one in r.doubted(found, tmp_path)] == ["killed", "untried", "killed", "survived"]
+
+
+def test_tests_of_the_own_room_come_first():
+    file = "fedaudit/privacy/_ledger.py"
+    tests = ["tests/wire/test_wire.py::a", "tests/privacy/test_other.py::a", "tests/privacy/test_ledger.py::b"]
+    assert [r.own_room(test, file) for test in tests] == [2, 1, 0]
+
+
+def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
+    """Both what it printed and what it kept are read; what it killed is not tried again."""
+    printed = (
+        "killed        1.0 s  f.py:8 (f), k: '1' -> '2'\nsurvived     10.0 s  f.py:9 (f), k: 'a < b' -> 'a <= b'\n"
+    )
+    kept = """{"edits": [{"fate": "killed", "edit": "f.py:8 (f), k: '1' -> '2'"},
+                         {"fate": "uncovered", "edit": "f.py:90 (f), k: 'a < b' -> 'a <= b'"}]}"""
+    assert r.unnoticed(printed) == r.unnoticed(kept) == {"f.py (f), k: 'a < b' -> 'a <= b'"}
+
+
+def test_every_mark_is_of_an_edit_that_there_is():
+    """A line that was changed loses its mark: whether its edits are equivalent has to be seen again."""
+    for file, line, text in r.marks():
+        source = (r.ROOT / file).read_text()
+        assert any(r.line_of(source, e) == line and e.text == text for e in r.edits_of(file, source)), (file, line)
+
+
+def test_classes_are_tried_against_the_tests_that_read_them(monkeypatch):
+    covered = r.Covered.__new__(r.Covered)
+    monkeypatch.setattr(covered, "_of", lambda file, lines: ["tests/a.py::test"])
+    for file, text, wanted in (
+        ("methods/x.py", "2", [r.STATED, "tests/a.py::test", r.SETTINGS]),
+        ("fedaudit/x.py", "False", [r.CHANGING, "tests/a.py::test", r.SETTINGS]),
+        ("fedaudit/x.py", "2", ["tests/a.py::test", r.SETTINGS]),
+    ):
+        assert covered.tests(r.Edit(file, 1, 0, 1, text, "another argument", "C")) == wanted

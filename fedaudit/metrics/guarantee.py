@@ -124,15 +124,14 @@ def _not_composed(record: RunRecord) -> str:
 def _covers(records: Records) -> str:
     """Return what the guarantee is about, or why there is none."""
     done = _done(records)
-    worst = max((epsilon(record) or 0.0 for record in done), default=0.0)
+    worst = max(epsilon(record) or 0.0 for record in done)
     entries = _entries(done)
     bare = sorted({entry.kind for entry in entries if entry.noise_multiplier == 0})
     if bare:
         return f"{', '.join(bare).replace('_', ' ')} sent unprotected"
     if open_models(done):
         return OPEN_MODELS
-    delta = max(client.delta for record in done for client in record.ledger)
-    detail = f"δ ≤ {delta:.2g}" if worst else NOTHING_SENT
+    detail = f"δ ≤ {largest_delta(done):.2g}" if worst else NOTHING_SENT
     of_clients = [entry for entry in entries if entry.unit == "client"]
     if of_clients and math.isfinite(worst):
         detail += f"; for whole clients, against {of_clients[0].to}"

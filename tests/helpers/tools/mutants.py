@@ -48,6 +48,7 @@ WARM = (
     "opacus.accountants", "opacus.optimizers", "opacus.validators",
 )  # fmt: skip
 ABSENT = re.compile(r"No module named '(?!(fedaudit|methods|attacks|reports)\b)\w+")
+UNREADABLE = re.compile(r"(?m)^ERROR tests/\S+\.py - ")
 ENVIRONMENT = 3  # the exit code where nothing can be said of the tests
 LIMIT = 300  # seconds for one mutant's tests: what hangs is found out too
 
@@ -202,10 +203,15 @@ def ours(path: Path) -> bool:
     return path == ROOT or path.is_relative_to(ROOT / "tests" / "helpers")
 
 
-def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
+def elsewhere(path: str) -> list[str]:
+    """Return the folders of a PYTHONPATH that are not the tree's own: packages that processes of a test need too."""
+    return [part for part in path.split(os.pathsep) if part and not ours(Path(part).resolve())]
+
+
+def attempt(tree: Path, targets: Sequence[str], output: Path, stop: bool = True) -> int:
     """Run pytest on these targets in `tree`, in a fork of this process, which has the heavy imports behind it.
 
-    Returns the child's id; its exit status is pytest's.
+    Returns the child's id; its exit status is pytest's. It stops at the first test that fails, if `stop`.
     """
     child = os.fork()
     if child:
@@ -222,13 +228,12 @@ def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
             *(p for p in sys.path if p and not ours(Path(p).resolve())),
         ]
         sys.dont_write_bytecode = True
-        os.environ["PYTHONPATH"] = str(tree)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(tree), *elsewhere(os.environ.get("PYTHONPATH", ""))])
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         import pytest
 
-        code = pytest.main(
-            ["-x", "-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark", *targets]
-        )
+        without = [word for name in ("cacheprovider", "xdist", "benchmark") for word in ("-p", f"no:{name}")]
+        code = pytest.main([*(["-x"] if stop else []), "-q", "-m", "", *without, *targets])
         sys.stdout.flush()
         os._exit(int(code))
     except BaseException as e:  # noqa: BLE001 (nothing of the parent's may run on in the child)
@@ -237,8 +242,10 @@ def attempt(tree: Path, targets: Sequence[str], output: Path) -> int:
 
 
 def verdict(code: int | None, said: str = "") -> str:
-    if code == 2 and ABSENT.search(said):
+    if code in (2, 4) and ABSENT.search(said):
         return "untried"  # its tests need what is not installed here
+    if code == 4 and UNREADABLE.search(said):
+        return "killed"  # the file that holds the named test cannot even be imported
     match code:
         case None:
             return "killed"  # its tests do not come to an end
@@ -250,7 +257,7 @@ def verdict(code: int | None, said: str = "") -> str:
             return "untried"  # no such tests
 
 
-def waited(running: dict[int, tuple[Any, float]]) -> tuple[Any, int | None, float]:
+def waited(running: dict[int, tuple[Any, float]], limit: float = LIMIT) -> tuple[Any, int | None, float]:
     """The next child to end, or to overstay: its entry, pytest's exit code (None: stopped), and the seconds it took."""
     while True:
         for pid, (entry, begun) in list(running.items()):
@@ -259,7 +266,7 @@ def waited(running: dict[int, tuple[Any, float]]) -> tuple[Any, int | None, floa
             if done:
                 del running[pid]
                 return entry, os.waitstatus_to_exitcode(status), took
-            if took > LIMIT:
+            if took > limit:
                 os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 del running[pid]

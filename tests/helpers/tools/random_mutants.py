@@ -7,8 +7,9 @@
 
 An edit turns a comparison, takes `max` for `min` or `any` for `all`, drops a term or a factor, shifts an index, changes
 a default, exchanges "up" and "down", or skips a branch. Lines that raise an error are left out: wording is not drawn.
-Each edit is tried in a copy of the tree (see `mutants`). The tests that cover its line run, the fastest first, until
-one fails. A survivor that changes nothing that can be seen is marked once, with its reason, in
+Each edit is tried in a copy of the tree (see `mutants`). The tests that cover its line run, those of its own room
+first, then the fastest, until one fails. In the end every test that failed is run on the code as it is: what fails
+there too has killed nothing. A survivor that changes nothing that can be seen is marked once, with its reason, in
 equivalent_edits.toml beside this file; it does not count.
 """
 
@@ -20,6 +21,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutants import ROOT, attempt, copied, verdict, waited, warm_up
@@ -36,7 +38,12 @@ ROOMS = ("fedaudit", "methods", "attacks", "reports")
 LEFT_OUT = ("fedaudit/cli", "reports")  # their wording is held by golden files; name them in --rooms to try them
 FOLDER = ROOT / ".mutants"  # which test covers which line, and how long it takes; git does not know it
 EQUIVALENT = Path(__file__).with_name("equivalent_edits.toml")
-MOST = 60  # covering tests that are run for an edit, the fastest ones
+SETTINGS = "tests/test_docs.py::test_the_reference_is_made_from_the_code"
+ATTACKS = "tests/attacks/test_stated_settings.py"  # reads the attacks' classes, and runs through none of their lines
+# These read classes, and run through none of their lines.
+STATED, CHANGING = "tests/methods/test_stated_settings.py", "tests/test_house.py::test_which_classes_may_change"
+MOST = 60  # covering tests that are run for an edit, the nearest and fastest ones
+SECONDS = 300  # for them all: an edit that makes them hang is found out
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
           ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"}  # fmt: skip
 SWAPPED = {"max": "min", "min": "max", "any": "all", "all": "any", "amax": "amin", "amin": "amax", "argmax": "argmin",
@@ -251,16 +258,18 @@ def drawn(texts: Mapping[str, str], number: int, seed: int) -> tuple[list[Edit],
 
 PLUGIN = """
 import coverage, json, os, time
-SECONDS = {}
+SECONDS, OTHERS = {}, set()
 def pytest_runtest_logstart(nodeid, location):
     current = coverage.Coverage.current()
     if current is not None:
         current.switch_context(nodeid)
 def pytest_runtest_logreport(report):
     SECONDS[report.nodeid] = SECONDS.get(report.nodeid, 0) + report.duration
+    if not report.passed:
+        OTHERS.add(report.nodeid)
 def pytest_sessionfinish(session):
     with open(os.environ["TEST_SECONDS"], "w") as file:
-        json.dump(SECONDS, file)
+        json.dump({test: seconds for test, seconds in SECONDS.items() if test not in OTHERS}, file)
 """
 
 
@@ -270,7 +279,7 @@ def cover(jobs: int, targets: Sequence[str]) -> int:
     for old in FOLDER.glob("*"):
         old.unlink()
     (FOLDER / "test_contexts.py").write_text(PLUGIN)
-    (FOLDER / "rc").write_text("[run]\nsource = fedaudit,methods,attacks,reports\n")
+    (FOLDER / "rc").write_text("[run]\nsource = fedaudit,methods,attacks,reports\nrelative_files = true\n")
     files = (
         sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py")) if not targets else list(targets)
     )
@@ -280,7 +289,8 @@ def cover(jobs: int, targets: Sequence[str]) -> int:
         here = {"COVERAGE_FILE": str(FOLDER / f"data.{i}"), "TEST_SECONDS": str(FOLDER / f"seconds.{i}.json")}
         here |= {"PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
         words = [sys.executable, "-m", "coverage", "run", f"--rcfile={FOLDER / 'rc'}", "-m", "pytest", "-q", "-n0",
-                 "-p", "test_contexts", "-p", "no:cacheprovider", "-p", "no:benchmark", *files[i::jobs]]  # fmt: skip
+                 "-p", "test_contexts", "-p", "no:cacheprovider", "-p", "no:benchmark",
+                 "--continue-on-collection-errors", *files[i::jobs]]  # fmt: skip
         running.append(subprocess.Popen(words, cwd=ROOT, env={**os.environ, **here}))
     codes = [one.wait() for one in running]
     seconds: dict[str, float] = {}
@@ -291,8 +301,16 @@ def cover(jobs: int, targets: Sequence[str]) -> int:
     return 0 if seconds else 1
 
 
+def own_room(test: str, file: str) -> int:
+    """Return how near a test is to a source file: 0 in the file named after it, 1 in its folder, 2 elsewhere."""
+    source, place = Path(file), Path(test.partition("::")[0])
+    if place.stem == f"test_{source.stem.lstrip('_')}":
+        return 0
+    return 1 if place.parent.name in source.parent.parts else 2
+
+
 class Covered:
-    """Tells which tests run through a line, the fastest first."""
+    """Tells which tests run through a line: those of its own room first, then the fastest."""
 
     def __init__(self) -> None:
         import coverage
@@ -305,17 +323,29 @@ class Covered:
             self._data.append(data)
 
     def tests(self, edit: Edit) -> list[str]:
-        """Return the tests that run through an edit's line, else through the function or class around it."""
-        return self._of(edit.file, (edit.line, edit.line)) or self._of(edit.file, edit.around)
+        """Return the tests that run through an edit's line, else through what is around it, else through its file.
+
+        A default in a class is read when the file is imported, before any test: the page of all settings has it too. A
+        class without any function is run through by no test that uses it: those of its file are tried.
+        """
+        found = self._of(edit.file, (edit.line, edit.line))
+        if not found or edit.kind in ("another default", "another argument"):
+            found += [test for test in self._of(edit.file, edit.around) if test not in found]
+            found = found or self._of(edit.file, (1, sys.maxsize))
+            found = [ATTACKS, *found] if edit.file.startswith("attacks/") else found
+            found += [SETTINGS] if found and SETTINGS not in found else []
+            found = [CHANGING, *found] if edit.text in ("True", "False") else found
+            found = [STATED, *found] if edit.file.startswith("methods/") else found
+        return found
 
     def _of(self, file: str, lines: tuple[int, int]) -> list[str]:
         found: set[str] = set()
         for data in self._data:
-            for name in {str(ROOT / file), str((ROOT / "fedaudit" / file).absolute())} & data.measured_files():
+            for name in {file, f"fedaudit/{file}"} & data.measured_files():
                 by_line = data.contexts_by_lineno(name)
                 found.update(test for line, tests in by_line.items() if lines[0] <= line <= lines[1] for test in tests)
         known = [test for test in found if test in self._seconds]
-        return sorted(known, key=lambda test: (self._seconds[test], test))
+        return sorted(known, key=lambda test: (own_room(test, file), self._seconds[test], test))
 
 
 # --- trying them ----------------------------------------------------------------------------------------------------
@@ -327,6 +357,7 @@ class Tried:
     fate: str  # killed, survived, uncovered, equivalent, untried
     seconds: float
     tests: int
+    killer: str = ""  # the test that failed; empty where the tests could not even be collected
 
 
 def marks(path: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
@@ -343,12 +374,13 @@ def line_of(source: str, edit: Edit) -> str:
 
 def tried(edits: Sequence[Edit], covered: Covered, jobs: int, folder: Path) -> Iterator[Tried]:
     free = [copied(ROOT, folder / f"tree-{i}") for i in range(jobs)]
-    running: dict[int, tuple[tuple[Edit, Path, str, Path, int], float]] = {}
+    running: dict[int, tuple[tuple[Edit, Path, str, Path, list[str]], float]] = {}
     waiting = list(edits)
     while waiting or running:
         while waiting and free:
             edit = waiting.pop(0)
-            tests = covered.tests(edit)[:MOST]
+            tests = covered.tests(edit)
+            tests = tests[:MOST] + [test for test in tests[MOST:] if test == SETTINGS]
             if not tests:
                 yield Tried(edit, "uncovered", 0.0, 0)
                 continue
@@ -358,13 +390,48 @@ def tried(edits: Sequence[Edit], covered: Covered, jobs: int, folder: Path) -> I
             path.write_text(edit.applied(kept))
             output = folder / f"{len(waiting)}.txt"
             pid = attempt(tree, tests, output)
-            running[pid] = ((edit, tree, kept, output, len(tests)), time.perf_counter())
+            running[pid] = ((edit, tree, kept, output, tests), time.perf_counter())
         if not running:
             break
-        (edit, tree, kept, output, number), code, took = waited(running)
+        (edit, tree, kept, output, tests), code, took = waited(running, SECONDS)
         (tree / edit.file).write_text(kept)
         free.append(tree)
-        yield Tried(edit, verdict(code, output.read_text() if output.exists() else ""), took, number)
+        said = output.read_text() if output.exists() else ""
+        yield Tried(edit, verdict(code, said), took, len(tests), next(iter(failed_in(said, tests)), ""))
+
+
+def failed_in(said: str, tests: Sequence[str]) -> list[str]:
+    """Return which of these tests pytest says failed, in its order. A name may hold what looks like a message."""
+    lines = [line.partition(" ")[2] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    found = [max((test for test in tests if line.startswith(test)), key=len, default="") for line in lines]
+    return [test for test in found if test]
+
+
+def doubted(found: Sequence[Tried], folder: Path) -> list[Tried]:
+    """Return what was tried, with each kill taken back whose test fails on the code as it is."""
+    killers = sorted({one.killer for one in found if one.fate == "killed" and one.killer})
+    tree, failing = copied(ROOT, folder / "as-it-is"), set[str]()
+    for i in range(0, len(killers), 50):
+        output = folder / f"as-it-is-{i}.txt"
+        os.waitpid(attempt(tree, killers[i : i + 50], output, stop=False), 0)
+        failing |= set(failed_in(output.read_text(), killers))
+    return [replace(one, fate="untried") if one.fate == "killed" and one.killer in failing else one for one in found]
+
+
+def without_line(shown: str) -> str:
+    """Return what is shown of an edit without its line number, which changes with every edit above it."""
+    return re.sub(r"^(\S+?):\d+ ", r"\1 ", shown)
+
+
+def unnoticed(text: str) -> set[str]:
+    """Return the edits that an earlier trial, kept as JSON or as what it printed, did not see killed."""
+    if text.startswith("{"):
+        rows = [(row["fate"], row["edit"]) for row in json.loads(text)["edits"]]
+    else:
+        rows = [
+            (found[1], found[2]) for line in text.splitlines() if (found := re.match(r"(\w+) +[\d.]+ s  (.*)", line))
+        ]
+    return {without_line(shown) for fate, shown in rows if fate in ("survived", "uncovered", "untried")}
 
 
 def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -402,6 +469,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--tests", nargs="*", default=[], help="with --cover: only these test files")
     parser.add_argument("--list", action="store_true", help="show what would be tried")
     parser.add_argument("--out", type=Path, default=None, help="keep what became of each as JSON")
+    parser.add_argument("--again", type=Path, default=None, help="of the draw only what this earlier trial left alive")
     parser.add_argument("--least", type=float, default=0.0, help="share that must be killed")
     given = parser.parse_args(words)
     if given.cover:
@@ -409,6 +477,10 @@ def main(words: Sequence[str]) -> int:
     rooms = [room for room in given.rooms.split(",") if room]
     texts = dict(sources(rooms))
     edits, there = drawn(texts, given.number, given.seed)
+    if given.again is not None:
+        alive = unnoticed(given.again.read_text())
+        every = [edit for file, source in texts.items() for edit in edits_of(file, source)]
+        edits = [edit for edit in every if without_line(edit.shown(texts[edit.file])) in alive]
     if given.list or not edits:
         print("\n".join(edit.shown(texts[edit.file]) for edit in edits) or "There is nothing to edit there.")
         return 0
@@ -425,10 +497,18 @@ def main(words: Sequence[str]) -> int:
         for one in tried(unseen, covered, max(1, given.jobs), Path(name)):
             found.append(one)
             print(f"{one.fate:10} {one.seconds:6.1f} s  {one.edit.shown(texts[one.edit.file])}", flush=True)
+        found = doubted(found, Path(name))
     print("\n".join(["", *table(found)]))
     if given.out is not None:
         rows = [
-            {"edit": one.edit.shown(texts[one.edit.file]), "room": one.edit.room, "fate": one.fate, "tests": one.tests}
+            {
+                "edit": one.edit.shown(texts[one.edit.file]),
+                "line": line_of(texts[one.edit.file], one.edit),
+                "room": one.edit.room,
+                "fate": one.fate,
+                "tests": one.tests,
+                "killer": one.killer,
+            }
             for one in found
         ]
         given.out.write_text(json.dumps({"seed": given.seed, "drawn_from": there, "edits": rows}, indent=1) + "\n")
