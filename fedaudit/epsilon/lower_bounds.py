@@ -356,21 +356,27 @@ def _spared_p(mu: float, t: float, n1: int, n0: int) -> float:
     return min(1.0, SPARE * _shift_p(mu, t, n1, n0))
 
 
+def _shift_of(inside: Floats, outside: Floats) -> tuple[float, float]:
+    """The difference of two means, and the common deviation of the two samples."""
+    spread = math.sqrt(float(((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum()))
+    shift = float(inside.mean() - outside.mean())
+    degrees = len(inside) + len(outside) - 2
+    return shift, max(spread / math.sqrt(degrees), 1e-12 * abs(shift), np.finfo(np.float64).tiny)
+
+
 def gdp_mean_shift(scores: ArrayLike, member: ArrayLike, delta: float, confidence: float = 0.95) -> Bound:
     """For scores that are Gaussian with one variance: how far apart their means are at least, in deviations.
 
     The statistic is Student's t of two samples, noncentral with mu sqrt(n1 n0 / (n1 + n0)): exact for every number of
-    trials, and no threshold has to be chosen. N(0, 1) and N(mu, 1) keep (epsilon, delta) only up to some mu. The p-value
-    is made 2 % larger than it is, so that a count of errors lies below 5 %, and not around it.
+    trials, and no threshold has to be chosen. N(0, 1) and N(mu, 1) keep (epsilon, delta) only up to some mu. The
+    p-value is made 2 % larger than it is, so that a count of errors lies below 5 %, and not around it.
     """
     delta, confidence = _check_delta(delta, "above 0"), check_confidence(confidence)
     inside, outside = split_classes(scores, member)
     n1, n0 = len(inside), len(outside)
     if n1 + n0 < 4:
         raise ContractError(f"{n1} members and {n0} non-members have no common variance: give at least 4 scores.")
-    spread = math.sqrt(float(((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum()))
-    shift = float(inside.mean() - outside.mean())
-    deviation = max(spread / math.sqrt(n1 + n0 - 2), 1e-12 * abs(shift), np.finfo(np.float64).tiny)
+    shift, deviation = _shift_of(inside, outside)
     t = shift / deviation / math.sqrt(1 / n1 + 1 / n0)
     p_mu = partial(_spared_p, t=t, n1=n1, n0=n0)
     mu = min(_edge(lambda mu: mu <= LARGEST_MU and p_mu(mu) < 1 - confidence), LARGEST_MU)
