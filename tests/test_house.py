@@ -151,6 +151,7 @@ NOT_A_MODULE = {
     "methods/test_beats_local": "what several rivals' papers claim",
     "methods/test_coverage": "every method has its tests",
     "methods/test_fingerprints": "every method, one kept run each",
+    "methods/test_stated_settings": "every method's numbers against a table",
     "privacy/test_one_epsilon": "a derivation through ledger, accounting and mechanisms",
     "reports/test_conclusions": "a made-up audit with known conclusions, through all of the room",
     "runtime/test_own": "a user's own model and data through every room",
@@ -333,3 +334,76 @@ def test_a_test_on_a_mechanisms_name_is_found(line):
 
 def test_naming_a_mechanism_is_no_test():
     assert not names_compared('entry = Entry(mechanism="gaussian")\nhow = mechanism_of(policy).words(x)', {"gaussian"})
+
+
+# Classes of values that are filled in step by step, by file. All other dataclasses are frozen: what crosses a room's
+# door is not changed behind it.
+FILLED_IN = {
+    "attacks/membership/embedding_match.py": {"Uploaded"},
+    "fedaudit/attack/reconstruction.py": {"_Client"},
+    "fedaudit/epsilon/client_replay.py": {"Repeated"},
+    "fedaudit/epsilon/gradient_canaries.py": {"Canaries", "Scores"},
+    "fedaudit/gates/in_turns.py": {"Pairs", "Turns"},
+    "fedaudit/privacy/dpsgd.py": {"Progress"},
+    "fedaudit/privacy/sensitivity.py": {"Context"},
+    "fedaudit/runtime/asking.py": {"RoundSoFar"},
+    "fedaudit/runtime/declarations/cross_client_check.py": {"CrossClientCheck"},
+    "fedaudit/runtime/declarations/twins.py": {"Twins"},
+    "fedaudit/runtime/engines/ray.py": {"_Called", "_Job"},
+    "fedaudit/runtime/lockstep.py": {"Turn"},
+    "fedaudit/runtime/meter.py": {"Away", "Span"},
+    "fedaudit/runtime/sums.py": {"Summing"},
+    "fedaudit/runtime/utility.py": {"Known"},
+    "fedaudit/suite/cell.py": {"Cell"},
+    "fedaudit/suite/reproduce.py": {"Planned"},
+    "fedaudit/suite/time_left.py": {"_Running"},
+    "fedaudit/verify/case.py": {"Case"},
+    "fedaudit/verify/ledger.py": {"_Client"},
+    "fedaudit/verify/rerun.py": {"_Outcome"},
+    "fedaudit/verify/server_rounds.py": {"_Replay"},
+    "fedaudit/verify/sum_rows.py": {"SumRows"},
+    "fedaudit/wire/contents.py": {"Contents"},
+}
+# Classes that hold tensors: two of them are equal only if they are one, because `==` of tensors is no truth value.
+NEVER_EQUAL = {
+    "attacks/inversion/_invert.py": {"Inverting"},
+    "attacks/inversion/_matching.py": {"Matching"},
+    "attacks/shared/_means.py": {"Means", "ShadowMeans"},
+    "attacks/shared/_models.py": {"Shadows"},
+    "fedaudit/data/federation.py": {"Federation", "Shard"},
+    "fedaudit/data/readers/arrays.py": {"Arrays"},
+    "fedaudit/data/records.py": {"Dataset"},
+    "fedaudit/flower/records.py": {"_Given"},
+    "fedaudit/privacy/dpsgd_stack.py": {"PrivateJob"},
+    "fedaudit/training/descent.py": {"Descent"},
+    "fedaudit/training/stacked/stack.py": {"Job"},
+    "methods/condensation/_folded.py": {"_Stage"},
+}
+
+
+def dataclasses_of(source: str) -> dict[str, dict[str, bool]]:
+    """Return the dataclasses of a file, with what their decorators say."""
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+            called = mark.func if isinstance(mark, ast.Call) else mark
+            if ast.unparse(called).split(".")[-1] == "dataclass":
+                words = mark.keywords if isinstance(mark, ast.Call) else []
+                found[node.name] = {str(word.arg): ast.literal_eval(word.value) for word in words}
+    return found
+
+
+def test_which_classes_may_change():
+    changing, unequal = {}, {}
+    for room in ("fedaudit", *sorted(OUTSIDE)):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if name.startswith(tuple(f"fedaudit/{other}/" for other in OUTSIDE)):
+                continue  # a link: the file is read in its own place
+            said = dataclasses_of(path.read_text())
+            if may := {one for one, words in said.items() if not words.get("frozen", False)}:
+                changing[name] = may
+            if never := {one for one, words in said.items() if not words.get("eq", True)}:
+                unequal[name] = never
+    assert changing == FILLED_IN
+    assert unequal == NEVER_EQUAL

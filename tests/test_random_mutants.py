@@ -165,3 +165,21 @@ def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
     kept = """{"edits": [{"fate": "killed", "edit": "f.py:8 (f), k: '1' -> '2'"},
                          {"fate": "uncovered", "edit": "f.py:90 (f), k: 'a < b' -> 'a <= b'"}]}"""
     assert r.unnoticed(printed) == r.unnoticed(kept) == {"f.py (f), k: 'a < b' -> 'a <= b'"}
+
+
+def test_every_mark_is_of_an_edit_that_there_is():
+    """A line that was changed loses its mark: whether its edits are equivalent has to be seen again."""
+    for file, line, text in r.marks():
+        source = (r.ROOT / file).read_text()
+        assert any(r.line_of(source, e) == line and e.text == text for e in r.edits_of(file, source)), (file, line)
+
+
+def test_classes_are_tried_against_the_tests_that_read_them(monkeypatch):
+    covered = r.Covered.__new__(r.Covered)
+    monkeypatch.setattr(covered, "_of", lambda file, lines: ["tests/a.py::test"])
+    for file, text, wanted in (
+        ("methods/x.py", "2", [r.STATED, "tests/a.py::test", r.SETTINGS]),
+        ("fedaudit/x.py", "False", [r.CHANGING, "tests/a.py::test", r.SETTINGS]),
+        ("fedaudit/x.py", "2", ["tests/a.py::test", r.SETTINGS]),
+    ):
+        assert covered.tests(r.Edit(file, 1, 0, 1, text, "another argument", "C")) == wanted

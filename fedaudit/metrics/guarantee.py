@@ -131,8 +131,7 @@ def _covers(records: Records) -> str:
         return f"{', '.join(bare).replace('_', ' ')} sent unprotected"
     if open_models(done):
         return OPEN_MODELS
-    delta = max(client.delta for record in done for client in record.ledger)
-    detail = f"δ ≤ {delta:.2g}" if worst else NOTHING_SENT
+    detail = f"δ ≤ {largest_delta(done):.2g}" if worst else NOTHING_SENT
     of_clients = [entry for entry in entries if entry.unit == "client"]
     if of_clients and math.isfinite(worst):
         detail += f"; for whole clients, against {of_clients[0].to}"

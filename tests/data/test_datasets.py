@@ -616,3 +616,14 @@ def test_a_malformed_data_set_is_refused(change, says):
     Dataset(**good)
     with pytest.raises(DataError, match=says):
         Dataset(**(good | change))
+
+
+@pytest.mark.parametrize("size", [0, -8, True, 8.0, "8"])
+def test_a_size_is_a_positive_whole_number(size, tmp_path):
+    with pytest.raises(SettingError, match="give a positive whole number of pixels, or None"):
+        load("digits", tmp_path, size=size)
+
+
+def test_the_smallest_size_is_one_pixel(tmp_path):
+    assert load("digits", tmp_path, size=1).x.shape[1:] == (1, 1, 1)
+    assert load("digits", tmp_path, size=None).x.shape[1:] == (1, 8, 8)

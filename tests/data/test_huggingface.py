@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedaudit.data import available, load
-from fedaudit.data.readers.huggingface import hashed
+from fedaudit.data.readers.huggingface import Choice, choice_of, hashed
 from fedaudit.errors import DataError, SettingError
 from fedaudit.shape import Shape
 
@@ -144,3 +144,15 @@ def test_nothing_is_fetched(monkeypatch):
     with pytest.raises(DataError, match="fetch it once"):
         load("hf:nobody/nothing-of-the-sort")
     assert not asked
+
+
+def test_a_name_says_what_to_read():
+    assert choice_of("hf:imdb") == Choice("imdb", None, None, None, None, None, None, 64, 4096)
+    asked = choice_of("hf:a/b?x=text&y=score&person=who&config=en&train=big&test=small&length=2&vocabulary=10000000")
+    assert asked == Choice("a/b", "text", "score", "who", "en", "big", "small", 2, 10_000_000)
+
+
+@pytest.mark.parametrize("option", ["length=1", "length=10000001", "vocabulary=x", "vocabulary=-3", "lenght=3"])
+def test_an_option_that_is_off_is_refused(option):
+    with pytest.raises(SettingError, match=r"give a whole number|unknown option"):
+        choice_of(f"hf:imdb?{option}")

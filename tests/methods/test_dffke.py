@@ -202,6 +202,19 @@ def test_traffic_of_a_planned_round():
     assert DFFKE(R=0).traffic(plan(7))["up", "Answered.Y"] == first["up", "Answered.Y"]
 
 
+@pytest.mark.parametrize(("R", "t", "lacking"), [(2, 7, 2), ("unlimited", 7, 3), (2, 1, 0), (2, 2, 2), (4, 3, 2)])
+def test_what_is_sent_again_is_planned(R, t, lacking):
+    """Three of six clients take part, so that one lacks the round j back with probability 2^-j. With R = 2 in round 7
+    it lacks 1/2 + 1/4 rounds, three of them 2.25; with R unlimited 63/64, 2.95; in round 2 one half, 1.5. A round is
+    the decoder, its number, and the rows of 10, 20 and 30 records with whose they are."""
+    size = DFFKE(h=16, R=R, sync=True).traffic(plan(t))
+    rows = 4 * 16 * (10 + 20 + 30) + 3 * 8 + 8
+    assert size["down", "Missed.E"] == Size(rows * lacking)
+    decoder = size["down", "Unified.Dec"]
+    assert size["down", "Missed.Dec"].payload == (decoder.payload // 3 + 8) * lacking
+    assert size["down", "Missed.Dec"].buffers == decoder.buffers // 3 * lacking
+
+
 def test_traffic_when_clients_drop_out():
     """Client 1 fails after the first ask, client 3 in the last: 0 and 3 are unified with the rows of all three, and
     exchange with each other."""

@@ -113,3 +113,22 @@ def test_records_drawn_ahead_are_b_different_ones_of_each_class():
     everything = Records(torch.zeros(4, 1, 1, 1), torch.zeros(4, dtype=torch.long), B=8)
     everything.ahead(0)
     assert everything.draw() is everything.x
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "size"),
+    [((3, 3), (1, 1), (6, 8)), ((5, 3), (2, 0), (7, 9)), ((2, 5), (0, 3), (8, 7)), ((3, 1), (2, 1), (5, 5))],
+)
+def test_kernels_and_paddings_that_differ_by_side(kernel, padding, size):
+    """Against torch's own convolution and pooling: values, the gradient inside, and the images' gradient."""
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    w, b = torch.randn(4, 3, *kernel, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    pooled = nn.functional.avg_pool2d(nn.functional.conv2d(x, w, b, padding=padding).relu(), 2)
+    by_neighbour = w.flatten(1).t().contiguous()
+    assert torch.allclose(narrow(x, by_neighbour, b, kernel, padding), pooled, rtol=1e-10, atol=1e-12)
+    g = torch.randn_like(pooled)
+    (wanted,) = torch.autograd.grad((pooled * g).sum(), x)
+    inside = narrow_inside(g, x.detach(), by_neighbour, b, kernel, padding)
+    found = narrow_images(inside @ by_neighbour.t(), x.detach(), kernel, padding)
+    assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-12)

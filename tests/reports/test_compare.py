@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import reported
+import unequal
 
 from fedaudit.errors import SettingError
 from fedaudit.reports import sentences, verdicts
@@ -202,3 +203,37 @@ def test_a_claim_in_ci_and_in_words(ps, tells_at, outcome, words):
     assert len({found["together"] for found in sentences.audit_rows(row)} & {"refuted", "suspicious"}) == (
         min(ps) < 0.05
     )
+
+
+# --- runs in which everything differs: helpers/runs/unequal
+
+
+def test_changes_of_unequal_runs_are_between_means(tmp_path):
+    """Before: both seeds on digits and MNIST. After: seed 0 of digits lost accuracy and sends more; MNIST is gone."""
+    unequal.write(tmp_path / "before")
+    for seed in (0, 1):
+        worse = unequal.record(seed=seed)
+        test = worse.result.last.global_.test
+        test.accuracy, test.low = test.accuracy - 0.2 - 0.02 * seed, 0.1
+        worse.traffic[0].payload += 800
+        reported._save(tmp_path / "after", f"digits-{seed}", worse, [])
+    result = compare(tmp_path / "before", tmp_path / "after")
+    assert len(result.pairs) == 1
+    assert sorted(label.split()[0] for label in result.only_before) == ["local", "uneven"]
+    assert result.only_after == []
+    found = {change.column.key: change for change in result.changes}
+    told = [unequal.raw(tmp_path / "before", f"digits-{seed}") for seed in (0, 1)]
+    reached = [one["rounds"][3]["utility"]["global"]["test"]["accuracy"] for one in told]
+    assert found["accuracy"].before == pytest.approx(sum(reached) / 2)
+    assert found["accuracy"].after == pytest.approx(sum(reached) / 2 - 0.21)
+    assert found["accuracy"].worse_by == pytest.approx(0.21)
+    up = [unequal.sent(one, "up") / 8 for one in told]
+    assert found["up"].before == pytest.approx(sum(up) / 2)
+    assert found["up"].after == pytest.approx(sum(up) / 2 + 100)
+    assert found["up"].worse_by == pytest.approx(100)
+    assert found["epsilon"].before == found["epsilon"].after == 8.25
+    assert found["auc"].after is None
+    assert Limit.parse("accuracy=21").breaks(result) == []
+    assert len(Limit.parse("accuracy=20.9").breaks(result)) == 1
+    assert len(Limit.parse("up=40%").breaks(result)) == 1
+    assert Limit.parse("up=50%").breaks(result) == []

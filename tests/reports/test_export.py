@@ -7,17 +7,19 @@ import io
 import json
 import math
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import reported
+import unequal
 from wandb_file import records_of
 
 import fedaudit
 from fedaudit.errors import RunError, SettingError
 from fedaudit.extras import install
-from fedaudit.reports.export import TARGETS, export
+from fedaudit.reports.export import TARGETS, Export, export
 from fedaudit.reports.run_tables import Tables, columns_of
 from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.run_record import read_record, save_attacks
@@ -306,3 +308,49 @@ def test_a_compressed_run_says_so(tmp_path):
     rows = {row.run: row for row in fedaudit.load(tmp_path).rows["runs"]}
     assert (rows["local-0"].compress, rows["local-1"].compress) == ("int8", None)
     assert "int8" in io.StringIO(fedaudit.load(tmp_path).csv("runs")).read()
+
+
+# --- runs in which everything differs: helpers/runs/unequal
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    return unequal.write(tmp_path_factory.mktemp("unequal"))
+
+
+def test_a_tracker_gets_each_round_at_its_own_time(uneven):
+    """Rounds of seed 1 take 2, 5, 10 and 17 s from the second of February on; round 3 has no accuracy."""
+    runs = {tracked.name: tracked for tracked in Export(uneven).runs}
+    assert sorted(runs) == ["digits-0", "digits-1", "local-0", "mnist-0"]
+    told = unequal.raw(uneven, "digits-1")
+    found = runs["digits-1"].by_round()
+    midnight = datetime(2026, 2, 2, tzinfo=UTC).timestamp()
+    assert [(t, at - midnight) for t, at, _ in found] == [(1, 2.0), (2, 7.0), (3, 17.0), (4, 34.0)]
+    for (_, _, figures), row in zip(found, told["rounds"], strict=True):
+        assert [figures[name] for name in ("up_payload", "down_wire", "wall_s", "participants")] == [
+            row["up_payload"], row["down_wire"], row["wall_s"], len(row["participants"]),
+        ]  # fmt: skip
+        assert ("accuracy" in figures) == (row["utility"] is not None)
+    whole = runs["digits-1"].whole()
+    assert whole["epsilon"] == 8.25
+    assert whole["delta"] == 0.02
+    assert whole["attacks/strong/server/auc"] == 0.65
+    assert whole["attacks/weak/outsider/auc"] == 0.56
+    assert whole["up_wire"] == unequal.sent(told, "up", "wire")
+    assert whole["seconds"] == pytest.approx(unequal.work(told))
+    assert "seed" not in whole
+    assert runs["digits-1"].parameters()["privacy.training.epsilon"] == "3.0"
+
+
+def test_verdicts_of_unequal_runs(uneven, tmp_path):
+    """On digits a claim is refuted, another one holds, and members leak; on MNIST neither is so."""
+    export(uneven, "junit", tmp_path / "verdicts.xml")
+    _, found = cases((tmp_path / "verdicts.xml").read_text())
+    claims = {name: outcome for (kind, name), (outcome, _) in found.items() if kind == "claim"}
+    digits = {name: outcome for name, outcome in claims.items() if "dataset=digits" in name}
+    assert sorted(digits.values()) == ["failure", "passed"]
+    assert [outcome for name, outcome in digits.items() if "ε = 3 for a claim of 3" in name] == ["failure"]
+    assert [outcome for name, outcome in claims.items() if "dataset=mnist" in name] == ["passed"]
+    leaks = {name: outcome for (kind, name), (outcome, _) in found.items() if kind == "leak"}
+    assert [o for n, o in leaks.items() if "membership" in n and "mnist" not in n and "uneven" in n] == ["failure"]
+    assert "failure" not in [o for n, o in leaks.items() if "mnist" in n]

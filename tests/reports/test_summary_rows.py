@@ -7,6 +7,7 @@ import math
 
 import pytest
 import reported
+import unequal
 
 from fedaudit.metrics.metric import report_columns
 from fedaudit.reports import tests_over_seeds
@@ -197,3 +198,92 @@ def test_what_a_run_has_sent_is_both_ways_up_to_each_round(monkeypatch):
     monkeypatch.setattr(figures, "curve", lambda run: ([1, 3], [0.2, 0.6]))
     run = SimpleNamespace(record=SimpleNamespace(rounds=rounds))
     assert figures._spent(run) == [(11, 0.2), (77, 0.6)]
+
+
+# --- runs in which everything differs: helpers/runs/unequal
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """The rows of the report: "uneven" on digits with two seeds, on MNIST with one, and "local"."""
+    folder = unequal.write(tmp_path_factory.mktemp("unequal"))
+    found = rows_of(grouped(read_runs(folder)[0]))
+    of = {(row.group.method, row.group.setting.dataset): row for row in found}
+    assert len(of) == len(found) == 3
+    return folder, of
+
+
+@pytest.mark.parametrize(
+    ("key", "figure"),
+    [
+        ("accuracy", lambda told: told["rounds"][3]["utility"]["global"]["test"]["accuracy"]),
+        ("own", lambda told: told["rounds"][3]["utility"]["clients"]["local_test"]["mean"]),
+        ("global_own", lambda told: told["rounds"][3]["utility"]["global"]["local_test"]["mean"]),
+        ("up", lambda told: unequal.sent(told, "up") / unequal.times_asked(told)),
+        ("down", lambda told: unequal.sent(told, "down") / unequal.times_asked(told)),
+        ("seconds", unequal.work),
+        ("memory", lambda told: told["peak_rss_bytes"]),
+    ],
+)
+def test_a_column_over_two_seeds_is_their_mean_with_students_interval(uneven, key, figure):
+    folder, of = uneven
+    values = [figure(unequal.raw(folder, name)) for name in ("digits-0", "digits-1")]
+    cell = of["uneven", "digits"].cells[key]
+    mean, low, high = unequal.student(values)
+    assert cell.each == {0: pytest.approx(values[0]), 1: pytest.approx(values[1])}
+    if values[0] == values[1]:
+        assert (cell.value, cell.low, cell.high) == (values[0],) * 3
+        return
+    assert cell.value == pytest.approx(mean)
+    most = 1.0 if key in ("accuracy", "own", "global_own") else math.inf
+    assert cell.low == pytest.approx(max(0.0, low))
+    assert cell.high == pytest.approx(min(most, high))
+    assert cell.n == 2
+    alone = of["uneven", "mnist"].cells[key]
+    assert alone.value == pytest.approx(figure(unequal.raw(folder, "mnist-0")))
+    assert alone.n == 1
+
+
+def test_the_guarantee_of_unequal_clients_and_seeds(uneven):
+    """Client 1 spent 7.25 with seed 0 and 8.25 with seed 1; of those who sent something delta is 0.02 at most."""
+    cell = uneven[1]["uneven", "digits"].cells["epsilon"]
+    assert (cell.value, cell.low, cell.high, cell.each) == (8.25, 7.25, 8.25, {0: 7.25, 1: 8.25})
+    assert cell.detail == "δ ≤ 0.02", "client 3, with 0.09, sent nothing"
+    assert uneven[1]["local", "digits"].cells["epsilon"].value == 0.0
+
+
+def test_claims_bounds_and_attacks_of_unequal_seeds(uneven):
+    digits, mnist = (uneven[1]["uneven", dataset].cells for dataset in ("digits", "mnist"))
+    assert (digits["claim"].value, digits["claim"].detail) == (5.0, "logits, training")
+    assert digits["lower"].each == {0: 4.25, 1: 2.5}
+    assert (digits["lower"].value, digits["lower"].high) == (4.25, math.inf)
+    assert digits["lower"].flag == "refuted: ε = 3 for a claim of 3", "and the claim of 5 holds"
+    assert (mnist["lower"].value, mnist["lower"].flag) == (0.5, "")
+    half = math.hypot(0.04, 0.04) / 2  # over the candidates of both seeds, each known to 0.04
+    auc = digits["auc"]
+    assert (auc.value, auc.low, auc.high) == tuple(map(pytest.approx, (0.68, 0.68 - half, 0.68 + half)))
+    assert mnist["auc"].value == 0.54
+    assert digits["tpr"].value == pytest.approx((0.21 + 0.15) / 2)
+
+
+def test_points_of_the_figures_of_unequal_runs(uneven):
+    """Round 3 was not evaluated: it has no point, and its bytes count."""
+    pytest.importorskip("matplotlib")
+    from fedaudit.reports.figures import _spent, per_round
+
+    folder, of = uneven
+    row = of["uneven", "digits"]
+    scores = []
+    for run, name in zip(row.group.runs, ("digits-0", "digits-1"), strict=True):
+        told = unequal.raw(folder, name)["rounds"]
+        sizes = [one["up_payload"] + one["down_payload"] for one in told]
+        each = [one["utility"]["global"]["test"]["accuracy"] for one in told if one["utility"]]
+        scores.append(each)
+        assert _spent(run) == [(sizes[0], each[0]), (sum(sizes[:2]), each[1]), (sum(sizes), each[2])]
+    (axes,) = per_round([row]).axes
+    line, band = axes.lines[0], axes.collections[0]
+    assert list(line.get_xdata()) == [1, 2, 4]
+    assert list(line.get_ydata()) == [pytest.approx((a + b) / 2) for a, b in zip(*scores, strict=True)]
+    corners = {(float(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
+    for t, a, b in zip((1, 2, 4), *scores, strict=True):
+        assert {(t, round(a, 6)), (t, round(b, 6))} <= corners, "the band goes from the worst seed to the best"

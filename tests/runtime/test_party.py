@@ -7,13 +7,14 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
-from fedaudit import run
+from fedaudit import Up, private, run
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.party import Party
+from fedaudit.runtime.party import Cohort, Party
 from fedaudit.runtime.task import open_client
 from fedaudit.runtime.world import World
 
@@ -98,3 +99,25 @@ def test_class_means_are_of_clipped_rows(tiny):
         of_class = rows[client.y == c]
         clipped = of_class * (0.5 / of_class.norm(dim=1, keepdim=True)).clamp(max=1)
         assert torch.allclose(mean, clipped.mean(0), atol=1e-6)
+
+
+class Sent(Up):
+    v: Tensor = private("weights", via="data", unit="client")
+    n: int = private("count", via="data", unit="client")
+
+
+def test_without_a_way_of_summing_a_cohorts_mean_is_the_mean_of_its_replies():
+    """(1 x 2 + 3 x 6) / 4 = 5 by records, and (2 + 6) / 2 = 4 where all weigh the same."""
+    replies = {0: Sent(torch.tensor([2.0]), 1), 4: Sent(torch.tensor([6.0]), 3)}
+    asked = []
+    cohort = Cohort([0, 4], lambda *words: asked.append(words) or replies)
+    mean = cohort.mean("fn", "message", by="n")
+    assert asked == [(cohort, "fn", "message")]
+    assert (mean.value.v.tolist(), mean.value.n, mean.count) == ([5.0], 4, 2)
+    assert cohort.mean("fn", "message").value.v.tolist() == [4.0]
+
+
+def test_a_cohorts_mean_is_the_runs_where_the_run_has_one():
+    cohort = Cohort([0], lambda *words: {}, lambda *words: words)
+    assert cohort.mean("fn", "message", by="n") == (cohort, "fn", "message", "n")
+    assert cohort.mean("fn", "message") == (cohort, "fn", "message", None)

@@ -17,6 +17,7 @@ from fedaudit.errors import SettingError
 from fedaudit.runtime import planned_traffic
 from fedaudit.runtime.planned_traffic import make_plan, plan_traffic
 from fedaudit.setting import Setting
+from fedaudit.wire.message import FRAME, Size
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "FMNIST": "fashion-mnist"}
 # FedZGE uses FedFTG and DFRD "as data-free methods" and bills the global model to each client in each round.
@@ -367,3 +368,27 @@ def test_the_command_averages_over_partitions(fedaudit):
 def test_conventions_are_two():
     with pytest.raises(SettingError, match="convention"):
         plan_traffic(Setting.make(method="fedavg", dataset="cifar10"), "raw")
+
+
+def test_on_the_wire_each_message_has_a_frame_for_each_client():
+    """Three clients; two messages up, of which one has two fields, and one down."""
+    declared = {
+        ("up", "Local.w"): Size(100, 30, 7), ("up", "Local.n"): 8, ("up", "Late.w"): Size(5), ("down", "Global.w"): 60,
+    }  # fmt: skip
+    assert planned_traffic._counted(declared, "payload", 3) == {
+        ("up", "Local.w"): 100, ("up", "Local.n"): 8, ("up", "Late.w"): 5, ("down", "Global.w"): 60,
+    }  # fmt: skip
+    frames = {
+        ("up", "Local.(frame)"): 3 * FRAME, ("up", "Late.(frame)"): 3 * FRAME, ("down", "Global.(frame)"): 3 * FRAME,
+    }  # fmt: skip
+    assert planned_traffic._counted(declared, "wire", 3) == {
+        ("up", "Local.w"): 137, ("up", "Local.n"): 8, ("up", "Late.w"): 5, ("down", "Global.w"): 60, **frames,
+    }  # fmt: skip
+
+
+def test_means_over_draws_and_rounds_and_their_spread():
+    assert planned_traffic._mean([4, 8]) == 6
+    assert isinstance(planned_traffic._mean([4, 8]), int)
+    assert planned_traffic._mean([4, 8, 9], rounds=2) == 3.5
+    assert planned_traffic._spread([4]) is None
+    assert planned_traffic._spread([4, 8]) == pytest.approx(math.sqrt(8))

@@ -160,3 +160,23 @@ def test_the_command_line_takes_a_table(fedaudit, tmp_path):
     code, _, err = fedaudit("run", *words, "--out", tmp_path / "a")
     assert code == 0, err
     assert read_record(tmp_path / "a").setting.start == {"method": "local", "rounds": 1, "set": {"E": 1}}
+
+
+def test_the_other_run_goes_on_where_it_was_stopped(tmp_path):
+    """It was stopped after the first of two rounds; who starts with its clients carries out the second alone."""
+    asked = setting(start={**LOCAL, "rounds": 2, "set": {**LOCAL["set"], "E": 1}})
+    beside = tmp_path / folder_name(first_setting(asked))
+
+    def stop(t, rounds, words):
+        if t == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(first_setting(asked), out=beside, watch=stop)
+    (before,) = read_record(beside).rounds
+    run(asked, out=tmp_path / "a")
+    after = read_record(beside)
+    assert after.status == "done"
+    assert after.rounds[0].wall_s == before.wall_s, "it was not carried out again"
+    assert len(after.rounds) == 2
+    assert not (tmp_path / "record.json").exists(), "each run has a folder of its own"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from fedaudit import Down, State, registry, relay, run
 from fedaudit.errors import WireError
 from fedaudit.runtime import checkpoint, task
 from fedaudit.runtime.checkpoint import Store
-from fedaudit.runtime.task import ClientState, received
+from fedaudit.runtime.task import ClientState, Done, Task, received, run_task
 from fedaudit.wire.codec import content_of, decode, encode, encode_lazily, packing, read_header
 from fedaudit.wire.codec.packing import Held
 
@@ -332,3 +333,20 @@ def test_what_a_client_did_with_its_records_may_tell(part: str) -> None:
     nothing = SimpleNamespace(looked=False, fitting=False, dirty=False, plain_fits=0)
     assert not task._may_tell(nothing)
     assert task._may_tell(SimpleNamespace(**{**vars(nothing), part: 1}))
+
+
+def test_a_task_of_which_nothing_else_is_said() -> None:
+    """It is its client's first attempt, and nobody tests a declaration by it."""
+    task = Task("{}", "f", 1, 2, 0, None, b"")
+    assert (task.attempt, task.drop, task.watch, task.here, task.followed) == (0, False, False, False, False)
+    assert (task.swap, task.replay, task.noise, task.terms) == (None, None, b"", None)
+    assert dataclasses.asdict(Done(4)) == {
+        "k": 4, "state": None, "reply": None, "protection": {}, "entries": [], "released": None, "tape": None,
+        "spans": [], "rss": 0, "gpu": None, "private_fits": 0, "picked": [], "chose": False, "brought": False,
+        "layout": "", "cut": 0, "rows": [], "alone": [], "error": None, "detail": "", "lost": False, "redone": 0,
+        "fatal": None,
+    }  # fmt: skip
+
+
+def test_a_client_that_drops_out_answers_nothing() -> None:
+    assert run_task(Task("{}", "f", 3, 2, 0, b"state", b"message", drop=True)) == Done(3, error="dropped out")

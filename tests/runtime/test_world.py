@@ -204,3 +204,18 @@ def test_ds_fl_with_equal_weights_is_not_billed_for_counts_that_it_does_not_send
     assert "SoftLabels.N" in equal.absent(1)
     assert "SoftLabels.N" not in samples.absent(1)
     assert SoftLabels.optional() == {"N"}
+
+
+def test_a_process_of_one_party_knows_one_world(monkeypatch):
+    from fedaudit.errors import ContractError
+    from fedaudit.runtime import world as module
+
+    monkeypatch.setattr(module, "_held", [])
+    mine = object()
+    try:
+        module.keep_world("a", mine)
+        assert module.world_of("a") is mine
+        with pytest.raises(ContractError, match="cannot open the world of another setting"):
+            module.world_of("b")
+    finally:
+        module.world_of.cache_clear()

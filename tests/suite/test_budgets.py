@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 import reported
+import unequal
 
 from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.runtime.run_record import read_record
-from fedaudit.suite.budgets import Budget, Outcome, check_budget, check_runs, measure
+from fedaudit.suite.budgets import Budget, Outcome, ceilings, check_budget, check_runs, measure
 from fedaudit.units import bytes_text, parse_bytes
 
 pytest_plugins = ["pytester"]
@@ -344,3 +345,77 @@ def test_a_budget_of_another_run_is_not_about_this_one(key, value, record):
     assert Budget(max=1).is_about(record)
     assert Budget(max=1, method="fedavg", dataset="digits", compress="none").is_about(record)
     assert not Budget(max=1, **{key: value}).is_about(record)
+
+
+def test_the_ceilings_of_single_fields(record):
+    """A budget without a direction is about both; others are of another convention, method or data set, or no size."""
+    mine = Budget(per="run", max=9.0)
+    budgets = [
+        Budget(per="run", field="Local.w", max=1.0),
+        Budget(per="run", field="Local.n", direction="up", max=2.0),
+        Budget(per="run", field="Global.w", direction="down", method="fedavg", dataset="digits", max="3 kB"),
+        Budget(per="run", message="Local", max=4.0),
+        Budget(per="round", field="a.a", max=5.0),
+        Budget(per="run", field="b.b", convention="wire", max=5.0),
+        Budget(per="run", field="c.c", method="local", max=5.0),
+        Budget(per="run", field="d.d", dataset="mnist", max=5.0),
+        Budget(per="run", field="e.e", baseline="b.json", max_growth="1 %"),
+        mine,
+    ]
+    assert ceilings(budgets, mine, record) == {
+        "up Local.w": 1.0, "down Local.w": 1.0, "up Local.n": 2.0, "down Global.w": 3000.0,
+    }  # fmt: skip
+
+
+# --- runs in which everything differs: helpers/runs/unequal
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    return unequal.write(tmp_path_factory.mktemp("unequal"))
+
+
+@pytest.mark.parametrize("name", ["digits-0", "digits-1", "mnist-0"])
+def test_figures_of_unequal_runs(uneven, name):
+    told, made = unequal.raw(uneven, name), read_record(uneven / "runs" / name)
+    by = {"client-round": 8, "round": 4, "run": 1}
+    for direction in ("up", "down"):
+        for convention in ("payload", "wire"):
+            for per, parts in by.items():
+                budget = Budget(direction=direction, convention=convention, per=per, max=1.0)
+                assert measure(budget, made)[0] == pytest.approx(unequal.sent(told, direction, convention) / parts)
+    assert measure(Budget(field="Local.n", per="run", max=1.0), made)[0] == 64
+    assert measure(Budget(metric="epsilon", max=1.0), made)[0] == unequal.most_spent(told)
+    assert measure(Budget(metric="time", baseline="b", max_growth="1 %"), made)[0] == pytest.approx(unequal.work(told))
+    assert measure(Budget(metric="flops", max=1.0), made)[0] == 5250 + made.setting.seed
+    reached = told["rounds"][3]["utility"]["global"]["test"]["accuracy"]
+    assert measure(Budget(metric="accuracy", min=0.1), made)[0] == reached
+
+
+def test_each_budget_is_held_against_its_own_runs(uneven, tmp_path):
+    """Three runs of one method on two data sets, of which one breaks each budget."""
+    path = budgets(
+        tmp_path,
+        """
+[[budget]]
+method = "uneven"
+dataset = "digits"
+metric = "epsilon"
+max = 8.0
+
+[[budget]]
+dataset = "mnist"
+metric = "auc"
+max = 0.54
+
+[[budget]]
+method = "uneven"
+metric = "refuted"
+max = 0
+""",
+    )
+    found = [(o.budget.metric, Path(o.run).name, o.value, o.kept) for o in check_runs([uneven], path)]
+    assert found == [
+        ("epsilon", "digits-0", 7.25, True), ("epsilon", "digits-1", 8.25, False), ("auc", "mnist-0", 0.54, True),
+        ("refuted", "digits-0", 1.0, False), ("refuted", "digits-1", 0.0, True), ("refuted", "mnist-0", 0.0, True),
+    ]  # fmt: skip

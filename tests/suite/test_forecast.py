@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import reported
+import unequal
 
+from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell
-from fedaudit.suite.forecast import Forecast, Pace, total
+from fedaudit.suite.forecast import Forecast, Pace, _keys, _seconds, by_row, duration, total
 
 # --- unequal rounds
 
@@ -47,3 +49,82 @@ def test_audits_are_forecast_for_each_round():
     pace.learn(record, {"residuals": 5.0, "release": 3.0})
     assert set(pace.audits.values()) == {8.0 / len(record.rounds)}
     assert len(record.rounds) > 1
+
+
+# --- runs in which everything differs: helpers/runs/unequal
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """Rounds of 1, 4, 9 and 16 s with seed 0, of a second more with seed 1; the audits took 6 and 10 s."""
+    folder, pace = unequal.write(tmp_path_factory.mktemp("unequal")), Pace()
+    for name, audits in (("digits-0", {"a": 4.0, "b": 2.0}), ("digits-1", {"a": 10.0}), ("mnist-0", {})):
+        pace.learn(read_record(folder / "runs" / name), audits)
+    pace.learn(None)
+    return folder, pace
+
+
+def test_seconds_a_round_are_of_the_nearest_runs(learnt):
+    folder, pace = learnt
+    first, second = (read_record(folder / "runs" / f"digits-{seed}").setting for seed in (0, 1))
+    assert pace.per_round(first) == (pytest.approx(30 / 4), "this cell's own rounds")
+    assert pace.per_round(second) == (pytest.approx(34 / 4), "this cell's own rounds")
+    other = first.model_copy(update={"seed": 7})
+    assert pace.per_round(other) == (pytest.approx((30 + 34) / 8), "the same with another seed")
+    longer = first.model_copy(update={"seed": 7, "rounds": 9})
+    assert pace.per_round(longer) == (pytest.approx(64 / 8), "the same with other rounds")
+    plain = first.model_copy(update={"privacy": {}})
+    assert pace.per_round(plain) == (pytest.approx(64 / 8), "the same under other privacy")
+    assert pace.per_round(first.model_copy(update={"dataset": "svhn"})) is None
+
+
+def test_seconds_of_attacks_and_audits_are_of_the_nearest_runs(learnt):
+    folder, pace = learnt
+    first, second = (read_record(folder / "runs" / f"digits-{seed}").setting for seed in (0, 1))
+    assert [pace.per_attack(s, "strong", "server") for s in (first, second)] == [2.0, 3.0]
+    assert pace.per_attack(first, "peek", "peer:1") == 0.0, "it did not run, which takes no time"
+    assert pace.per_attack(first, "strong", "outsider") is None
+    assert pace.per_attack(first.model_copy(update={"seed": 9}), "strong", "server") == 3.0, "of the last one seen"
+    assert [pace.per_audit(s) for s in (first, second)] == [6.0, 10.0]
+    longer = first.model_copy(update={"rounds": 8})
+    assert pace.per_audit(longer) == pytest.approx(8 * 10 / 4)
+
+
+def test_what_is_left_of_a_cell_is_its_rounds_attacks_and_audits(learnt):
+    """Half-way: two rounds of 7.5 s, the attacks of 2 s and 0.25 s, and 6 s of audits; without trials no audits."""
+    folder, pace = learnt
+    done = read_record(folder / "runs" / "digits-0")
+    asked = {"attacks": ["loss"], "threats": ["server"]}
+    pace.attacks[_keys(done.setting)[0]]["loss", "server"] = 2.25
+    half = done.model_copy(update={"rounds": done.rounds[:2], "status": "running"})
+    with_audits = Cell(Path("nowhere"), done.setting, trials=100, **asked)
+    assert _seconds(with_audits, half, 2, pace) == (pytest.approx(15 + 2.25 + 6), "time from this cell's own rounds")
+    without = Cell(Path("nowhere"), done.setting, trials=0, **asked)
+    assert _seconds(without, half, 2, pace)[0] == pytest.approx(15 + 2.25)
+    unknown = Cell(Path("nowhere"), done.setting, attacks=["loss", "entropy"], threats=["server"], trials=0)
+    seconds, note = _seconds(unknown, None, 4, pace)
+    assert seconds == pytest.approx(30 + 2.25)
+    assert note.endswith("1 attacks not counted")
+    fresh = read_record(folder / "runs" / "mnist-0").setting
+    audited = Cell(Path("nowhere"), fresh, attacks=[], threats=[], trials=100)
+    seconds, note = _seconds(audited, None, 4, pace)
+    assert seconds == pytest.approx(30 + 30)
+    assert "assumed to take as long as the run" in note
+
+
+def test_rows_of_a_forecast_add_up_their_seeds():
+    cells = [cell(Setting.make(seed=s, dataset=d)) for d in ("digits", "mnist") for s in (0, 1)]
+    left = [("new", 3000, 100.0), ("done", 0, 0.0), ("new", 5000, 200.0), ("new", None, 7.0)]
+    found = [Forecast(c, *of) for c, of in zip(cells, left, strict=True)]
+    assert by_row(found) == [
+        ("fedavg dataset=digits", "2", "1 new, 1 done", "3.00 kB", "2 min"),
+        ("fedavg dataset=mnist", "2", "new", "?", "3 min"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h"), (36000, "10.0 h")],
+)
+def test_durations_in_words(seconds, words):
+    assert duration(seconds) == words

@@ -242,6 +242,20 @@ def test_a_budget_takes_first_seeds_first_and_adds_up(mine, tmp_path, monkeypatc
     assert all(p.fits for p in reproduce.plan(table, "cpu", tmp_path / "out"))
 
 
+def test_what_cannot_be_timed_does_not_fit_a_budget(mine, tmp_path, monkeypatch):
+    """Two runs of either method. One will fail, one is done, one does not apply, and one takes a minute and a half."""
+    states = [("will fail", None), ("done", 0.0), ("does not apply", None), ("new", 90.0)]
+    monkeypatch.setattr(
+        reproduce,
+        "forecast",
+        lambda cells, measure: [Forecast(c, state, 1, s, "why") for c, (state, s) in zip(cells, states, strict=True)],
+    )
+    table = find_table("mine", "7")
+    planned = reproduce.plan(table, "cpu", tmp_path / "out", budget=1.5)
+    assert [one.fits for one in planned] == [False, True, True, True], "a budget is kept up to its end"
+    assert planned[0].why_not == "will fail: why"
+
+
 def test_a_forecast_is_measured_where_that_is_asked_for(mine, tmp_path):
     asked = ("mine", 7, "--scale", "cpu", "--out", tmp_path / "out", "--method", "constant", "--dry-run")
     assert "Time: not known" in called(*asked).output

@@ -72,3 +72,10 @@ def test_imports_are_watched(monkeypatch):
     monkeypatch.setattr(worker.signal, "signal", lambda *what: None)
     worker.main(["mine"])
     assert order == ["watched 0", "imports ['mine']", "free", "serves 0 forks"]
+
+
+def test_what_cells_may_need_is_imported_where_it_is_installed(monkeypatch):
+    monkeypatch.setattr(worker, "USUAL", ("no_such_module_of_anybody",))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    worker.prepare(["colorsys", "neither_is_this"])
+    assert "colorsys" in sys.modules

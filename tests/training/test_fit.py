@@ -196,3 +196,43 @@ def test_batch_norms_learn_from_the_batch_or_stay(norms):
     assert norm.running_mean.item() == pytest.approx(mean)
     assert norm.weight.item() != 1
     assert norm.training, "as it was before"
+
+
+def test_a_step_is_recorded_once_for_each_size_that_comes_often(monkeypatch):
+    """The usual size of 4 at once; 3, an epoch's last batch, once it came `OFTEN` times."""
+    from fedaudit.training import fit as module
+
+    made = []
+    monkeypatch.setattr(module, "record_giving_back", lambda step, state, device: made.append(device) or object())
+    monkeypatch.setattr(module, "recordable", lambda model, device, planned: True)
+    gradient = module._Gradient(
+        torch.nn.Linear(2, 1), None, None, {}, separable=True, total=torch.zeros(()), usual=4, planned=100
+    )
+    usual, last = [torch.ones(4, 2)], [torch.ones(3, 2)]
+    first = gradient._recording(usual)
+    assert first is not None
+    assert gradient._recording(usual)[0] is first[0]
+    assert len(made) == 1
+    assert first[1][0] is not usual[0], "batches are copied into rows of its own"
+    assert [gradient._recording(last) is None for _ in range(module.OFTEN - 1)] == [True] * (module.OFTEN - 1)
+    second = gradient._recording(last)
+    assert second is not None
+    assert gradient._recording(last)[0] is second[0]
+    assert len(made) == 2
+
+
+def test_what_cannot_be_recorded_is_not_tried_again(monkeypatch):
+    from fedaudit.training import fit as module
+
+    tried = []
+    monkeypatch.setattr(module, "record_giving_back", lambda step, state, device: tried.append(device))
+    monkeypatch.setattr(module, "recordable", lambda model, device, planned: True)
+    for size, goes_on in ((3, True), (4, False)):  # without the usual size nothing is recorded at all
+        gradient = module._Gradient(
+            torch.nn.Linear(2, 1), None, None, {}, separable=True, total=torch.zeros(()), usual=4, planned=50
+        )
+        tried.clear()
+        assert all(gradient._recording([torch.ones(size, 2)]) is None for _ in range(module.OFTEN + 20))
+        assert gradient._records == goes_on
+        if size == 3:
+            assert len(tried) == 1

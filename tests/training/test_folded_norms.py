@@ -40,6 +40,13 @@ def test_a_folded_network_says_the_same(arch: str, count: int) -> None:
     assert all(torch.equal(net(x), was) for net, was in zip(nets, before, strict=True)), "the networks are as before"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_norms_that_come_back_are_the_first_networks(count: int) -> None:
+    nets = [trained("cnn_bn@0.25", seed) for seed in range(count)]
+    norms = folded(nets)[2]
+    assert [id(m) for m in norms] == [id(m) for m in nets[0].modules() if isinstance(m, nn.BatchNorm2d)]
+
+
 def test_what_trains_or_stands_in_two_places_is_not_folded() -> None:
     norm = nn.BatchNorm2d(2)
     net = nn.Sequential(nn.Conv2d(2, 2, 1), norm, nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.BatchNorm2d(2)).eval()

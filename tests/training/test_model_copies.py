@@ -102,3 +102,25 @@ def test_where_a_state_does_not_fit_as_it_is_nothing_is_taken() -> None:
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
     assert copied_with(tied, dict(tied.state_dict())) is None, "two names, one tensor"
+
+
+def test_a_layer_that_knows_how_it_is_copied_is_asked() -> None:
+    """By its class, or by itself."""
+
+    class Knows(nn.Linear):
+        def __deepcopy__(self, memo: dict[int, object]) -> nn.Module:
+            return nn.Identity()
+
+    model = nn.Sequential(Knows(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].__dict__["__deepcopy__"] = lambda memo: nn.Flatten()
+    mine = copied(model)
+    assert [type(layer) for layer in mine] == [nn.Identity, nn.Flatten, nn.Linear]
+
+
+def test_a_layer_is_copied_by_its_attributes_and_not_by_deepcopy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`copy.deepcopy` takes longer than a step of a small network."""
+    asked: list[object] = []
+    real = copy.deepcopy
+    monkeypatch.setattr(copy, "deepcopy", lambda x, memo=None: asked.append(x) or real(x, memo))
+    copied(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert not [x for x in asked if isinstance(x, nn.Module | torch.Tensor)]

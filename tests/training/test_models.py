@@ -467,6 +467,17 @@ def test_the_padded_convnet_drops_no_row():
         assert not torch.equal(net.eval().encode(edge), net.encode(torch.zeros(1, 1, 28, 28)))
 
 
+@pytest.mark.parametrize(("sides", "padding"), [((28, 30), (3, 2)), ((30, 28), (2, 3)), ((25, 32), (5, 1))])
+def test_each_side_is_padded_by_itself(sides, padding):
+    """A kernel of 3 pads by 1. To be a multiple of 8, 28 needs 2 more on either side, 30 one, 25 four (of 33 one is
+    left over), 32 none."""
+    net = models.build("convnet_padded", shape=(1, *sides), classes=10)
+    assert net.encoder.conv1.padding == padding
+    assert net.encoder.conv2.padding == (1, 1)
+    assert net.width == 128 * 4 * 4
+    assert net(torch.zeros(2, 1, *sides)).shape == (2, 10)
+
+
 # --- a common embedding width: `name/512` pools, `name/p512` projects.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,3 +282,88 @@ def test_batch_norms_of_one_channel_are_trained_alone() -> None:
     assert set(alone.values()) == {"a batch norm of one channel cannot be mapped over models"}
     assert stacks(make("cnn_bn@0.0625", [8, 8], norms="running"))[0] == [[0, 1]]
     assert stacks(make("cnn_bn@0.125", [8, 8]))[0] == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"epochs": 2, "steps": None}, None),
+        ({"epochs": None, "steps": 3}, None),
+        ({"epochs": None, "steps": None}, "its training is refused"),
+        ({"epochs": 2, "steps": 3}, "its training is refused"),
+        ({"turns": Turns((5, 7))}, None),
+        ({"turns": Turns((5, 6))}, "its training is refused"),
+        ({"turns": Turns((5, 8))}, "its training is refused"),
+    ],
+)
+def test_what_fit_refuses_is_left_to_fit(options: dict[str, Any], why: str | None) -> None:
+    """Twelve records: epochs or steps, not both, and parts that add up to the records."""
+    (job,) = make("mlp", [12], **options)
+    assert stackable.never_stacked(job) == why
+
+
+def test_a_loss_of_images_alone_is_stacked() -> None:
+    """Jobs without labels have one tensor of rows."""
+
+    def energy(f: Any, x: Tensor) -> Tensor:
+        return f(x).square().sum(1)
+
+    def unlabelled() -> list[Job]:
+        jobs = make("mlp", [5, 9], loss=energy)
+        return [Job(job.model, job.loss, job.rows[:1], job.rng, job.options) for job in jobs]
+
+    together, alone = unlabelled(), unlabelled()
+    fit_together(together)
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
+
+
+def test_who_trains_alone_as_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam does where bits need not be torch's and the step can be recorded; everything on a GPU that compiles does."""
+    ((plain,), (by_adam,)) = make("mlp", [9]), make("mlp", [9], opt=adam())
+    assert not by_adam._as_stack, "on this processor nothing is recorded"
+    monkeypatch.setattr(stack, "stacks_networks", lambda: True)
+    monkeypatch.setattr(stack, "recordable", lambda model, device, planned: planned == 6)
+    assert by_adam._as_stack
+    assert not plain._as_stack
+    assert not make("mlp", [9], opt=adam(), epochs=1)[0]._as_stack
+    monkeypatch.setattr(stack, "stacks_networks", lambda: False)
+    assert not by_adam._as_stack
+    monkeypatch.setattr(stack, "compiles", lambda: True)
+    assert not plain._as_stack
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    assert plain._as_stack
+
+
+def test_the_faster_of_two_ways_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products take 1 s where they are recorded, and convolutions 9 s."""
+    monkeypatch.setattr(stack, "_faster", {})
+    monkeypatch.setattr(stack, "may_choose", lambda: True)
+    fitting = SimpleNamespace(
+        jobs=make("mlp", [5]), slots=[0, 1], device=torch.device("cpu"), mapped=SimpleNamespace(convolves=True)
+    )
+    recorded: list[bool] = []
+    monkeypatch.setattr(stack, "record", lambda step, state: recorded.append(fitting.mapped.products) or recorded[-1])
+    monkeypatch.setattr(stack, "timed", lambda recording, state: 1.0 if recording else 9.0)
+    assert _Fitting._choose(fitting, list, [], 4, False) is True
+    assert recorded == [True, False]
+    assert _Fitting._choose(fitting, list, [], 4, False) is True
+    assert recorded == [True, False, True], "it is known now"
+    monkeypatch.setattr(stack, "timed", lambda recording, state: 9.0 if recording else 1.0)
+    assert _Fitting._choose(fitting, list, [], 5, False) is False, "other sizes may have another faster way"
+    assert fitting.mapped.products is False
+
+
+def test_tied_weights_are_tied_in_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    net[2].weight = net[0].weight
+    caller = mapped_loss.Caller(net)
+    f = mapped_loss.Functional(caller, dict(net.named_parameters()), {}, mapped_loss.places(caller))
+    x = torch.randn(4, 3)
+    assert torch.equal(f(x), net(x))
+    monkeypatch.setattr(mapped_loss, "halves", lambda: torch.bfloat16)
+    found = f(x)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, net(x))
+    torch.testing.assert_close(found, net(x), atol=0.05, rtol=0.05)

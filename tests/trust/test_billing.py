@@ -237,6 +237,11 @@ def test_what_is_left_behind_is_billed(where, ledger):
     assert {entry.kind for client in record.ledger for entry in client.entries} >= {"left behind"}
 
 
+def test_what_a_task_that_saw_no_record_leaves_behind_is_free(ledger):
+    record = ledger("CountsItsTasks")
+    assert [entry.kind for client in record.ledger for entry in client.entries if entry.kind == "left behind"] == []
+
+
 def test_how_many_rows_leave_is_a_release(ledger):
     record = ledger("FewerRows", EMBEDDINGS)
     assert epsilons(record) == [math.inf, math.inf]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -352,3 +353,21 @@ def test_a_lost_task_that_is_done_again_is_the_same_task(tiny):
     assert bytes(one.state) == bytes(again.state)
     assert one.entries == again.entries
     assert bytes(fresh.reply) != bytes(one.reply), "another attempt has other noise, and is billed as another task"
+
+
+def test_a_host_has_a_folder_of_its_own_only_as_an_isolated_party(tiny, monkeypatch):
+    handed = []
+    monkeypatch.setattr(twins.nursery, "nursery_of_twins", lambda: SimpleNamespace(hand_over=handed.append))
+    world = SimpleNamespace(setting=tiny("fedavg"))
+    given, own = twins._Host(world, {"folder": "given", "more": 1}), twins._Host(world, None)
+    try:
+        assert (given._around["folder"], given._around["more"], given._scratch) == ("given", 1, "")
+        scratch = Path(own._around["folder"])
+        assert scratch.is_dir()
+        assert len(handed) == 2
+    finally:
+        given.close()
+        own.close()
+        for socket in handed:
+            socket.close()
+    assert not scratch.exists()

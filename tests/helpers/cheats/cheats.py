@@ -671,6 +671,17 @@ def leave(method, kept, seen):
             method.__dict__["seen"] = seen
 
 
+COUNTED = []
+
+
+class CountsItsTasks(Averages):
+    """Notes that it was asked, in a module, and neither looks at a record nor trains: nothing of it tells of them."""
+
+    def update(self, client, msg):
+        COUNTED.append(client.t)
+        return Weights(msg.w)
+
+
 WATCHED = []
 
 

@@ -40,6 +40,8 @@ FOLDER = ROOT / ".mutants"  # which test covers which line, and how long it take
 EQUIVALENT = Path(__file__).with_name("equivalent_edits.toml")
 SETTINGS = "tests/test_docs.py::test_the_reference_is_made_from_the_code"
 ATTACKS = "tests/attacks/test_stated_settings.py"  # reads the attacks' classes, and runs through none of their lines
+# These read classes, and run through none of their lines.
+STATED, CHANGING = "tests/methods/test_stated_settings.py", "tests/test_house.py::test_which_classes_may_change"
 MOST = 60  # covering tests that are run for an edit, the nearest and fastest ones
 SECONDS = 300  # for them all: an edit that makes them hang is found out
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
@@ -332,6 +334,8 @@ class Covered:
             found = found or self._of(edit.file, (1, sys.maxsize))
             found = [ATTACKS, *found] if edit.file.startswith("attacks/") else found
             found += [SETTINGS] if found and SETTINGS not in found else []
+            found = [CHANGING, *found] if edit.text in ("True", "False") else found
+            found = [STATED, *found] if edit.file.startswith("methods/") else found
         return found
 
     def _of(self, file: str, lines: tuple[int, int]) -> list[str]:

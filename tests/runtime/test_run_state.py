@@ -1,0 +1,58 @@
+"""What a run in progress tells of itself, and that it closes what it opened."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from fedaudit.runtime.run_state import RunState
+from fedaudit.runtime.runner import _close
+
+
+def telling(now):
+    said = []
+    record = SimpleNamespace(notes=["known"])
+    run = SimpleNamespace(
+        watch=lambda *words: said.append(words), now=now, setting=SimpleNamespace(rounds=9), record=record
+    )
+    run.note = lambda notes: RunState.note(run, notes)
+    return run, said
+
+
+def test_slower_steps_are_told_with_the_rounds_that_are_behind():
+    for now, behind in ((0, 0), (1, 0), (4, 3)):
+        run, said = telling(now)
+        RunState.tell_slower(run, "not compiled: no compiler")
+        RunState.tell_slower(run, "no graph")
+        (first, second) = said
+        assert first[:2] == second[:2] == (behind, 9)
+        assert "2 to 3 times as long as compiled" in first[2]
+        assert "several times" in second[2]
+
+
+def test_what_is_not_stacked_is_told_once():
+    run, said = telling(4)
+    RunState.note_alone(run, "client_update", ["dropout"])
+    RunState.note_alone(run, "client_update", ["dropout"])
+    assert said == [(3, 9, "note: not stacked: client_update: dropout")]
+    assert run.record.notes == ["known", "not stacked: client_update: dropout"]
+
+
+class Closing:
+    def __init__(self, **parts):
+        self.closed = []
+        self.store = SimpleNamespace(abandon=lambda: self.closed.append("store"))
+        self.given_engine = None
+        vars(self).update({name: SimpleNamespace(close=lambda n=name: self.closed.append(n)) for name in parts})
+
+    def __getattr__(self, name):  # a run makes its engine when it is first asked for
+        raise AssertionError(f"{name} is made in order to be closed")
+
+
+def test_a_run_closes_what_it_opened_and_nothing_else():
+    bare, whole, given = Closing(), Closing(engine=True, twins=True), Closing(engine=True)
+    given.given_engine = given.engine
+    for run in (bare, whole, given):
+        _close(run)
+    assert bare.closed == ["store"]
+    assert whole.closed == ["twins", "store", "engine"]
+    assert given.closed == ["store"], "its caller goes on with that engine"

@@ -1,0 +1,68 @@
+"""Seals of small folders: which files are in them, and the part of the noise key. Digests by hashlib alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from fedaudit.errors import RunError
+from fedaudit.privacy.noise_key import FILE as KEY
+from fedaudit.runtime.seal import CHUNK, Seal, read_seal, write_seal
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "transcript").mkdir()
+    (tmp_path / "transcript" / "index.jsonl").write_text("{}")
+    (tmp_path / "transcript" / "half.tmp").write_text("being written")
+    (tmp_path / "record.json").write_bytes(b"r" * (CHUNK + 1))
+    (tmp_path / "log.txt").write_text("not sealed")
+    (tmp_path / KEY).write_bytes(b"a key")
+    return tmp_path
+
+
+def by_hand(content):
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def test_a_seal_is_over_names_and_contents(folder):
+    seal = Seal.of(folder)
+    wanted = {KEY: by_hand(b"a key"), "record.json": by_hand(b"r" * (CHUNK + 1)),
+              "transcript/index.jsonl": by_hand(b"{}")}  # fmt: skip
+    assert seal.files == wanted
+    assert list(seal.files) == sorted(wanted)
+    assert seal.digest == by_hand(json.dumps(sorted([name, digest] for name, digest in wanted.items())).encode())
+    assert seal.signature is None
+
+
+def test_a_key_that_was_not_handed_on_counts_as_it_was(folder):
+    before = Seal.of(folder)
+    write_seal(folder, before)
+    (folder / KEY).unlink()
+    assert Seal.of(folder) == before
+    (folder / KEY).write_bytes(b"another key")
+    now = Seal.of(folder)
+    assert now.files[KEY] == by_hand(b"another key")
+    assert before.broken_by(now) == [KEY]
+
+
+def test_without_a_seal_a_missing_key_is_not_there(folder):
+    (folder / KEY).unlink()
+    assert KEY not in Seal.of(folder).files
+    (folder / "seal.json").write_text("not a seal")
+    assert KEY not in Seal.of(folder).files
+    with pytest.raises(RunError, match="does not hold a seal"):
+        read_seal(folder)
+
+
+def test_what_was_edited_removed_or_added_breaks_it(folder):
+    before = Seal.of(folder)
+    (folder / "record.json").write_text("other")
+    (folder / "transcript" / "index.jsonl").unlink()
+    (folder / "models").mkdir()
+    (folder / "models" / "global.safetensors").write_bytes(b"m")
+    assert before.broken_by(Seal.of(folder)) == ["models/global.safetensors", "record.json", "transcript/index.jsonl"]
+    old = before.model_copy(update={"files": {n: d for n, d in before.files.items() if n != KEY}})
+    assert old.broken_by(before) == [], "a seal from before keys were sealed"
