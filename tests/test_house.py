@@ -156,6 +156,7 @@ NOT_A_MODULE = {
     "reports/test_conclusions": "a made-up audit with known conclusions, through all of the room",
     "runtime/test_own": "a user's own model and data through every room",
     "suite/test_kill": "kills at random instants, minutes long",
+    "suite/test_seeds_together": "a row through scheduler, worker and cell",
     "verify/test_forgeries": "a forged folder, whatever part of it",
     "verify/test_gates": "commands that read a folder that was changed",
     "verify/test_honest": "folders that nobody changed are not accused",

@@ -18,11 +18,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedaudit.progress import Watch
     from fedaudit.suite.cell import Cell
 
 # Modules that optimisers, scores, baselines and pictures would otherwise import on first use.
@@ -98,7 +99,7 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
     cells = [_cell(of_cell) for of_cell in request["cells"]]
     last: dict[int, tuple[float, str]] = {}
 
-    def watching(i: int) -> Callable[[float, float, str], None]:
+    def watching(i: int) -> Watch:
         def watch(t: float, rounds: float, what: str) -> None:
             if (t, what) != last.get(i):
                 last[i] = (t, what)

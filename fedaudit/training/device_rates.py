@@ -21,7 +21,7 @@ KERNELS = 100  # kernels in one recording
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is computed and moved to measure a rate: enough to keep the device busy."""
+    """The amounts that are computed and moved to measure a rate. They are enough to keep a device busy."""
 
     side: int = 8192  # of the matrices that are multiplied
     numbers: int = 1 << 28  # of 4 bytes, which are read and written

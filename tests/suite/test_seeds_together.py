@@ -13,7 +13,9 @@ import pytest
 from fedaudit.errors import SettingError
 from fedaudit.progress import unwatched
 from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.seeds_together import Ended
 from fedaudit.setting import Setting
+from fedaudit.suite import cell as cell_module
 from fedaudit.suite import scheduler, worker
 from fedaudit.suite.cell import Cell, carry_out_together
 from fedaudit.suite.scheduler import MOST, _heed, _Queue, _rows, audit, make_cells
@@ -65,6 +67,18 @@ def test_each_cell_has_its_own_end(tmp_path: Path) -> None:
     assert cells[1].reason
     assert read_record(cells[0].folder).beside == [2]
     assert read_record(cells[2].folder).rounds[0].seeds == 2
+
+
+def test_a_run_that_failed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two runs ends with an error of its own: that is its cell's reason, and nothing is run once more."""
+    again: list[Any] = []
+    monkeypatch.setattr(cell_module, "run", lambda *args, **how: again.append(how))
+    ends = [Ended(error=RuntimeError(f"error {i}")) for i in range(2)]
+    monkeypatch.setattr(cell_module, "run_together", lambda places, **how: ends)
+    cells = make_cells(suite(methods=("fedavg",)), tmp_path, seeds_together=True)
+    assert [cell.status for cell in carry_out_together(cells, [unwatched] * 2)] == ["failed", "failed"]
+    assert [f"error {i}" in str(cell.reason) for i, cell in enumerate(cells)] == [True, True]
+    assert not again
 
 
 def test_an_error_of_all_is_said_of_each(tmp_path: Path) -> None:
