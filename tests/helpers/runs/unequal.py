@@ -32,6 +32,7 @@ POLICY = {
     "training": {"epsilon": 3.0, "sensitivity": "clip:1", "delta": 0.01},
     "logits": {"epsilon": 5.0, "sensitivity": "clip:2"},
 }
+SENT = Release(field="Local.w", role="private", kind="weights", via="model", unit="client")
 RECORDS = [10, 25, 60, 7]
 PARTICIPANTS = [[0, 1, 2], [0, 2], [1, 2], [2]]
 SPENT = {0: 2.5, 1: 7.25, 2: 4.0}  # by client, with seed 0; client 3 spent nothing
@@ -106,7 +107,7 @@ def record(method: str = "uneven", seed: int = 0, dataset: str = "digits", sends
         curve=curve_of(rounds),
         result=Result(last=Reached(round=4, **last), chosen=Reached(round=2, **best)),
         traffic=traffic if sends else [],
-        releases=[Release(field="Local.w", role="private", kind="weights", via="model", unit="client")] if sends else [],
+        releases=[SENT] if sends else [],
         ledger=[_spent(k, seed, sends) for k in range(4)],
         published=["global.safetensors"],
         timings=timings,
@@ -121,8 +122,8 @@ def _spent(k: int, seed: int, sends: bool) -> ClientLedger:
     epsilon = SPENT[k] + 0.5 * seed * (k + 1)
     entries = [
         LedgerEntry(
-            field="training", kind="training", mechanism="dp-sgd", noise_multiplier=1.5 - 0.25 * k, sigma=1.5 - 0.25 * k,
-            sensitivity=1.0, clip=1.0, relation="add-or-remove", sample_rate=0.1 * (k + 1), steps=10 * (k + 2),
+            field="training", kind="training", mechanism="dp-sgd", noise_multiplier=1.5 - 0.25 * k,
+            sigma=1.5 - 0.25 * k, sensitivity=1.0, clip=1.0, relation="add-or-remove", sample_rate=0.1 * (k + 1), steps=10 * (k + 2),
             rounds=[t for t, who in enumerate(PARTICIPANTS, 1) if k in who], delta=DELTAS[k],
         )
     ]  # fmt: skip
