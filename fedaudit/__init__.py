@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedaudit.runtime.party import Client, Cohort, Server
     from fedaudit.runtime.run_record import RunRecord, read_record
     from fedaudit.runtime.runner import run
+    from fedaudit.runtime.seeds_together import run_seeds
     from fedaudit.setting import Setting
     from fedaudit.suite.scheduler import audit
     from fedaudit.training.augment import Augment
@@ -75,6 +76,7 @@ _NAMES = {
     "runtime.party": "Client Cohort Server",
     "runtime.run_record": "RunRecord read_record",
     "runtime.runner": "run",
+    "runtime.seeds_together": "run_seeds",
     "setting": "Setting",
     "suite.scheduler": "audit",
     "training.augment": "Augment",

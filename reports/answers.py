@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedaudit.metrics.guarantee import OPEN_MODELS
 from fedaudit.reports.attack_rows import Found, best_attack
@@ -28,6 +28,7 @@ from fedaudit.reports.leak_tests import (
 from fedaudit.reports.summary_rows import SummaryRow, refused
 from fedaudit.reports.tests_over_seeds import compared
 from fedaudit.reports.vocabulary import BY_KEY, interval_text, text
+from fedaudit.setting import Setting
 
 Tone = Literal["good", "bad", "plain"]
 THREATS = {
@@ -44,30 +45,56 @@ EVERYBODY = "everybody"  # against whom noise holds that participants add themse
 
 
 @dataclass(frozen=True)
+class Part:
+    """The sentences on the settings that ran on the same records; `where` is empty if all did."""
+
+    where: str
+    lines: list[str]
+
+
+@dataclass(frozen=True)
 class Answer:
     question: str
-    lines: list[str]
+    lines: list[str]  # each part's first sentence says where
     tone: Tone = "plain"  # from the view of whoever gave the records
+    parts: tuple[Part, ...] = ()
 
 
 def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
     """Return the four answers over the rows that ran. If data differ, each data set has its own sentences."""
     ran = [row for row in rows if not refused(row.group)]
     arenas = list(dict.fromkeys(row.group.arena for row in ran))
-    parts = {arena: [row for row in ran if row.group.arena == arena] for arena in arenas}
+    named = dict(zip(arenas, _places([row.group.setting for row in _firsts(ran, arenas)]), strict=True))
     made = []
     for question, answer in (
         ("Which to use", which), ("What leaks", leaks), ("What is guaranteed", guaranteed), ("What it costs", costs),
     ):  # fmt: skip
-        lines, tones = [], []
-        for arena, of in parts.items():
-            found = answer(of)
-            tones.append(found.tone)
-            where = f"On {arena[0]}, {arena[3]}, {arena[2]} clients: " if len(parts) > 1 else ""
-            lines += [f"{where}{line}" for line in found.lines]
-        worst: Tone = "bad" if "bad" in tones else "good" if tones and set(tones) == {"good"} else "plain"
-        made.append(Answer(question, lines or ["Nothing was run."], worst))
+        found = [answer([row for row in ran if row.group.arena == arena]) for arena in arenas]
+        parts = tuple(Part(named[arena], one.lines) for arena, one in zip(arenas, found, strict=True))
+        tones = {one.tone for one in found}
+        worst: Tone = "bad" if "bad" in tones else "good" if tones == {"good"} else "plain"
+        lines = [line for part in parts for line in _said(part)]
+        made.append(Answer(question, lines or ["Nothing was run."], worst, parts))
     return made
+
+
+def _firsts(rows: Sequence[SummaryRow], arenas: Sequence[tuple[Any, ...]]) -> list[SummaryRow]:
+    return [next(row for row in rows if row.group.arena == arena) for arena in arenas]
+
+
+def _places(settings: Sequence[Setting]) -> list[str]:
+    """Return in which each setting's records differ from the others'; all there is to say if that tells none apart."""
+    if len(settings) < 2:
+        return [""] * len(settings)
+    whole = [(one.dataset, f"records split by {one.partition}", f"{one.clients} clients") for one in settings]
+    differ = [i for i in range(3) if len({words[i] for words in whole}) > 1]
+    short = [", ".join(words[i] for i in differ) for words in whole]
+    return short if len(set(short)) == len(short) else [", ".join(words) for words in whole]
+
+
+def _said(part: Part) -> list[str]:
+    """Return a part's sentences for a page without headings: the first one says where."""
+    return [f"On {part.where}: {line}" if part.where and i == 0 else line for i, line in enumerate(part.lines)]
 
 
 def protected(row: SummaryRow) -> bool:

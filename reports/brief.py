@@ -7,6 +7,7 @@ it costs, which risk is left, what was not looked at, and how to check it. Every
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from fedaudit.reports.vocabulary import BY_KEY, text
 
 MOST = 7  # rows of the table: more would not fit the first page
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CERTAIN = "100.00 %"  # rounded up: a bound that bounds nothing
 SAYS_LITTLE = 0.95  # a guarantee that lets somebody be surer than this of a record's use says little
 
 
@@ -107,6 +109,8 @@ def in_words(row: SummaryRow) -> str:
     if row.weak_delta:
         return "in name only: its failure probability is too large"
     sure = certainty(epsilon, row.delta)
+    if _percent(sure) == CERTAIN:
+        return "hardly any: somebody may be all but sure that a record was used"
     words = f"nobody can be more than {_percent(sure)} sure that a record was used (guessing: 50 %)"
     return words + ("; that says little" if sure > SAYS_LITTLE else "")
 
@@ -175,8 +179,9 @@ def guarantee(rows: Sequence[SummaryRow]) -> Section:
         else ("one given participant took part", "participant, with all records that it holds")
     )
     sure = _percent(certainty(epsilon, best.delta))
+    limit = f"cannot be more than {sure} sure" if sure != CERTAIN else "may still be all but sure"
     lines = [
-        f"At best, with {_name(best)}: {who} cannot be more than {sure} sure whether {what}, if both were "
+        f"At best, with {_name(best)}: {who} {limit} whether {what}, if both were "
         f"equally likely before. The unit is one {whole}.",
         f"In the experts' notation that is epsilon = {epsilon:.3g} (how much a record can change what is seen; smaller "
         f"is safer) and delta = {best.delta:.2g} (the probability that the bound fails), over all rounds together.",
@@ -281,7 +286,8 @@ def plain_words(sentence: str) -> str:
     """Return a sentence with symbols spelled out."""
     for symbol, word in (("ε", "epsilon"), ("δ", "delta"), ("∞", "infinity"), ("≥", "at least"), ("≤", "at most")):
         sentence = sentence.replace(symbol, word)
-    return sentence
+    sentence = sentence.replace("On records split by iid", "Where all participants hold alike records")
+    return re.sub(r"On records split by (\S+):", r"Where participants hold unlike records (\1):", sentence)
 
 
 def printed(page: Path) -> Path | None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -250,10 +251,17 @@ def _join(
         colour = numbered[rows[0].label][1].colour
         if len(of) > 1:
             axes.plot([p[0] for p in of], [p[1] for p in of], color=colour, linewidth=1.4, zorder=1)
-        first = rows[0].group.name if len({row.group.name for row in rows}) == 1 else method
-        name = _name(rows[0]) if len(rows) == 1 else " · ".join([first, *(f"{key}={value}" for key, value in other)])
+        named = " · ".join([method, *(f"{key}={value}" for key, value in other)])
+        name = _name(rows[0]) if len(rows) == 1 else common_label([row.label for row in rows]) or named
         labels.append(Label(*of[-1], name, colour))
     return labels
+
+
+def common_label(labels: Sequence[str]) -> str:
+    """Return the words that all labels begin with, without what joins them to the next; empty if there are none."""
+    beside = zip(*(label.split() for label in labels), strict=False)  # the first words, the second words, ...
+    shared = takewhile(lambda words: len({word.rstrip(",") for word in words}) == 1, beside)
+    return " ".join(words[0] for words in shared).strip(" ,·:(")
 
 
 def _front(axes: Axes, xs: Sequence[float], points: Sequence[tuple[float, float]]) -> None:

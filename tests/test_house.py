@@ -145,6 +145,7 @@ def test_tests_mirror_the_rooms():
 # Files of a room that no single module fits, and why.
 NOT_A_MODULE = {
     "attacks/test_releases": "attacks of several questions on the releases of one run",
+    "attacks/test_stated_settings": "every attack's settings against a table",
     "epsilon/test_new_mechanisms": "each mechanism through both audits of a run",
     "flower/test_simulation": "Flower's own simulation around all of the room",
     "methods/test_beats_local": "what several rivals' papers claim",
@@ -155,6 +156,7 @@ NOT_A_MODULE = {
     "reports/test_conclusions": "a made-up audit with known conclusions, through all of the room",
     "runtime/test_own": "a user's own model and data through every room",
     "suite/test_kill": "kills at random instants, minutes long",
+    "suite/test_seeds_together": "a row through scheduler, worker and cell",
     "verify/test_forgeries": "a forged folder, whatever part of it",
     "verify/test_gates": "commands that read a folder that was changed",
     "verify/test_honest": "folders that nobody changed are not accused",

@@ -120,6 +120,10 @@ def test_tests_that_cannot_be_imported_kill_only_where_that_is_the_edits_doing()
     assert mutants.verdict(2, "E   NameError: name 'x' is not defined") == "killed"
     assert mutants.verdict(2, said.format("flwr")) == "untried"
     assert mutants.verdict(1, said.format("flwr")) == "killed"
+    named = "ERROR tests/wire/test_codec.py - NameError: name 'x'\nERROR: found no collectors for tests/wire/..."
+    assert mutants.verdict(4, named) == "killed", "a named test's file cannot be imported"
+    assert mutants.verdict(4, f"{named}\n{said.format('flwr')}") == "untried"
+    assert mutants.verdict(4, "ERROR: not found: tests/wire/test_codec.py::test_gone") == "untried"
 
 
 def test_a_survivor_and_a_victim(tmp_path):

@@ -46,6 +46,36 @@ def test_wording_is_not_drawn():
     assert not [edit for edit in r.edits_of("f.py", SOURCE) if edit.line in (2, 6, 9, 10)]
 
 
+class Runs(r.Covered):
+    """Knows which tests run through lines 4 to 6 of a file, and no others."""
+
+    def __init__(self):
+        pass
+
+    def _of(self, file, lines):
+        return ["t.py::test_a"] if lines[0] <= 6 and lines[1] >= 4 else []
+
+
+def test_a_class_that_no_test_runs_through_has_those_of_its_file():
+    default = r.Edit("f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(default) == ["t.py::test_a", r.SETTINGS]
+    attack = r.Edit("attacks/f.py", 2, 0, 1, "2", "another default", "A", (1, 2))
+    assert Runs().tests(attack)[0] == r.ATTACKS
+    inside = r.Edit("f.py", 3, 0, 1, "2", "a shifted index", "f", (3, 5))
+    assert Runs().tests(inside) == ["t.py::test_a", r.SETTINGS]
+
+
+def test_marked_edits_are_edits_that_there_are():
+    """A mark that fits no line any more, or no edit of it, hides nothing and is removed."""
+    lost = []
+    for (file, line, text), why in r.marks().items():
+        source = (r.ROOT / file).read_text() if (r.ROOT / file).is_file() else ""
+        found = [edit for edit in r.edits_of(file, source) if r.line_of(source, edit) == line and edit.text == text]
+        if not found or not why:
+            lost.append((file, line, text))
+    assert not lost
+
+
 def test_an_edit_is_of_its_place_and_another_program():
     for edit in r.edits_of("f.py", SOURCE):
         assert r.valid(edit, SOURCE)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,15 @@ def test_the_own_method_is_a_method_and_its_tests_pass(imported, pytester, monke
 
 
 pytest_plugins = ["pytester"]
+
+
+def test_the_picture_has_a_row_for_each_setting_of_the_quickstart():
+    """The kept figures behind docs/curves.png are of the suite as it is: same rows, same seeds."""
+    kept = json.loads((ROOT / "benchmarks" / "studies" / "shared" / "quickstart.json").read_text())["rows"]
+    suite = tomllib.loads((ROOT / "fedaudit" / "suites" / "quickstart.toml").read_text())
+    assert sorted(row["label"] for row in kept) == sorted(row["label"] for row in suite["methods"])
+    assert all(sorted(row["seeds"]) == suite["grid"]["seed"] for row in kept)
+    assert f"the {len(kept)} settings of that audit" in (ROOT / "README.md").read_text()
+    for row in kept:
+        value, low, high = row["accuracy"]
+        assert low <= value <= high

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaudit.cli import completion
-from fedaudit.cli.options import Json, RunArgument, Trust
+from fedaudit.cli.options import Json, RunArgument, SeedsTogether, Trust
 from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar, wrapped
 from fedaudit.cli.show import show_audit
 from fedaudit.errors import SettingError, unknown
@@ -97,6 +97,7 @@ def audit(
     keep_stale: Annotated[
         bool, typer.Option("--keep-stale", help="Keep finished cells that another version of the code made.")
     ] = False,
+    seeds_together: SeedsTogether = False,
     trust: Trust = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
     on: Annotated[str, typer.Option(help="here | ray: cells as processes, or as tasks of a Ray cluster.")] = "here",
@@ -120,7 +121,7 @@ def audit(
     else:
         what = read_suite(suite)
     if dry_run:
-        _forecast(what, out, jobs, engine, measure, force=force, keep_stale=keep_stale)
+        _forecast(what, out, jobs, engine, measure, seeds_together, force=force, keep_stale=keep_stale)
         return
     from fedaudit.reports.report import write_report
     from fedaudit.suite.scheduler import audit as audit_suite
@@ -129,7 +130,7 @@ def audit(
         with progress_bar("audit", remaining=False) as watch:
             cells = audit_suite(
                 what, out, watch, jobs, engine, force=force, keep_stale=keep_stale, on=_where(on, ray_address),
-                ray_address=ray_address, report=True, trust=trust,
+                ray_address=ray_address, report=True, trust=trust, seeds_together=seeds_together,
             )  # fmt: skip
             pages = write_report(out)  # it also lists the cells that failed, as the audit noted them
     except KeyboardInterrupt:
@@ -160,11 +161,13 @@ def _where(on: str, ray_address: str | None) -> Any:
     return on
 
 
-def _forecast(suite: Any, out: Path, jobs: int, engine: str | None, measure: bool, **how: bool) -> None:
+def _forecast(
+    suite: Any, out: Path, jobs: int, engine: str | None, measure: bool, seeds_together: bool, **how: bool
+) -> None:
     from fedaudit.suite.forecast import forecast
     from fedaudit.suite.scheduler import make_cells
 
-    cells = make_cells(suite, out, engine)
+    cells = make_cells(suite, out, engine, seeds_together)
     print_forecast(forecast(cells, measure, **how), jobs)
     _say_not_compared(cells)
 

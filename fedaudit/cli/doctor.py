@@ -9,8 +9,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedaudit.extras import install
+
+if TYPE_CHECKING:
+    from fedaudit.training.device_rates import Rates
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,34 @@ def _torch() -> Finding:
     ours = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 11)
     gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     return Finding("torch", ours, f"{torch.__version__}, {gpus or 'no GPU: --device cpu'}")
+
+
+def gpu_findings() -> Iterator[Finding]:
+    """Measure the GPU, and yield its rates and what makes runs on it fast."""
+    import torch
+
+    from fedaudit.suite.gpu_sharing import CONTROL
+    from fedaudit.training.device_rates import rates
+
+    if not torch.cuda.is_available():
+        yield Finding("gpu", False, "torch sees no GPU here, so there is nothing to measure: leave --gpu out")
+        return
+    yield from rate_findings(rates(torch.device("cuda")))
+    compiles = importlib.util.find_spec("triton") is not None
+    yield Finding("compiler", compiles or None, "--step compiled works" if compiles else "no triton: no compiled steps")
+    there = shutil.which(CONTROL) is not None
+    words = "`fedaudit audit --jobs N` shares the GPU by MPS" if there else f"no {CONTROL}: runs take turns on the GPU"
+    yield Finding("sharing", there or None, words)
+
+
+def rate_findings(found: Rates) -> Iterator[Finding]:
+    """Yield the rates of a device in words."""
+    products = ", ".join(f"{name} {rate / 1e12:.3g}" for name, rate in found.products.items())
+    yield Finding("products", True, f"{products} TFLOP/s, of large matrices")
+    moved = f"{found.memory / 1e9:,.0f} GB/s read and written, {found.to_device / 1e9:,.0f} GB/s from main memory"
+    yield Finding("memory", True, moved)
+    replay = "" if found.replay_s is None else f", {1e6 * found.replay_s:.2g} us in a recording"
+    yield Finding("kernels", True, f"{1e6 * found.start_s:.2g} us to start a small one{replay}")
 
 
 def _extra(module: str, what: str) -> Finding:

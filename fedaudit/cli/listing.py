@@ -190,10 +190,33 @@ def summary(record: RunRecord) -> list[str]:
     lines += [_audit_line(audit) for audit in record.audits]
     further = ((metric, metric.value(record)) for metric in metrics().values() if metric.line)
     lines += [f"  {metric.title}: {metric.text(value)}" for metric, value in further if value is not None]
-    seconds = sum(row.wall_s for row in record.rounds)
     memory = bytes_text(MEMORY.value(record) or 0, binary=True)
-    lines.append(f"  {seconds:.1f} s, peak memory {memory}, {record.device}")
+    lines.append(f"  {_time_taken(record)}, peak memory {memory}, {record.device}")
+    lines.append(f"  {_carried_out(record)}")
     return lines + [f"  note: {note}" for note in record.notes]
+
+
+def _time_taken(record: RunRecord) -> str:
+    """Return the seconds of all rounds, and this run's own if the runs of other seeds took turns with it."""
+    seconds, own = sum(row.wall_s for row in record.rounds), sum(row.own_s for row in record.rounds)
+    if not record.beside:
+        return f"{seconds:.1f} s"
+    others = f"seed{'s' if len(record.beside) > 1 else ''} {', '.join(map(str, record.beside))}"
+    return f"{seconds:.1f} s beside {others}, {own:.1f} s of them its own"
+
+
+FELL_BACK = ("not stacked: ", "steps not recorded: ")  # notes on what was done in a slower way begin so
+
+
+def _carried_out(record: RunRecord) -> str:
+    """Return in words how the run was carried out: engine, steps, precision, and whether something fell back."""
+    setting, on_cpu = record.setting, record.device.endswith("CPU")
+    steps = "eager" if on_cpu else "recorded" if setting.step == "auto" else setting.step
+    precision = setting.precision if setting.precision == "bf16" or not on_cpu else "float32"
+    slower = sum(note.startswith(FELL_BACK) for note in record.notes)
+    engine = setting.engine if setting.engine != "auto" else "serial" if on_cpu else "stacked"
+    text = f"engine {engine}, {steps} steps, {precision}"
+    return f"{text}; slower than that in {slower} respect{'s' if slower > 1 else ''}: see the notes" if slower else text
 
 
 def _near_chance(record: RunRecord) -> list[str]:

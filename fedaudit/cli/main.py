@@ -150,13 +150,19 @@ def init(
 
 
 @app.command()
-def doctor(data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data") -> None:
+def doctor(
+    data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
+    gpu: Annotated[bool, typer.Option("--gpu", help="Measure the GPU's own rates, too: a few seconds.")] = False,
+) -> None:
     """Check what fedaudit can use on this machine. Exit code 1 if a plain run would not work."""
-    from fedaudit.cli.doctor import findings
+    from fedaudit.cli.doctor import findings, gpu_findings
 
     found = list(findings(data_dir))
     for finding in found:
         print(finding.line())
+    for finding in gpu_findings() if gpu else ():
+        found.append(finding)
+        print(finding.line(), flush=True)
     if any(finding.fine is False for finding in found):
         raise typer.Exit(1)
 

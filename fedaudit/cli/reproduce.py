@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedaudit.cli.options import SeedsTogether
 from fedaudit.cli.output import print_forecast, print_table, progress_bar
 from fedaudit.errors import SettingError, unknown
 
@@ -41,6 +42,7 @@ def reproduce(
         typer.Option(min=1, max=1000, help="Number of seeds per cell. Default: the suite's.", show_default=False),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time.")] = 1,
+    seeds_together: SeedsTogether = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and how long it takes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a round of each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
@@ -65,7 +67,7 @@ def reproduce(
 
     found, size = find_table(paper, table), _scale(scale)
     folder = out or Path("reproduced") / f"{found.paper}-{found.table}-{size}"
-    planned = plan(found, size, folder, budget, jobs, column, method, seeds, measure and dry_run)
+    planned = plan(found, size, folder, budget, jobs, column, method, seeds, measure and dry_run, seeds_together)
     fits = [one for one in planned if one.fits]
     left_out = [one for one in planned if not one.fits]
     if not as_json:
@@ -87,7 +89,7 @@ def reproduce(
         return
     try:
         with progress_bar("reproduce", remaining=False) as watch:
-            carry_out_plan(planned, folder, watch, jobs)
+            carry_out_plan(planned, folder, watch, jobs, seeds_together)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from each run's last whole round", file=sys.stderr)
         raise typer.Exit(130) from None

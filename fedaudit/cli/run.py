@@ -37,6 +37,7 @@ def run(
     as_is: bool,
     trust: bool,
     noise_key: Path | None,
+    seeds_together: str | None,
     as_json: bool,
     set_: list[str],
     privacy: list[str],
@@ -89,27 +90,52 @@ def run(
     from fedaudit.runtime.runner import run as run_setting
 
     folder = out or default_folder(setting)
+    seeds = None if seeds_together is None else _seeds(seeds_together, setting, given, noise_key)
     registry.trust(trust)
     by_folder = not named_by_user or bool(outside_code(of_folder, but=given))
     named_in = from_ or (file.parent if file is not None and of_run else folder)
     source = registry.read_from(named_in) if by_folder else contextlib.nullcontext()
     try:
         with source, progress_bar(f"{setting.method} on {setting.dataset}") as watch:
-            record = run_setting(
-                setting, out=folder, resume=resume, watch=watch, overwrite=overwrite, noise_key=noise_key
-            )
+            if seeds is not None:
+                from fedaudit.runtime.seeds_together import run_seeds
+
+                folders = [folder.with_name(f"{folder.name}-{seed}") for seed in seeds]
+                records = run_seeds(setting, seeds, out=folders, resume=resume, watch=watch, overwrite=overwrite)
+            else:
+                folders = [folder]
+                records = [
+                    run_setting(
+                        setting, out=folder, resume=resume, watch=watch, overwrite=overwrite, noise_key=noise_key
+                    )
+                ]
     except Exception as e:
         _say_ways_on(folder, str(e))
         raise
     except KeyboardInterrupt:
         words = shlex.join(["fedaudit", "run", "--out", str(folder), "--resume"])
-        print(f"stopped; `{words}` goes on from the last whole round", file=sys.stderr)
+        how = "the same command with --resume" if seeds is not None else f"`{words}`"
+        print(f"stopped; {how} goes on from the last whole round", file=sys.stderr)
         raise typer.Exit(130) from None
-    if as_json:
-        print(record.model_dump_json(indent=1))
+    if as_json and seeds is not None:
+        print(json.dumps([record.model_dump(mode="json") for record in records], indent=1))
+    elif as_json:
+        print(records[0].model_dump_json(indent=1))
     else:
-        print_summary(record)
-        print(f"Everything is in {folder}")
+        for record, place in zip(records, folders, strict=True):
+            print_summary(record)
+            print(f"Everything is in {place}")
+
+
+def _seeds(text: str, setting: Setting, given: dict[str, Any], noise_key: Path | None) -> list[int]:
+    """Return the seeds of `--seeds-together 0,1,2`."""
+    if "seed" in given or noise_key is not None:
+        other = "--seed" if "seed" in given else "--noise-key"
+        raise SettingError(f"{other} is for one run, and --seeds-together {text} names several. Leave one of them out.")
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise SettingError(f"--seeds-together {text}: write the seeds with commas between, for example 0,1,2.")
+    return [Setting.make(**{**setting.model_dump(), "seed": int(part)}).seed for part in parts]
 
 
 def _setting_of(folder: Path) -> dict[str, Any]:
@@ -208,6 +234,18 @@ def _run_signature() -> inspect.Signature:
         keyword(
             "noise_key",
             Annotated[Path | None, typer.Option(help="Another run's noise.key: the same noise.", show_default=False)],
+            None,
+        ),
+        keyword(
+            "seeds_together",
+            Annotated[
+                str | None,
+                typer.Option(
+                    metavar="SEED,SEED...",
+                    help="Run these seeds side by side, their clients as one stack, each in OUT-SEED.",
+                    show_default=False,
+                ),
+            ],
             None,
         ),
         keyword("as_json", Json, False),

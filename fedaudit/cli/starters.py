@@ -104,35 +104,39 @@ def test_how_fast_it_is(federated_benchmark):  # rounds of both in turns; needs 
 CI = """# Checks on every pull request what a method sends, guarantees and leaks, and how fast it is.
 name: federated
 on: [pull_request]
+env:
+  FEDAUDIT: third_party/fedaudit  # where fedaudit is: a checkout (say, a submodule), a wheel, or git+https://...
 jobs:
   communication:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v4
+        with: { submodules: true }
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install "fedaudit @ git+https://github.com/fedaudit/fedaudit"
+      - run: pip install "$FEDAUDIT"
       - run: fedaudit run --method my_method:Mine --rounds 5 --out run
       - run: fedaudit check run --budget budgets.toml --format github
   privacy:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v4
+        with: { submodules: true }
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install pytest "fedaudit @ git+https://github.com/fedaudit/fedaudit"
+      - run: pip install pytest "$FEDAUDIT"
       - run: pytest -k "guarantees or leaks" --fedaudit-format github
   performance:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v4
-        with: { fetch-depth: 0 }
+        with: { fetch-depth: 0, submodules: true }
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install pytest "fedaudit[benchmark] @ git+https://github.com/fedaudit/fedaudit"
+      - run: pip install pytest pytest-benchmark "$FEDAUDIT"
       - run: git worktree add ../base ${{ github.event.pull_request.base.sha }}
       # Both on this machine, one after the other. A base without these tests leaves nothing to compare with.
       - run: pytest -k fast --benchmark-storage "$GITHUB_WORKSPACE/.benchmarks" --benchmark-save base || true

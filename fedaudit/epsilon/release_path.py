@@ -329,12 +329,11 @@ def _opposite_ends(world: World, release: Tried, state: bytes, depends: str) -> 
     )
     template = release.sent[release.name]
     C = release.policy.clip or 1.0
-    leaves = [leaf for leaf in leaves_of(template, release.where) if leaf.numel()]
     ends = [
         C * release.how.direction(leaf[0] if leaf.dim() > 1 else leaf).expand_as(leaf)
-        if depends == "all"
+        if depends == "all" and leaf.numel()
         else torch.ones_like(leaf)
-        for leaf in leaves
+        for leaf in leaves_of(template, release.where)
     ]
     sides = [Side(client, rebuilt(template, iter([sign * end for end in ends]))) for sign in (1, -1)]
     words = "values at opposite ends of the clipping ball" if depends == "all" else "all pixels at 1, and all at -1"

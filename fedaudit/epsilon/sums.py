@@ -28,6 +28,7 @@ from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.lower_bounds import gdp_mean_shift
 from fedaudit.epsilon.noise_tests import SEEKS, Residual, examine
 from fedaudit.errors import RunError
+from fedaudit.privacy.adaptive_clip import vote
 from fedaudit.privacy.updates import Guarantee
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import seed_of
@@ -106,20 +107,27 @@ def _noise(run: RunFolder, guarantee: Guarantee, confidence: float, watch: Watch
     again = replies(run, watch)
     sums = {(row.round, one.ask): one for row in run.record.rounds for one in row.sums}
     found: list[Residual] = []
+    votes: list[float] = []
     for entry in run.transcript.sums():
         one = sums[entry.round, entry.ask]
+        now = guarantee if one.clip is None or guarantee.vote_sigma is None else guarantee.at(one.clip)
         ids = sorted(k for t, k in again if t == entry.round)
         if guarantee.policy.where == "client" and not one.secure:
             found += _of_updates(run, guarantee, entry.round, again)
             continue
         message = again[entry.round, ids[0]][0]
-        updates = [clipped(_update(again[entry.round, k][1], message), guarantee.policy.clip)[0] for k in ids]
-        clean = np.sum([u.real for u in updates], axis=0)
+        both = [clipped(_update(again[entry.round, k][1], message), now.policy.clip) for k in ids]
+        clean = np.sum([u.real for u, _ in both], axis=0)
+        if now.vote_sigma is not None and one.within is not None:
+            cast_votes = sum(vote(norm, now.policy.clip) for _, norm in both)
+            votes.append(((one.within - 0.5) * one.divisor - cast_votes) / now.vote_sigma)
         made = _update(entry.record(), message).real * one.divisor
-        sigma = deviation(guarantee, one, run.record.setting)
+        sigma = deviation(now, one, run.record.setting)
         found.append(Residual(-1, entry.round, "sum", ((made - clean) / sigma)[None], (clean / sigma)[None]))
     if not found:
         raise RunError(f"{run.folder} has no sums to examine.")
+    if votes:
+        found.append(Residual(-1, 1, "votes on the clip", np.array([votes]), np.zeros((1, len(votes)))))
     finding = examine(found, confidence)
     scaled = dataclasses.replace(
         guarantee,

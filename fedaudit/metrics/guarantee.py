@@ -124,7 +124,7 @@ def _not_composed(record: RunRecord) -> str:
 def _covers(records: Records) -> str:
     """Return what the guarantee is about, or why there is none."""
     done = _done(records)
-    worst = max((epsilon(record) or 0.0 for record in done), default=0.0)
+    worst = max(epsilon(record) or 0.0 for record in done)
     entries = _entries(done)
     bare = sorted({entry.kind for entry in entries if entry.noise_multiplier == 0})
     if bare:

@@ -87,7 +87,8 @@ def _slope(x: np.ndarray) -> np.ndarray:
     bracket depends on it.
     """
     x = np.minimum(x, 1e150)  # keeps the square finite
-    return np.where(x < 40, 1 - x * math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2)), 1 / (x * x + 3))
+    near = 1 - x * math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
+    return np.where(x < 40, near, 1 / (x * x + 3))
 
 
 def _log_delta(s: float, mu: float) -> float:

@@ -130,7 +130,7 @@ class ScoreSum:
             ahead = t + (value - k1) / k2 if k2 > 0 else math.nan
             if not low < ahead < high:
                 ahead = (low + high) / 2 if math.isfinite(low + high) else 2 * t
-            if abs(ahead - t) <= 1e-7 * abs(t) or abs(t) > 1e4:
+            if abs(ahead - t) <= 1e-7 * abs(t) or abs(ahead) > max(abs(t), 1e4):
                 break
             t = ahead
         return t, k, k2

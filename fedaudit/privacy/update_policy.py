@@ -21,6 +21,8 @@ class UpdatePolicy(Frozen):
     unit: Literal["client"] = "client"
     where: Where = "server"
     clip: float = 1.0
+    quantile: float | None = None  # of the clients' norms: the clip follows it, from `clip` on; None: the clip stays
+    clip_rate: float = 0.2  # how fast it follows (eta_C)
     epsilon: float | None = None
     noise_multiplier: float | None = None  # instead of epsilon: sigma / clip, of the noise on the sum
     delta: float | str = "1/K"  # K: the number of clients
@@ -29,7 +31,8 @@ class UpdatePolicy(Frozen):
     def text(self) -> str:
         """Return the policy in a few words, for the labels of reports."""
         amount = f"ε={self.epsilon:g}" if self.epsilon is not None else f"noise {self.noise_multiplier:g}x"
-        return f"{amount} per client, clip {self.clip:g}, noise {ADDED[self.where]}"
+        clip = f"clip {self.clip:g}" if self.quantile is None else f"clip at the {self.quantile:g} quantile"
+        return f"{amount} per client, {clip}, noise {ADDED[self.where]}"
 
     def delta_for(self, clients: int) -> float:
         return check_delta(1 / max(clients, 2) if self.delta == "1/K" else float(self.delta))
@@ -55,6 +58,8 @@ def read_updates(privacy: Mapping[str, Any]) -> UpdatePolicy | None:
         raise PrivacyError(f"{where}: noise_multiplier = {policy.noise_multiplier}; give a finite number above 0.")
     if not 0 < policy.clip < math.inf:
         raise PrivacyError(f"{where}: clip = {policy.clip:g}; give a number above 0.")
+    if policy.quantile is not None:
+        _check_quantile(policy, where)
     if policy.delta != "1/K":
         try:
             check_delta(float(policy.delta))
@@ -63,6 +68,18 @@ def read_updates(privacy: Mapping[str, Any]) -> UpdatePolicy | None:
                 f"{where}: delta = {policy.delta!r}; write a number between 0 and 1, or '1/K'."
             ) from None
     return policy
+
+
+def _check_quantile(policy: UpdatePolicy, where: str) -> None:
+    if not 0 < (policy.quantile or 0) < 1:
+        raise PrivacyError(f"{where}: quantile = {policy.quantile:g}; give a number between 0 and 1, such as 0.5.")
+    if not 0 < policy.clip_rate < math.inf:
+        raise PrivacyError(f"{where}: clip_rate = {policy.clip_rate:g}; give a number above 0, such as 0.2.")
+    if policy.where != "server":
+        raise PrivacyError(
+            f"{where}: a clip that follows a quantile needs the norms of single updates, which only where = 'server' "
+            "has. Leave `quantile` out, or let the server add the noise."
+        )
 
 
 _SHORT = {"eps": "epsilon", "noise": "noise_multiplier"}

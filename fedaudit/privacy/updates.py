@@ -19,13 +19,14 @@ does not know who took part. The server does know, and so `shares` and `client` 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.adaptive_clip import update_multiplier, vote_deviation
 from fedaudit.privacy.calibration import total
 from fedaudit.privacy.dpsgd import multiplier_for
 from fedaudit.privacy.ledger import LedgerEntry
@@ -68,8 +69,19 @@ class Guarantee:
         return total(self.policy.epsilon, self.delta, 1.0, max(self.rounds, 1))
 
     @property
+    def vote_sigma(self) -> float | None:
+        """Return the deviation of the noise on the votes on the clip; None if the clip stays."""
+        return None if self.policy.quantile is None else vote_deviation(self.multiplier, self.rate * self.clients)
+
+    @property
     def sigma(self) -> float:
-        return self.multiplier * self.policy.clip
+        """Return the deviation of the noise on the sum of the updates."""
+        z = self.multiplier
+        return (z if self.vote_sigma is None else update_multiplier(z, self.vote_sigma)) * self.policy.clip
+
+    def at(self, clip: float) -> Guarantee:
+        """Return the same guarantee with another clip, at which the votes have arrived. It costs the same."""
+        return replace(self, policy=self.policy.model_copy(update={"clip": clip}))
 
     def entry(self, field: str, kind: str, grid: float | None = None) -> LedgerEntry:
         """Return one round's entry in the ledger of a client. `grid`: the step of discrete noise."""
@@ -93,6 +105,10 @@ class Guarantee:
         )
 
     def condition(self) -> str:
+        voted = "" if self.policy.quantile is None else "update and vote on the clip together; "
+        return voted + self._taking_part()
+
+    def _taking_part(self) -> str:
         if self.amplified:
             return f"for who does not know the cohort, each client drawn with probability {self.rate:g}"
         if self.poisson and self.rate < 1:

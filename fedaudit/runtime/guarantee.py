@@ -21,6 +21,11 @@ def guarantee_of(setting: Setting) -> Guarantee | None:
             "privacy.updates: where = 'shares' splits the noise over the clients, and a single reply would have too "
             "little of it. Use --aggregate secure, or where = 'client'."
         )
+    if policy.quantile is not None and setting.aggregate == "secure":
+        raise PrivacyError(
+            "privacy.updates: a clip that follows a quantile needs the norms of single updates, and under secure "
+            "aggregation the server has only their sum. Leave `quantile` out, or use plain sums."
+        )
     poisson = setting.sampling == "poisson"
     found = Guarantee(policy, setting.clients, setting.rounds, setting.participation, poisson)
     empty = setting.rounds * (1 - setting.participation) ** (setting.clients - 1)

@@ -5,6 +5,9 @@ The trainings that wait are then carried out together if they are alike, and eac
 
 Threads are used because a function cannot be left and entered again in the middle. Nothing is concurrent: one thread
 hands over to the next, and the global generators are switched with it, for every function has its own state of them.
+
+Turns can be nested. A function that takes its turn may itself let others take turns, as a run does with its clients. It
+then hands all trainings of theirs that wait on to whoever gave it its turn, and they become part of larger stacks.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, overload
 
 import torch
@@ -28,6 +31,7 @@ from fedaudit.training.stacked.stack import Job, fit_together
 from fedaudit.training.stacked.stackable import stacks
 
 Found = dict[int, tuple[Fitted | Trained, Away]]  # by number of the job: its result, and its share of the time
+AnyJob = Job | PrivateJob
 _here = threading.local()
 
 
@@ -36,11 +40,17 @@ def here() -> Turn | None:
     return getattr(_here, "turn", None)
 
 
+def beside() -> list[int]:
+    """Return the seeds of the runs that take turns with the run that this code is part of; none outside of any turn."""
+    turn = here()
+    return [] if turn is None else turn.beside
+
+
 @overload
 def carry_out(job: Job) -> Fitted: ...
 @overload
 def carry_out(job: PrivateJob) -> Trained: ...
-def carry_out(job: Job | PrivateJob) -> Fitted | Trained:
+def carry_out(job: AnyJob) -> Fitted | Trained:
     """Train and return the result: at once, or, inside a turn, when all others have come to a training as well."""
     turn = here()
     return job.alone() if turn is None else turn.wait(job)
@@ -118,6 +128,15 @@ class Globals:
         self._state = self._state[0], state, *self._state[2:]
 
 
+@dataclass(frozen=True)
+class Carried:
+    """The outcome of one training that waited. Without a result it is to be carried out alone."""
+
+    result: Fitted | Trained | None = None
+    time: Away | None = None
+    alone: Sequence[str] = ()  # why it was not part of the stack that it could have been part of
+
+
 class Left(BaseException):
     """Ends the thread of a function that nobody waits for."""
 
@@ -129,7 +148,7 @@ class Turn:
     work: Callable[[], Any]
     generators: Globals
     away: Callable[[Away], None] = lambda away: None  # called in the function's thread with the time that it waited
-    job: Job | PrivateJob | None = None
+    jobs: Sequence[AnyJob] = ()  # the trainings that it waits for: one of its own, or those of turns that it gives
     descent: Descent | None = None
     joint: Joint | None = None
     result: Any = None
@@ -137,9 +156,12 @@ class Turn:
     done: bool = False
     refuse: str | None = None  # why it trains by itself in any case
     alone: list[str] = field(default_factory=list)  # why trainings were not part of a stack
+    waited_s: float = 0.0  # seconds that it waited for others so far, without its share of what was done together
+    seed: int | None = None  # if the function is a whole run: the run's seed
+    among: Sequence[Turn] = ()  # all turns that are taken together with this one
 
     def __post_init__(self) -> None:
-        self._fitted: Fitted | Trained | None = None
+        self._carried: Sequence[Carried] = ()
         self._moments: Moments | None = None
         self._shared: tuple[Any] | None = None
         self._time = Away()
@@ -162,14 +184,44 @@ class Turn:
         self.done = True
         self._stopped.release()
 
-    def wait(self, job: Job | PrivateJob) -> Fitted | Trained:
+    @property
+    def waits(self) -> bool:
+        """Return whether it wants something done before it goes on."""
+        return bool(self.jobs) or self.descent is not None or self.joint is not None
+
+    @property
+    def beside(self) -> list[int]:
+        """Return the seeds of the other whole runs that are taking turns with this one and are not through."""
+        return sorted(turn.seed for turn in self.among if turn is not self and turn.seed is not None and not turn.done)
+
+    def wait(self, job: AnyJob) -> Fitted | Trained:
         """Wait until the training is done, and return its result. The function calls this in its thread."""
         if self.refuse is not None:
             self.alone.append(self.refuse)
             return job.alone()
-        self.job = job
+        self.jobs = [job]
         self._away(job.rows[0].device)
-        return job.alone() if self._fitted is None else self._fitted
+        (carried,) = self._carried or (Carried(),)
+        self.alone += carried.alone
+        return job.alone() if carried.result is None else carried.result
+
+    def wait_for_all(self, jobs: Sequence[AnyJob]) -> Sequence[Carried]:
+        """Wait until trainings of turns that the function gives are done, and return their outcomes in that order.
+
+        Their time is told to those turns. This turn is told of the device's time only: whoever times it leaves out the
+        time in which its own turns were taken.
+        """
+        self.jobs = jobs
+        begun, events = time.perf_counter(), _events(jobs[0].rows[0].device)
+        self._hand_over()
+        if events:
+            events[1].record()
+            self.away(Away(events=events))
+        times = [carried.time for carried in self._carried if carried.time is not None]
+        for of_job in times:
+            self.away(Away(stack=of_job.stack, share=of_job.share))
+        self.waited_s += time.perf_counter() - begun - sum(of_job.share_s for of_job in times)
+        return self._carried or [Carried()] * len(jobs)
 
     def wait_descending(self, descent: Descent) -> Moments:
         """Wait until the descent is done, and return its result. The function calls this in its thread."""
@@ -185,23 +237,31 @@ class Turn:
 
     def _away(self, device: torch.device) -> None:
         begun, events = time.perf_counter(), _events(device)
-        self._stopped.release()
-        self._go.acquire()
-        if self._left:
-            raise Left
+        self._hand_over()
         if events:
             events[1].record()
             self._time.events = events
         self._time.wall_s = time.perf_counter() - begun
+        self.waited_s += self._time.wall_s - self._time.share_s
         self.away(self._time)
 
+    def _hand_over(self) -> None:
+        """Let whoever gives the turns go on, until it is this function's turn again."""
+        self._stopped.release()
+        self._go.acquire()
+        if self._left:
+            raise Left
+
     def go_on(
-        self, fitted: Fitted | Trained | None = None, time: Away | None = None, moments: Moments | None = None,
+        self, carried: Sequence[Carried] = (), time: Away | None = None, moments: Moments | None = None,
         shared: tuple[Any] | None = None,
     ) -> None:  # fmt: skip
         """Let the function run until it wants to train or is through. Without a result it trains by itself."""
-        self.job = self.descent = self.joint = None
-        self._fitted, self._moments, self._shared, self._time = fitted, moments, shared, time or Away()
+        single = carried[0].time if len(carried) == 1 else None
+        self.jobs, self.descent, self.joint = (), None, None
+        # A copy, because a turn of one client hands the same outcome on.
+        self._time = replace(time or single or Away())
+        self._carried, self._moments, self._shared = carried, moments, shared
         self.generators.put()
         self._go.release()
         self._stopped.acquire()
@@ -218,13 +278,15 @@ class Turn:
 def take_turns(turns: Sequence[Turn], *, compile: bool = False) -> None:
     """Run all turns to their end. An error of one stays with it (`turn.error`), and the others go on."""
     before = Globals(turns[0].generators.device)
+    for turn in turns:
+        turn.among = turns
     try:
         for turn in turns:
             turn.go_on()
-        while waiting := [turn for turn in turns if turn.job or turn.descent or turn.joint]:
+        while waiting := [turn for turn in turns if turn.waits]:
             _join([turn for turn in waiting if turn.joint is not None])
             _descend([turn for turn in waiting if turn.descent is not None])
-            _train([turn for turn in waiting if turn.job is not None], compile)
+            _train([turn for turn in waiting if turn.jobs], compile)
     finally:
         for turn in turns:
             turn.leave()
@@ -251,20 +313,37 @@ def _join(turns: Sequence[Turn]) -> None:
 
 
 def _train(turns: Sequence[Turn], compile: bool) -> None:
-    """Carry out the trainings that wait, and let each turn go on with its own result."""
-    plain = [turn.job for turn in turns if isinstance(turn.job, Job)]
-    private = [turn.job for turn in turns if isinstance(turn.job, PrivateJob)]
-    _kind(turns, plain, *stacks(plain), functools.partial(fit_together, compile=compile))
-    _kind(turns, private, *private_stacks(private), fit_private_together)
+    """Carry out the trainings that wait, or hand them on, and let each turn go on with its own results."""
+    jobs = [job for turn in turns for job in turn.jobs]
+    if not jobs:
+        return
+    given = here()  # the turn of the function that gives these turns
+    hands_on = given is not None and given.refuse is None and not compile
+    outcomes = iter(given.wait_for_all(jobs) if given is not None and hands_on else _all_trained(jobs, compile))
+    for turn in turns:
+        turn.go_on([next(outcomes) for _ in turn.jobs])
+
+
+def _all_trained(jobs: Sequence[AnyJob], compile: bool) -> list[Carried]:
+    """Carry out trainings in stacks of those that are alike, and return their outcomes in that order."""
+    plain = [(i, job) for i, job in enumerate(jobs) if isinstance(job, Job)]
+    private = [(i, job) for i, job in enumerate(jobs) if isinstance(job, PrivateJob)]
+    of_plain, of_private = [job for _, job in plain], [job for _, job in private]
+    carried = _kind(of_plain, *stacks(of_plain), functools.partial(fit_together, compile=compile))
+    carried += _kind(of_private, *private_stacks(of_private), fit_private_together)
+    return [one for _, one in sorted(zip((i for i, _ in (*plain, *private)), carried, strict=True), key=_first)]
+
+
+def _first(numbered: tuple[int, Any]) -> int:
+    return numbered[0]
 
 
 def _kind(
-    turns: Sequence[Turn],
     jobs: Sequence[Job] | Sequence[PrivateJob],
     groups: Sequence[Sequence[int]],
     alone: dict[int, str],
     carry: Callable[[Any], Sequence[Fitted] | Sequence[Trained]],
-) -> None:
+) -> list[Carried]:
     """Carry out the trainings of one kind in stacks that are no larger than what fitted into memory before."""
     found: Found = {}
     halved: dict[int, str] = {}
@@ -272,11 +351,11 @@ def _kind(
         most = _fitted.get(_form(jobs[group[0]]), len(group))
         for first in range(0, len(group), most):
             _stack(jobs, group[first : first + most], carry, found, alone, halved)
-    of = {id(turn.job): turn for turn in turns}
-    for i, job in enumerate(jobs):
-        turn = of[id(job)]
-        turn.alone += [reasons[i] for reasons in (alone, halved) if i in reasons]
-        turn.go_on(*found.get(i, ()))
+    outcomes = []
+    for i in range(len(jobs)):
+        result, took = found.get(i, (None, None))
+        outcomes.append(Carried(result, took, [reasons[i] for reasons in (alone, halved) if i in reasons]))
+    return outcomes
 
 
 def _descend(turns: Sequence[Turn]) -> None:
@@ -311,7 +390,7 @@ def _descend(turns: Sequence[Turn]) -> None:
     for turn, descent, (moments, drawn) in zip(turns, descents, found, strict=True):
         turn.generators.cuda = drawn
         share = descent.size / whole
-        turn.go_on(None, Away(share_s=wall * share, stack=events, share=share), moments)
+        turn.go_on(time=Away(share_s=wall * share, stack=events, share=share), moments=moments)
 
 
 def _stack(
@@ -359,7 +438,7 @@ def _stack(
 _fitted: dict[Any, int] = {}  # how many models may be trained at once, if more ran out of memory
 
 
-def _form(job: Job | PrivateJob) -> Any:
+def _form(job: AnyJob) -> Any:
     """Return a key that trainings have in common if they take equally much memory."""
     plain = job.job if isinstance(job, PrivateJob) else job
     return type(job), repr(plain.structure), plain.batch

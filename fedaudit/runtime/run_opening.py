@@ -22,6 +22,7 @@ from fedaudit.runtime.code_digest import NOT_COMPARED, code_of, differences, har
 from fedaudit.runtime.declarations.tested import declarations_of
 from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.folder import rounding
+from fedaudit.runtime.lockstep import beside
 from fedaudit.runtime.meter import Timings
 from fedaudit.runtime.plan import as_sent
 from fedaudit.runtime.run_commit import commit
@@ -66,6 +67,7 @@ def open_run(run: RunState) -> None:
     if head is None:
         write_atomic(run.folder / "setting.json", run.setting.model_dump_json(indent=1).encode())
         run.record = _new_record(run)
+        run.record.beside = beside()
         _begin_twins(run)
         run.transcript = _open_transcript(run, offset=0, last_round=0, seq=0)
         first = _first_state(run)
@@ -144,6 +146,10 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
         same = False
         if (note := f"resumed: {NOT_COMPARED}, and the bits may differ from there") not in run.record.notes:
             run.record.notes.append(note)
+    if run.record.beside or beside():  # stacks have another size, or other models in them
+        note = f"resumed after round {run.started}, with runs of other seeds beside it before or now"
+        run.record.notes.append(f"{note}: rounding may differ from there")
+        same = False
     if rounding(before) != rounding(run.setting):  # --step, --together or --engine after an error of the device
         same = False
         run.record.notes.append(
@@ -156,6 +162,7 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
     # A replayed round may give other values. Equal noise on unequal values would give both away: draw fresh noise.
     run.attempt = head["attempt"] + (0 if run.setting.deterministic and same else 1)
     run.store.amend(attempt=run.attempt)
+    run.record.beside = sorted({*run.record.beside, *beside()})
     (run.folder / SEAL).unlink(missing_ok=True)
     run.record.status, run.record.finished, run.record.published = "running", None, []
     for client in run.record.ledger:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -25,7 +25,7 @@ from fedaudit.runtime.scores import Result, Utility
 from fedaudit.runtime.seal import seal_again, unseal
 from fedaudit.setting import Setting
 from fedaudit.stats import check_interval
-from fedaudit.stored_model import StoredModel, plain
+from fedaudit.stored_model import Sparse, StoredModel, plain
 from fedaudit.wire.release import Release
 
 if TYPE_CHECKING:
@@ -73,9 +73,12 @@ class SumRecord(StoredModel):
     clip: float | None = None
     sigma: float | None = None  # deviation of the noise on the sum, or on each update where clients add their own
     where: str | None = None  # who adds it
+    within: float | None = None  # the noised share of clients within the clip, by which the next sum's clip moves
 
 
-class RoundRecord(StoredModel):
+class RoundRecord(Sparse):
+    optional: ClassVar = ("seeds", "share_s")
+
     round: int
     participants: list[int]
     absent: list[Absence] = Field(default_factory=list)
@@ -88,7 +91,16 @@ class RoundRecord(StoredModel):
     sums: list[SumRecord] = Field(default_factory=list)
     # Numbers that the method measured about its round, by name.
     diagnostics: dict[str, float] = Field(default_factory=dict)
-    wall_s: float
+    wall_s: float  # from the round's beginning to its end, whoever used the time
+    # If runs of several seeds took turns: how many there were with this one, and its own part of `wall_s`, which is the
+    # time in which it had its turn and its share of what was trained together.
+    seeds: int | None = None
+    share_s: float | None = None
+
+    @property
+    def own_s(self) -> float:
+        """Return the seconds that this run's round took, without the time in which other runs had their turn."""
+        return self.wall_s if self.share_s is None else self.share_s
 
 
 class CurvePoint(StoredModel):
@@ -263,7 +275,9 @@ class ModelFacts(StoredModel):
     clients: int
 
 
-class RunRecord(StoredModel):
+class RunRecord(Sparse):
+    optional: ClassVar = ("beside",)
+
     schema_version: Literal[1] = 1
     status: Literal["running", "done", "refused"] = "running"  # refused: the privacy setting does not apply
     setting: Setting
@@ -294,6 +308,7 @@ class RunRecord(StoredModel):
     twins: TwinFacts | None = None  # None: nothing was promised, so nothing was tested
     code: dict[str, dict[str, str]] | None = None  # digests of the method's modules, and the values it ran with
     idle_policies: list[str] = Field(default_factory=list)  # kinds in setting.privacy that were never released
+    beside: list[int] = Field(default_factory=list)  # seeds whose runs took turns with this one, at any time
 
     @property
     def models_covered(self) -> bool:

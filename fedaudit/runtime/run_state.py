@@ -38,6 +38,12 @@ from fedaudit.wire.transcript import TranscriptWriter
 Entries = list[tuple[int, list[LedgerEntry]]]  # by client: its entries for the ledger in one round
 
 
+def before_cuda(setting: Setting) -> None:
+    """Set what cuBLAS reads when CUDA starts, so that its sums are the same each time."""
+    if setting.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 class RunState:
     """A run in progress. The rooms beside this one open it, ask its clients, and commit its rounds."""
 
@@ -57,8 +63,7 @@ class RunState:
             if read_record(folder).status == "running":
                 raise RunError(f"{folder} already holds a run. {ways_on(folder)}")
             raise RunError(f"{folder} already holds a run. Use --resume to go on with it, or another --out.")
-        if setting.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+        before_cuda(setting)
         self.setting, self.folder, self.watch = setting, folder, watch
         self.given_engine, self.refuse_idle, self.first = engine, refuse_idle, first
         self.json = setting.model_dump_json()

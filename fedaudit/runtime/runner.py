@@ -23,6 +23,7 @@ from fedaudit.runtime.device_errors import device_error, explained
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.engines.isolated import IsolatedEngine
 from fedaudit.runtime.folder import clear_unfinished, default_folder, folder_name, locked
+from fedaudit.runtime.lockstep import here
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import check_path, find_function, offers_next_points
 from fedaudit.runtime.party import Cohort
@@ -157,7 +158,8 @@ class RoundByRound:
 
 
 def _go(run: RunState) -> RunRecord:
-    unrecorded.clear()
+    if here() is None:  # of runs that take turns, each would forget the reasons of the others
+        unrecorded.clear()
     try:
         with _explaining(run):
             return _all_rounds(run)
@@ -206,14 +208,17 @@ def _all_rounds(run: RunState) -> RunRecord:
 
 
 def _one_round(run: RunState, t: int) -> None:
-    begun = time.perf_counter()
+    begun, turn = time.perf_counter(), here()
+    waited, seeds = (0.0, []) if turn is None else (turn.waited_s, turn.beside)
     run.now = t
     run.watch(t - 1, run.setting.rounds, f"round {t}")
     participants = participants_of(run.setting, t)
-    here = run.world.device if run.engine.in_process and run.world.compression is None else None
-    wire = Wire(run.transcript, t, run.answers, here)
+    at = run.world.device if run.engine.in_process and run.world.compression is None else None
+    wire = Wire(run.transcript, t, run.answers, at)
     run.transcript.begin_round(t)
     meter = Meter("server", t, run.world.device, run.setting.flops)
+    if turn is not None:
+        turn.away = meter.away
     so_far = RoundSoFar(t, wire, meter, quorum_of(run.setting, participants))
     ask = asker(run, so_far)
     summing = summing_of(run, so_far, ask)
@@ -236,6 +241,7 @@ def _one_round(run: RunState, t: int) -> None:
     count(run, wire)
     enter(run, t, [*so_far.entries, *so_far.alike.entries(), *summing.entries], wire)
     up, down = wire.traffic.total("up"), wire.traffic.total("down")
+    wall = time.perf_counter() - begun
     run.record.rounds.append(
         RoundRecord(
             round=t,
@@ -249,7 +255,9 @@ def _one_round(run: RunState, t: int) -> None:
             utility=utility,
             sums=summing.records,
             diagnostics=run.method.diagnostics(after),
-            wall_s=round(time.perf_counter() - begun, 4),
+            wall_s=round(wall, 4),
+            seeds=len(seeds) + 1 if seeds else None,
+            share_s=round(wall - (turn.waited_s - waited), 4) if turn is not None and seeds else None,
         )
     )
     commit(run, t, after, end)
@@ -301,6 +309,8 @@ def _evaluate_round(run: RunState, t: int, state: Record) -> Utility | None:
         return None
     run.watch(t - 1, run.setting.rounds, f"round {t}, evaluating")
     meter = Meter("evaluation", t, run.world.device)
+    if (turn := here()) is not None:
+        turn.away = meter.away
     with meter.span("evaluate"), seeded(run.setting.seed, "evaluation", t, device=run.world.device):
         predictor = run.method.predictor(state, run.server(t))
         run.deployed = t, predictor

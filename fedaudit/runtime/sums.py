@@ -36,13 +36,14 @@ from fedaudit.aggregation.secure.shamir import BYTES
 from fedaudit.aggregation.terms import Noise, Terms, gaussian
 from fedaudit.aggregation.update import Layout, clipped, restored, update_of
 from fedaudit.errors import PrivacyError, RunError
+from fedaudit.privacy.adaptive_clip import moved, vote, within
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.noise_key import derived
 from fedaudit.privacy.updates import FINE, Guarantee
 from fedaudit.runtime.asking import Asker, RoundSoFar, drops_out
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort
-from fedaudit.runtime.run_record import Absence, SumRecord
+from fedaudit.runtime.run_record import Absence, RoundRecord, SumRecord
 from fedaudit.runtime.run_state import RunState
 from fedaudit.setting import Setting
 from fedaudit.wire.message import Down, Record, Up
@@ -64,6 +65,7 @@ class Summing:
     secret: bytes  # of this attempt at the run: noise, keys and masks follow from it, each from a key of its own
     guarantee: Guarantee | None
     largest: int  # the most records that a client has, which is public
+    before: SumRecord | None = None  # the last sum of the rounds before
     facts: list[SumFacts] = field(default_factory=list)  # of this round's secure sums
     records: list[SumRecord] = field(default_factory=list)
     entries: list[tuple[int, list[LedgerEntry]]] = field(default_factory=list)
@@ -96,8 +98,11 @@ class Summing:
             raise RunError(f"Round {self.so_far.t}, {path}: no client answered, so there is no sum.")
         ids = sorted(replies)
         updates = [update_of(replies[k], base, by) for k in ids]
+        share = None
         if not local:
-            updates = [clipped(update, guarantee.policy.clip)[0] for update in updates]
+            both = [clipped(update, guarantee.policy.clip) for update in updates]
+            updates = [update for update, _ in both]
+            share = self._share_within([norm for _, norm in both], number, len(invited))
         if any(update.layout != updates[0].layout for update in updates):
             raise RunError(f"Round {self.so_far.t}, {path}: clients sent replies of several shapes, which have no sum.")
         real, whole = (np.sum([getattr(u, of) for u in updates], axis=0) for of in ("real", "whole"))
@@ -108,15 +113,33 @@ class Summing:
         self._bill(type(value), invited, mark)
         self.records.append(
             SumRecord(
-                ask=number, fn=path, invited=len(invited), stayed=len(ids), divisor=divisor, **self._noise_facts()
+                ask=number,
+                fn=path,
+                invited=len(invited),
+                stayed=len(ids),
+                divisor=divisor,
+                within=share,
+                **self._noise_facts(),
             )
         )
         self.so_far.wire.summed(value, path, number, [])  # the server knows the replies themselves
         return Mean(value, round(divisor))
 
     def _guaranteed(self) -> Guarantee:
+        """Return the guarantee with the clip of the sum that is next, or in progress."""
         assert self.guarantee is not None
-        return self.guarantee
+        last = self.records[-1] if self.records else self.before
+        return at_the_clip(self.guarantee, last)
+
+    def _share_within(self, norms: Sequence[float], number: int, invited: int) -> float | None:
+        """Return the noised share of clients within the clip; None if the clip stays."""
+        guarantee = self._guaranteed()
+        if guarantee.vote_sigma is None:
+            return None
+        key = (derived(self.secret, "votes", self.so_far.t, number).hex(),)
+        noise = gaussian(key, "vote noise", guarantee.vote_sigma, 1, secure=guarantee.policy.secure)[0]
+        votes = sum(vote(norm, guarantee.policy.clip) for norm in norms)
+        return within(votes + float(noise), self._divisor(invited))
 
     def _server_noise(self, number: int, length: int) -> np.ndarray:
         guarantee = self._guaranteed()
@@ -131,12 +154,9 @@ class Summing:
     def _noise_facts(self, multiplier: float | None = None) -> dict[str, Any]:
         if self.guarantee is None:
             return {}
-        z = self.guarantee.multiplier if multiplier is None else multiplier
-        return {
-            "clip": self.guarantee.policy.clip,
-            "sigma": z * self.guarantee.policy.clip,
-            "where": self.guarantee.policy.where,
-        }
+        guarantee = self._guaranteed()
+        sigma = guarantee.sigma if multiplier is None else multiplier * guarantee.policy.clip
+        return {"clip": guarantee.policy.clip, "sigma": sigma, "where": guarantee.policy.where}
 
     def _bill(self, cls: type[Up], invited: Sequence[int], mark: int, grid: float | None = None) -> None:
         """Enter what this sum cost the clients. Where sampling amplifies, every client pays in every round.
@@ -333,7 +353,21 @@ class Summing:
 def summing_of(run: RunState, so_far: RoundSoFar, ask: Asker) -> Summing:
     """Return what carries out the sums of a round."""
     largest = max(map(run.world.count, range(run.setting.clients)))
-    return Summing(run, so_far, ask, secret_of_sums(run.secret, run.attempt), run.world.guarantee, largest)
+    secret = secret_of_sums(run.secret, run.attempt)
+    return Summing(run, so_far, ask, secret, run.world.guarantee, largest, last_sum(run.record.rounds))
+
+
+def last_sum(rounds: Sequence[RoundRecord]) -> SumRecord | None:
+    """Return the last sum of these rounds; None if there is none."""
+    return next((one for row in reversed(rounds) for one in reversed(row.sums)), None)
+
+
+def at_the_clip(guarantee: Guarantee, last: SumRecord | None) -> Guarantee:
+    """Return the guarantee with the clip that the votes of the last sum have moved it to."""
+    policy = guarantee.policy
+    if policy.quantile is None or last is None or last.within is None or last.clip is None:
+        return guarantee
+    return guarantee.at(moved(last.clip, last.within, policy.quantile, policy.clip_rate))
 
 
 def secret_of_sums(secret: bytes, attempt: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -462,12 +463,43 @@ def keep_world(setting_json: str, world: World) -> None:
     _held[:] = [(setting_json, world)]
 
 
-@functools.lru_cache(maxsize=2)
-def world_of(setting_json: str) -> World:
-    if _held:
-        if _held[0][0] != setting_json:
-            raise ContractError(
-                "This process serves one party of one run, and cannot open the world of another setting."
-            )
-        return _held[0][1]
-    return World(Setting.model_validate_json(setting_json))
+class Worlds:
+    """Builds the world of a setting, and keeps the last few."""
+
+    def __init__(self, room: int):
+        self._room = room
+        self._made: dict[str, World] = {}  # the one that was used last comes last
+
+    def __call__(self, setting_json: str) -> World:
+        """Return the world of a setting, given as JSON."""
+        if _held:
+            if _held[0][0] != setting_json:
+                raise ContractError(
+                    "This process serves one party of one run, and cannot open the world of another setting."
+                )
+            return _held[0][1]
+        world = self._made.pop(setting_json, None) or World(Setting.model_validate_json(setting_json))
+        self._made[setting_json] = world
+        self._drop()
+        return world
+
+    @contextmanager
+    def room_for(self, number: int) -> Iterator[None]:
+        """Keep so many worlds more within this context: runs that take turns would build theirs anew each time."""
+        self._room += number
+        try:
+            yield
+        finally:
+            self._room -= number
+            self._drop()
+
+    def cache_clear(self) -> None:
+        """Forget all worlds."""
+        self._made.clear()
+
+    def _drop(self) -> None:
+        while len(self._made) > self._room:
+            del self._made[next(iter(self._made))]
+
+
+world_of = Worlds(room=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from fedaudit.runtime.code_digest import (
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
+from fedaudit.runtime.seeds_together import Place, run_together
 from fedaudit.setting import Setting
 from fedaudit.suite.time_left import Stage
 from fedaudit.wire.transcript import Threat
@@ -146,15 +148,20 @@ def stage_of(what: str) -> Stage:
     return "attacks" if what.startswith(f"{ATTACK} ") else "claims" if what.startswith(CLAIMS) else "rounds"
 
 
-def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = None) -> None:
-    """Do what is left of the run and its attacks. This never raises: an error becomes the cell's reason."""
+def carry_out(
+    cell: Cell, watch: Watch | None = None, engine: Engine | None = None, failed: Exception | None = None
+) -> None:
+    """Do what is left of the run and its attacks. This never raises: an error becomes the cell's reason.
+
+    `failed` is the error with which its run has ended already.
+    """
     try:
         record = look(cell)
         if cell.status != "to do":
             return
-        if cell.trust:
-            registry.trust()
-        find(cell.setting.method)  # the suite names the method, so its run folder may name it, too
+        if failed is not None:
+            raise failed
+        _trust(cell)
         if record is None or record.status != "done":
             run(cell.setting, out=cell.folder, resume=True, watch=watch, engine=engine, refuse_idle=True)
         errors = [*_attack(cell, watch), *_try_claims(cell, watch)]
@@ -164,6 +171,38 @@ def carry_out(cell: Cell, watch: Watch | None = None, engine: Engine | None = No
         read_record(cell.folder).refuse(cell.folder, str(e))  # the run wrote a first record before it was refused
     except Exception as e:  # noqa: BLE001 (a bug in a user's method must not stop the other cells; it is listed)
         cell.status, cell.reason = "failed", _text(e)
+
+
+def carry_out_together(cells: Sequence[Cell], watches: Sequence[Watch]) -> Iterator[Cell]:
+    """Do what is left of cells that differ in the seed alone: their runs side by side, then the attacks on each.
+
+    Yield each cell when it has ended. This never raises: an error becomes the cell's reason.
+    """
+    failed: dict[int, Exception] = {}
+    left = []
+    for i, cell in enumerate(cells):
+        try:
+            record = look(cell)
+            if cell.status == "to do" and (record is None or record.status != "done"):
+                _trust(cell)
+                left.append(i)
+        except Exception as e:  # noqa: BLE001 (a damaged record, or a user's method: `carry_out` says it)
+            failed[i] = e
+    try:
+        places = [Place(cells[i].setting, cells[i].folder, watches[i]) for i in left]
+        ended = run_together(places, resume=True, refuse_idle=True) if left else []
+        failed |= {i: end.error for i, end in zip(left, ended, strict=True) if end.error is not None}
+    except Exception as e:  # noqa: BLE001 (it is about all of them)
+        failed |= dict.fromkeys(left, e)
+    for i, cell in enumerate(cells):
+        carry_out(cell, watches[i], failed=failed.get(i))
+        yield cell
+
+
+def _trust(cell: Cell) -> None:
+    if cell.trust:
+        registry.trust()
+    find(cell.setting.method)  # the suite names the method, so its run folder may name it, too
 
 
 def _attack(cell: Cell, watch: Watch | None) -> list[str]:

@@ -52,7 +52,7 @@ class Pace:
             return
         if audits:
             self.audits |= dict.fromkeys(_keys(record.setting), sum(audits.values()) / len(record.rounds))
-        self.add_rounds(record.setting, sum(row.wall_s for row in record.rounds), len(record.rounds))
+        self.add_rounds(record.setting, sum(row.own_s for row in record.rounds), len(record.rounds))
         for key in _keys(record.setting):
             self.attacks[key] |= {
                 (a.attack, a.threat): 0.0 if isinstance(a, NotRun) else a.wall_s for a in record.attacks

@@ -50,6 +50,7 @@ def plan(
     methods: Sequence[str] = (),
     seeds: int | None = None,
     measure: bool = False,
+    seeds_together: bool = False,
 ) -> list[Planned]:
     """Return all runs of a table, first seeds first, and mark those that fit into `budget` minutes.
 
@@ -63,7 +64,7 @@ def plan(
         for cell in cells:
             if seed < len(cell.settings):
                 setting = cell.settings[seed]
-                made = make_cells(_suite([setting.model_dump()]), out)[-1]
+                made = make_cells(_suite([setting.model_dump()]), out, seeds_together=seeds_together)[-1]
                 runs.append((cell, made, available(setting.dataset, setting.data_dir)))
     there = [run for _, run, has_data in runs if has_data]
     found_for = forecast(there, measure or budget is not None)
@@ -91,12 +92,19 @@ def _suite(settings: list[dict[str, object]]) -> Suite:
     return Suite(methods=settings, attacks=[], threats=[], trials=0)
 
 
-def carry_out_plan(planned: list[Planned], out: Path, watch: TimedWatch | None = None, jobs: int = 1) -> None:
-    """Carry out the runs that fit. A failed run says so in its row."""
+def carry_out_plan(
+    planned: list[Planned],
+    out: Path,
+    watch: TimedWatch | None = None,
+    jobs: int = 1,
+    seeds_together: bool = False,
+) -> None:
+    """Carry out the runs that fit, those of a cell side by side if `seeds_together` says so. A failed run says so in
+    its row."""
     settings = [one.run.setting.model_dump() for one in planned if one.fits]
     if not settings:
         return
-    done = {cell.folder: cell for cell in audit(_suite(settings), out, watch, jobs)}
+    done = {cell.folder: cell for cell in audit(_suite(settings), out, watch, jobs, seeds_together=seeds_together)}
     for one in planned:
         if one.fits and one.run.folder in done:
             one.run = done[one.run.folder]

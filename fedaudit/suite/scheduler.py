@@ -22,6 +22,7 @@ from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.folder import STALE, folder_name, locked
 from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.runtime.seeds_together import alike, stackable_setting
 from fedaudit.runtime.starting_clients import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, stage_of, stale_attacks, why_again
@@ -32,18 +33,21 @@ from fedaudit.suite.suite_file import Suite, read_suite, save_suite
 from fedaudit.suite.time_left import TimeLeft
 
 PATIENCE = 10.0  # seconds to wait until the processes of a killed audit are gone
+MOST = 8  # seeds of a row side by side: each has its records, states and messages in memory
 TICK = 1.0  # seconds without news from a cell after which the time left is shown again
 Where = Literal["here", "ray"]
 
 
-def make_cells(suite: Suite, out: Path, engine: str | None = None) -> list[Cell]:
+def make_cells(suite: Suite, out: Path, engine: str | None = None, seeds_together: bool = False) -> list[Cell]:
     """Return the suite's cells, with their folders below `out`.
 
     A run from which others take their clients is a cell, too, and comes before them. It is attacked only if the suite
-    lists it.
+    lists it. With `seeds_together` all cells have the engine that trains clients together.
     """
     chosen = {} if engine is None else {"engine": engine}
     settings = [Setting.make(**{**setting.model_dump(), **chosen}) for setting in suite.cells()]
+    if seeds_together:
+        settings = [stackable_setting(setting) for setting in settings]
     listed = {folder_name(setting) for setting in settings}
     cells: dict[str, Cell] = {}
 
@@ -73,6 +77,7 @@ def audit(
     ray_address: str | None = None,
     report: bool = False,
     trust: bool = False,
+    seeds_together: bool = False,
 ) -> list[Cell]:
     """Run all cells and attacks of a suite or of its file, and return the cells.
 
@@ -81,9 +86,10 @@ def audit(
 
     `on` says if cells run as processes of this machine or as tasks of a Ray cluster. `report` says that the caller will
     write a report afterwards, which counts in the time left. `trust` allows run folders to name code outside fedaudit.
+    `seeds_together` carries out cells that differ in the seed alone side by side, with their clients as one stack.
     """
     suite, out = suite if isinstance(suite, Suite) else read_suite(Path(suite)), Path(out)
-    cells = make_cells(suite, out, engine)
+    cells = make_cells(suite, out, engine, seeds_together)
     on_ray = any(cell.setting.engine == "ray" for cell in cells)
     if on_ray and jobs > 1:
         raise SettingError(
@@ -93,6 +99,8 @@ def audit(
     if on == "ray" and (on_ray or jobs > 1):
         what = "the engine ray" if on_ray else f"--jobs {jobs}"
         raise SettingError(f"--on ray already runs cells in parallel on the cluster. Leave {what} out.")
+    if on == "ray" and seeds_together:
+        raise SettingError("--on ray runs each cell as a task of its own. Leave --seeds-together out.")
     with locked(out, "audit", PATIENCE) as lock:  # workers inherit the lock
         records: dict[str, RunRecord | None] = {}
         for cell in cells:
@@ -101,8 +109,9 @@ def audit(
                 _put_aside(cell, out, force, keep_stale)
                 records[str(cell.folder)] = look(cell)
         save_suite(suite, out)
+        at_a_time = jobs * max(map(len, _rows(cells))) if seeds_together else jobs
         progress = _Progress(
-            cells, watch, TimeLeft(None if on == "ray" else jobs, report_starts(len(cells)) if report else 0.0)
+            cells, watch, TimeLeft(None if on == "ray" else at_a_time, report_starts(len(cells)) if report else 0.0)
         )
         todo = progress.plan(records)
         progress.tell("")
@@ -117,7 +126,7 @@ def audit(
             with shared_gpu([cell.setting for cell in todo], min(jobs, len(todo))) as sharing:
                 if sharing is not None:
                     progress.tell(sharing)
-                _beside(todo, progress, jobs, lock)
+                _beside(todo, progress, jobs, lock, seeds_together)
         _save(out, cells, sharing)
         progress.end()
     if all(cell.status != "done" for cell in cells):
@@ -251,8 +260,8 @@ class _Worker:
 
     def __init__(self, lock: int, preload: list[str]):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
-        self.cell: Cell | None = None
-        self.answered = False
+        self.cells: list[Cell] = []
+        self.answered: set[int] = set()  # which of them have ended, by their places in that list
         self.start(lock, preload)
         self._text = b""
 
@@ -270,18 +279,22 @@ class _Worker:
         assert self.process.stdout is not None
         self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
 
-    def give(self, cell: Cell) -> None:
-        self.cell, self.answered = cell, False
-        request = {
-            "folder": str(cell.folder),
-            "setting": cell.setting.model_dump(),
-            "attacks": cell.attacks,
-            "threats": cell.threats,
-            "trials": cell.trials,
-            "keep_stale": cell.keep_stale,
-            "trust": cell.trust,
-        }
-        data = json.dumps(request).encode() + b"\n"
+    def give(self, cells: list[Cell]) -> None:
+        """Have cells carried out: one, or several that differ in the seed alone."""
+        self.cells, self.answered = cells, set()
+        requests = [
+            {
+                "folder": str(cell.folder),
+                "setting": cell.setting.model_dump(),
+                "attacks": cell.attacks,
+                "threats": cell.threats,
+                "trials": cell.trials,
+                "keep_stale": cell.keep_stale,
+                "trust": cell.trust,
+            }
+            for cell in cells
+        ]
+        data = json.dumps({"cells": requests}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which the end of its replies will show
             while data:
                 data = data[os.write(self.requests, data) :]
@@ -336,6 +349,14 @@ class _Queue:
         self.cells.remove(cell)
         return cell
 
+    def take_row(self) -> list[Cell]:
+        """Return the next cell, and with it those that differ from it in the seed alone, up to a number."""
+        first = self.take()
+        rest = [cell for cell in self.cells if self._free(cell) and alike(first.setting, cell.setting)][: MOST - 1]
+        for cell in rest:
+            self.cells.remove(cell)
+        return [first, *rest]
+
     def _free(self, cell: Cell) -> bool:
         before = self._first(cell)
         return before is None or before.status == "done"
@@ -345,7 +366,20 @@ class _Queue:
         return None if first is None else self.firsts.get(cell.folder.parent / folder_name(first))
 
 
-def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None:
+def _rows(cells: list[Cell]) -> list[list[Cell]]:
+    """Return the cells in groups of those that differ in the seed alone, as they are carried out side by side."""
+    rows: list[list[Cell]] = []
+    for cell in cells:
+        for row in rows:
+            if len(row) < MOST and alike(row[0].setting, cell.setting):
+                row.append(cell)
+                break
+        else:
+            rows.append([cell])
+    return rows
+
+
+def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_together: bool = False) -> None:
     waiting = _Queue(todo)
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
@@ -358,9 +392,10 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
         give(worker)
 
     def give(worker: _Worker) -> None:
-        cell = waiting.take()
-        progress.begin(cell)
-        worker.give(cell)
+        cells = waiting.take_row() if seeds_together else [waiting.take()]
+        for cell in cells:
+            progress.begin(cell)
+        worker.give(cells)
 
     def end(worker: _Worker) -> None:
         selector.unregister(worker.replies)
@@ -381,9 +416,9 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
                     _heed(worker, reply, progress)
                 if replies is None:  # the process has ended
                     _heed(worker, {"over": worker.process.wait()}, progress)
-                if worker.cell is None and (replies is None or not waiting.ready()):
+                if not worker.cells and (replies is None or not waiting.ready()):
                     end(worker)
-                elif worker.cell is None:
+                elif not worker.cells:
                     give(worker)
                 while len(workers) < jobs and waiting.ready():
                     start()
@@ -396,19 +431,22 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int) -> None
 
 
 def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:
-    cell = worker.cell
-    if cell is None:
+    if not worker.cells:
         return
     if "t" in reply:
-        progress.step(cell, reply["t"], reply["rounds"], reply["what"])
+        progress.step(worker.cells[reply["cell"]], reply["t"], reply["rounds"], reply["what"])
     elif "status" in reply:
-        cell.status, cell.reason, worker.answered = reply["status"], reply["reason"], True
+        cell = worker.cells[reply["cell"]]
+        cell.status, cell.reason = reply["status"], reply["reason"]
+        worker.answered.add(reply["cell"])
     else:
-        if not worker.answered:
-            how = f"signal {-reply['over']}" if reply["over"] < 0 else f"exit code {reply['over']}"
-            cell.status = "failed"
-            cell.reason = (
-                f"its process ended with {how}, perhaps because memory ran out. Try fewer --jobs.{worker.last_words()}"
-            )
-        worker.cell = None
+        how = f"signal {-reply['over']}" if reply["over"] < 0 else f"exit code {reply['over']}"
+        less = "fewer --jobs" if len(worker.cells) == 1 else "fewer --jobs, or leave out --seeds-together"
+        for i, cell in enumerate(worker.cells):
+            if i not in worker.answered:
+                cell.status = "failed"
+                cell.reason = (
+                    f"its process ended with {how}, perhaps because memory ran out. Try {less}.{worker.last_words()}"
+                )
+        worker.cells = []
         progress.tell("")

@@ -1,5 +1,7 @@
 """The worker process, which carries out cells one at a time: it reads a line of JSON and answers in lines of JSON.
 
+A line may also name several cells that differ in the seed alone. Their runs then go on side by side.
+
 It imports everything once and forks for each cell. So a cell starts at once, its peak memory is its own, and whatever
 kills it (memory, a crash in a user's extension) kills nothing else. When the audit ends, its end of the pipe closes,
 and the cell stops at that instant. The next audit goes on from the last whole round.
@@ -18,7 +20,11 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedaudit.progress import Watch
+    from fedaudit.suite.cell import Cell
 
 # Modules that optimisers, scores, baselines and pictures would otherwise import on first use.
 USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin")
@@ -87,23 +93,36 @@ def serve(requests: int, replies: int, fork: bool = True) -> None:
 
 
 def _work(request: dict[str, Any], requests: int, replies: int) -> None:
-    from fedaudit.setting import Setting
-    from fedaudit.suite.cell import Cell, carry_out
+    from fedaudit.suite.cell import carry_out, carry_out_together
 
     threading.Thread(target=_stop_with, args=(requests,), daemon=True).start()
+    cells = [_cell(of_cell) for of_cell in request["cells"]]
+    last: dict[int, tuple[float, str]] = {}
+
+    def watching(i: int) -> Watch:
+        def watch(t: float, rounds: float, what: str) -> None:
+            if (t, what) != last.get(i):
+                last[i] = (t, what)
+                _say(replies, {"cell": i, "t": t, "rounds": rounds, "what": what})
+
+        return watch
+
+    if len(cells) == 1:
+        carry_out(cells[0], watching(0))
+        _say(replies, {"cell": 0, "status": cells[0].status, "reason": cells[0].reason})
+        return
+    for i, cell in enumerate(carry_out_together(cells, [watching(i) for i in range(len(cells))])):
+        _say(replies, {"cell": i, "status": cell.status, "reason": cell.reason})
+
+
+def _cell(request: dict[str, Any]) -> Cell:
+    from fedaudit.setting import Setting
+    from fedaudit.suite.cell import Cell
+
     setting = Setting.make(**request["setting"])
     cell = Cell(Path(request["folder"]), setting, request["attacks"], request["threats"], request["trials"])
     cell.keep_stale, cell.trust = request["keep_stale"], request["trust"]
-    last: tuple[float, str] | None = None
-
-    def watch(t: float, rounds: float, what: str) -> None:
-        nonlocal last
-        if (t, what) != last:
-            last = (t, what)
-            _say(replies, {"t": t, "rounds": rounds, "what": what})
-
-    carry_out(cell, watch)
-    _say(replies, {"status": cell.status, "reason": cell.reason})
+    return cell
 
 
 @contextlib.contextmanager

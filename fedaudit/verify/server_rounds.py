@@ -23,7 +23,7 @@ from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort, Server
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.scores import Utility
-from fedaudit.runtime.sums import Summing, secret_of_sums
+from fedaudit.runtime.sums import Summing, last_sum, secret_of_sums
 from fedaudit.runtime.utility import evaluate
 from fedaudit.runtime.world import World
 from fedaudit.verify.accuracy import compare_utility
@@ -215,7 +215,8 @@ class _Sums(Summing):
         largest = max(map(world.count, range(world.setting.clients)))
         there = (replay.case.folder / KEY_FILE).is_file()  # without it nothing is drawn that has to come out again
         secret = secret_of_sums(replay.case.run.secret if there else b"", attempt)
-        return cls(run, cast(Any, replay), replay.ask, secret, world.guarantee, largest)
+        before = last_sum([row for row in replay.case.record.rounds if row.round < replay.t])
+        return cls(run, cast(Any, replay), replay.ask, secret, world.guarantee, largest, before)
 
     def _both(self, k: int, phase: str, number: int) -> Both:
         rows = cast(_Replay, self.so_far).rows(number)

@@ -19,7 +19,7 @@ from fedaudit.privacy.ledger import ClientLedger, LedgerEntry
 from fedaudit.privacy.updates import Guarantee
 from fedaudit.runtime.guarantee import guarantee_of
 from fedaudit.runtime.run_record import RoundRecord, SumRecord
-from fedaudit.runtime.sums import own_noise
+from fedaudit.runtime.sums import at_the_clip, last_sum, own_noise
 from fedaudit.verify.case import RECORD, Case
 from fedaudit.verify.sum_rows import SumRows
 
@@ -84,10 +84,12 @@ def _check_round(
     case: Case, guarantee: Guarantee | None, i: int, row: RoundRecord, rows: list[SumRows]
 ) -> bool:  # fmt: skip
     said = [one.model_dump(exclude=UNSEEN) for one in row.sums]
-    now = [
-        _record(case, guarantee, of, row.sums[j] if j < len(row.sums) else None).model_dump(exclude=UNSEEN)
-        for j, of in enumerate(rows)
-    ]
+    now, last = [], last_sum(case.record.rounds[:i])
+    for j, of in enumerate(rows):
+        one = row.sums[j] if j < len(row.sums) else None
+        here = None if guarantee is None else at_the_clip(guarantee, last)
+        now.append(_record(case, here, of, one).model_dump(exclude=UNSEEN))
+        last = one
     before = len(case.found.list)
     same = case.found.compare(FIGURE, RECORD, f"rounds.{i}.sums", said, now, close=CLOSE)
     if same:
@@ -101,6 +103,8 @@ def _record(case: Case, guarantee: Guarantee | None, of: SumRows, said: SumRecor
     facts: dict[str, Any] = {}
     if guarantee is not None:
         facts = {"clip": guarantee.policy.clip, "sigma": guarantee.sigma, "where": guarantee.policy.where}
+        if guarantee.vote_sigma is not None:
+            facts["within"] = said.within if said is not None else None  # only `rerun` can tell
         expected = setting.participation * setting.clients
         divisor = max(expected, 1.0) if guarantee.poisson else float(invited)
     else:
@@ -108,7 +112,8 @@ def _record(case: Case, guarantee: Guarantee | None, of: SumRows, said: SumRecor
         if said is not None and said.divisor != divisor and said.divisor in _numbers(of):
             divisor = said.divisor
     if of.secure:
-        down = of.phase("advertise")[of.invited[0]][0]
+        first = of.invited[0]  # all of them were sent the same
+        down = of.phase("advertise")[first][0]
         neighbours = max(map(len, of.neighbours().values()))
         step = down["bound"] * down["largest"] / Ring((), invited).levels
         facts |= {
@@ -138,7 +143,7 @@ def check_update_entries(case: Case, guarantee: Guarantee) -> list[tuple[str, st
     for _, of in sorted(case.sums.items()):
         if of.total is None:
             return [(f"round {of.t}, ask {of.ask}", "no sum", "the sum of the replies")]
-        entry = _entry(case, guarantee, of)
+        entry = _entry(case, at_the_clip(guarantee, _before(case, of)), of)
         for k in range(guarantee.clients) if guarantee.amplified else of.invited:
             billed[k].append((of.t, entry))
     wrong = []
@@ -152,6 +157,13 @@ def check_update_entries(case: Case, guarantee: Guarantee) -> list[tuple[str, st
             wrong.append((f"ledger of client {ledger.client}, {(b or a).field}", _words(a), _words(b)))  # type: ignore[union-attr]
     wrong += [(f"ledger of client {k}", "nothing", _words(rows[0][1])) for k, rows in sorted(billed.items()) if rows]
     return wrong
+
+
+def _before(case: Case, of: SumRows) -> SumRecord | None:
+    """Return the sum before this one, in its round or in the last round that has any."""
+    earlier = [row for row in case.record.rounds if row.round < of.t]
+    here = [one for row in case.record.rounds if row.round == of.t for one in row.sums if one.ask < of.ask]
+    return here[-1] if here else last_sum(earlier)
 
 
 def _entry(case: Case, guarantee: Guarantee, of: SumRows) -> LedgerEntry:

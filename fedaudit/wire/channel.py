@@ -122,7 +122,7 @@ class Wire:
                     decode(message, Down)
                     blob: Blob = message
                 else:
-                    blob = encode(message) if self.here is None else encode_lazily(message, self.here)
+                    blob = encode_lazily(message, self.here)  # bytes, if the clients are elsewhere
                 encoded[id(message)] = blob, read_header(blob)
             blob, head = encoded[id(message)]
             self._sent[k] = blob, head, self.transcript.clock()

@@ -268,3 +268,14 @@ def test_the_difference_of_correlated_attacks_is_paired():
         pytest.approx(found.value - half),
         pytest.approx(found.value + half),
     )
+
+
+@pytest.mark.parametrize(("members", "others", "told"), [(2, 2, True), (2, 5, True), (1, 5, False), (5, 1, False)])
+def test_two_of_each_class_are_enough_for_a_held_out_threshold(members, others, told):
+    """Members at 1 and non-members at 0: any threshold that was chosen on one of each is right on the other."""
+    result = membership_scores([1.0] * members + [0.0] * others, [True] * members + [False] * others)
+    assert (result.balanced_accuracy.value is not None) is told
+    if told:
+        assert (result.balanced_accuracy.value, result.advantage.value) == (1.0, 1.0)
+        assert result.balanced_accuracy.threshold == 1.0
+        assert result.balanced_accuracy.low < 1.0

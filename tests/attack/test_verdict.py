@@ -78,3 +78,13 @@ def test_a_split_told_the_wrong_way_round_is_broken_too(candidates):
     groups = Groups(torch.as_tensor(member).long())
     learned_parts = [part(0, groups, torch.as_tensor(member))]
     assert judge_blind({"a": learned_parts})["a"].split_broken is True
+
+
+def test_a_baseline_that_learned_from_one_client_has_its_direction(candidates):
+    """Two clients, of which one was claimed in groups: a ranking below chance is no sign of a broken split."""
+    _, _, member = candidates
+    half = torch.as_tensor(member)
+    wrong = part(0, Claims(-half.double()), half)
+    grouped = part(1, Groups(torch.zeros(len(half), dtype=torch.long)), half)
+    assert judge_blind({"a": [wrong]})["a"].split_broken is True
+    assert judge_blind({"a": [wrong, grouped]})["a"].split_broken is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedaudit import run
 from fedaudit.attack.attack_run import attack_run, candidates_of, rescore
 from fedaudit.attack.membership import membership_scores
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.membership.combined import learned, measured
+from fedaudit.attacks.membership.combined import Combined, learned, measured
 from fedaudit.attacks.membership.entropy import entropy
 from fedaudit.attacks.membership.label_only import LabelOnly
 from fedaudit.attacks.membership.lira import confidences, likelihood_ratio, own_variance
@@ -698,3 +699,36 @@ def test_the_combined_attack_tells_what_its_parts_tell(two_rounds):
     combined, offline = named(results, "combined", "lira_offline")
     assert combined.leak
     assert auc(combined).value > auc(offline).value - 0.03
+
+
+def test_one_variance_for_all_records_of_the_combined_attack():
+    """Record 0: two references, phi 0 and 2, squares 2. Record 1: three, phi 0, 3 and 6, squares 18. The variance is
+    (2 + 18) / (1 + 2), and a record with one reference gives nothing to it."""
+
+    def at(phi):
+        return torch.tensor([phi, 0.0], dtype=torch.float64)
+
+    references = torch.stack(
+        [torch.stack([at(a), at(b), at(c)]) for a, b, c in ((0.0, 0.0, 9.0), (2.0, 3.0, 0.0), (99.0, 6.0, 0.0))]
+    )
+    holds = torch.tensor([[False, False, False], [False, False, True], [True, False, True]])
+    found = measured(torch.stack([at(3.0)] * 3), references, holds, torch.zeros(3, dtype=torch.long))
+    deviation = math.sqrt(20 / 3)
+    assert found[:2, 0].tolist() == pytest.approx([3.0, 3.0])
+    assert found[:2, 1].tolist() == pytest.approx([(3 - 1) / deviation, 0.0])
+    assert found[2].isnan().all()
+
+
+def test_the_combined_attack_takes_offline_shadows(monkeypatch):
+    """Shadows that hold candidates would teach by the truth. The last round is told where there are several."""
+    asked = []
+
+    def rounds(self, scene, online):
+        asked.append(online)
+        return [("first", SimpleNamespace(notes=("b",))), ("last", SimpleNamespace(notes=("a", "b")))]
+
+    monkeypatch.setattr(Combined, "attacked_rounds", rounds)
+    monkeypatch.setattr(Combined, "_scores", lambda self, rounds: torch.tensor([float(len(rounds))]))
+    found = Combined().run(None)
+    assert asked == [False]
+    assert (found.scores.item(), found.last.item(), found.notes) == (2.0, 1.0, ("a", "b"))

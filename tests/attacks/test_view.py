@@ -3,14 +3,17 @@ what an overtrained client sends gives its records away."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.shared._view import inputs_of, received, uploaded
+from fedaudit.attacks.shared._view import by_class, images_in, inputs_of, received, row_numbers, uploaded
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.wire.message import State
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5, "holdout": 0.45, "validation": 0.05}
 
@@ -69,3 +72,56 @@ def test_a_part_of_the_public_set_is_found_by_its_numbers(tmp_path):
     entry, field = scene.released("logits")[0]
     d = next(e for e in scene.view.entries(direction="down", client=0, t=1))["d"].long()
     assert torch.equal(inputs_of(scene, entry, len(entry[field])).cpu(), world.public()[0][d])
+
+
+# --- values by hand
+
+
+SCENE = SimpleNamespace(shape=(1, 2, 2), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        (torch.zeros(5, 1, 2, 2), [5]),
+        (torch.zeros(3, 5, 1, 2, 2), [15]),
+        (torch.zeros(1, 2, 2), []),  # one image is no table of images: it may be anything of three dimensions
+        (torch.zeros(5, 1, 2, 3), []),
+        (torch.zeros(5, 1, 2, 2, dtype=torch.long), []),
+        ({"a": torch.zeros(2, 1, 2, 2), 3: [torch.zeros(4, 1, 2, 2)]}, [2, 4]),
+        (State({"a": torch.zeros(2, 1, 2, 2)}), []),
+        ("text", []),
+    ],
+)
+def test_which_tensors_hold_images(value, rows):
+    found = list(images_in(SCENE, value))
+    assert [len(images) for images in found] == rows
+    assert all(images.shape[1:] == (1, 2, 2) for images in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "right"),
+    [
+        ([2, 0, 1], True), ([0], True), ([3], True), ([-1, 2], False), ([4], False), ([0, 4], False), ([1, 1], False),
+        ([], False), ([[0, 1]], False), ([0.0, 1.0], False),
+    ],
+)  # fmt: skip
+def test_what_numbers_rows_of_the_public_set(value, right):
+    made = torch.tensor(value) if value else torch.zeros(0, dtype=torch.long)
+    assert row_numbers(made, torch.zeros(4, 1)) is right
+    assert row_numbers(value, torch.zeros(4, 1)) is False, "a list is no tensor"
+
+
+@pytest.mark.parametrize(
+    ("value", "classes"),
+    [
+        ({0: torch.zeros(2), 2: torch.zeros(2)}, [0, 2]),
+        ({0: torch.zeros(2), 3: torch.zeros(2)}, []),  # of three classes
+        ({0: torch.zeros(2), 1: torch.zeros(2, 2)}, []),
+        ({0: torch.zeros(2, dtype=torch.long)}, []),
+        (State({"a": torch.zeros(2)}), []),
+        (torch.zeros(3, 2), []),
+    ],
+)
+def test_what_is_a_table_by_class(value, classes):
+    assert list(by_class(value, 3)) == classes

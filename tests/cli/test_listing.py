@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import reported
 
-from fedaudit.cli.listing import ledger_lines, protections, traffic_table
+from fedaudit.cli.listing import ledger_lines, protections, summary, traffic_table
 from fedaudit.cli.output import print_table
 from fedaudit.extras import EXTRAS, install
 from fedaudit.wire.release import Sent
@@ -35,6 +35,38 @@ def test_a_delta_of_one_in_n_or_more_is_warned_of(delta, warned):
     said = " ".join(ledger_lines(record))
     assert ("is 1/n or more for 2 of 2 clients (n = 25)" in said) is warned
     assert ("such as delta=4e-03" in said) is warned
+
+
+@pytest.mark.parametrize(
+    ("device", "how", "notes", "said"),
+    [
+        ("x86_64 CPU", {"step": "compiled", "precision": "tf32"}, [], "engine serial, eager steps, float32"),
+        ("NVIDIA H200", {"engine": "stacked"}, [], "engine stacked, recorded steps, float32"),
+        ("NVIDIA H200", {"step": "compiled", "precision": "tf32"}, [], "engine stacked, compiled steps, tf32"),
+        (
+            "NVIDIA H200",
+            {"engine": "serial", "step": "eager", "precision": "bf16"},
+            ["not stacked: train: dropout", "steps not recorded: dropout", "something else"],
+            "engine serial, eager steps, bf16; slower than that in 2 respects: see the notes",
+        ),
+    ],
+)
+def test_a_run_says_how_it_was_carried_out(device, how, notes, said):
+    """Steps are recorded and compiled on a GPU only, and only there is there TF32."""
+    record = reported._record("fedavg", 0, 0.9)
+    record.device, record.setting, record.notes = device, record.setting.model_copy(update=how), notes
+    assert f"  {said}" in summary(record)
+
+
+def test_a_run_says_who_shared_its_time():
+    record = reported._record("fedavg", 0, 0.9)
+    for row in record.rounds:
+        row.wall_s, row.share_s = 9.0, 3.0
+    rounds = len(record.rounds)
+    assert any(line.startswith(f"  {9 * rounds:.1f} s, peak") for line in summary(record))
+    record.beside = [1, 2]
+    words = f"  {9 * rounds:.1f} s beside seeds 1, 2, {3 * rounds:.1f} s of them its own, peak"
+    assert any(line.startswith(words) for line in summary(record))
 
 
 def test_the_transcript_says_that_weights_come_from_private_training():

@@ -57,6 +57,16 @@ def test_ci_has_a_job_for_each_and_keeps_what_is_there(fresh):
     assert (fresh.path / "budgets.toml").read_text() == BUDGETS
 
 
+def test_the_workflow_installs_fedaudit_from_where_its_owner_says():
+    """The package is on no index: every job takes it from one place, which stands at the top."""
+    installs = re.findall(r"- run: pip install (.*)", CI)
+    own = [words for words in installs if "torch " not in words]
+    assert len(own) == len(commands(CI))
+    assert all(words.endswith('"$FEDAUDIT"') for words in own)
+    assert re.search(r"(?m)^  FEDAUDIT: \S+ ", CI)
+    assert "github.com" not in CI
+
+
 def test_bytes_and_flops_of_the_starter_are_those_of_fedavg(fresh):
     """Without the time, which `--benchmark-disable` leaves out: the exact gates of the test file."""
     fresh.runpytest_inprocess(*QUIET, "-k", "fast", "--benchmark-disable").assert_outcomes(passed=1, deselected=2)

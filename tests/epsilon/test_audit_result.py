@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -50,3 +52,36 @@ def test_a_bound_that_perfect_guesses_could_not_raise_cannot_tell():
         assert (row.verdict, row.ceiling) == (word, best.epsilon)
     open_claim = AuditedClaim("run", "server", "none: something is unprotected", np.inf, np.inf)
     assert held(open_claim, "guesses", bound, best.epsilon, "", tells_at=None).verdict == "not refuted"
+
+
+def test_a_claim_of_nothing_has_no_noise_to_miss():
+    """Pure noise claims epsilon 0: whatever shows refutes it, so that no share of noise is sought."""
+    place = AuditedClaim("logits", "server", "pure noise", 0.0, 0.0)
+    row = held_path(place, "path", gdp_mean_shift, *drawn(0.0, 100, 0), 0.0, 1e-2, 0.95, "two rows")
+    assert (row.finds, row.tells_at, row.verdict) == (None, None, "not refuted")
+    assert "would find" not in row.how
+    assert held_path(place, "path", gdp_mean_shift, *drawn(9.0, 100, 0), 0.0, 1e-2, 0.95, "").verdict == "refuted"
+
+
+def test_the_largest_scale_that_is_refuted_is_told():
+    """A bound that refutes where the means are 16 or more apart: at a distance of 2, noise x 0.1 is and x 0.25 is not,
+    nor is half of it. Of so many trials chance takes next to nothing."""
+
+    def bound(scores, member, delta, confidence):
+        refutes = scores[member].mean() - scores[~member].mean() > 16
+        return SimpleNamespace(p_value=lambda claim: 1e-4 if refutes else 0.02)
+
+    assert would_find(bound, 2.0, 10**5, 1.0, 1e-2, 0.95) == (0.1, 0.02)
+    assert would_find(bound, 8.1, 10**5, 1.0, 1e-2, 0.95) == (0.5, 1e-4)
+
+
+def test_chance_takes_something_from_the_difference_that_is_sought():
+    """Ten trials, a distance of 4 and half of the noise: 8 less 2.326 sqrt((2 + 16) / 10) is 4.879."""
+    seen = []
+
+    def bound(scores, member, delta, confidence):
+        seen.append(scores[member].mean() - scores[~member].mean())
+        return SimpleNamespace(p_value=lambda claim: 1.0)
+
+    assert would_find(bound, 4.0, 10, 1.0, 1e-2, 0.95) == (0.0, 1.0)
+    assert seen[-1] == pytest.approx(8 - 2.32635 * np.sqrt((2 + 64 / 4) / 10), rel=1e-4)

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from scipy.stats import binom, binomtest, norm
 
 from fedaudit.epsilon import lower_bounds as eps
-from fedaudit.epsilon.lower_bounds import from_counts, from_scores
+from fedaudit.epsilon.lower_bounds import _fdp_refutes, from_counts, from_scores
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.stats import cp_lower, cp_upper
@@ -440,3 +440,13 @@ def test_ties_between_the_classes_show_nothing(tied):
     rng = np.random.default_rng(0)
     scores = np.where(rng.random(200) < tied, 0.0, rng.random(200))
     assert from_scores(scores, np.arange(200) % 2 == 0, delta=1e-5).epsilon == 0.0
+
+
+@pytest.mark.parametrize(("tau", "refutes"), [(0.25, False), (0.5, False), (0.51, True), (0.9, True)])
+def test_one_right_guess_of_a_fair_coin_by_hand(tau, refutes):
+    """mu = 0: one guess on one coin is right with probability 1/2. More than that cannot be, and 1/2 itself can."""
+    assert _fdp_refutes(0.0, tau, 1, 1, 1) is refutes
+
+
+def test_no_right_guess_refutes_nothing():
+    assert not _fdp_refutes(0.0, 1e-9, 5, 5, 0)

@@ -18,6 +18,7 @@ from fedaudit.epsilon.release_path import Pair, Rehearsal, _audit_field, _releas
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.mechanisms import gaussian as gaussian_mechanism
+from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 
@@ -325,3 +326,19 @@ def test_the_two_sides_draw_their_own_noise(folder):
     one, other = (np.array([pair.outcome(side, j) for j in range(30)]) for side in (0, 1))
     assert np.std(one - other) > 0.5 * np.std(one)
     assert len(set(one)) == 30
+
+
+@pytest.mark.parametrize(("depends", "value"), [("all", 3 / 2), ("range", 1.0)])
+def test_opposite_ends_of_what_a_claim_allows(depends, value):
+    """C = 3 and rows of four numbers: 3 / sqrt(4) in each, on either side. Pixels are 1 and -1 whatever C is."""
+    template = {"a": torch.zeros(2, 4), "nothing": torch.zeros(0, 4)}
+    sent = mock.MagicMock(client=0, round=1, ask=0)
+    sent.__getitem__.return_value = template
+    release = mock.MagicMock(sent=sent, where="Sent.z", policy=mock.MagicMock(clip=3.0))
+    release.how = mechanism_named("gaussian")
+    with mock.patch.object(release_path, "Rehearsal"), mock.patch.object(release_path, "_pair") as pair:
+        release_path._opposite_ends(mock.MagicMock(), release, b"", depends)
+    _, one, other, words = pair.call_args.args
+    for side, sign in ((one, 1), (other, -1)):
+        assert torch.allclose(side.value["a"], torch.full((2, 4), sign * value))
+    assert ("clipping ball" in words) is (depends == "all")

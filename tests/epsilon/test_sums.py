@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ pytest.importorskip("cryptography")
 
 from fedaudit import Setting, read_record, run
 from fedaudit.aggregation import terms as terms_module
+from fedaudit.aggregation.secure import graph
 from fedaudit.epsilon import sums as audits
 from fedaudit.epsilon.lower_bounds import gdp_mean_shift
-from fedaudit.epsilon.sums import CANARIES, MASKS, NOISE, audit_sums, canary_audit, projection
+from fedaudit.epsilon.sums import CANARIES, MASKS, NOISE, _ledger, audit_sums, canary_audit, deviation, projection
 from fedaudit.errors import RunError
 from fedaudit.privacy.update_policy import UpdatePolicy
 from fedaudit.privacy.updates import Guarantee
@@ -149,3 +151,24 @@ def test_client_level_bounds_cover():
         scores = [projection(guarantee, setting, 1000 * i + j, there) for there in (True, False) for j in range(60)]
         above += gdp_mean_shift(scores, np.repeat([True, False], 60), 1e-3, 0.95).epsilon > truth
     assert above <= 400 * 0.05 + 2 * (400 * 0.05 * 0.95) ** 0.5
+
+
+@pytest.mark.parametrize(("where", "wanted"), [("server", 0.5), ("client", 0.5 * 3), ("shares", 0.5 * (9 / 6) ** 0.5)])
+def test_the_noise_of_a_sum_of_those_who_stayed(where, wanted):
+    """sigma = 0.5, 9 of 12 stayed. The server adds it once, each client a whole one, or a share that is enough if only
+    half of those who were invited stay."""
+    guarantee, setting = promised(where, 0.5)
+    setting = setting.model_copy(update={"threshold": 0.5})
+    one = SimpleNamespace(stayed=9, invited=12)
+    assert graph.needed(0.5, 12) == 6 or where != "shares"
+    assert deviation(guarantee, one, setting) == pytest.approx(wanted * guarantee.sigma / 0.5)
+    assert guarantee.sigma == 0.5
+
+
+def test_a_ledger_is_as_good_as_its_worst_client():
+    def of(*epsilons):
+        return _ledger(SimpleNamespace(record=SimpleNamespace(ledger=[SimpleNamespace(epsilon=e) for e in epsilons])))
+
+    assert of(1.0, 3.0, 2.0) == 3.0
+    assert of(1.0, None) is None
+    assert of() is None

@@ -231,3 +231,38 @@ def test_losses_beyond_all_bounds_are_not_left_out():
     assert "prv" not in done.by_accountant
     assert "beyond all bounds" in done.reason
     assert done.epsilon_of_record == done.by_accountant["rdp"] > 90
+
+
+def test_a_single_step_that_is_sampled_makes_the_whole_history_so() -> None:
+    """Events of both regimes have no closed form. Its value without sub-sampling is an upper bound far above."""
+    mixed = [Event(9.0), Event(1.0, 0.001, 1)]
+    for events in (mixed, mixed[::-1]):
+        c = compose(events, 1e-5, compare=False)
+        assert c.accountant == "prv"
+        assert list(c.by_accountant) == ["prv"]
+        assert c.epsilon_of_record < 0.6 < gaussian_epsilon(math.hypot(1 / 9, 1), 1e-5) / 5
+
+
+def test_events_that_tell_nothing_do_not_decide_the_accountant() -> None:
+    """No steps, a rate of 0, infinite noise: all of them are left out before it is asked what is sub-sampled."""
+    nothing = [Event(1.0, 0.5, 0), Event(1.0, 0.0, 7), Event(math.inf, 0.5, 7)]
+    c = compose([*nothing, Event(2.0, count=3)], 1e-5, compare=False)
+    assert (c.accountant, c.reason) == ("gaussian-closed-form", "")
+    assert c.epsilon_of_record == gaussian_epsilon(math.sqrt(3) / 2, 1e-5)
+    assert compose(nothing, 1e-5).epsilon_of_record == 0
+    assert compose([*nothing, Event(0.0, 0.5, 1)], 1e-5).accountant == "prv"
+    assert compose([Event(0.0, 1.0, 0)], 1e-5).epsilon_of_record == 0, "no release without noise was made"
+
+
+def test_a_history_merges_what_is_equal_and_nothing_else() -> None:
+    """Gaussians that read all records: 1 / sqrt(2 / 3^2 + 1 / 4^2). Steps are merged by noise and rate together."""
+    events = [Event(3.0, count=2), Event(4.0), Event(1.0, 0.2, 5), Event(1.0, 0.1, 3), Event(1.0, 0.2, 2)]
+    plain, *steps = acc._history(events)
+    assert plain == (pytest.approx(1 / math.sqrt(2 / 9 + 1 / 16)), 1.0, 1)
+    assert steps == [(1.0, 0.1, 3), (1.0, 0.2, 7)]
+
+
+def test_an_event_is_one_release_of_all_records_unless_it_says_else() -> None:
+    assert Event(2.0) == Event(2.0, 1.0, 1)
+    assert compose([Event(2.0)], 1e-5, compare=False).epsilon_of_record == gaussian_epsilon(0.5, 1e-5)
+    assert set(compose([Event(2.0)], 1e-5).by_accountant) == {"gaussian-closed-form", "prv", "rdp"}

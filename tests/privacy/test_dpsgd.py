@@ -12,7 +12,8 @@ from fedaudit import run, sgd
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.accounting import Event, compose
-from fedaudit.privacy.dpsgd import calibrated, fit_private, multiplier_for
+from fedaudit.privacy.dpsgd import Planned, Progress, calibrated, fit_handed_over, fit_private, multiplier_for, planned
+from fedaudit.privacy.dpsgd_stack import fit_handed_over_in_stack
 from fedaudit.privacy.policy import Policy, parse_policy
 from fedaudit.training import models
 
@@ -240,3 +241,66 @@ def test_a_shared_calibration_is_sought_on_the_safe_side(monkeypatch):
     monkeypatch.setattr(dpsgd, "calibrated", lambda *values: asked.append(values) or 1.0)
     multiplier_for(1.0, 1.09e-5, 0.0191, 191)
     assert asked == [(1.0, pytest.approx(1.0e-5), pytest.approx(0.020), 200)]
+
+
+def test_a_plan_by_hand():
+    """7 records in batches of 3 are ceil(7/3) = 3 steps an epoch, each record drawn with probability 3/7, so that 3 are
+    expected; 10 epochs of steps are 30. More than n in a batch are all of them."""
+    policy = Policy(mechanism="dp-sgd", noise_multiplier=1.5, sensitivity="clip:0.2", delta=1e-3)
+    plan = planned(7, 3, 10, None, policy, 1)
+    assert (plan.n, plan.q, plan.steps, plan.C, plan.multiplier, plan.expected) == (7, 3 / 7, 30, 0.2, 1.5, 3)
+    assert planned(7, 3, None, 4, policy, 1).steps == 4
+    assert planned(7, 70, 2, None, policy, 1).q == 1.0
+    assert planned(7, 70, 2, None, policy, 1).steps == 2
+    assert planned(1000, 1, None, 1, Policy(noise_multiplier=1.0), 1).C == 1.0
+    assert Planned(10, 0.01, 1, 1.0, 1.0, 1e-3, None).expected == 1, "never less than one"
+
+
+def test_how_far_a_training_is_before_a_step():
+    """30 steps of 10 epochs: three an epoch. Planned in steps, it is the step itself."""
+    plan = Planned(7, 3 / 7, 30, 0.2, 1.5, 1e-3, None)
+    assert [plan.done(t, 10) for t in (0, 2, 3, 5, 6, 29)] == [(0, 10), (0, 10), (1, 10), (1, 10), (2, 10), (9, 10)]
+    assert [plan.done(t, None) for t in (0, 7, 29)] == [(0, 30), (7, 30), (29, 30)]
+
+
+def test_steps_are_billed_as_they_are_made():
+    plan = Planned(7, 3 / 7, 30, 0.2, 1.5, 1e-3, 8.0, "client")
+    progress = Progress()
+    assert progress.made == 0
+    assert progress.entry() is None
+    progress.begin(plan)
+    assert progress.entry() is None, "no step, no bill"
+    progress.made += 2
+    entry = progress.entry()
+    assert (entry.steps, entry.sample_rate, entry.noise_multiplier, entry.claim) == (2, 3 / 7, 1.5, 8.0)
+    assert (entry.sigma, entry.sensitivity, entry.clip, entry.unit) == (1.5 * 0.2, 0.2, 0.2, "client")
+    assert plan.entry().steps == 30
+    progress.begin(plan)
+    assert progress.made == 0, "a training that begins anew has made no step"
+
+
+def test_handed_over_steps_follow_the_schedule():
+    """Rates 1, 1/2 (cosine of a half) and the gradients 1 and 4: 10 - 0.1 (1 + 2) = 9.7."""
+    model = torch.nn.Linear(1, 1, bias=False).eval()
+    torch.nn.init.constant_(model.weight, 10.0)
+    steps = [({"weight": torch.tensor([[1.0]])}, (0, 2)), ({"weight": torch.tensor([[4.0]])}, (1, 2))]
+    assert fit_handed_over(model, sgd(0.1, schedule="cosine"), steps) == 2
+    assert float(model.weight) == pytest.approx(9.7)
+    assert not model.training
+    assert model.weight.grad is None
+    for slot in (0, 1):
+        torch.nn.init.constant_(model.weight, 10.0)
+        assert fit_handed_over_in_stack(model, sgd(0.1, schedule="cosine"), iter(steps), slot, [2, 2]) == 2
+        assert float(model.weight) == pytest.approx(9.7)
+    torch.nn.init.constant_(model.weight, 10.0)
+    assert fit_handed_over_in_stack(model, sgd(0.1), iter(steps), 0, [3, 1]) == 2, "two others were through earlier"
+    assert float(model.weight) == pytest.approx(9.5)
+    assert fit_handed_over_in_stack(model, sgd(0.1), iter(()), 0, []) == 0
+    assert float(model.weight) == pytest.approx(9.5)
+
+
+def test_rounding_for_a_shared_calibration():
+    """Two digits: delta down, rate and steps up; what has two digits stays."""
+    assert dpsgd._rounded(1.29e-5, 0.1234, 1234) == pytest.approx((1.2e-5, 0.13, 1300))
+    assert dpsgd._rounded(1.2e-5, 0.12, 1200) == pytest.approx((1.2e-5, 0.12, 1200))
+    assert dpsgd._rounded(1e-5, 0.999, 7) == pytest.approx((1e-5, 1.0, 7))

@@ -15,9 +15,12 @@ from torch import Tensor
 from fedaudit import State, Up, private, public
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.calibration import analytic
-from fedaudit.privacy.mechanism import protect, protect_field
+from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism import UNTRACED, protect, protect_field
+from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.privacy.mechanisms.gaussian import system_normal
 from fedaudit.privacy.policy import Policy
+from fedaudit.privacy.provenance import Provenance
 from fedaudit.privacy.sensitivity import Context, clip_rows, random_pixel_sensitivity
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.task import open_client
@@ -510,3 +513,65 @@ def test_noise_follows_the_sensitivity_and_no_two_tensors_share_it():
     for i in range(3):
         for j in range(i):
             assert abs(np.corrcoef(noises[i].flatten(), noises[j].flatten())[0, 1]) < 4 / math.sqrt(4000)
+
+
+class Derived(Up):
+    p: Tensor = private("prototypes", via="released", unit="client")
+
+
+@pytest.mark.parametrize(
+    ("looked", "derived", "dirty", "free"),
+    [
+        (False, False, False, True),  # the task knew nothing but what it was sent
+        (True, False, False, False),
+        (True, True, False, True),
+        (False, False, True, False),  # its memory holds more than was paid for
+        (False, True, True, True),
+    ],
+)
+def test_what_follows_from_released_values_is_free(looked, derived, dirty, free):
+    value, seen = torch.ones(3), Provenance(None, (), {})
+    if looked:
+        seen.look(torch.nn.Linear(1, 1), {})
+    if derived:
+        seen.derived(value, "class_means")
+    made = context(embeddings=ONE)
+    made.provenance, made.dirty = seen, dirty
+    (found,) = protect(Derived(value), made)[2]
+    assert found.noise_multiplier == (math.inf if free else 0.0)
+    assert found.mechanism == ("post-processing" if free else "none")
+    assert (found.condition == UNTRACED) is not free
+
+
+def test_nobody_follows_a_task_without_provenance():
+    (found,) = protect(Derived(torch.ones(3)), context(embeddings=ONE))[2]
+    assert (found.mechanism, found.noise_multiplier) == ("post-processing", math.inf)
+
+
+# --- words of a report
+
+
+def in_words(*entries):
+    return mechanism_named(entries[0].mechanism).words(entries)
+
+
+def test_words_are_of_the_release_with_the_least_noise():
+    """Two releases of unequal noise, cosines and rounds, and one by a heuristic, which guarantees nothing."""
+    shared = {"field": "Rows.e", "kind": "embeddings", "mechanism": "gaussian", "relation": "replace-one"}
+    much = LedgerEntry(
+        **shared, noise_multiplier=3.0, sigma=6.0, clip=1.0, claim=1.0, cosine=0.25, rounds=[1, 2], condition="n known"
+    )
+    little = LedgerEntry(**shared, noise_multiplier=2.0, sigma=4.0, clip=2.0, claim=8.0, cosine=0.75, rounds=[3])
+    text, colour = in_words(much, little)
+    assert colour == "noise"
+    assert text == (
+        "Gaussian noise, sigma 4 to 6, clipped to 2, 3 releases; asked for: ε = 8 per release; cosine to the raw "
+        "values 0.50"
+    )
+    assert in_words(much)[0] == (
+        "Gaussian noise, sigma 6, clipped to 1 (n known), 2 releases; asked for: ε = 1 per release; cosine to the raw "
+        "values 0.25"
+    )
+    guess = LedgerEntry(**{**shared, "mechanism": "gaussian, heuristic sensitivity"}, noise_multiplier=0.0, sigma=5.0)
+    assert in_words(guess) == ("noise (sigma 5) by a heuristic that guarantees nothing", "open")
+    assert in_words(much, guess)[1] == "open"

@@ -13,7 +13,7 @@ import subprocess
 import pytest
 import reported
 
-from fedaudit.reports.answers import NEITHER, answers, protected
+from fedaudit.reports.answers import NEITHER, _places, answers, protected
 from fedaudit.reports.compare import compare
 from fedaudit.reports.formats import as_csv, latex, markdown
 from fedaudit.reports.leak_tests import above_chance
@@ -63,6 +63,34 @@ def test_each_answer_has_its_figures(tmp_path):
     assert "No guarantee at all in 1 (ε = ∞)" in found["What is guaranteed"]
     assert "1.00 kB up and 500 B down a client and round" in found["What it costs"]
     assert NEITHER not in " ".join(found.values())
+
+
+def test_records_that_differ_are_named_once_in_each_answer(tmp_path):
+    """Two partitions of one data set: each has its own sentences, and its first one says which it is."""
+    for partition, accuracy in (("iid", 0.9), ("dirichlet:0.3", 0.8)):
+        for seed in range(3):
+            record = reported._record("fedavg", seed, accuracy + 0.01 * seed, releases=True)
+            setting = record.setting.model_copy(update={"partition": partition})
+            reported._save(tmp_path, f"{partition[:3]}-{seed}", record.model_copy(update={"setting": setting}), [])
+    found = {answer.question: answer for answer in answers(rows_below(tmp_path)[0])}
+    for answer in found.values():
+        assert [part.where for part in answer.parts] == ["records split by dirichlet:0.3", "records split by iid"]
+        starts = [line for line in answer.lines if line.startswith("On records split by ")]
+        assert len(starts) == 2
+        assert sum(len(part.lines) for part in answer.parts) == len(answer.lines)
+    assert "81.0 %" in found["Which to use"].parts[0].lines[0]
+    assert "91.0 %" in found["Which to use"].parts[1].lines[0]
+
+
+def test_places_say_what_differs():
+    setting = reported._record("fedavg", 0, 0.9).setting
+    other, fewer = setting.model_copy(update={"dataset": "x"}), setting.model_copy(update={"clients": 77})
+    assert _places([setting]) == [""]
+    assert _places([setting, other]) == [setting.dataset, "x"]
+    assert _places([setting, fewer]) == [f"{setting.clients} clients", "77 clients"]
+    assert _places([setting, other, fewer])[1] == f"x, {setting.clients} clients"
+    whole = f"{setting.dataset}, records split by {setting.partition}, {setting.clients} clients"
+    assert _places([setting, setting]) == [whole, whole]
 
 
 def test_of_nearly_equal_settings_the_strictest_is_named(tmp_path):

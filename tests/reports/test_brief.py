@@ -160,3 +160,28 @@ def contrast(rgb):
     """With white, by the Web Content Accessibility Guidelines."""
     linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
     return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [
+        (1.0, "nobody can be more than 74 % sure that a record was used (guessing: 50 %)"),
+        (5.0, "nobody can be more than 99.34 % sure that a record was used (guessing: 50 %); that says little"),
+        (12.0, "hardly any: somebody may be all but sure that a record was used"),
+    ],
+)
+def test_a_bound_that_bounds_nothing_is_not_said_in_percent(tmp_path, epsilon, words):
+    """99.34 is e^5 / (1 + e^5) and delta, rounded up; e^12 would be 100.00."""
+    record = reported._record("fedavg", 0, 0.8, releases=True, privacy=STRICT, epsilon=epsilon)
+    reported._save(tmp_path, "one", strict(record, epsilon), [])
+    ((row,), *_) = rows_below(tmp_path)
+    assert in_words(row) == words
+    (path,) = [one for one in write_report(tmp_path, ["brief"]) if one.suffix == ".html"]
+    assert "100.00 %" not in path.read_text()
+    assert ("all but sure" in path.read_text()) == (epsilon == 12.0)
+
+
+def test_partitions_are_told_in_plain_words():
+    assert plain_words("On records split by iid: a.") == "Where all participants hold alike records: a."
+    said = plain_words("On records split by dirichlet:0.3: a.")
+    assert said == "Where participants hold unlike records (dirichlet:0.3): a."

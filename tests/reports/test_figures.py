@@ -10,7 +10,7 @@ import known_conclusions
 import pytest
 
 from fedaudit.reports.figure_labels import spread
-from fedaudit.reports.figures import SERIES, _round_values
+from fedaudit.reports.figures import SERIES, _round_values, common_label
 from fedaudit.reports.report import rows_below, write_report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium, in the extra `test`")
@@ -201,3 +201,18 @@ def test_ticks_are_round_and_few():
     assert _round_values(0.0, 6.0) == [1.0, 10.0**2, 10.0**4, 10.0**6]
     assert len(_round_values(math.log10(38_450), math.log10(38_450))) == 1
     assert len(SERIES) == 8
+
+
+@pytest.mark.parametrize(
+    ("labels", "shared"),
+    [
+        (["FedAvg, epsilon 32", "FedAvg, epsilon 8"], "FedAvg, epsilon"),
+        (["FedZGE", "FedZGE, epsilon 8"], "FedZGE"),
+        (["dffke", "dffke · noise 1x"], "dffke"),
+        (["FedAvg, iid", "FedAF"], ""),
+        (["DFFKE, a b", "DFFKE, c b"], "DFFKE"),
+    ],
+)
+def test_a_curve_is_labelled_by_what_its_rows_share(labels, shared):
+    assert common_label(labels) == shared
+    assert common_label(labels[::-1]) == shared

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,10 +18,14 @@ pytest.importorskip("cryptography")
 
 from fedaudit import Setting, Up, private, read_record, registry, run
 from fedaudit.aggregation.secure.messages import words_of
+from fedaudit.epsilon.sums import NOISE, audit_sums
 from fedaudit.errors import NotApplicable, PrivacyError, RunError, SettingError
 from fedaudit.privacy.noise_key import SIZE, write_secret
+from fedaudit.runtime import runner
+from fedaudit.runtime import sums as run_sums
 from fedaudit.runtime.planned_traffic import plan_traffic
 from fedaudit.runtime.sums import Summing
+from fedaudit.verify.check import verify
 from fedaudit.wire.transcript import Transcript
 
 BASE = {
@@ -321,6 +327,84 @@ def test_masks_follow_from_the_runs_key_and_not_from_its_seed(tmp_path):
     assert all(torch.equal(one[layer], two[layer]) for layer in one)
 
 
+FOLLOWS = {"epsilon": 8, "clip": 0.05, "delta": 1e-3, "quantile": 0.5, "clip_rate": 1.0}
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """Four rounds whose clip begins far below the clients' norms, so that it has to grow."""
+    out = tmp_path_factory.mktemp("followed") / "run"
+    ran(out, rounds=4, eval_every=4, keep_weights=5, privacy={"updates": FOLLOWS})
+    return out
+
+
+def test_the_clip_of_a_run_follows_its_votes(followed):
+    """Every sum's clip is that of the sum before, moved by its noised share; the bill does not change with it."""
+    record = read_record(followed)
+    sums = [one for row in record.rounds for one in row.sums]
+    assert sums[0].clip == 0.05
+    for one, after in pairwise(sums):
+        assert after.clip == pytest.approx(one.clip * math.exp(-1.0 * (one.within - 0.5)))
+        assert after.sigma / after.clip == pytest.approx(one.sigma / one.clip)
+    assert len({one.within for one in sums}) == 4
+    for ledger in record.ledger:
+        entries = [entry for entry in ledger.entries if entry.field.endswith("(update)")]
+        assert [entry.rounds for entry in entries] == [[1], [2], [3], [4]]
+        assert [entry.clip for entry in entries] == pytest.approx([one.clip for one in sums])
+        assert len({entry.noise_multiplier for entry in entries}) == 1
+        assert ledger.epsilon == pytest.approx(8.0, rel=1e-3)
+
+
+def test_votes_are_those_of_norms_before_clipping(tmp_path, monkeypatch):
+    """Without noise: all five clients are beyond a tiny clip, and within a huge one."""
+    monkeypatch.setattr(run_sums, "gaussian", lambda key, purpose, sigma, length, *, secure: np.zeros(length))
+    for clip, share in ((1e-6, 0.0), (1e6, 1.0)):
+        ran(tmp_path / str(clip), rounds=1, eval_every=1, privacy={"updates": {**FOLLOWS, "clip": clip}})
+        (one,) = read_record(tmp_path / str(clip)).rounds[0].sums
+        assert one.within == share
+
+
+def test_a_resumed_run_goes_on_with_the_clip_that_it_had(tmp_path, monkeypatch):
+    """It dies in its third round, and goes on in another process's place."""
+    out, whole = tmp_path / "run", runner._one_round
+
+    def dies(state, t):
+        if t == 3:
+            raise KeyboardInterrupt
+        whole(state, t)
+
+    monkeypatch.setattr(runner, "_one_round", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ran(out, rounds=3, eval_every=3, privacy={"updates": FOLLOWS})
+    monkeypatch.undo()
+    run(read_record(out).setting, out=out, resume=True)
+    sums = [one for row in read_record(out).rounds for one in row.sums]
+    assert sums[2].clip == pytest.approx(sums[1].clip * math.exp(-(sums[1].within - 0.5)))
+    assert sums[2].clip != sums[0].clip
+
+
+def test_a_followed_clip_is_verified_and_audited(followed, tmp_path):
+    """Honest: not accused, its noise not refuted. A clip that does not follow from the votes is named."""
+    checked = verify(followed, rerun=0.5, seed=1)
+    assert not checked.contradictions, checked.contradictions
+    assert any("4 rounds: every message" in f.reason and "4 sums" in f.reason for f in checked.findings)
+    noise = next(audit for audit in audit_sums(followed, trials=50) if audit.test == NOISE)
+    assert noise.verdict == "not refuted"
+    forged = shutil.copytree(followed, tmp_path / "forged")
+    record = json.loads((forged / "record.json").read_text())
+    record["rounds"][2]["sums"][0]["clip"] *= 2
+    record["rounds"][2]["sums"][0]["sigma"] *= 2  # as that clip would have it
+    (forged / "record.json").write_text(json.dumps(record))
+    (forged / "seal.json").unlink()
+    named = [f for f in verify(forged).contradictions if f.figure == "sums of clients"]
+    assert any("rounds.2.sums" in f.field for f in named)
+
+
+def test_secure_sums_have_no_norms_to_follow(tmp_path):
+    with pytest.raises(PrivacyError, match="under secure aggregation the server has only their sum"):
+        ran(tmp_path / "run", aggregate="secure", privacy={"updates": FOLLOWS})
+
+
 class Summed(Up):
     v: Tensor = private("weights", via="data", unit="client")
 
@@ -328,7 +412,7 @@ class Summed(Up):
 def test_replies_of_several_shapes_have_no_sum():
     """The last of three differs."""
     replies = {k: Summed(torch.ones(3 if k == 2 else 2)) for k in range(3)}
-    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0))
+    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0, quantile=None), vote_sigma=None)
     so_far = SimpleNamespace(t=4, entries=[], wire=SimpleNamespace(traffic=SimpleNamespace(asks=[])))
     summing = Summing(SimpleNamespace(), so_far, lambda *words: replies, b"", guarantee, 10)
     with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):

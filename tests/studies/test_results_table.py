@@ -393,28 +393,52 @@ def test_fedfrees_table_on_the_page() -> None:
 def test_fedfrees_whole_runs_on_the_page() -> None:
     """CIFAR-10 at the paper's length: every row, and what the page and the list of cells say of it."""
     text = (RESULTS / "fedfree.md").read_text()
-    runs = [json.loads((of_study(f"records/fedfree_cifar10/fedfree-{i}.json")).read_text()) for i in (0, 1)]
-    assert [(run["setting"]["seed"], run["rounds_done"], run["status"]) for run in runs] == [
-        (0, 200, "done"),
-        (1, 200, "done"),
+    flat = " ".join(text.split())
+    runs = {
+        (method, seed): json.loads(of_study(f"records/fedfree_cifar10/{method}-{seed}.json").read_text())
+        for method in ("local", "fedfree")
+        for seed in range(3)
+    }
+    for (method, seed), run in runs.items():
+        setting = run["setting"]
+        assert (setting["method"], setting["seed"], run["rounds_done"], run["status"]) == (method, seed, 200, "done")
+        assert [run["hyper_parameters"][name] for name in ("E", "B", "eta")] == [5, 10, 0.01]
+        assert (setting["partition"], setting["model"], setting["clients"]) == ("classes:2", "fedfree_cnn", 10)
+    own = {key: [100 * r["clients_on_own"]["mean"] for r in run["rounds"]] for key, run in runs.items()}
+    aligned = [
+        [100 * r["points"]["aligned"]["local_test"]["mean"] for r in runs["fedfree", s]["rounds"]] for s in (0, 1, 2)
     ]
-    own = [[100 * r["clients_on_own"]["mean"] for r in run["rounds"]] for run in runs]
-    aligned = [[100 * r["points"]["aligned"]["local_test"]["mean"] for r in run["rounds"]] for run in runs]
-    for i, r in enumerate(runs[0]["rounds"]):
-        cells = " | ".join(f"{own[s][i]:.2f} | {aligned[s][i]:.2f}" for s in (0, 1))
-        assert f"| {r['round']} | {cells} |" in text
-    assert [max(of) == of[0] for of in own] == [True, True], "the best evaluated round is the first, round 20"
-    best, last = (" and ".join(f"{value:.2f}" for value in of) for of in ([o[0] for o in own], [o[-1] for o in own]))
-    assert f"have {best} in their best evaluated round" in text
-    assert f"round 200, the paper's last, has {last}." in text
-    assert f"{best} in the best evaluated round, {last} in the last" in (RESULTS / "README.md").read_text()
-    lost = [o[0] - o[-1] for o in own]
-    assert f"lose {lost[0]:.1f} points with seed 0, and {lost[1]:.1f} with seed 1" in text
-    both = [(s, i, r["round"]) for s in (0, 1) for i, r in enumerate(runs[s]["rounds"])]
-    most = max((own[s][i] - aligned[s][i], s, t) for s, i, t in both)
+    for i, r in enumerate(runs["fedfree", 0]["rounds"]):
+        cells = [f"{own['local', s][i]:.2f} | {own['fedfree', s][i]:.2f} | {aligned[s][i]:.2f}" for s in range(3)]
+        assert f"| {r['round']} | {' | '.join(cells)} |" in text
+
+    def listed(values: list[float], digits: int = 2) -> str:
+        *first, last = [f"{value:.{digits}f}" for value in values]
+        return f"{', '.join(first)} and {last}"
+
+    best = {method: [max(own[method, s]) for s in range(3)] for method in ("local", "fedfree")}
+    last = {method: [own[method, s][-1] for s in range(3)] for method in ("local", "fedfree")}
+    assert f"have {listed(best['fedfree'])} in their best evaluated round" in flat
+    assert f"the same clients has {listed(best['local'])}." in flat
+    assert f"FedFree has fallen to {listed(last['fedfree'])}" in flat
+    assert f"local training stays at {listed(last['local'])}:" in flat
+    for of in (best, last):
+        apart = [a - b for a, b in zip(of["fedfree"], of["local"], strict=True)]
+        half = 4.302653 * statistics.stdev(apart) / 3**0.5  # Student's t, two degrees of freedom
+        mean = statistics.mean(apart)
+        assert f"{mean:+.2f} points [{mean - half:.2f}, {mean + half:.2f}]" in flat
+    cells = (RESULTS / "README.md").read_text()
+    assert f"{listed(best['fedfree'])} in the best evaluated round, {listed(last['fedfree'])} in the last" in cells
+    assert f"local training has {listed(best['local'])}, and {listed(last['local'])}" in cells
+    lost = {method: [b - e for b, e in zip(best[method], last[method], strict=True)] for method in best}
+    assert (
+        f"FedFree loses {listed(lost['fedfree'], 1)} points; local training loses {listed(lost['local'], 1)}." in flat
+    )
+    most = max((own["fedfree", s][i] - aligned[s][i], s, 20 * (i + 1)) for s in range(3) for i in range(10))
     assert f"costs up to {most[0]:.1f} points before local training mends it (seed {most[1]}, round {most[2]})" in text
-    ends = [o[-1] - a[-1] for o, a in zip(own, aligned, strict=True)]
-    assert f"In round 200 it costs {ends[0]:.1f}\n  and {ends[1]:.1f} points" in text
+    ends = [own["fedfree", s][-1] - aligned[s][-1] for s in range(3)]
+    assert f"In round 200 it costs {listed(ends, 1)} points" in flat
+    assert max(abs(value - own["local", s][0]) for s in range(3) for value in own["local", s]) <= 0.1
 
 
 def test_fedzges_curves_on_the_page() -> None:

@@ -8,6 +8,7 @@ import pytest
 import reported
 import unequal
 
+from fedaudit.attack.attack_run import made
 from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
@@ -144,7 +145,9 @@ def test_work_that_is_behind_and_work_that_is_left(learnt):
     assert work_of(none, done).behind == 0.0
     data = 1438 * 64
     assert work_of(whole, None).units["attacks"] == work_of(whole, half).units["attacks"] == 4 * data
-    ran = results.validate_python([reported._membership("loss", "server", 0.6)])
+    settings = made("loss")[1].model_dump(mode="json")
+    told = {**reported._membership("loss", "server", 0.6), "settings": settings, "clients": [0, 1, 2, 3]}
+    ran = results.validate_python([told])
     partly = done.model_copy(update={"attacks": ran})
     whole.keep_stale = True  # whichever code made that result
     assert work_of(whole, partly).units["attacks"] == 3 * data

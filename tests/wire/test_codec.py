@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any, Literal
 
 import hypothesis.strategies as st
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fedaudit import Down, Record, Size, State, Up, load, private, public, relay, state_of
 from fedaudit.errors import ContractError, WireError
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
+from fedaudit.wire.codec.grammar import STRING_LIMIT, _fits
 from fedaudit.wire.message import size_of
 
 DTYPES = [
@@ -369,3 +371,44 @@ def test_a_state_travels_in_its_declared_precision():
 def test_nan_does_not_become_a_pixel():
     with pytest.raises(WireError, match=r"Image\.x holds NaN"):
         encode(Image(torch.full((2, 2), torch.nan)))
+
+
+class Whole(int):
+    pass
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("value", [Whole(3), Text("a"), {"a": Whole(3)}, {Text("a"): 1}])
+def test_numbers_and_texts_of_other_classes_do_not_travel(value):
+    with pytest.raises(WireError, match=r"Send a plain|has the key"):
+        encode_tree(value)
+
+
+@pytest.mark.parametrize(
+    "value", [3, "a", True, None, 2.5, -(2**63), 2**63 - 1, "a" * STRING_LIMIT, {1: "a"}, [1, (2,)]]
+)
+def test_plain_values_arrive_as_they_are(value):
+    found = decode_tree(encode_tree(value))
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "fits"),
+    [
+        (1, int, True), (True, int, False), (1.0, int, False), (True, bool, True), (1, bool, False),
+        (1, float, True), (1.5, float, True), (True, float, False), ("1", float, False),
+        (None, None, True), (0, None, False), (None, int | None, True), ("a", int | None, False),
+        ("a", Literal["a", "b"], True), ("c", Literal["a", "b"], False),
+        ({1: 2.0}, dict[int, float], True), ({1: "a"}, dict[int, float], False), ({"a": 2.0}, dict[int, float], False),
+        ([1, 2], list[int], True), ([1, "a"], list[int], False), ((1, 2), list[int], False),
+        ((1, 2, 3), tuple[int, ...], True), ((1, "a"), tuple[int, ...], False), ([1], tuple[int, ...], False),
+        ((1, "a"), tuple[int, str], True), ((1,), tuple[int, str], False), ((1, 2), tuple[int, str], False),
+        (object(), Any, True),
+    ],
+)  # fmt: skip
+def test_what_fits_a_declared_type(value, hint, fits):
+    assert _fits(value, hint) is fits

@@ -23,7 +23,7 @@ from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.suite.budgets import check_budgets, parse_budgets
 from fedaudit.wire.codec import choices, decode, encode, fields_of, measure, read_header
-from fedaudit.wire.compression import stage_of
+from fedaudit.wire.compression import from_parts, stage_of
 from fedaudit.wire.message import Size
 from fedaudit.wire.transcript import Transcript
 
@@ -79,7 +79,7 @@ def test_what_is_small_or_would_not_shrink_travels_as_it_is(text):
     assert stage.parts(seeded(100).double()) is None
     assert stage.bytes((63,)) == 4 * 63
     assert stage_of("topk:0.5").parts(seeded(100)) is None, "50 numbers and 50 places are 400 bytes"
-    assert stage_of("topk:0.49").parts(seeded(100)) is not None
+    assert stage_of("topk:0.48").parts(seeded(100)) is not None
     assert stage_of("svd:0.9").parts(seeded(100)) is None, "a vector has no singular values"
 
 
@@ -502,3 +502,61 @@ def test_every_method_runs_compressed(tiny, tmp_path, method, text):
     assert record.status == "done"
     assert [note for note in record.notes if "compressed size" in note] == []
     assert sum(entry.bytes for entry in uploads(tmp_path / "a")) == record.bytes("up", "wire")
+
+
+# --- fields that hold several tensors, and hostile places ---------------------------------------------------------
+
+
+class Several(Up):
+    g: dict[int, State] = private("gradients", via="model", unit="client")
+    e: list[torch.Tensor] = private("embeddings", via="data", unit="record")
+
+
+def test_states_and_tensors_inside_a_table_are_compressed_too():
+    """Two states of 100 numbers and two tensors of 80: 10 and 8 numbers of each travel, with their places."""
+    reply = Several({3: State({"a": seeded(10, 10)}), 5: State({"a": seeded(4, 25)})}, [seeded(8, 10), seeded(80)])
+    blob = encode(reply, stage_of("topk:0.1"))
+    sizes = measure(read_header(blob), len(blob))
+    assert sizes["g"]["payload"] == 2 * 8 * 10 + 2 * 8, "and two keys"
+    assert sizes["e"]["payload"] == 2 * 8 * 8
+    arrived = decode(blob, Several)
+    assert [int((arrived.g[k]["a"] != 0).sum()) for k in (3, 5)] == [10, 10]
+    assert [tuple(t.shape) for t in arrived.e] == [(8, 10), (80,)]
+
+
+@pytest.mark.parametrize("at", [[0, 4], [-1, 2], [5, 0], [1, -3]])
+def test_positions_outside_of_the_tensor_are_refused(at):
+    parts = (torch.ones(2), torch.tensor(at, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"a position lies outside of a tensor of shape \[4\]"):
+        from_parts("topk", parts, [4])
+
+
+def test_the_first_and_the_last_position_are_inside():
+    parts = (torch.tensor([7.0, 9.0]), torch.tensor([0, 3], dtype=torch.int32))
+    assert from_parts("topk", parts, [2, 2]).tolist() == [[7.0, 0.0], [0.0, 9.0]]
+    assert from_parts("int8", (torch.tensor([-127, 64], dtype=torch.int8), torch.tensor([0.5])), [2]).tolist() == [
+        -63.5,
+        32.0,
+    ]
+    for parts in ((torch.ones(2), torch.zeros(1, dtype=torch.int32)), (torch.ones(1, 1), torch.zeros(1, 1))):
+        with pytest.raises(ValueError, match="do not make a tensor"):
+            from_parts("topk", parts, [4])
+    with pytest.raises(ValueError, match="levels of shape"):
+        from_parts("int8", (torch.zeros(2, dtype=torch.int8), torch.ones(2)), [2])
+
+
+def test_sizes_at_the_limits():
+    """63 numbers are small, 64 are not. Half of the numbers with their places are no less than all."""
+    topk, int8 = stage_of("topk:0.1"), stage_of("int8")
+    assert (topk.bytes((63,)), topk.bytes((64,))) == (252, 8 * 7)
+    assert (int8.bytes((63,)), int8.bytes((64,))) == (252, 68)
+    assert (topk.parts(seeded(63)), topk.parts(seeded(64).double())) == (None, None)
+    assert topk.parts(seeded(64)) is not None
+    assert stage_of("topk:0.5").parts(seeded(64)) is None
+    assert stage_of("topk:0.48").parts(seeded(64)) is not None
+    assert stage_of("topk:0.9").bytes((64,)) == 256
+    assert stage_of("svd:0.5").bytes((64,)) == 256, "a vector has no singular values"
+    assert stage_of("svd:0.5").bytes((8, 8)) is None
+    whole = Size(4 * 64 * 3, 5, 100, {(64,): 2, (8, 8): 1, (3,): 4}, 204)
+    size, known = int8.size(whole)
+    assert (size.payload, size.buffers, size.header, known) == (3 * 68, 5, 100 + 3 * 70, True)

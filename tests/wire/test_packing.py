@@ -8,7 +8,7 @@ import torch
 
 from fedaudit.errors import WireError
 from fedaudit.wire.codec import decode_tree, encode_tree, packing, read_header
-from fedaudit.wire.codec.packing import NAMES, at_home, file_of, packed, unpacked
+from fedaudit.wire.codec.packing import NAMES, at_home, file_of, packed, packed_size, unpacked
 
 ALL = [torch.ones(3).to(dtype) for dtype in NAMES]
 TENSORS = [*ALL, torch.zeros(0, 4), torch.tensor(2.5), torch.arange(6.0).view(2, 3).T, torch.tensor(True), *ALL]
@@ -94,3 +94,22 @@ def test_one_bad_number_among_what_was_gathered_is_named(bad: int, monkeypatch: 
     with pytest.raises(WireError, match=rf"value\[{bad}\] holds NaN"):
         encode_tree(tensors)
     encode_tree(tensors, finite=False)
+
+
+def test_types_that_only_safetensors_knows_are_left_to_it() -> None:
+    """Numbers of eight bits with a point have no place in our order. Its own writer takes them, with all others."""
+    tensors = [torch.ones(3), torch.ones(2).to(torch.float8_e5m2)]
+    blob = packed(tensors, "head")
+    found = safetensors.torch.load(blob)
+    assert found["1"].dtype == torch.float8_e5m2
+    assert found["0"].tolist() == [1.0] * 3
+    pieces = file_of({"a": tensors[1], "b": tensors[0]}, {"k": "v"})
+    assert safetensors.torch.load(b"".join(bytes(piece) for piece in pieces))["a"].dtype == torch.float8_e5m2
+
+
+@pytest.mark.parametrize("text", ["", "a", "abcdefg", "ü"])
+def test_the_size_is_known_before_the_bytes(text: str) -> None:
+    """Also of no tensors, and of headers that are filled up to a multiple of eight."""
+    for tensors in ([], [torch.zeros(3, dtype=torch.int8)], [torch.zeros(2, 2), torch.zeros(0), torch.zeros(5).half()]):
+        kinds = [(t.dtype, tuple(t.shape)) for t in tensors]
+        assert packed_size(kinds, text) == len(packed(tensors, text))

@@ -38,6 +38,7 @@ GOALS = [
     ("DFRD's server", 4, "dfrd", "server_times", ("stacked_tf32", "stacked")),
     ("DFFKE, a round", 4, "dffke", "round_times", ("stacked_tf32", "stacked")),
     ("64 shadows", 10, "shadows", "times", ("stacked_compiled", "stacked_recorded")),
+    ("three seeds of FedFree's row, over one after another", 2, "seeds_together", "times", ("three_seeds",)),
 ]
 
 

@@ -107,8 +107,8 @@ def traffic_of(facts: SumFacts) -> dict[Key, Size]:
     in_sum = {k: len(stayed.intersection((*near[k], k))) for k in stayed}
     gone = {k: len((shared - stayed).intersection(near[k])) for k in stayed}
 
-    def size(payload: int, messages: int, tensors: int = 1) -> Size:
-        return Size(payload, header=TENSOR_HEADER * tensors * messages)
+    def size(payload: int, messages: int) -> Size:
+        return Size(payload, header=TENSOR_HEADER * messages)
 
     n, m = len(facts.invited), len(stayed)
     return {

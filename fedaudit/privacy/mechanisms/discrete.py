@@ -173,7 +173,7 @@ class WholeNoise(AddsNoise):
 
 def reach(sigma: float) -> int:
     """Return the largest whole number whose probability is computed."""
-    return max(8, math.ceil(FAR * sigma + 12))
+    return math.ceil(FAR * sigma + 12)
 
 
 @lru_cache(maxsize=64)

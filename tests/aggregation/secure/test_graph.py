@@ -52,3 +52,34 @@ def test_nobody_unmasks_alone():
     assert graph.needed(0.6, 5) == 3
     assert graph.needed(0.6, 10) == 6
     assert graph.needed(1.0, 7) == 7
+
+
+def above(k: int, population: int, bad: int, drawn: int) -> float:
+    """P[more than k of those drawn are bad], by binomial coefficients."""
+    ways = sum(math.comb(bad, i) * math.comb(population - bad, drawn - i) for i in range(max(k + 1, 0), drawn + 1))
+    return ways / math.comb(population, drawn)
+
+
+@pytest.mark.parametrize(("share", "binds"), [(0.4, "told"), (0.6, "lost"), (0.8, "lost"), (0.52, None)])
+def test_each_of_the_three_risks_is_held_down(share, binds):
+    """200 clients: a small threshold is reached by colluders, a large one is missed by those who stay."""
+    n, bad = 200, 20
+    k = graph.degree(n, share)
+
+    def risks(degree: int) -> dict[str, bool]:
+        t = graph.needed(share, degree + 1)
+        return {
+            "told": n * above(t - 1, n - 1, bad, degree) <= 2.0**-40,
+            "lost": n * above(degree - t, n - 1, bad, degree) <= 2.0**-30,
+            "alone": n * above(degree - 1, n - 1, 2 * bad, degree) <= 2.0**-40,
+        }
+
+    assert k % 2 == 0
+    assert all(risks(k).values())
+    assert not all(risks(k - 2).values())
+    assert binds is None or [name for name, held in risks(k - 2).items() if not held] == [binds]
+
+
+def test_where_no_degree_is_enough_everybody_is_a_neighbour():
+    assert graph.degree(100, 1.0) == 99
+    assert graph.degree(2, 0.6) == 1

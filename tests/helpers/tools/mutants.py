@@ -48,6 +48,7 @@ WARM = (
     "opacus.accountants", "opacus.optimizers", "opacus.validators",
 )  # fmt: skip
 ABSENT = re.compile(r"No module named '(?!(fedaudit|methods|attacks|reports)\b)\w+")
+UNREADABLE = re.compile(r"(?m)^ERROR tests/\S+\.py - ")
 ENVIRONMENT = 3  # the exit code where nothing can be said of the tests
 LIMIT = 300  # seconds for one mutant's tests: what hangs is found out too
 
@@ -241,8 +242,10 @@ def attempt(tree: Path, targets: Sequence[str], output: Path, stop: bool = True)
 
 
 def verdict(code: int | None, said: str = "") -> str:
-    if code == 2 and ABSENT.search(said):
+    if code in (2, 4) and ABSENT.search(said):
         return "untried"  # its tests need what is not installed here
+    if code == 4 and UNREADABLE.search(said):
+        return "killed"  # the file that holds the named test cannot even be imported
     match code:
         case None:
             return "killed"  # its tests do not come to an end

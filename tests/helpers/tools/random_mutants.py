@@ -39,6 +39,7 @@ LEFT_OUT = ("fedaudit/cli", "reports")  # their wording is held by golden files;
 FOLDER = ROOT / ".mutants"  # which test covers which line, and how long it takes; git does not know it
 EQUIVALENT = Path(__file__).with_name("equivalent_edits.toml")
 SETTINGS = "tests/test_docs.py::test_the_reference_is_made_from_the_code"
+ATTACKS = "tests/attacks/test_stated_settings.py"  # reads the attacks' classes, and runs through none of their lines
 # These read classes, and run through none of their lines.
 STATED, CHANGING = "tests/methods/test_stated_settings.py", "tests/test_house.py::test_which_classes_may_change"
 MOST = 60  # covering tests that are run for an edit, the nearest and fastest ones
@@ -322,13 +323,16 @@ class Covered:
             self._data.append(data)
 
     def tests(self, edit: Edit) -> list[str]:
-        """Return the tests that run through an edit's line, else through the function or class around it.
+        """Return the tests that run through an edit's line, else through what is around it, else through its file.
 
-        A default in a class is read when the file is imported, before any test: the page of all settings has it too.
+        A default in a class is read when the file is imported, before any test: the page of all settings has it too. A
+        class without any function is run through by no test that uses it: those of its file are tried.
         """
         found = self._of(edit.file, (edit.line, edit.line))
         if not found or edit.kind in ("another default", "another argument"):
             found += [test for test in self._of(edit.file, edit.around) if test not in found]
+            found = found or self._of(edit.file, (1, sys.maxsize))
+            found = [ATTACKS, *found] if edit.file.startswith("attacks/") else found
             found += [SETTINGS] if found and SETTINGS not in found else []
             found = [CHANGING, *found] if edit.text in ("True", "False") else found
             found = [STATED, *found] if edit.file.startswith("methods/") else found

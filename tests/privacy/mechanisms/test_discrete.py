@@ -16,9 +16,10 @@ from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_delta
 from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.mechanisms.base import mechanism_named
-from fedaudit.privacy.mechanisms.discrete import reach
+from fedaudit.privacy.mechanisms.discrete import ORDERS, reach
 from fedaudit.privacy.policy import read_policies
 from fedaudit.wire.message import KINDS
+from fedaudit.wire.release import Protection
 
 BOTH = ("discrete-gaussian", "skellam")
 
@@ -201,3 +202,53 @@ def test_what_they_do_not_take():
             read_policies({"embeddings": policy("skellam", **values)}, KINDS)
     with pytest.raises(PrivacyError, match="off its grid"):
         protect(Images(torch.zeros(1, 1, 2, 2)), context(synthetic_images=policy("skellam")))
+
+
+def test_the_divergence_of_one_step_by_hand():
+    """Skellam, a = 2: a / (2 v) = 1 and the least of (2 a + 5) / (4 v^2) = 9/4 and 3 / (2 v) = 3/2 for v = 1; for v = 4
+    it is 1/4 and the least of 9/64 and 3/8. Other orders are rounded up. The discrete Gaussian has a / (2 v)."""
+    skellam, gaussian = mechanism_named("skellam"), mechanism_named("discrete-gaussian")
+    assert skellam.unit_renyi([2, 1.5], 1.0) == pytest.approx([2.5, 2.5])
+    assert skellam.unit_renyi([2, 3], 2.0) == pytest.approx([1 / 4 + 9 / 64, 3 / 8 + 11 / 64])
+    assert skellam.of_rows(2.0, 10.0).renyi([1.5]) == pytest.approx([1 / 4 + 9 / 1600])
+    assert gaussian.unit_renyi([2, 1.5], 2.0) == pytest.approx([1 / 4, 1.5 / 8])
+    assert gaussian.of_rows(2.0, 10.0).renyi([1.5]) == pytest.approx([1.5 / 8])
+
+
+def test_one_release_of_several_counts_adds_them_up():
+    """Three counts, sigma = 2 sqrt(3) in steps of 1: 3 a / (2 * 12) for the discrete Gaussian."""
+    how = mechanism_named("discrete-gaussian")
+    assert how.one_release(2.0, 3) == pytest.approx(np.array(ORDERS) / 8)
+    assert how.one_release(2.0, None) == pytest.approx(np.array(ORDERS) / 8)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_imitated_noise_has_the_deviation_that_is_sent(name):
+    """Rows are clipped to 2 and get noise of deviation 3: 40,000 numbers, so that 2 % are five standard errors."""
+    how, rng = mechanism_named(name), torch.Generator().manual_seed(0)
+    protection = Protection(mechanism=name, sigma=3.0, clip=2.0)
+    rows = torch.zeros(100, 400)
+    rows[:, 0] = 7.0
+    made = how.imitated(rows, protection, rng)
+    assert float(made[:, 1:].std()) == pytest.approx(3.0, rel=0.02)
+    assert float(made[:, 0].mean()) == pytest.approx(2.0, abs=5 * 3 / 10)
+    assert float(how.standard(rows, rng).std()) == pytest.approx(1.0, rel=0.02)
+
+
+def test_an_entry_of_counts_follows_from_its_policy():
+    """Under replace-one two counts move by 1: sensitivity sqrt(2), and as many moves as its square says."""
+    counts = Counts(torch.tensor([400.0, 600.0]))
+    for relation, moves in (("replace-one", 2), ("zero-out", 1)):
+        made = context(label_counts=policy("skellam", relation=relation))
+        entry = protect(counts, made)[2][0]
+        rules = made.policies["label_counts"]
+        found = mechanism_named("skellam").follows(entry, rules, 1000, 10, 1)
+        assert (found["grid"], found["moves"]) == (1.0, moves)
+        assert {name: getattr(entry, name) for name in found} == pytest.approx(found)
+        five = mechanism_named("skellam").follows(entry, rules, 1000, 10, 5)
+        assert five["noise_multiplier"] > 1.5 * found["noise_multiplier"]
+        assert "noise_multiplier" not in mechanism_named("skellam").follows(entry, rules, 1000, 10, None)
+
+
+def test_what_is_never_computed_has_no_weight():
+    assert (reach(0.1), reach(1.0), reach(10.0)) == (14, 26, 152)

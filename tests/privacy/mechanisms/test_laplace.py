@@ -15,10 +15,12 @@ from fedaudit.epsilon.noise_tests import Residual, examine
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.mechanism import protect
+from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.privacy.mechanisms.laplace import LaplaceLoss, LaplaceScale
 from fedaudit.privacy.policy import read_policies
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import KINDS
+from fedaudit.wire.release import Protection
 
 TWO = {"mechanism": "laplace", "epsilon": 2.0, "sensitivity": "clip:3"}
 
@@ -165,3 +167,16 @@ def test_what_it_does_not_take(values, words):
 def test_images_of_eight_bits_are_refused():
     with pytest.raises(PrivacyError, match="travels as uint8"):
         protect(Images(torch.zeros(1, 1, 2, 2)), context(synthetic_images=TWO))
+
+
+def test_imitated_noise_is_laplace_of_the_deviation_that_is_sent():
+    """Deviation 3, hence scale 3 / sqrt(2). Kolmogorov and Smirnov tell it from another and from a normal one."""
+    how = mechanism_named("laplace")
+    made = how.imitated(torch.zeros(20_000), Protection(mechanism="laplace", sigma=3.0), torch.Generator())
+    found = made.double().numpy()
+    assert stats.kstest(found, "laplace", (0, 3 / math.sqrt(2))).pvalue > 1e-3
+    assert stats.kstest(found, "laplace", (0, 3)).pvalue < 1e-3
+    rows = how.imitated(
+        torch.tensor([[8.0, 8.0]]), Protection(mechanism="laplace", sigma=0.0, clip=4.0), torch.Generator()
+    )
+    assert rows.tolist() == [[2.0, 2.0]], "clipped in L1"

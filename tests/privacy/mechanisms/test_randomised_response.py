@@ -20,6 +20,7 @@ from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.privacy.mechanisms.randomised_response import ResponseLoss, flip, keeps
 from fedaudit.privacy.policy import read_policies
 from fedaudit.wire.message import KINDS
+from fedaudit.wire.release import Protection
 
 ONE = {"mechanism": "randomised-response", "epsilon": 1.0}
 HOW = mechanism_named("randomised-response")
@@ -173,3 +174,52 @@ def test_what_it_does_not_take(kind, values, words):
 def test_values_that_it_does_not_take(reply, words):
     with pytest.raises(PrivacyError, match=words):
         protect(reply, context(n=10, labels=ONE, label_counts=ONE))
+
+
+def test_an_entry_follows_from_its_policy():
+    """epsilon = 2 ln 3 over two releases, k = 4: ln 3 each, so that a label stays with 1/2 and becomes each other with
+    1/6. The deviation of counts is for all n labels."""
+    made = context(n=12, label_counts={"mechanism": "randomised-response", "epsilon": 2 * math.log(3)})
+    policy = made.policies["label_counts"]
+    entry = protect(Counts(torch.tensor([3.0, 3.0, 3.0, 3.0])), made)[2][0]
+    once = HOW.follows(entry, policy, 12, 4, 1)
+    assert {name: getattr(entry, name) for name in once} == pytest.approx(once)
+    assert once["sigma"] == entry.sigma
+    twice = HOW.follows(entry, policy, 12, 4, 2)
+    assert twice["keep"] == pytest.approx(0.5)
+    assert twice["noise_multiplier"] == pytest.approx(1 / math.log(3))
+    halved = protect(
+        Counts(torch.tensor([3.0, 3.0, 3.0, 3.0])),
+        context(n=12, label_counts={"mechanism": "randomised-response", "epsilon": math.log(3)}),
+    )[2][0]
+    assert twice["sigma"] == pytest.approx(halved.sigma)
+    assert set(HOW.follows(entry, policy, 12, 4, None)) == {"mechanism", "relation", "delta", "claim"}
+    of_labels = entry.model_copy(update={"sigma": None})
+    assert "sigma" not in HOW.follows(of_labels, policy, 12, 4, 1)
+
+
+def test_imitated_labels_stay_as_often_as_is_sent():
+    """Labels 0 to 3 of which all are there: a half stays, and each other class is as likely."""
+    rows = torch.arange(4).repeat(5000)
+    made = HOW.imitated(rows, Protection(mechanism=HOW.name, keep=0.5), torch.Generator().manual_seed(0))
+    assert made.dtype == rows.dtype
+    seen = torch.bincount((made - rows) % 4, minlength=4).numpy()
+    assert stats.chisquare(seen, 20_000 * np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6])).pvalue > 1e-3
+    assert int(made.max()) == 3
+
+
+def test_its_label_says_whether_epsilon_is_for_the_whole_run():
+    made = {"mechanism": "randomised-response", "epsilon": 2.0}
+    (each,) = context(labels=made).policies.values()
+    (whole,) = context(labels={**made, "calibration": "total"}).policies.values()
+    assert HOW.label(each) == "ε=2, randomised response"
+    assert HOW.label(whole) == "ε=2, whole run, randomised response"
+
+
+def test_the_epsilon_of_fewer_flips_by_hand():
+    """k = 4 and epsilon = ln 3: half of the labels are flipped. Half as often: log(3/4 * 3 / (1/4)) = ln 9."""
+    _, ready, _ = released(Labels, torch.arange(4), {**ONE, "epsilon": math.log(3)}, n=4, classes=4)
+    assert HOW.epsilon_at(ready, 1.0, 0.0) == pytest.approx(math.log(3))
+    assert HOW.epsilon_at(ready, 0.5, 0.0) == pytest.approx(math.log(9))
+    assert HOW.epsilon_at(ready, 0.0, 0.0) == math.inf
+    assert HOW.epsilon_at(ready, 1.9, 0.0) == 0.0, "a label that is nearly always another tells something else"

@@ -1,0 +1,102 @@
+"""What inversion from updates needs, which updates it takes, and what it starts from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fedaudit.attacks.inversion import class_inversion, gradient_match
+from fedaudit.attacks.inversion.class_inversion import ClassInversion
+from fedaudit.attacks.inversion.decoder import DecoderAttack
+from fedaudit.attacks.inversion.gradient_match import GradientMatch
+from fedaudit.attacks.inversion.imprint import between
+
+
+def layer(weight, bias=0.0):
+    made = nn.Linear(1, 1)
+    nn.init.constant_(made.weight, weight)
+    nn.init.constant_(made.bias, bias)
+    return made
+
+
+def test_an_update_in_one_tensor_is_an_update(monkeypatch):
+    """Round 1 changed the weight alone, round 2 nothing, round 3 came without a start: one update, oldest first."""
+    after = {3: ("c", layer(9.0)), 1: ("a", layer(2.0)), 2: ("b", layer(1.0)), 4: ("d", layer(1.0, 3.0))}
+    monkeypatch.setattr(gradient_match, "uploaded", lambda scene, k: after)
+    monkeypatch.setattr(gradient_match, "received", lambda scene, entry: None if entry == "c" else layer(1.0))
+    found = GradientMatch()._updates(SimpleNamespace(target=0))
+    assert [(u["weight"].item(), u["bias"].item()) for _, u in found] == [(-1.0, 0.0), (0.0, -3.0)]
+    assert all(model.training for model, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("form", "linear", "public", "words"),
+    [
+        ("closed", False, {"epochs": None}, "is not linear with a bias; use another form"),
+        ("closed", True, {"epochs": None}, None),  # it needs nothing of the method
+        ("cosine", False, {"epochs": 1, "eta": 0.1}, None),
+        ("cosine", False, {"epochs": None, "size": 3, "eta": None}, "does not say its epochs, eta: set epochs=..."),
+        ("idlg", True, {"epochs": None}, "does not say its epochs"),
+    ],
+)
+def test_what_a_form_needs(form, linear, public, words, monkeypatch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) if linear else nn.Conv2d(1, 1, 1)
+    monkeypatch.setattr(GradientMatch, "_updates", lambda self, scene: [(model, {})])
+    monkeypatch.setattr(GradientMatch, "_public", lambda self, scene: public)
+    scene = SimpleNamespace(target=0, shape=(1, 2, 2), view=SimpleNamespace(threat="server"))
+    found = GradientMatch(form=form).cannot(scene)
+    assert found is None if words is None else words in found
+
+
+def test_without_updates_there_is_nothing_to_invert(monkeypatch):
+    monkeypatch.setattr(GradientMatch, "_updates", lambda self, scene: [])
+    scene = SimpleNamespace(target=3, view=SimpleNamespace(threat="server"))
+    assert "the model that client 3 was sent" in GradientMatch().cannot(scene)
+
+
+@pytest.mark.parametrize(
+    ("form", "norms", "deep"),
+    [("deepinversion", True, True), ("auto", True, True), ("auto", False, False), ("miface", True, False)],
+)
+def test_which_loss_a_class_is_inverted_by(form, norms, deep, monkeypatch):
+    """The published form is what it says; `auto` takes batch norms where there are some."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), *([nn.BatchNorm2d(2)] if norms else []))
+    asked = []
+    monkeypatch.setattr(class_inversion, "target_model", lambda scene: model)
+    monkeypatch.setattr(class_inversion, "miface", lambda model, labels: asked.append(False))
+    monkeypatch.setattr(ClassInversion, "_deep", lambda self, model, labels: asked.append(True))
+    monkeypatch.setattr(class_inversion, "starts", lambda scene, n, rng: None)
+    monkeypatch.setattr(class_inversion, "descend", lambda loss, begin, **how: (torch.zeros(6, 1, 2, 2), None))
+    scene = SimpleNamespace(classes=3, device="cpu", rng=lambda name: None, tell=None)
+    found = ClassInversion(form=form).run(scene)
+    assert asked == [deep]
+    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_training_images_are_mixed_with_others():
+    """Images of 0 and others of 4: a mixed one is 4 (1 - w), anywhere between; a half is left as it is."""
+    rng = torch.Generator().manual_seed(0)
+    images, x = torch.zeros(400, 1, 2, 2), torch.full((7, 1, 2, 2), 4.0)
+    found = DecoderAttack(mix=0.5)._mixed(images, x, rng)[:, 0, 0, 0]
+    mixed = found[found > 0]
+    assert 150 < len(mixed) < 250
+    assert float(mixed.min()) < 0.4
+    assert float(mixed.max()) > 3.6
+    assert float(mixed.mean()) == pytest.approx(2, abs=0.4)
+    same = DecoderAttack(mix=1.0)._mixed(images + 4, x, rng)
+    assert torch.allclose(same, torch.full_like(same, 4.0)), "weights add up to 1"
+    assert DecoderAttack(mix=0.0)._mixed(images, x, rng) is images
+    assert DecoderAttack(mix=0.5, labels=True)._mixed(images, x, rng) is images
+
+
+def test_units_that_nothing_reached_hold_no_record():
+    """No unit moved: one empty image, and no division by 0. Records that cannot be images are cut to the range."""
+    assert between(torch.zeros(3, 2), torch.zeros(3)).tolist() == [[0.0, 0.0]]
+    # Units hold 2 and 1 records: the second's own is (0.5, -0.5), the first's is (0.2, 0.4).
+    weight, bias = torch.tensor([[0.7, -0.1], [0.5, -0.5]]), torch.tensor([2.0, 1.0])
+    assert torch.allclose(between(weight, bias), torch.tensor([[0.2, 0.4], [0.5, -0.5]]))
+    far = between(torch.tensor([[5.0, -7.0]]), torch.tensor([1.0]))
+    assert far.tolist() == [[1.0, -1.0]]

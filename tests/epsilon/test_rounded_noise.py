@@ -1,0 +1,86 @@
+"""The scale of noise that travelled rounded: cells, scores and limits by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from fedaudit.epsilon import rounded_noise
+from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, _scores, within
+
+
+def fine(values: np.ndarray, width: float = 1e-3) -> Rounded:
+    """Numbers in cells so narrow that nothing is lost; the edges are of two cells only, which the limits do not use."""
+    return Rounded(values - width / 2, values + width / 2, np.zeros_like(values), np.array([-np.inf, 0.0, np.inf]))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (1.0, 2.5), (-math.inf, -1.0), (3.0, math.inf)])
+def test_a_cells_score_is_the_mean_of_its_squares_less_one(low, high):
+    normal = stats.norm.pdf
+    top, _ = integrate.quad(lambda e: (e * e - 1) * normal(e), max(low, -12), min(high, 12))
+    mass = stats.norm.cdf(high) - stats.norm.cdf(low)
+    assert _scores(np.array([low]), np.array([high])) == pytest.approx([top / mass])
+
+
+def test_a_cell_far_out_counts_as_its_middle():
+    assert _scores(np.array([39.0, -39.5]), np.array([39.5, -39.0])) == pytest.approx([39.25**2 - 1] * 2)
+
+
+def test_a_number_within_its_cell():
+    """The middle of the whole line is 0; three quarters of the upper half lie below the quantile at 7/8."""
+    low, high = np.array([-math.inf, 0.0, 1.0, -2.0]), np.array([math.inf, math.inf, 2.0, -1.0])
+    found = within(low, high, np.array([0.5, 0.75, 0.0, 0.0]))
+    assert found[0] == pytest.approx(0, abs=1e-12)
+    assert np.all((found >= low) & (found <= high))
+    assert found[1] == pytest.approx(stats.norm.ppf(7 / 8))
+    assert (found[2], found[3]) == pytest.approx((2.0, -2.0)), "cells above 0 count from their far end"
+
+
+def test_scale_and_limits_of_normal_noise_by_hand():
+    """400 numbers of mean square 1 in narrow cells: log L(s) = -400 log s - 200 / s^2. The limits are where it falls by
+    z^2 / 2 below its largest value, at s = 1: below by half of the level, and above by `each`."""
+    values = stats.norm.ppf((np.arange(400) + 0.5) / 400)
+    values /= np.sqrt((values**2).mean())
+    of = RoundedScale([fine(values)])
+    assert of.scale == pytest.approx(1, rel=0.02)
+    low, high = of.limits(0.05, 0.05)
+
+    def drop(s):
+        return 400 * math.log(s) + 200 / s**2 - 200
+
+    step = 400 ** (1 / 199)  # of the grid of scales
+    assert drop(low) <= 1.96**2 / 2 + 0.05 < drop(low / step) + 0.4
+    assert drop(high) <= 1.645**2 / 2 + 0.05 < drop(high * step) + 0.4
+    assert low < 1 < high
+
+
+def test_noise_beyond_the_grid_of_scales_has_no_upper_limit():
+    """The grid ends at 4. Numbers of deviation 6 could have any scale above; those of deviation 2 could not."""
+    values = stats.norm.ppf((np.arange(50) + 0.5) / 50)
+    assert RoundedScale([fine(6 * values)]).limits(0.05, 0.05)[1] == math.inf
+    low, high = RoundedScale([fine(2 * values)]).limits(0.05, 0.05)
+    assert 1.2 < low < 2 < high < 3.5
+
+
+def test_too_many_cells_are_looked_at_one_in_some(monkeypatch):
+    """Two numbers in two cells each are four cells. With room for three, every other number is looked at."""
+    cells = fine(np.array([0.3, 0.7]))
+    assert RoundedScale([cells])._parts[0][0].tolist() == [[0.0], [0.0]]
+    monkeypatch.setattr(rounded_noise, "MOST", 4)
+    assert len(RoundedScale([cells])._parts[0][0]) == 2
+    monkeypatch.setattr(rounded_noise, "MOST", 3)
+    assert len(RoundedScale([cells])._parts[0][0]) == 1
+    assert RoundedScale([cells]).value == pytest.approx(0.3**2 - 1, abs=1e-3)
+
+
+def test_probabilities_of_cells():
+    """A clean number of 1 and edges at -inf, 0, 2, inf: residual cells below -1, to 1, above; twice the noise: 1/2."""
+    cells = Rounded(np.array([-1.0]), np.array([1.0]), np.array([1.0]), np.array([-np.inf, 0.0, 2.0, np.inf]))
+    of = RoundedScale([cells])
+    tail = stats.norm.cdf(-1)
+    assert of._at(1.0)[0] == pytest.approx(np.array([[tail, 1 - 2 * tail, tail]]))
+    half = stats.norm.cdf(-0.5)
+    assert of._at(2.0)[0] == pytest.approx(np.array([[half, 1 - 2 * half, half]]))

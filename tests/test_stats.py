@@ -1,0 +1,128 @@
+"""Intervals and checks of figures, by hand and at their limits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from fedaudit.errors import ContractError, SettingError
+from fedaudit.stats import (
+    Estimate,
+    _signed_rank,
+    above,
+    check_confidence,
+    check_interval,
+    checked,
+    clopper_pearson,
+    mean_std,
+    missing_class,
+    parted,
+    pseudo_median,
+    sampled_mean,
+    split_classes,
+    student_t,
+    wilson,
+)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e6])
+def test_a_value_may_lie_outside_by_rounding_and_no_more(size):
+    """A billionth of the value, and of 1 where the value is smaller."""
+    room = 1e-9 * max(1.0, size)
+    check_interval("x", size, size + room / 2, None)
+    check_interval("x", size, None, size - room / 2)
+    check_interval("x", size, size, size)
+    with pytest.raises(ValueError, match="outside of its own interval"):
+        check_interval("x", size, size + 3 * room, size + 1)
+    with pytest.raises(ValueError, match="outside of its own interval"):
+        check_interval("x", size, size - 1, size - 3 * room)
+    check_interval("x", None, 3.0, 1.0)
+    check_interval("x", math.inf, 1.0, math.inf)
+    with pytest.raises(ValueError, match="outside"):
+        Estimate(value=-2.0, low=-1.0, high=0.0)
+
+
+def test_an_estimate_is_shown_with_its_interval():
+    assert Estimate(value=0.5, low=0.25, high=0.75).shown() == "0.500 [0.250, 0.750]"
+    assert Estimate(value=0.5, low=0.25).shown() == Estimate(value=0.5, high=0.75).shown() == "0.500"
+
+
+def test_intervals_at_their_ends():
+    assert wilson(0, 10)[0] == 0.0
+    assert wilson(10, 10)[1] == 1.0
+    assert wilson(0, 0) == clopper_pearson(0, 0) == (0.0, 1.0)
+    assert 0 < wilson(1, 10)[0] < 0.1 < wilson(1, 10)[1] < 1
+    assert clopper_pearson(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
+    assert clopper_pearson(10, 10) == (pytest.approx(0.025**0.1), 1.0)
+    assert clopper_pearson(1, 10)[0] == pytest.approx(1 - 0.975**0.1)
+
+
+def test_means_by_hand():
+    """1, 2, 6: mean 3, squares 4 + 1 + 9 = 14; over all clients 14 / 3, of a sample 14 / 2 / 3."""
+    assert mean_std([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(14 / 3)))
+    found = student_t([1.0, 2.0, 6.0])
+    half = scipy_stats.t.ppf(0.975, 2) * math.sqrt(14 / 2 / 3)
+    assert (found.value, found.low, found.high, found.n) == (3.0, pytest.approx(3 - half), pytest.approx(3 + half), 3)
+    one = student_t([4.0])
+    assert (one.value, one.low, one.high, one.n) == (4.0, None, None, 1)
+    assert student_t([]).value is None
+    assert all(map(math.isnan, mean_std([])))
+
+
+def test_a_sampled_mean_by_hand():
+    """Three of twelve: mean 1/2, squares 0.02, error sqrt(0.02 / 2 / 3 (1 - 1/4)). All of them: a point. Equal ones
+    show no spread: at most a share 1 - 0.025^(1/2) of all differs from two, and no more than were not drawn."""
+    low, high = sampled_mean([0.4, 0.5, 0.6], 12)
+    half = scipy_stats.t.ppf(0.975, 2) * math.sqrt(0.02 / 2 / 3 * (1 - 3 / 12))
+    assert (low, high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    assert sampled_mean([0.2, 0.6], 2) == (0.4, 0.4)
+    assert sampled_mean([0.0, 1.0], 8) == (0.0, 1.0)
+    p = min(1 - 0.025 ** (1 / 2), 3 / 4)
+    assert sampled_mean([0.5, 0.5], 8) == (pytest.approx(0.5 - p / 2), pytest.approx(0.5 + p / 2))
+    few = 1 - 10 / 11  # of eleven, ten were drawn
+    assert sampled_mean([0.8] * 10, 11) == (pytest.approx(0.8 - few * 0.8), pytest.approx(0.8 + few * 0.2))
+
+
+def test_signed_ranks_by_hand():
+    """Three ranks: sums 0 to 6 in 1, 1, 1, 2, 1, 1, 1 of 8 ways. Six values have an interval at 95 %: from the smallest
+    mean to the largest, as P[0] = 1/64 and P[at most 1] = 2/64 > 0.025."""
+    assert _signed_rank(3).tolist() == [1 / 8, 1 / 8, 1 / 8, 2 / 8, 1 / 8, 1 / 8, 1 / 8]
+    found = pseudo_median([1.0, 2.0, 3.0, 4.0, 5.0, 60.0])
+    assert (found.low, found.high, found.n) == (1.0, 60.0, 6)
+    assert found.value == 3.5
+    few = pseudo_median([1.0, 2.0, 9.0])
+    assert (few.value, few.low, few.interval) == (3.5, None, "none: 3 values are too few")
+    assert pseudo_median([]).value is None
+
+
+def test_what_a_score_may_be():
+    assert [part.tolist() for part in split_classes([3, 1, 2], [1, 0, True])] == [[2.0, 3.0], [1.0]]
+    for scores, member, words in (
+        ([1.0], [1, 0], "1 scores but 2 member flags"),
+        ([1.0, math.inf], [1, 0], "1 of 2 scores are NaN or infinite"),
+        (["a", "b"], [1, 0], "give numbers"),
+        ([1.0, 2.0], [1, 2], "other values than 0 and 1"),
+        ([[1.0]], [1], r"have shape \(1, 1\)"),
+    ):
+        with pytest.raises(ContractError, match=words):
+            checked(scores, member)
+    with pytest.raises(ContractError, match="no non-members"):
+        split_classes([1.0], [1])
+    assert missing_class(1, 1) is None
+    assert missing_class(0, 0) == "there are no members and no non-members among the candidates"
+    assert missing_class(0, 2) == "there are no members among the candidates"
+    for confidence in (0.0, 1.0, math.nan):
+        with pytest.raises(SettingError, match="strictly between"):
+            check_confidence(confidence)
+
+
+def test_scores_above_and_parts():
+    assert above(np.array([1.0, 2.0, 2.0, 3.0]), [0.5, 2.0, 3.0]).tolist() == [4, 1, 0]
+    for n, share, cut in ((4, 0.5, 2), (5, 0.5, 2), (3, 0.1, 1), (1, 0.5, 1)):
+        one, other = parted(np.arange(float(n)), np.random.default_rng(0), share)
+        assert (len(one), len(other)) == (cut, n - cut)
+        assert sorted([*one, *other]) == list(range(n))
+        assert np.all(np.diff(one) > 0)
