@@ -84,6 +84,10 @@ def audit(
     suite: Annotated[
         Path | None, typer.Argument(help="A suite file. Default: the quickstart.", show_default=False)
     ] = None,
+    shipped: Annotated[
+        str | None,
+        typer.Option("--suite", help="A suite of fedaudit's own: quickstart, or all (methods).", show_default=False),
+    ] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Run the suite of this audit again.", show_default=False)
     ] = None,
@@ -110,8 +114,13 @@ def audit(
     """
     from fedaudit import registry
     from fedaudit.suite.suite_file import read_suite, saved_suite
+    from fedaudit.suite.suite_file import shipped as shipped_suite
 
     registry.trust(trust)
+    if shipped is not None:
+        if suite is not None or from_ is not None:
+            raise SettingError(f"--suite {shipped} names a suite already: leave out the suite file and --from.")
+        suite = shipped_suite(shipped)
     if from_ is not None:
         if suite is not None or out.resolve() == from_.resolve():
             raise SettingError(f"--from {from_} runs its suite again: name no suite file, and another folder as --out.")

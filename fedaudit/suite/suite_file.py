@@ -9,15 +9,29 @@ from typing import Any
 
 from pydantic import Field
 
-from fedaudit.errors import FedauditError, SettingError, did_you_mean
+from fedaudit.errors import FedauditError, SettingError, did_you_mean, unknown
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.code_digest import outside_code
 from fedaudit.setting import Frozen, Setting, read_json, read_toml, validated
 from fedaudit.suite.budgets import Budget, parse_budgets, read_budgets
+from fedaudit.suite.protections import CHOSEN, RELEASES, UNDER, Protection, variants
 
-QUICKSTART = Path(__file__).parents[1] / "suites" / "quickstart.toml"
+SUITES = Path(__file__).parents[1] / "suites"
+QUICKSTART = SUITES / "quickstart.toml"
+SHIPPED = ("quickstart", "all")  # suites of this package, by name
 TITLES = {"base": "[base]", "grid": "[grid]", "methods": "[[methods]]"}
+OF_ROW = ("attacks", CHOSEN, UNDER, RELEASES)  # keys of a table [[methods]] that are no settings
+
+
+class Extra(Frozen):
+    """More attacks, on cells whose settings have one of the listed values each."""
+
+    attacks: list[str | dict[str, Any]]
+    on: dict[str, list[Any]] = Field(default_factory=dict)
+
+    def is_for(self, setting: Setting) -> bool:
+        return all(getattr(setting, key) in values for key, values in self.on.items())
 
 
 class Suite(Frozen):
@@ -31,23 +45,30 @@ class Suite(Frozen):
     trials: int = Field(0, ge=0)  # number of trials of each protected release, to test its claimed epsilon; 0: no test
     trials_on: list[int] | None = None  # seeds of the runs whose claims are tested; None: all seeds
     budgets: list[Budget] = Field(default_factory=list)
+    protections: list[Protection] = Field(default_factory=list)  # none: as the settings say
+    extra: list[Extra] = Field(default_factory=list)  # attacks on some of the cells
 
     def tries(self, setting: Setting) -> int:
         """Return how many trials the claims of a cell get."""
         return self.trials if self.trials_on is None or setting.seed in self.trials_on else 0
 
     def cells(self) -> list[Setting]:
-        """Return every setting, methods outermost. A method's keys win over the grid, and the grid over the base."""
+        """Return every setting, methods outermost. A method's keys win over the grid, and the grid over the base.
+
+        A protection's privacy wins over all of them.
+        """
         axes = [[(key, value) for value in values] for key, values in self.grid.items()]
-        cells = []
+        cells: dict[str, Setting] = {}
         for method in self.methods or [{}]:
             for point in itertools.product(*axes):
-                setting = Setting.make(**{**self.base, **dict(point), **_of_setting(method)})
-                if setting not in cells:  # if a method fixes a key of the grid, several points are equal
-                    cells.append(setting)
+                values = {**self.base, **dict(point), **_of_setting(method)}
+                setting = Setting.make(**values)
+                for change in variants(method, setting, self.protections) if self.protections else [{}]:
+                    varied = Setting.make(**{**values, **change})
+                    cells.setdefault(varied.model_dump_json(), varied)  # points are equal if a method fixes their key
         if not cells:
             raise SettingError("The suite has no cell, because a list in [grid] is empty. Fill the list or remove it.")
-        return cells
+        return list(cells.values())
 
     def wanted(self, setting: Setting | None = None) -> list[str | dict[str, Any]]:
         """Return the attacks: names, or tables of a name and settings. With a cell's setting, also those of its row."""
@@ -56,18 +77,30 @@ class Suite(Frozen):
 
             return list(names("attacks"))
         rows = [row for row in self.methods if setting is not None and _is_of(setting, row)]
-        more = [spec for row in rows for spec in row.get("attacks", []) if spec not in self.attacks]
-        return [*self.attacks, *more]
+        more = [spec for row in rows for spec in row.get("attacks", [])]
+        more += [
+            spec for extra in self.extra if setting is not None and extra.is_for(setting) for spec in extra.attacks
+        ]
+        return [*self.attacks, *(spec for spec in more if spec not in self.attacks)]
 
 
 def _of_setting(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a table [[methods]] that belong to the setting: all but its own attacks."""
-    return {key: value for key, value in row.items() if key != "attacks"}
+    """Return the keys of a table [[methods]] that belong to the setting."""
+    return {key: value for key, value in row.items() if key not in OF_ROW}
 
 
 def _is_of(setting: Setting, row: dict[str, Any]) -> bool:
-    """Say if a cell comes from this table [[methods]]."""
-    return all(getattr(setting, key, None) == value for key, value in _of_setting(row).items())
+    """Say if a cell comes from this table [[methods]], plain or as it is under DP-SGD."""
+    plain = _of_setting(row)
+    ways = [plain, {**plain, **row.get(UNDER, {})}]
+    return any(all(getattr(setting, key, None) == value for key, value in way.items()) for way in ways)
+
+
+def shipped(name: str) -> Path:
+    """Return the file of a suite that comes with fedaudit."""
+    if name not in SHIPPED:
+        raise SettingError(unknown("suite", name, SHIPPED))
+    return SUITES / f"{name}.toml"
 
 
 def read_suite(path: Path | str | None) -> Suite:
@@ -142,12 +175,14 @@ def _check(suite: Suite) -> None:
 
     for part, tables in (("base", [suite.base]), ("grid", [suite.grid]), ("methods", suite.methods)):
         for key in (key for table in tables for key in table):
-            if key == "attacks" and part == "methods":
+            if key in OF_ROW and part == "methods":
                 continue
             if key not in Setting.model_fields:
                 raise SettingError(
                     f"Unknown setting {key!r} in {TITLES[part]}.{did_you_mean(key, Setting.model_fields)}"
                 )
+    for row in suite.methods if suite.protections else ():  # their policies depend on what a method declares
+        find(row.get("method", suite.base.get("method", Setting.model_fields["method"].default)))
     cells = suite.cells()
     for name in dict.fromkeys(cell.method for cell in cells):
         find(name)
@@ -162,6 +197,10 @@ def _check(suite: Suite) -> None:
             raise SettingError(f"attacks = {row['attacks']!r} in [[methods]] is not a list. Write one.")
     for cell in cells:
         _once("attack", [made(spec)[0] for spec in suite.wanted(cell)])
+    for extra in suite.extra:
+        for key in extra.on:
+            if key not in Setting.model_fields:
+                raise SettingError(f"Unknown setting {key!r} in [[extra]].{did_you_mean(key, Setting.model_fields)}")
     for threat in suite.threats:
         Threat.parse(threat)
     _once("threat", suite.threats)
