@@ -70,7 +70,11 @@ def chosen(row: Mapping[str, Any], protections: list[Protection]) -> list[Protec
 
 
 def kinds_of(setting: Setting) -> frozenset[str] | None:
-    """Return the kinds that the method of a setting releases, by its declared traffic; None if it declares none."""
+    """Return the kinds that the method of a setting releases, by its declared traffic.
+
+    A method that does not declare its traffic may release every kind that the messages in its file have; None if there
+    are no messages.
+    """
     return _kinds(setting.model_copy(update={"privacy": {}, "seed": 0}).model_dump_json())
 
 
@@ -78,8 +82,14 @@ def kinds_of(setting: Setting) -> frozenset[str] | None:
 def _kinds(text: str) -> frozenset[str] | None:
     from fedaudit.runtime.applicability import released_kinds
     from fedaudit.runtime.planned_traffic import make_plan
+    from fedaudit.wire.message import Up, message_classes
 
     setting = Setting.make(**json.loads(text))
     method, plan = make_plan(setting)
     rounds = sorted({1, 2, max(setting.rounds, 1)})  # some messages are sent in one of these rounds only
-    return released_kinds(method, [dataclasses.replace(plan, t=t) for t in rounds])
+    found = released_kinds(method, [dataclasses.replace(plan, t=t) for t in rounds])
+    if found is not None:
+        return found
+    messages = [cls for cls in message_classes(type(method).__module__) if issubclass(cls, Up)]
+    fields = [declared for cls in messages for declared in cls.declared().values()]
+    return frozenset(of.kind for of in fields if of is not None and of.kind is not None) or None

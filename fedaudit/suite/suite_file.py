@@ -111,7 +111,7 @@ def read_suite(path: Path | str | None) -> Suite:
         if "budgets" in raw:
             raw["budgets"] = _budgets(raw["budgets"], path)
         suite = validated(Suite, raw, "key of the suite")
-        _check(suite)
+        check_suite(suite)
     except FedauditError as e:
         raise type(e)(f"{path}: {e}") from None
     return suite
@@ -145,7 +145,7 @@ def saved_suite(folder: Path) -> Suite:
         for setting in suite.cells():
             for code in outside_code(setting.model_dump()):
                 check_trusted(code)
-        _check(suite)
+        check_suite(suite)
     except FedauditError as e:
         raise type(e)(f"{path}: {e}") from None
     return suite
@@ -164,7 +164,7 @@ def _budgets(value: Any, path: Path) -> list[Budget]:
     ]
 
 
-def _check(suite: Suite) -> None:
+def check_suite(suite: Suite) -> None:
     """Raise an error for wrong names and policies. An error that only a run can find (missing data) fails its cell."""
     from fedaudit.attack.attack_run import made
     from fedaudit.data import describe
