@@ -90,6 +90,7 @@ def _kinds(text: str) -> frozenset[str] | None:
     found = released_kinds(method, [dataclasses.replace(plan, t=t) for t in rounds])
     if found is not None:
         return found
-    messages = [cls for cls in message_classes(type(method).__module__) if issubclass(cls, Up)]
+    file = type(method).__module__
+    messages = [cls for cls in message_classes(file) if issubclass(cls, Up) and cls.__module__ == file]
     fields = [declared for cls in messages for declared in cls.declared().values()]
     return frozenset(of.kind for of in fields if of is not None and of.kind is not None) or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ class Suite(Frozen):
             from fedaudit.registry import names
 
             return list(names("attacks"))
-        rows = [row for row in self.methods if setting is not None and _is_of(setting, row)]
-        more = [spec for row in rows for spec in row.get("attacks", [])]
+        rows = [row for row in self.methods if "attacks" in row and setting is not None and _is_of(setting, row)]
+        more = [spec for row in rows for spec in row["attacks"]]
         more += [
             spec for extra in self.extra if setting is not None and extra.is_for(setting) for spec in extra.attacks
         ]
@@ -181,6 +182,10 @@ def check_suite(suite: Suite) -> None:
                 raise SettingError(
                     f"Unknown setting {key!r} in {TITLES[part]}.{did_you_mean(key, Setting.model_fields)}"
                 )
+    for extra in suite.extra:
+        for key in extra.on:
+            if key not in Setting.model_fields:
+                raise SettingError(f"Unknown setting {key!r} in [[extra]].{did_you_mean(key, Setting.model_fields)}")
     for row in suite.methods if suite.protections else ():  # their policies depend on what a method declares
         find(row.get("method", suite.base.get("method", Setting.model_fields["method"].default)))
     cells = suite.cells()
@@ -188,19 +193,16 @@ def check_suite(suite: Suite) -> None:
         find(name)
     for name in dict.fromkeys(cell.dataset for cell in cells):
         describe(name)
-    for cell in cells:
-        read_policies(cell.privacy, KINDS)
+    for privacy in {json.dumps(cell.privacy): cell.privacy for cell in cells}.values():  # each once: there may be many
+        read_policies(privacy, KINDS)
     if strangers := set(suite.trials_on or ()) - {cell.seed for cell in cells}:
         raise SettingError(f"trials_on = {suite.trials_on}: no cell has the seed {min(strangers)}. Remove it.")
     for row in suite.methods:
         if not isinstance(row.get("attacks", []), list):
             raise SettingError(f"attacks = {row['attacks']!r} in [[methods]] is not a list. Write one.")
-    for cell in cells:
-        _once("attack", [made(spec)[0] for spec in suite.wanted(cell)])
-    for extra in suite.extra:
-        for key in extra.on:
-            if key not in Setting.model_fields:
-                raise SettingError(f"Unknown setting {key!r} in [[extra]].{did_you_mean(key, Setting.model_fields)}")
+    wanted = [suite.wanted(cell) for cell in cells]
+    for specs in {json.dumps(specs): specs for specs in wanted}.values():
+        _once("attack", [made(spec)[0] for spec in specs])
     for threat in suite.threats:
         Threat.parse(threat)
     _once("threat", suite.threats)
