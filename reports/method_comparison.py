@@ -1,16 +1,18 @@
 """All methods side by side, from the kept records of the suite `all`: rows, tables, reasons and a picture.
 
-A row is a method on one partition. Figures are means over seeds. A membership attack is *found* to work where its own
-verdict is a leak in at least two seeds (or in all, if there are fewer than two): with twenty attacks on a cell, one
-false alarm is not rare.
+A row is a method on one partition. Figures are means over seeds. An attack is *found* to work if its own verdict is a
+leak in more than half of the seeds, and its mean is above a guess by more than its error within the runs allows. With
+twenty attacks on a cell one false alarm is not rare, so the level is divided by the number of attacks (Bonferroni).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 
 from fedaudit.errors import FedauditError
 from fedaudit.registry import find
@@ -32,6 +34,8 @@ THREATS = ("server", "peer", "outsider")
 PARTITIONS = {"iid": "iid", "dirichlet:0.3": "Dirichlet 0.3"}
 PROTECTIONS = (DP_SGD, MESSAGES, BOTH)
 EPSILONS = (8.0, 2.0)
+LEAST = 1e-2  # smallest distance to a guess, and smallest error in percent, that the picture has a place for
+MEMBERSHIP = ("membership", "participation")
 NOTHING = "a policy on .* protects nothing where (.*) is released"
 
 
@@ -55,10 +59,7 @@ class Best:
     value: float  # mean over seeds: AUC, share of the error of a uniform guess that is gone, or of the best guess's MSE
     leaks: int
     seeds: int
-
-    @property
-    def found(self) -> bool:
-        return self.leaks >= min(2, self.seeds) and self.leaks > 0
+    found: bool
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _row(method: str, records: MethodRecords | None, partition: str) -> MethodRo
         global_test=_mean([cell.global_test for cell in plain]),
         own=_mean([cell.own for cell in plain]),
         common=_mean([cell.common for cell in plain]),
-        membership={threat: best(plain, threat, ("membership", "participation")) for threat in THREATS},
+        membership={threat: best(plain, threat, MEMBERSHIP) for threat in THREATS},
         labels={threat: best(plain, threat, ("histogram",)) for threat in THREATS},
         images={threat: best(plain, threat, ("reconstruction",)) for threat in THREATS},
         protected=tuple(
@@ -174,26 +175,52 @@ def _average(values: Sequence[float]) -> float:
 
 def best(cells: Sequence[CellFigures], threat: str, claims: Sequence[str]) -> Best | None:
     """Return the best attack of a threat over these cells, which differ in their seeds; None if none ran."""
+    every = [_judged(attack, of, number) for attack, (of, number) in _attacks(cells, threat, claims).items()]
+    return max(every, key=lambda one: (one.found, one.value), default=None)
+
+
+def judged(cells: Sequence[CellFigures], threat: str, attack: str) -> Best | None:
+    """Return what one attack of a threat came to over these cells; None if it did not run."""
+    for claims in (MEMBERSHIP, ("histogram",), ("reconstruction",)):
+        if found := _attacks(cells, threat, claims).get(attack):
+            return _judged(attack, *found)
+    return None
+
+
+def _attacks(cells: Sequence[CellFigures], threat: str, claims: Sequence[str]) -> dict[str, tuple[list[Found], int]]:
+    """Return the results of each attack of a threat that makes such claims, and how many such attacks there are."""
     by_attack: dict[str, list[Found]] = {}
     for cell in cells:
         for found in cell.attacks:
             if found.threat == threat and found.claims in claims and measured(found) is not None:
                 by_attack.setdefault(found.attack, []).append(found)
-    every = [
-        Best(
-            attack,
-            _average([value for one in of if (value := measured(one)) is not None]),
-            sum(bool(one.leak) for one in of),
-            len(of),
-        )
-        for attack, of in by_attack.items()
-    ]
-    return max(every, key=lambda one: (one.found, one.value), default=None)
+    return {attack: (of, len(by_attack)) for attack, of in by_attack.items()}
+
+
+def _judged(attack: str, of: Sequence[Found], attacks: int) -> Best:
+    """Return an attack's mean over seeds, and whether it works, as one of so many attacks that were tried."""
+    values = [value for one in of if (value := measured(one)) is not None]
+    leaks = sum(bool(one.leak) for one in of)
+    works = 2 * leaks > len(of)
+    if works and of[0].claims != "reconstruction":  # whose verdict compares image by image with four guesses
+        works = _lower_bound(of, attacks) > (0.0 if of[0].claims == "histogram" else 0.5)
+    return Best(attack, _average(values), leaks, len(of), works)
+
+
+def _lower_bound(of: Sequence[Found], attacks: int) -> float:
+    """Return the lower bound of the mean over seeds, at 97.5 % for all attacks together; errors are those within runs."""
+    values = [one.value for one in of if one.value is not None]
+    lows = [one.value - one.low for one in of if one.value is not None and one.low is not None]
+    if len(lows) < len(values):
+        return -math.inf
+    usual, strict = (NormalDist().inv_cdf(1 - 0.025 / number) for number in (1, attacks))
+    error = math.sqrt(sum((low / usual) ** 2 for low in lows)) / len(lows)
+    return _average(values) - strict * error
 
 
 def measured(found: Found) -> float | None:
     """Return the figure by which attacks of one sort are compared: an AUC, or the share of a guess's error saved."""
-    return found.value if found.claims in ("membership", "participation") else found.over_guessing
+    return found.value if found.claims in MEMBERSHIP else found.over_guessing
 
 
 def utility(cell: CellFigures) -> float | None:
@@ -218,7 +245,7 @@ def _protected(
         len(done),
         None if not epsilons or None in epsilons else max(e for e in epsilons if e is not None),
         _average(costs) if costs else None,
-        best(done, "server", ("membership", "participation")),
+        best(done, "server", MEMBERSHIP),
         tuple(sorted({name for cell in done for name in cell.open})),
         why,
     )
@@ -359,36 +386,49 @@ def _auc(row: MethodRow) -> float:
 
 
 def picture(rows: Sequence[MethodRow], file: Path, mine: str | None = None) -> Path:
-    """Draw accuracy against what the server's best membership attack reaches, one panel for each partition."""
+    """Draw accuracy against what the server's best membership attack reaches, one panel for each partition.
+
+    Both axes are logarithmic, in the error and in the distance to a guess: most methods are near each other.
+    """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     from fedaudit.reports.figures import INK, MARKERS, SERIES, style
 
     partitions = list(dict.fromkeys(row.partition for row in rows))
     families = list(dict.fromkeys(row.family for row in rows))
     with style():
-        figure = Figure(figsize=(6.2 * len(partitions), 6.0), layout="constrained")
-        axes = figure.subplots(1, len(partitions), sharey=True, squeeze=False)[0]
+        figure = Figure(figsize=(9, 7.5 * len(partitions)), layout="constrained")
+        axes = figure.subplots(len(partitions), 1, squeeze=False)[:, 0]
         for ax, partition in zip(axes, partitions, strict=True):
             for number, family in enumerate(families):
                 of = [
-                    row for row in rows
+                    row
+                    for row in rows
                     if row.partition == partition and row.family == family and row.utility is not None
-                ]  # fmt: skip
-                x, y = [_auc(row) for row in of], [100 * (row.utility or 0.0) for row in of]
+                ]
+                x = [max(2 * _auc(row) - 1, LEAST) for row in of]
+                y = [max(100 * (1 - (row.utility or 0.0)), LEAST) for row in of]
                 colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
-                ax.scatter(x, y, s=26, color=colour, marker=marker, label=family, zorder=3)
+                ax.scatter(x, y, s=22, color=colour, marker=marker, label=family, zorder=3)
                 for row, a, b in zip(of, x, y, strict=True):
                     bold = row.method == mine
                     ax.annotate(
                         row.method, (a, b), xytext=(3, 2), textcoords="offset points",
                         fontsize=10 if bold else 5.5, fontweight="bold" if bold else "normal", color=INK,
                     )  # fmt: skip
-            ax.axvline(0.5, color=INK, linewidth=0.7, linestyle=":")
-            ax.set_title(PARTITIONS.get(partition, partition))
+            ax.set(xscale="log", yscale="log", title=PARTITIONS.get(partition, partition))
+            ax.invert_yaxis()
+            for axis, places, text in (
+                (ax.xaxis, (0.02, 0.05, 0.1, 0.2, 0.5, 1.0), lambda value, _: f"{(1 + value) / 2:.3g}"),
+                (ax.yaxis, (2, 5, 10, 20, 50, 90), lambda value, _: f"{100 - value:g}"),
+            ):
+                axis.set_major_locator(FixedLocator(places))
+                axis.set_minor_locator(NullLocator())
+                axis.set_major_formatter(FuncFormatter(text))
             ax.set_xlabel("best membership AUC of the server (0.5: guessing)")
-        axes[0].set_ylabel("accuracy on the common test set, %")
-        axes[-1].legend(loc="lower right", fontsize=7)
+            ax.set_ylabel("accuracy on the common test set, %")
+        axes[0].legend(loc="lower right", fontsize=7)
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=130, metadata={"Software": None})
+        figure.savefig(file, dpi=110, metadata={"Software": None})
     return file

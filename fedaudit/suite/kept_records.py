@@ -75,6 +75,7 @@ class CellFigures(Frozen):
     down: float = 0.0
     seconds: float = 0.0  # of a client's computation in a round
     server_seconds: float = 0.0
+    wall: float = 0.0  # seconds of the whole cell: its rounds and its attacks
     attacks: tuple[Found, ...] = ()
 
 
@@ -93,7 +94,7 @@ class MethodRecords(Frozen):
     version: Literal[1] = 1
     method: str
     fields: tuple[SentField, ...] = ()  # of its uploads
-    not_run: dict[str, dict[str, str]] = Field(default_factory=dict)  # by attack and threat: why it did not run
+    not_run: dict[str, str] = Field(default_factory=dict)  # by attack: why it ran for no threat, as the first was told
     cells: tuple[CellFigures, ...] = ()
 
 
@@ -143,8 +144,9 @@ def cell_figures(record: RunRecord, results: Sequence[AnyResult], failed: str | 
         open=unprotected(record),
         up=round(record.bytes("up") / tasks, 1),
         down=round(record.bytes("down") / tasks, 1),
-        seconds=_seconds(record, "client") / tasks,
-        server_seconds=_seconds(record, "server") / max(1, len(record.rounds)),
+        seconds=round(_seconds(record, "client") / tasks, 4),
+        server_seconds=round(_seconds(record, "server") / max(1, len(record.rounds)), 4),
+        wall=round(sum(row.wall_s for row in record.rounds) + sum(getattr(of, "wall_s", 0.0) for of in results), 2),
         attacks=tuple(_found(result) for result in results if not isinstance(result, NotRun) and not result.blind),
     )
 
@@ -168,7 +170,7 @@ def key_of(setting: Setting) -> str:
 def _seconds(record: RunRecord, party: str) -> float:
     phase = "task" if party == "client" else "round"
     rows = [row for row in record.timings if row.party.startswith(party) and row.phase == phase]
-    return round(sum(row.wall_s for row in rows), 4)
+    return sum(row.wall_s for row in rows)
 
 
 def _short(value: float | None) -> float | None:
@@ -211,29 +213,26 @@ def gathered(cells: Iterable[tuple[RunRecord, Sequence[AnyResult], str | None]])
 
 def _of_method(name: str, cells: list[tuple[RunRecord, Sequence[AnyResult], str | None]]) -> MethodRecords:
     fields: dict[str, SentField] = {}
-    not_run: dict[str, dict[str, str]] = {}
-    ran: set[tuple[str, str]] = set()
+    not_run: dict[str, str] = {}
+    ran: set[str] = set()
     for record, results, _ in cells:
         for release in record.releases:
             fields[release.field] = SentField(
                 field=release.field, kind=release.kind, via=release.via, unit=release.unit
             )
         for result in results:
-            threat = result.threat.partition(":")[0]
             if isinstance(result, NotRun):
-                not_run.setdefault(result.attack, {}).setdefault(threat, result.reason)
+                if result.threat == "server":
+                    not_run[result.attack] = result.reason
+                not_run.setdefault(result.attack, result.reason)
             else:
-                ran.add((result.attack, threat))
-    why = {
-        attack: {threat: reason for threat, reason in by.items() if (attack, threat) not in ran}
-        for attack, by in sorted(not_run.items())
-    }
+                ran.add(result.attack)
     found = [cell_figures(*cell) for cell in cells]
     order = sorted(found, key=lambda of: (of.partition, of.protection, -(of.asked or math.inf), of.seed))
     return MethodRecords(
         method=name,
         fields=tuple(fields[field] for field in sorted(fields)),
-        not_run={attack: by for attack, by in why.items() if by},
+        not_run={attack: reason for attack, reason in sorted(not_run.items()) if attack not in ran},
         cells=tuple(order),
     )
 
@@ -250,11 +249,16 @@ def cells_of(path: Path) -> Iterator[tuple[RunRecord, Sequence[AnyResult], str |
     with lzma.open(path, "rt") as lines:
         for line in lines:
             row = json.loads(line)
-            yield (
-                RunRecord.model_validate(row["record"]),
-                read_results.validate_python(row["attacks"]),
-                errors.get(row["folder"]),
-            )
+            results = read_results.validate_python([_unpacked(result) for result in row["attacks"]])
+            yield RunRecord.model_validate(row["record"]), results, errors.get(row["folder"])
+
+
+def _unpacked(result: dict[str, Any]) -> dict[str, Any]:
+    """Return an attack's result with empty places for the figures of single clients, which packing leaves out."""
+    empty: dict[str, Any] = {"client": {}} if result["ran"] else {}
+    if result.get("claims") == "reconstruction":
+        empty |= {"picture": None, "matched_by": []}
+    return {**empty, **result}
 
 
 def _errors(folder: Path) -> dict[str, str]:
@@ -286,9 +290,16 @@ def write_records(folder: Path, records: Iterable[MethodRecords]) -> list[Path]:
     return written
 
 
-def _plain(of: Frozen) -> dict[str, Any]:
+FOUND = tuple(Found.model_fields)  # in a file, an attack's result is a list in this order: names would be most of it
+
+
+def _plain(of: MethodRecords | CellFigures) -> dict[str, Any]:
     plain = of.model_dump(exclude_defaults=True)
-    return {"version": VERSION, **plain} if isinstance(of, MethodRecords) else plain
+    if isinstance(of, MethodRecords):
+        return {"version": VERSION, **plain}
+    if of.attacks:
+        plain["attacks"] = [[getattr(found, name) for name in FOUND] for found in of.attacks]
+    return plain
 
 
 def _joined(old: MethodRecords, new: MethodRecords) -> MethodRecords:
@@ -309,5 +320,7 @@ def read_file(file: Path) -> MethodRecords:
             f"{file} has version {raw.get('version')!r} of kept records, and this fedaudit reads {VERSION}. Make it "
             "again from its audit."
         )
+    for cell in raw.get("cells", []):
+        cell["attacks"] = [dict(zip(FOUND, found, strict=True)) for found in cell.get("attacks", [])]
     found: MethodRecords = validated(MethodRecords, raw, "key of the kept records")
     return found

@@ -142,10 +142,9 @@ def _of_kind(attack: str, threat: str, kind: str, records: Mapping[str, MethodRe
         if all(of.kind != kind for of in method.fields):
             continue
         cells = [cell for cell in method.cells if cell.protection == comparison.OPEN and cell.partition == SKEWED]
-        of = [one for cell in cells for one in cell.attacks if (one.attack, one.threat) == (attack, threat)]
-        ran += bool(of)
-        leaks = sum(bool(one.leak) for one in of)
-        found += leaks > 0 and leaks >= min(2, len(of))
+        one = comparison.judged(cells, threat, attack)
+        ran += one is not None
+        found += one is not None and one.found
     return f"{found} of {ran}" if ran else ""
 
 
@@ -168,13 +167,18 @@ def left_out(suite: Suite, records: Mapping[str, MethodRecords]) -> str:
     ran = {found.attack for of in records.values() for cell in of.cells for found in cell.attacks}
     for attack in attacks_of_suite(suite):
         if attack not in ran:
-            reasons = sorted({why for of in records.values() for why in of.not_run.get(attack, {}).values()})
+            reasons = sorted({of.not_run[attack] for of in records.values() if attack in of.not_run})
             lines.append(f"- Attack `{attack}` ran on no cell: {reasons[0] if reasons else 'no cell was run'}.")
     seconds = _seconds_of_cell(records)
     missing = cells_missing(suite, records)
-    for method, number in sorted(missing.items()):
-        forecast = f"about {number * seconds / 60:.0f} minutes of one core" if seconds else "no forecast"
-        lines.append(f"- Method {method}: {number} cells were not run ({forecast}).")
+    if missing:
+        forecast = f"about {sum(missing.values()) * seconds / 60:.0f} minutes of one core" if seconds else "no forecast"
+        lines.append(
+            f"- {sum(missing.values())} cells were not run ({forecast}, by the {seconds:.0f} s that a cell took here). "
+            "`fedaudit audit --suite all --missing` runs them alone. Cells of each method: "
+            + ", ".join(f"{method} {number}" for method, number in sorted(missing.items()))
+            + "."
+        )
     for method in sorted(records):
         for cell in records[method].cells:
             if cell.status == "failed":
@@ -184,9 +188,9 @@ def left_out(suite: Suite, records: Mapping[str, MethodRecords]) -> str:
 
 
 def _seconds_of_cell(records: Mapping[str, MethodRecords]) -> float:
-    """Return the mean seconds of a cell's rounds, over all clients; attacks are not in it."""
-    done = [cell for of in records.values() for cell in of.cells if cell.status == "done"]
-    return sum(12 * cell.seconds + 4 * cell.server_seconds for cell in done) / len(done) if done else 0.0
+    """Return the mean seconds of a cell: its rounds and its attacks."""
+    done = [cell.wall for of in records.values() for cell in of.cells if cell.status == "done"]
+    return sum(done) / len(done) if done else 0.0
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
