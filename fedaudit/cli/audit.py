@@ -89,6 +89,9 @@ def audit(
         str | None,
         typer.Option("--suite", help="A suite of fedaudit's own: quickstart, or all (methods).", show_default=False),
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="With --suite all: run only cells of which no record is kept.")
+    ] = False,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Run the suite of this audit again.", show_default=False)
     ] = None,
@@ -142,6 +145,8 @@ def audit(
         if suite is not None or from_ is not None:
             raise SettingError(f"--suite {shipped} names a suite already: leave out the suite file and --from.")
         suite = shipped_suite(shipped)
+    if missing and shipped is None:
+        raise SettingError("--missing goes with --suite all, whose records are kept.")
     if from_ is not None:
         if suite is not None or out.resolve() == from_.resolve():
             raise SettingError(f"--from {from_} runs its suite again: name no suite file, and another folder as --out.")
@@ -150,6 +155,10 @@ def audit(
     elif beside is not None or method is not None:
         compared = _beside(beside, method, set_, suite, quick=quick, fresh=fresh)
         what = compared.suite
+    elif missing and shipped is not None:
+        from fedaudit.suite.beside import without_kept
+
+        what = without_kept(shipped)
     else:
         what = read_suite(suite)
     if dry_run:

@@ -52,6 +52,17 @@ def beside(name: str, method: str, set_: dict[str, Any], *, quick: bool = False,
     return Beside(suite, {key: of for key, of in kept.items() if key != method}, changed, _other_harness(kept))
 
 
+def without_kept(name: str) -> Suite:
+    """Return a shipped suite without the cells of which a record by today's code of the method is kept."""
+    suite, kept = read_suite(shipped(name)), read_records(records_folder(name))
+    codes = {cell.key: cell.code for records in kept.values() for cell in records.cells}
+    settings = [setting for setting in suite.cells() if key_of(setting) in codes]
+    done = [key_of(of) for of in settings if code_digest(code_of_setting(of)) == codes[key_of(of)]]
+    suite = suite.model_copy(update={"left_out": done})
+    check_suite(suite)
+    return suite
+
+
 def _changed(suite: Suite, kept: Mapping[str, MethodRecords]) -> tuple[str, ...]:
     """Return the methods of a suite of which no kept cell has today's setting and code."""
     found = []

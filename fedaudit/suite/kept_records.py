@@ -17,12 +17,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedaudit.errors import SettingError
-from fedaudit.runtime.attack_result import AnyResult, NotRun, ReconstructionResult, measures_of
+from fedaudit.runtime.attack_result import AnyResult, HistogramResult, NotRun, ReconstructionResult, measures_of
 from fedaudit.runtime.attack_result import results as read_results
 from fedaudit.runtime.folder import setting_key
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record
 from fedaudit.setting import Frozen, Setting, read_json, validated
 from fedaudit.suite.protections import TRAINING
+from fedaudit.suite.suite_file import KEY
 
 VERSION = 1
 OPEN, DP_SGD, MESSAGES, BOTH = "none", "DP-SGD", "messages", "both"
@@ -40,18 +41,18 @@ class Found(Frozen):
     low: float | None = None
     high: float | None = None
     leak: bool | None = None  # of a reconstruction: whether it beats every guess
-    baseline: float | None = None  # of a reconstruction: the best guess's error
+    baseline: float | None = None  # a guess's error: for histograms the uniform one, for images the best one
 
     @property
     def over_guessing(self) -> float | None:
         """Return by how much the attack is better than guessing: 0 is a guess, 1 is certainty."""
         if self.value is None:
             return None
-        if self.claims == "histogram":
-            return self.value
-        if self.claims == "reconstruction":
-            return None if not self.baseline else 1 - self.value / self.baseline
-        return 2 * self.value - 1
+        if self.claims in ("membership", "participation"):
+            return 2 * self.value - 1
+        if not self.baseline:
+            return None
+        return self.value / self.baseline if self.claims == "histogram" else 1 - self.value / self.baseline
 
 
 class CellFigures(Frozen):
@@ -164,7 +165,7 @@ def code_digest(code: dict[str, dict[str, str]] | None) -> str:
 
 def key_of(setting: Setting) -> str:
     """Return the key by which kept records know a setting."""
-    return setting_key(setting)[:12]
+    return setting_key(setting)[:KEY]
 
 
 def _seconds(record: RunRecord, party: str) -> float:
@@ -181,6 +182,8 @@ def _found(result: Any) -> Found:
     measured = measures_of(result)[MEASURES[result.claims]]
     leak = result.beats_baselines if isinstance(result, ReconstructionResult) else result.leak
     baseline = None
+    if isinstance(result, HistogramResult):
+        baseline = result.pooled.uniform.value
     if isinstance(result, ReconstructionResult):
         baseline = min((of.mse.value for of in result.baselines.values() if of.mse.value is not None), default=None)
     return Found(

@@ -14,6 +14,7 @@ from fedaudit.errors import FedauditError, SettingError, did_you_mean, unknown
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.code_digest import outside_code
+from fedaudit.runtime.folder import setting_key
 from fedaudit.setting import Frozen, Setting, read_json, read_toml, validated
 from fedaudit.suite.budgets import Budget, parse_budgets, read_budgets
 from fedaudit.suite.protections import CHOSEN, RELEASES, UNDER, Protection, variants
@@ -21,6 +22,7 @@ from fedaudit.suite.protections import CHOSEN, RELEASES, UNDER, Protection, vari
 SUITES = Path(__file__).parents[1] / "suites"
 QUICKSTART = SUITES / "quickstart.toml"
 SHIPPED = ("quickstart", "all")  # suites of this package, by name
+KEY = 12  # characters of a setting's key that tell it from all others of a suite
 TITLES = {"base": "[base]", "grid": "[grid]", "methods": "[[methods]]"}
 OF_ROW = ("attacks", CHOSEN, UNDER, RELEASES)  # keys of a table [[methods]] that are no settings
 
@@ -48,6 +50,7 @@ class Suite(Frozen):
     budgets: list[Budget] = Field(default_factory=list)
     protections: list[Protection] = Field(default_factory=list)  # none: as the settings say
     extra: list[Extra] = Field(default_factory=list)  # attacks on some of the cells
+    left_out: list[str] = Field(default_factory=list)  # keys of settings (their beginnings) that are no cells
 
     def tries(self, setting: Setting) -> int:
         """Return how many trials the claims of a cell get."""
@@ -66,7 +69,11 @@ class Suite(Frozen):
                 setting = Setting.make(**values)
                 for change in variants(method, setting, self.protections) if self.protections else [{}]:
                     varied = Setting.make(**{**values, **change})
+                    if self.left_out and setting_key(varied)[:KEY] in self.left_out:
+                        continue
                     cells.setdefault(varied.model_dump_json(), varied)  # points are equal if a method fixes their key
+        if not cells and self.left_out:
+            raise SettingError("Every cell of the suite has a kept record by today's code. There is nothing to run.")
         if not cells:
             raise SettingError("The suite has no cell, because a list in [grid] is empty. Fill the list or remove it.")
         return list(cells.values())

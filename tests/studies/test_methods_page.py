@@ -16,6 +16,7 @@ from fedaudit.suite.suite_file import read_suite, shipped
 from fedaudit.wire.message import Up, message_classes
 
 PAGE = (RESULTS / "methods.md").read_text()
+script("methods_findings")  # which the page imports
 page = script("methods_page")
 
 
@@ -76,7 +77,7 @@ def _fields(setting):
     sent = {where for t in (1, 2, setting.rounds) for way, where in method.traffic(_at(plan, t)) if way == "up"}
     classes = [cls for cls in message_classes(type(method).__module__) if issubclass(cls, Up)]
     kinds = {f"{cls.__name__}.{name}": of.kind for cls in classes for name, of in cls.declared().items() if of}
-    return sorted(name for name in sent if kinds.get(name) is not None and "statistics" != kinds[name])
+    return sorted(name for name in sent if kinds.get(name) is not None and kinds[name] != "statistics")
 
 
 def _at(plan, t):

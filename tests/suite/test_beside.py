@@ -9,7 +9,7 @@ import pytest
 from fedaudit.errors import SettingError
 from fedaudit.runtime.code_digest import code_of_setting, harness
 from fedaudit.suite import beside as beside_module
-from fedaudit.suite.beside import beside, records_folder
+from fedaudit.suite.beside import beside, records_folder, without_kept
 from fedaudit.suite.kept_records import CellFigures, MethodRecords, code_digest, key_of, write_records
 from fedaudit.suite.suite_file import read_suite, shipped
 
@@ -65,3 +65,12 @@ def test_another_harness_is_told(kept):
 def test_only_suites_with_kept_records_can_be_compared_with():
     with pytest.raises(SettingError, match="all"):
         records_folder("quickstart")
+
+
+def test_cells_with_a_record_by_todays_code_are_left_out(kept):
+    """FedProx's first cell is kept; feddyn's was made by other code, and runs again."""
+    kept("fedprox")
+    kept("feddyn", code="other")
+    left = without_kept("all").cells()
+    assert len(left) == len(settings()) - 1
+    assert key_of(next(cell for cell in settings() if cell.method == "fedprox")) not in map(key_of, left)

@@ -64,11 +64,14 @@ def test_a_cell_under_way_is_left_out_and_a_failed_one_says_why(audit):
 
 
 def test_what_an_attack_has_over_guessing():
-    """An AUC of 0.75 is half of the way to 1; an error of 0.3 where a guess has 0.4 saves a quarter of it."""
+    """An AUC of 0.75 is half of the way to 1; an error of 0.3 where a guess has 0.4 saves a quarter of it, and so does
+    a gain of 0.1 on it."""
     membership = Found(attack="loss", threat="server", claims="membership", value=0.75)
     images = Found(attack="decoder", threat="server", claims="reconstruction", value=0.3, baseline=0.4)
     assert membership.over_guessing == 0.5
     assert images.over_guessing == pytest.approx(0.25)
+    labels = Found(attack="label_histogram", threat="server", claims="histogram", value=0.1, baseline=0.4)
+    assert labels.over_guessing == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import methods_findings  # beside this file
+
 from fedaudit import registry
 from fedaudit.attack.attack_run import made
 from fedaudit.reports import method_comparison as comparison
@@ -73,6 +75,7 @@ def parts(suite: Suite, records: Mapping[str, MethodRecords]) -> dict[str, str]:
     by = {name: [row for row in rows if row.partition == name] for name in comparison.PARTITIONS}
     return {
         "counts": counts(suite, records),
+        "findings": methods_findings.text(rows),
         **{f"table {name}": comparison.table(of) for name, of in by.items()},
         **{f"protections {name}": protections(of) for name, of in by.items()},
         "attacks": attack_table(suite, records),
