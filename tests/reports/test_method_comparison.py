@@ -8,8 +8,10 @@ from fedaudit.reports import method_comparison as comparison
 from fedaudit.suite.kept_records import CellFigures, Found, MethodRecords
 
 
-def member(attack, value, leak, threat="server"):
-    return Found(attack=attack, threat=threat, claims="membership", value=value, leak=leak)
+def member(attack, value, leak, threat="server", below=0.02):
+    return Found(
+        attack=attack, threat=threat, claims="membership", value=value, low=value - below, high=value + 0.02, leak=leak
+    )
 
 
 def cell(seed, *attacks, accuracy=0.9, protection="none", asked=None, epsilon=None, **more):
@@ -23,7 +25,7 @@ def row_of(*cells, method="fedavg"):
     return comparison.rows_of({method: MethodRecords(method=method, cells=cells)}, [method], ["iid"])[0]
 
 
-def test_an_attack_is_found_if_it_leaks_in_two_seeds():
+def test_an_attack_is_found_if_it_leaks_in_most_seeds():
     """One leak of three is not enough, however high its AUC is; of two attacks that work the better one counts."""
     cells = [
         cell(0, member("loss", 0.9, True), member("entropy", 0.6, True), member("rmia", 0.55, True)),
@@ -37,6 +39,27 @@ def test_an_attack_is_found_if_it_leaks_in_two_seeds():
     assert not alone.found
     assert comparison.shown(alone) == "not found (0.63)"
     assert comparison.shown(None) == "nothing to attack"
+
+
+def test_one_of_many_attacks_has_to_be_further_above_a_guess():
+    """0.55 with a lower bound of 0.51 is 2.45 errors above 0.5: enough for one attack (1.96), and not for ten (2.81)."""
+    one = member("loss", 0.55, True, below=0.04)
+    assert row_of(cell(0, one)).membership["server"].found
+    others = [member(f"other{number}", 0.5, False) for number in range(9)]
+    assert not row_of(cell(0, one, *others)).membership["server"].found
+
+
+def test_half_of_the_seeds_are_not_enough():
+    assert (
+        not row_of(cell(0, member("loss", 0.7, True)), cell(1, member("loss", 0.7, False))).membership["server"].found
+    )
+
+
+def test_noise_on_messages_does_not_cover_published_clients_models():
+    cells = [cell(0), cell(0, protection="messages", asked=8.0, epsilon=8.0)]
+    own = [of.model_copy(update={"global_test": None, "common": 0.9}) for of in cells]
+    assert comparison.guarantee(row_of(*cells)) == "8.0 by messages: +0.0"
+    assert comparison.guarantee(row_of(*own)) == "8.0 by messages, models not covered: +0.0"
 
 
 def test_threats_have_attacks_of_their_own():

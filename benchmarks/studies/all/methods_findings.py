@@ -115,7 +115,7 @@ def _averaging(book: Book) -> str:
 
     return (
         "**How models are averaged hardly matters to a server that looks for members.** The ten averaging methods have "
-        f"three seeds each; a membership attack is found to work {both(found)}, with the best AUC of each method in brackets."
+        f"three seeds each; a membership attack is found to work {both(found)}, with the methods' best AUC in brackets."
     )
 
 
