@@ -299,7 +299,7 @@ def guarantee(row: MethodRow) -> str:
             one = min(able, key=lambda one: one.cost or 0.0)
             # Without a global model the clients' own are published, and noise on messages does not cover these.
             but = ", models not covered" if one.protection == MESSAGES and row.global_test is None else ""
-            parts.append(f"{one.epsilon:.1f} by {one.protection}{but}: {-(one.cost or 0.0):+.1f}")
+            parts.append(f"{one.epsilon:.1f} by {one.protection}{but}: {0.0 - (one.cost or 0.0):+.1f}")
     return "; ".join(parts) or "none"
 
 

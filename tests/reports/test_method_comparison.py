@@ -42,7 +42,7 @@ def test_an_attack_is_found_if_it_leaks_in_most_seeds():
 
 
 def test_one_of_many_attacks_has_to_be_further_above_a_guess():
-    """0.55 with a lower bound of 0.51 is 2.45 errors above 0.5: enough for one attack (1.96), and not for ten (2.81)."""
+    """0.55 with a lower bound of 0.51 is 2.45 errors above 0.5: enough for one attack (1.96), not for ten (2.81)."""
     one = member("loss", 0.55, True, below=0.04)
     assert row_of(cell(0, one)).membership["server"].found
     others = [member(f"other{number}", 0.5, False) for number in range(9)]

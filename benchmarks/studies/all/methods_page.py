@@ -121,7 +121,7 @@ def _protected(one: Protected | None) -> str:
     if not one.seeds:
         return "refused"
     epsilon = "∞" if one.epsilon is None else f"{one.epsilon:.1f}"
-    cost = "?" if one.cost is None else f"{-one.cost:+.1f}"
+    cost = "?" if one.cost is None else f"{0.0 - one.cost:+.1f}"
     auc = "none" if one.best is None else f"{one.best.value:.2f}{'' if one.best.found else ' n.f.'}"
     return f"{cost}; ε {epsilon}; {auc}"
 
