@@ -210,6 +210,7 @@ def test_the_divergence_of_one_step_by_hand():
     skellam, gaussian = mechanism_named("skellam"), mechanism_named("discrete-gaussian")
     assert skellam.unit_renyi([2, 1.5], 1.0) == pytest.approx([2.5, 2.5])
     assert skellam.unit_renyi([2, 3], 2.0) == pytest.approx([1 / 4 + 9 / 64, 3 / 8 + 11 / 64])
+    assert skellam.unit_renyi([20], 2.0) == pytest.approx([20 / 8 + 3 / 8]), "45/64 is more"
     assert skellam.of_rows(2.0, 10.0).renyi([1.5]) == pytest.approx([1 / 4 + 9 / 1600])
     assert gaussian.unit_renyi([2, 1.5], 2.0) == pytest.approx([1 / 4, 1.5 / 8])
     assert gaussian.of_rows(2.0, 10.0).renyi([1.5]) == pytest.approx([1.5 / 8])
