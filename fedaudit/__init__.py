@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         public,
         relay,
         state_of,
+        trained,
     )
     from fedaudit.wire.traffic import NUMBER, Plan
 
@@ -84,7 +85,7 @@ _NAMES = {
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
     "training.stacked.networks": "Many answers",
-    "wire.message": "Down LowRank Part Record Size State Up private public relay state_of",
+    "wire.message": "Down LowRank Part Record Size State Up private public relay state_of trained",
     "wire.traffic": "NUMBER Plan",
 }
 _HOME = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}

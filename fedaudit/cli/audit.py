@@ -19,6 +19,7 @@ from fedaudit.setting import parse_pairs
 from fedaudit.stored_model import plain
 
 if TYPE_CHECKING:
+    from fedaudit.suite.beside import Beside
     from fedaudit.suite.cell import Cell
 
 
@@ -84,9 +85,33 @@ def audit(
     suite: Annotated[
         Path | None, typer.Argument(help="A suite file. Default: the quickstart.", show_default=False)
     ] = None,
+    shipped: Annotated[
+        str | None,
+        typer.Option("--suite", help="A suite of fedaudit's own: quickstart, or all (methods).", show_default=False),
+    ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="With --suite all: run only cells of which no record is kept.")
+    ] = False,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Run the suite of this audit again.", show_default=False)
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="With --beside: your method, as for `fedaudit run`.", show_default=False),
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="With --method: its hyper-parameters.")
+    ] = [],  # noqa: B006
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Set --method beside the kept records of this suite: all.", show_default=False),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --beside: one seed, unprotected, without attacks that take long.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="With --beside: run methods again whose records other code made.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="The folder for runs and report.")] = Path("audit"),
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time, each in its own process.")] = 1,
     engine: Annotated[
@@ -111,13 +136,30 @@ def audit(
     """
     from fedaudit import registry
     from fedaudit.suite.suite_file import read_suite, saved_suite
+    from fedaudit.suite.suite_file import shipped as shipped_suite
 
     registry.trust(trust)
+    compared: Beside | None = None
+    if beside is None and (set_ or quick or fresh):
+        raise SettingError("--set, --quick and --fresh go with --method and --beside only. A suite file has `set`.")
+    if shipped is not None:
+        if suite is not None or from_ is not None:
+            raise SettingError(f"--suite {shipped} names a suite already: leave out the suite file and --from.")
+        suite = shipped_suite(shipped)
+    if missing and shipped is None:
+        raise SettingError("--missing goes with --suite all, whose records are kept.")
     if from_ is not None:
         if suite is not None or out.resolve() == from_.resolve():
             raise SettingError(f"--from {from_} runs its suite again: name no suite file, and another folder as --out.")
         with registry.read_from(from_):
             what = saved_suite(from_)
+    elif beside is not None or method is not None:
+        compared = _beside(beside, method, set_, suite, quick=quick, fresh=fresh)
+        what = compared.suite
+    elif missing and shipped is not None:
+        from fedaudit.suite.beside import without_kept
+
+        what = without_kept(shipped)
     else:
         what = read_suite(suite)
     if dry_run:
@@ -149,8 +191,26 @@ def audit(
     show_audit(out, as_json=False)
     kept = _budgets_kept(what, [cell.folder for cell in cells if cell.status == "done"])
     print(f"The report is in {pages[0]}")
+    if compared is not None and method is not None:
+        from fedaudit.cli.method_place import say_place
+
+        say_place(compared, method, out)
     if errors or not kept:
         raise typer.Exit(1)
+
+
+def _beside(
+    beside: str | None, method: str | None, pairs: list[str], suite: Path | None, *, quick: bool, fresh: bool
+) -> Beside:
+    """Return what `--method` and `--beside` ask for."""
+    from fedaudit.setting import nested
+    from fedaudit.suite.beside import beside as beside_suite
+
+    if beside is None or method is None:
+        raise SettingError("--method and --beside go together: --method MINE --beside all.")
+    if suite is not None:
+        raise SettingError(f"--beside {beside} is a suite itself: leave out {suite}, or --suite.")
+    return beside_suite(beside, method, nested(parse_pairs(pairs)), quick=quick, fresh=fresh)
 
 
 def _where(on: str, ray_address: str | None) -> Any:

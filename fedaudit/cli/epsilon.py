@@ -77,8 +77,8 @@ def from_scores(
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     correction: Annotated[
-        str, typer.Option(help="Correction for choosing the threshold: bonferroni | split")
-    ] = "bonferroni",
+        str, typer.Option(help="Correction for choosing the threshold: exact | bonferroni | split")
+    ] = "exact",
     claim: Claim = None,
     fail_if_refuted: Fail = False,
     as_json: Json = False,
@@ -144,6 +144,25 @@ def residuals(
     _fail_if(fail_if_refuted and run_refuted(run))
 
 
+@epsilon_app.command("clipping")
+def clipping(
+    run: RunArgument,
+    kind: Annotated[list[str] | None, typer.Option(help="A protected kind; repeatable. Default: all.")] = None,
+    client: Client = "all",
+    trust: Trust = False,
+    fail_if_refuted: Fail = False,
+    as_json: Json = False,
+) -> None:
+    """Hand each protected release values of any length, and test its clipping and noise by formulas of its own."""
+    from fedaudit import registry
+    from fedaudit.epsilon.clipping import audit_clipping
+
+    registry.trust(trust)
+    audits = audit_clipping(run, kinds=kind, clients=chosen_clients(client))
+    print_audits(audits, run, as_json)
+    _fail_if(fail_if_refuted and run_refuted(run))
+
+
 @epsilon_app.command("sums")
 def sums(
     run: RunArgument,
@@ -198,7 +217,7 @@ def audit(
     threat: Annotated[str, typer.Option(help="server, peer:k or outsider.")] = "server",
     client: Client = "all",
     guesses: Annotated[
-        int | None, typer.Option(min=0, max=MOST, help="Pairs to guess on. Default: half of them.")
+        int | None, typer.Option(min=0, max=MOST, help="Pairs to guess on. Default: by number and claim.")
     ] = None,
     confidence: Confidence = 0.95,
     trust: Trust = False,

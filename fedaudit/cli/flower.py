@@ -40,6 +40,9 @@ def run(
         int, typer.Option(min=0, max=MANY, help="Number of rounds whose model states are kept.")
     ] = 10,
     ray: Annotated[bool, typer.Option(help="Use Flower's own simulation on Ray, not this process.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with an unfinished run, if the app goes on from a state of its own.")
+    ] = False,
     verbose: Annotated[bool, typer.Option(help="Show what Flower logs.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +67,7 @@ def run(
         record = run_app(
             read_app(app), out=out, nodes=nodes, privacy=dict(parse_policy(text) for text in privacy), kinds=kinds,
             adapter=adapter, config=parse_pairs(run_config), canaries=canaries, seed=seed, keep_weights=keep_weights,
-            ray=ray, watch=watch,
+            ray=ray, watch=watch, resume=resume,
         )  # fmt: skip
     if as_json:
         print(record.model_dump_json(indent=1))

@@ -150,9 +150,11 @@ def _clients(row: Spread | None) -> str:
 def summary(record: RunRecord) -> list[str]:
     """Return a summary of a run, about a dozen lines."""
     setting = record.setting
+    absent = sum(len(row.absent) for row in record.rounds)
+    missing = f", {absent} answer{'s' * (absent != 1)} missing: clients failed or dropped out" if absent else ""
     lines = [
         f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
-        f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status})"
+        f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status}{missing})"
     ]
     last, chosen = record.result.last, record.result.chosen
     same = last is not None and chosen is not None and last.round == chosen.round
@@ -169,9 +171,6 @@ def summary(record: RunRecord) -> list[str]:
         how = f", compressed by {setting.compress}" if setting.compress and direction == "up" else ""
         sizes = f"{bytes_text(payload)} payload, {bytes_text(wire)} on the wire"
         lines.append(f"  {direction:<4} {sizes}, all clients and rounds{how}")
-    absent = sum(len(row.absent) for row in record.rounds)
-    if absent:
-        lines.append(f"  {absent} answers missing: clients failed or dropped out")
     if redone := sum(row.redone for row in record.rounds):
         lines.append(f"  {redone} tasks run again, because their processes were lost; results do not change")
     lines += ledger_lines(record)

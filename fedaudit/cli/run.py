@@ -241,7 +241,7 @@ def _run_signature() -> inspect.Signature:
             Annotated[
                 str | None,
                 typer.Option(
-                    metavar="SEED,SEED...",
+                    metavar="N,N,...",
                     help="Run these seeds side by side, their clients as one stack, each in OUT-SEED.",
                     show_default=False,
                 ),

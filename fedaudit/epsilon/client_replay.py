@@ -9,26 +9,32 @@ Where the run compressed what it sent, the release is made again with its noise 
 was sent, to the bit, the release before compression is looked at. If not, levels (int8) are looked at as what they are,
 rounded numbers; of what is left of the others nothing can be told.
 
-A private training is repeated too. Beside it, from the same model and on the same Poisson samples, it is run with noise
-and without, in double precision and with steps so small that the model stays where it is: the difference of the two
-models is the noise of all steps, and nothing else.
+A private training is repeated on the path that the run took: alone, or as a stack. Its steps are looked at as they
+leave the mechanism (fedaudit.epsilon.private_steps). Records whose gradients are far longer than C, and shorter, are
+put through the same path, to see what clipping leaves of them. Where the record does not hold what single steps need,
+the training is run beside it with noise and without, in double precision and with steps so small that the model stays
+where it is: the difference of the two models is the noise of all steps, and nothing else.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedaudit.epsilon.private_steps import MadeTraining, Span, StepWatch, Told, aligned, sum_of_noise
 from fedaudit.errors import FedauditError, ThreatError
+from fedaudit.privacy.dpsgd_stack import PrivateJob, Trained, fit_private_together, private_stacks
 from fedaudit.privacy.mechanism import prepare, with_noise
-from fedaudit.privacy.mechanism_outputs import Outputs, gated
+from fedaudit.privacy.mechanism_outputs import Outputs, Training, gated, outputs
 from fedaudit.privacy.mechanisms.base import Prepared, mechanism_of
 from fedaudit.privacy.noise_key import NoiseKey, noise_generator, task_key
 from fedaudit.privacy.policy import TRAINING, Policy
@@ -40,8 +46,10 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
 from fedaudit.runtime.task import ClientState, open_client, state_after
+from fedaudit.runtime.world import chosen_engine
 from fedaudit.training.augment import Augmentation
 from fedaudit.training.fit import Fitted, Loss, Until, sgd
+from fedaudit.training.stacked.stack import Job
 from fedaudit.wire.codec import decode, decode_tree, digest_of, encode, encode_field
 from fedaudit.wire.compression import Stage, applies
 from fedaudit.wire.message import Declared, Down, Up
@@ -49,8 +57,11 @@ from fedaudit.wire.release import UNPROTECTED
 from fedaudit.wire.transcript import TranscriptEntry
 
 STEP = 1e-6  # learning rate at which a model stays where it is
+MODELS = ("weights", "layers")  # kinds that private training covers
 QUIET = 1e-9  # noise multiplier that is none
 FEW = 4  # records whose clipped gradients are looked at by themselves
+TENSORS = 8  # parameters along which gradients of other lengths are put through the clipping
+FAR, NEAR = 10.0, 0.1  # lengths of such gradients, in clipping norms
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ class Repeated:
     client: int
     seen: list[Seen] = field(default_factory=list)
     trained: list[Stepped] = field(default_factory=list)
+    made: list[MadeTraining] = field(default_factory=list)  # trainings whose steps were looked at one by one
+    lacking: list[tuple[float, float]] = field(default_factory=list)  # cosine of what is missing with the noise, and p
     apart: float = 0.0  # largest difference of what was sent unprotected and of the last model, relative to its size
     same_state: bool = False
     reasons: list[str] = field(default_factory=list)  # why a release could not be looked at
@@ -104,6 +117,15 @@ class Repeated:
 Probe = Callable[["PrivateFit"], Stepped | None]  # what is to be done with each private training
 
 
+class Watching(Outputs):
+    """The gate of a repetition: it shows the steps of private trainings to whoever asked for it."""
+
+    next: StepWatch | None = None
+
+    def training(self, how: Callable[[], dict[str, str]]) -> Training:
+        return super().training(how) if self.next is None else self.next
+
+
 class Witness(Client):
     """A client that repeats a task. Set `sent` before the task begins."""
 
@@ -113,6 +135,14 @@ class Witness(Client):
     probes: Sequence[Probe]
     compression: Stage | None
     answered: Down
+    stacked: bool = False  # the run trained its clients as a stack
+    promised: float | None = None  # sigma of this round's training, as the ledger has it
+
+    def _train(self, job: PrivateJob) -> Trained:
+        """Take the run's path: a stack of this client alone is the same code as one of many."""
+        if self.stacked and not private_stacks([job, job])[1]:
+            return fit_private_together([job])[0]
+        return super()._train(job)
 
     def protect(self, message: type[Up], field: str, value: Any) -> Any:
         where = f"{message.__name__}.{field}"
@@ -171,15 +201,42 @@ class Witness(Client):
                     self._see(name, value)
                 continue
             now = self._arrived(value, where, declared)
-            self.repeated.apart = max(self.repeated.apart, apart(now, getattr(self.sent, name)))
+            sent = getattr(self.sent, name)
+            self.repeated.apart = max(self.repeated.apart, apart(now, sent))
+            if declared is not None and declared.kind in MODELS:
+                self._hold_against_noise(now, sent)
+
+    def _hold_against_noise(self, now: Any, sent: Any) -> None:
+        """Look for the noise of this task's training in what was sent of the model, if that does not come out again."""
+        mine = [made for made in self.repeated.made if made.round == self.t]
+        if len(mine) != 1 or (noise := sum_of_noise(mine[0])) is None or digest_of(now) == digest_of(sent):
+            return
+        if not all(isinstance(of, Mapping) and noise.keys() <= of.keys() for of in (now, sent)):
+            return  # what was sent is no model that has these parameters
+        flat = [
+            np.concatenate([of[name].detach().double().cpu().numpy().ravel() for name in noise]) for of in (sent, now)
+        ]
+        if any(len(of) != sum(n.size for n in noise.values()) for of in flat):
+            return
+        self.repeated.lacking.append(aligned(*flat, np.concatenate([n.ravel() for n in noise.values()])))
 
     def _fit_private(
         self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], until: Until | None, separable: bool,
         options: dict[str, Any], beside: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> Fitted:  # fmt: skip
-        before = copy.deepcopy(model)
+        before, policy = copy.deepcopy(model), self._site.policies[TRAINING]
+        gate, watch = outputs(), None
+        number, batch = getattr(self, "_fits", 0) + 1, options["batch"]
+        if isinstance(gate, Watching):
+            count = options["steps"] or (options["epochs"] or 0) * math.ceil(len(rows[0]) / batch)
+            told = Told(
+                before, loss, tuple(rows), options["given"] or {}, options["opt"], batch, policy,
+                self.promised or (policy.noise_multiplier or math.nan) * (policy.clip or 1.0), (*self._key, number),
+                self.device, count, options.get("augment"), self._site.people(),
+            )  # fmt: skip
+            watch = gate.next = None if told.lacks or not math.isfinite(told.sigma) else StepWatch(told)
         fitted = super()._fit_private(model, loss, rows, until, separable, options, beside)
-        policy, entry = self._site.policies[TRAINING], self.entries[-1]
+        entry = self.entries[-1]
         key = (os.urandom(16).hex(),) if policy.secure else self._key
         if fitted.steps:
             fit = PrivateFit(
@@ -187,12 +244,28 @@ class Witness(Client):
                 {name: _double(value) for name, value in (options["given"] or {}).items()},
                 options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
                 policy.releases or self._site.rounds, (*key, self._fits), self.device, options.get("augment"),
-                self._site.people(),
+                self._site.people(), self.stacked,
             )  # fmt: skip
             for probe in self.probes:
+                if probe is noise_of:
+                    self._note(fit, watch, told.lacks if isinstance(gate, Watching) else None)
+                    if watch is not None:
+                        continue
                 with seeded("witness", self.id, self.t, device=self.device):
                     self.repeated.add(probe(fit))
         return fitted
+
+    def _note(self, fit: PrivateFit, watch: StepWatch | None, lacks: str | None) -> None:
+        with seeded("witness", self.id, self.t, device=self.device):
+            longest = clipped_lengths(fit)
+        self.repeated.made.append(
+            MadeTraining(
+                self.id, self.t, len(fit.rows[0]), min(1.0, fit.batch / len(fit.rows[0])),
+                fit.count if watch is None else watch.made, fit.C, fit.sigma if watch is None else watch.told.sigma,
+                () if watch is None else tuple(watch.found), Span() if watch is None else watch.span,
+                "" if watch is None else watch.wrong, lacks or "", longest,
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -216,6 +289,7 @@ class PrivateFit:
     device: torch.device
     augment: Augmentation | None = None
     people: Tensor | None = None  # whose record each one is, if the guarantee is for persons
+    stacked: bool = False  # the run trained its clients as a stack
 
     @property
     def C(self) -> float:
@@ -241,16 +315,69 @@ class PrivateFit:
         """The parameters after all steps. The sample and the noise are drawn as in the run."""
         from fedaudit.privacy.dpsgd import fit_private
 
-        copied = copy.deepcopy(self.model).double()
+        copied, policy = copy.deepcopy(self.model).double(), self.with_noise(multiplier)
+        sample, noise = (
+            noise_generator(self.key[:-1], f"{what} {self.key[-1]}", device=self.device)
+            for what in ("sample", "dp-sgd")
+        )
+        options = {
+            "opt": sgd(STEP), "batch": self.batch, "epochs": self.epochs, "steps": self.steps, "given": self.given,
+            "augment": self.augment,
+        }  # fmt: skip
         with seeded("witness", "layers", device=self.device):  # dropout draws the same each time
+            if self.stacked and self.people is None:
+                job = PrivateJob(Job(copied, self.loss, self.rows, sample, options), noise, policy, self.fits)
+                if not private_stacks([job, job])[1]:
+                    fit_private_together([job])
+                    return {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
             fit_private(
-                copied, self.loss, self.rows, opt=sgd(STEP), batch=self.batch, epochs=self.epochs, steps=self.steps,
-                given=self.given, policy=self.with_noise(multiplier), fits=self.fits, augment=self.augment,
-                people=self.people,
-                rng=noise_generator(self.key[:-1], f"sample {self.key[-1]}", device=self.device),
-                noise=noise_generator(self.key[:-1], f"dp-sgd {self.key[-1]}", device=self.device),
+                copied, self.loss, self.rows, policy=policy, fits=self.fits, people=self.people, rng=sample,
+                noise=noise, **options,
             )  # fmt: skip
         return {name: p.detach() for name, p in copied.named_parameters() if p.requires_grad}
+
+
+def clipped_lengths(fit: PrivateFit) -> float:
+    """Return how far one record moves a step's sum at most, in clipping norms, by records that are made for it.
+
+    Each has a gradient of 10 C or 0.1 C along one entry of one parameter; one has it along two parameters at once; and
+    one of 100 C is added to a step that already holds another in the opposite direction. The sums are taken from the
+    training's own steps without noise, and their lengths are computed here.
+    """
+    names = list(fit.start)
+    some = names[:: -(-len(names) // TENSORS)]
+    row = tuple(r[:1] for r in fit.rows)
+
+    def total(*records: tuple[tuple[tuple[str, float], ...], ...]) -> dict[str, Tensor]:
+        marks = torch.arange(len(records), device=fit.device)
+        made = replace(
+            fit, rows=(marks, *(torch.cat([r] * len(records)) for r in row)), batch=len(records), epochs=None, steps=1,
+            people=None, augment=None, loss=functools.partial(_made_gradient, records=records),
+        )  # fmt: skip
+        after, start = made.after(QUIET), fit.start
+        return {name: (start[name] - after[name]) / STEP * len(records) for name in start}
+
+    def length(sums: dict[str, Tensor]) -> float:
+        return math.sqrt(sum(float(t.double().square().sum()) for t in sums.values()))
+
+    C, found = fit.C, []
+    for name in some:
+        far = total(((name, FAR * C),))
+        found.append(length(far) / C)
+        near = length(total(((name, NEAR * C),))) / C
+        found.append(near if near > 2 * NEAR else 0.0)  # what is short stays as it is
+    if len(names) > 1:
+        found.append(length(total(((names[0], FAR * C), (names[-1], FAR * C)))) / C)
+    one = ((names[0], FAR * C),)
+    both, alone = total(one, ((names[0], -FAR * FAR * C),)), total(one)
+    found.append(length({name: both[name] - alone[name] for name in both}) / C)
+    return max(found)
+
+
+def _made_gradient(f: Any, mark: Tensor, *rows: Tensor, records: Any, **given: Any) -> Tensor:
+    """Return losses whose gradients are as long as `records` say, along the first entry of the named parameters."""
+    of_each = torch.stack([sum(g * f.params[name].reshape(-1)[0] for name, g in record) for record in records])
+    return of_each[mark]
 
 
 def noise_of(fit: PrivateFit) -> Stepped:
@@ -314,7 +441,7 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
         site, meter = world.site(k), Meter(f"client {k}", down.round, world.device)
         key = NoiseKey(task_key(secret, k, down.round, down.ask, 0), once=False)
         with (
-            gated(Outputs(key)),
+            gated(Watching(key)),
             seeded(world.setting.seed, f"client {k}", down.round, down.ask, device=world.device),
         ):
             message = decode(encode(down.record()), Down, device=world.device)
@@ -322,6 +449,7 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
             client.sent = decode(encode(up.record()), Up, device=world.device)
             client.was, client.repeated, client.probes = up, found, probes
             client.compression, client.answered = world.compression, copy.deepcopy(message)
+            client.stacked, client.promised = chosen_engine(world.setting) == "stacked", _promised(run, k, down.round)
             reply = find_function(world.method, down.fn)(client, message)
             kept = client.settle()
             client.compare(reply)
@@ -334,6 +462,12 @@ def repeat(run: RunFolder, k: int, watch: Watch, *probes: Probe) -> Repeated:
         mine, other = (decode(blob, ClientState).model for blob in (state, left))
         found.apart = max(found.apart, apart(mine, other))
     return found
+
+
+def _promised(run: RunFolder, k: int, t: int) -> float | None:
+    """Return the deviation of the noise on a step's sum that the ledger has for client k's training in a round."""
+    entries = [e for row in run.record.ledger if row.client == k for e in row.entries if e.kind == TRAINING]
+    return max((e.sigma for e in entries if t in e.rounds and e.sigma), default=None)
 
 
 def _tasks(run: RunFolder, k: int) -> Iterator[tuple[TranscriptEntry, TranscriptEntry]]:

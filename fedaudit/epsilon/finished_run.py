@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedaudit.errors import RunError, SettingError, unknown
+from fedaudit.runtime.code_digest import code_of, differences, harness
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import BITS, device_name, versions
 
 
 def closed_run(folder: Path | str, kinds: Sequence[str] | None, clients: Sequence[int] | None, lacks: str) -> RunFolder:
@@ -25,3 +27,16 @@ def closed_run(folder: Path | str, kinds: Sequence[str] | None, clients: Sequenc
         if not 0 <= k < world.setting.clients:
             raise SettingError(f"There is no client {k}; the run has {world.setting.clients}, numbered from 0.")
     return run
+
+
+def other_conditions(run: RunFolder) -> str:
+    """Return what was other when the run was made, of all on which its numbers depend; empty if nothing was."""
+    record, world, now = run.record, run.world, versions()
+    found = [f"{name} {record.versions.get(name)}" for name in BITS if record.versions.get(name) != now.get(name)]
+    if record.device != device_name(world.device):
+        found.append(f"the device {record.device}")
+    if record.harness != harness():
+        found.append("another version of fedaudit's code")
+    if record.code is None or differences(record.code, code_of(world.method, record.setting)):
+        found.append("another version of the method's code")
+    return ", ".join(found)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedaudit.epsilon.audit_result import AuditedClaim, held, held_path
 from fedaudit.epsilon.client_replay import QUIET, STEP, PrivateFit, Probe, repeat
-from fedaudit.epsilon.lower_bounds import gdp_mean_shift, one_run_fdp
+from fedaudit.epsilon.lower_bounds import best_guesses, gdp_mean_shift, one_run_fdp
 from fedaudit.errors import DataError, FedauditError, RunError, SettingError
 from fedaudit.privacy.policy import TRAINING
 from fedaudit.progress import Watch, unwatched
@@ -179,13 +179,13 @@ def _audit(run: RunFolder, found: dict[int, Scores], confidence: float) -> list[
     shift = some.rate * math.sqrt(some.steps) / entry.noise_multiplier  # of a canary that is in, if all is as promised
     m = len(scores)
     gaps = scores - shift / 2
-    order = np.argsort(-np.abs(gaps), kind="stable")[: (m + 1) // 2]
+    guesses = best_guesses(m, claim, delta, confidence)
+    order = np.argsort(-np.abs(gaps), kind="stable")[:guesses]
     right = int(((gaps > 0) == member)[order].sum())
     how = (
         f"{m} canaries of {len(found)} clients, {some.steps} steps at sample rate {some.rate:.3g}; with the promised "
         f"noise {shift:.3g} deviations apart"
     )
-    guesses = (m + 1) // 2
     place = AuditedClaim(TRAINING, "whoever sees every step of training", "training, all rounds", claim, claim)
     gaussian = held_path(place, f"{TEST}, Gaussian", gdp_mean_shift, scores, member, shift, delta, confidence, how)
     best = one_run_fdp(m, guesses, guesses, delta, confidence)

@@ -17,6 +17,10 @@ Judged = tuple[EpsilonAudit, Said | Literal["not tried"]]
 
 def judged(audits: Sequence[EpsilonAudit]) -> list[Judged]:
     """Each audit, with what it says among the others. Only those that were tried count as tests."""
+    if certain := [audit for audit in audits if audit.certain]:
+        rest = iter(judged([audit for audit in audits if not audit.certain]))
+        words = {id(audit): _alone(audit) for audit in certain}
+        return [(audit, words[id(audit)]) if audit.certain else next(rest) for audit in audits]
     tests = sum(audit.trials > 0 for audit in audits)
     # Where a repetition did not come out as the run, no p-value counts: the audit itself says that it cannot tell.
     accuses = [audit.trials > 0 and audit.verdict in ("refuted", "suspicious") for audit in audits]
@@ -29,6 +33,11 @@ def judged(audits: Sequence[EpsilonAudit]) -> list[Judged]:
         tells_at = 1.0 if audit.verdict == "cannot tell" else audit.tells_at
         found.append((audit, said(p, tells_at, audit.confidence, tests)))
     return found
+
+
+def _alone(audit: EpsilonAudit) -> Said | Literal["not tried"]:
+    """Return the word of an audit that is not random: no chance makes it err, and no other test makes it weaker."""
+    return "refuted" if audit.verdict == "refuted" else "not refuted" if audit.trials else "not tried"
 
 
 def refuting(audits: Sequence[EpsilonAudit]) -> list[EpsilonAudit]:
@@ -51,7 +60,7 @@ def told(audits: Sequence[EpsilonAudit]) -> Said:
         return "suspicious"
     claims: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for audit, word in found:
-        if word != "not tried" or audit.seeks is not None:
+        if (word != "not tried" or audit.seeks is not None) and not audit.certain:
             claims.setdefault((audit.kind, audit.claim), []).append((audit.seeks or 0.0, word))
     for tests in claims.values():
         sharpest = max(seeks for seeks, _ in tests)

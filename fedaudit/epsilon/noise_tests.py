@@ -9,7 +9,7 @@ rounded releases (fedaudit.epsilon.rounded_noise).
     excess    more noise than promised, where the release without noise is exact: something else was sent
     client    too little noise of one client             the same by client, the worst, Bonferroni
     part      too little noise in one tensor (a layer)   the same by part
-    round     too little noise in one round              the same by client and round
+    round     too little noise in one round or step      the same by client and round, and step of a training
     row       too little noise of one row (a record)     the same by row, over all rounds where rows stay in their place
     mean      noise that is off centre                   normal
     signal    more or less of the release than its share (clipping left out)   normal, along the noise-free release
@@ -18,6 +18,9 @@ rounded releases (fedaudit.epsilon.rounded_noise).
     columns   one draw for all rows                      F: column means against the rest
     shared    a common part in releases of one shape     F: means over releases against the rest
     reused    two releases with the same noise, or with correlated noise       F: |a - b|^2 / |a + b|^2, all pairs
+
+Noise of the right size and shape may still be no noise: its values and their order are tested in
+fedaudit.epsilon.noise_values.
 
 The F tests compare residuals with each other, so that they say nothing of their scale. All p-values together are
 corrected for how many tests there are (Bonferroni; `scale` has half of the failure probability), and so are the limits
@@ -33,6 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainc, chdtr, chdtrc, chdtri, gammainc, gammaincc, ndtr
 
+from fedaudit.epsilon import noise_values
 from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, within
 from fedaudit.errors import ContractError
 from fedaudit.privacy.mechanisms.base import Sizes
@@ -40,6 +44,7 @@ from fedaudit.privacy.score_sums import ScaleTest
 from fedaudit.significance import level_of
 from fedaudit.stats import Floats, check_confidence
 
+SEED = 20  # of the choices that tests of single values make
 LEAST = 20  # numbers from which on a shape is tested
 PREFIX = 4096  # numbers of a release that are compared with those of another
 MOST = 1000  # releases that are compared with one another: a million pairs
@@ -57,6 +62,15 @@ class Residual:
     z: Floats  # (rows, columns), standard normal if all is as promised
     clean: Floats  # the release without noise, of the same shape
     sizes: Sizes | None = None  # where something else than the squares of z tells the scale
+    grain: Floats | float = 0.0  # spacing of the format in which it travelled, in deviations of the noise
+    free: bool = True  # each value can be any number: it was not rounded, and its noise is not on a grid
+    step: int | None = None  # of a training
+
+    @property
+    def when(self) -> str:
+        """Return whose it is, and of when."""
+        of_step = "" if self.step is None else f", step {self.step}"
+        return f"client {self.client} in round {self.round}{of_step}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,13 @@ def residual(
     low, high = edges[cell] - _matrix(clean) / sigma, edges[cell + 1] - _matrix(clean) / sigma
     u = np.random.default_rng(seed).random(low.shape)
     return Residual(
-        client, round, part, within(low, high, u), _matrix(clean), Rounded(low, high, _matrix(clean) / sigma, edges)
+        client,
+        round,
+        part,
+        within(low, high, u),
+        _matrix(clean),
+        Rounded(low, high, _matrix(clean) / sigma, edges),
+        free=False,
     )
 
 
@@ -117,10 +137,19 @@ def _matrix(values: Floats) -> Floats:
 # --- the tests ----------------------------------------------------------------------------------------------------
 
 
-def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: bool = False) -> Finding:
+def examine(
+    residuals: Sequence[Residual],
+    confidence: float = 0.95,
+    *,
+    exact: bool = False,
+    others: Sequence[Residual] = (),
+    more: Sequence[Test] = (),
+) -> Finding:
     """All tests on the residuals of one kind of release: all clients, all rounds.
 
     `exact`: the release without noise is known to the bit, so that more noise than promised is no rounding either.
+    `others`: noise of other fields, which must not be the same. `more`: tests of the same noise that were made
+    elsewhere, and count among these.
     """
     level = 1 - check_confidence(confidence)
     residuals = [r for r in residuals if r.z.size]
@@ -140,10 +169,11 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
     if not isinstance(of_scale, RoundedScale):
         for name, key in (("client", lambda r: f"client {r.client}"), ("part", lambda r: r.part)):
             tests += _worst_scale(name, residuals, key)
-        if len({r.round for r in residuals}) > 1:
-            tests += _worst_scale("round", residuals, lambda r: f"client {r.client} in round {r.round}")
+        if len({(r.round, r.step) for r in residuals}) > 1:
+            tests += _worst_scale("round", residuals, lambda r: r.when)
         tests += _worst_row(residuals)
     tests += [t for t in (_rows(residuals), _columns(residuals), _shared(residuals), _reused(residuals)) if t]
+    tests += [*_values(residuals, others, exact), *more]
     each, strict = level / 2, level_of(confidence) / 2
     low, high = of_scale.limits(level, each)
     finds, tells_at = of_scale.finds(strict, POWER), of_scale.level(SEEKS, POWER)
@@ -152,6 +182,59 @@ def examine(residuals: Sequence[Residual], confidence: float = 0.95, *, exact: b
     return Finding(
         len(z), of_scale.scale, low, high, confidence, p, float(p_more), tuple(tests), finds, min(1.0, 2 * tells_at)
     )  # fmt: skip
+
+
+def _values(residuals: Sequence[Residual], others: Sequence[Residual], exact: bool) -> list[Test]:
+    """Return the tests of single values and of their order: see fedaudit.epsilon.noise_values."""
+    blocks = [r.z.ravel() for r in residuals]
+    p, lag = noise_values.lags(blocks)
+    tests = [Test("lags", p, f"at a distance of {lag}")]
+    z = np.concatenate(blocks)
+    if len(z) < LEAST:
+        return tests
+    if exact:
+        tests += [Test("distribution", noise_values.distribution(z)), Test("waves", noise_values.waves(blocks))]
+    tests.append(Test("along", noise_values.along((r.z.ravel(), r.clean.ravel()) for r in residuals)))
+    cells = [r.sizes for r in residuals if isinstance(r.sizes, Rounded)]
+    if cells:
+        tests.append(Test("bare", _bare_cells(cells)))
+    else:
+        tests.append(Test("coordinate", *noise_values.coordinate([(r.part, r.z) for r in residuals])))
+    if not residuals[0].free:  # normal scores, chosen at random within what a value stands for: a coarse grid shows
+        tests.append(Test("grid", noise_values.grid(z)))
+    free = [r for r in residuals if r.free]
+    if sum(r.z.size for r in free) >= LEAST:
+        tests += _single_values(free, [r for r in others if r.free])
+    return tests
+
+
+def _bare_cells(cells: Sequence[Rounded]) -> float:
+    """P[so many numbers that arrived at the level next to the noise-free one], of those that lie within the range."""
+    hits, chances = 0, []
+    for c in cells:
+        at = np.searchsorted(c.edges[1:-1], c.clean)
+        inside = (at > 0) & (at < len(c.edges) - 2)
+        hits += int(((c.low <= 0) & (c.high > 0))[inside].sum())
+        chances.append((ndtr(c.edges[at + 1] - c.clean) - ndtr(c.edges[at] - c.clean))[inside])
+    together = np.concatenate(chances)
+    return noise_values.so_many(hits, together) if together.size else 1.0
+
+
+def _single_values(residuals: Sequence[Residual], others: Sequence[Residual]) -> list[Test]:
+    rng = np.random.default_rng(SEED)
+    z = np.concatenate([r.z.ravel() for r in residuals])
+    grain = np.concatenate([np.broadcast_to(r.grain, r.z.shape).ravel() for r in residuals])
+    coarsest = float(np.quantile(grain, 0.99))
+    loose = noise_values.spread(z, grain, rng)
+    tests = [
+        Test("repeated", noise_values.repeated(loose, coarsest, rng)),
+        Test("bare", noise_values.bare(z, grain)),
+        Test("grid", noise_values.grid(loose)),
+    ]
+    if theirs := [r.z.ravel() for r in others]:
+        coarsest = max(coarsest, *(float(np.quantile(r.grain, 0.99)) for r in others))
+        tests.append(Test("elsewhere", noise_values.elsewhere(loose, np.concatenate(theirs), coarsest, rng)))
+    return tests
 
 
 def _two_sided(t: float) -> float:
@@ -185,6 +268,16 @@ class NormalScale:
     def level(self, scale: float, power: float) -> float:
         """Return P[X < scale^2 times the quantile of X]: the level at which the sum would be found too small."""
         return float(chdtr(self.n, scale**2 * float(chdtri(self.n, 1 - power))))
+
+
+def numbers_to_tell(level: float) -> int:
+    """Return how many normal numbers it takes to find noise x 0.9 at this level, with a probability of 99 %."""
+    low, high = 1, 1 << 24
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = 2 * NormalScale(middle, 0.0).level(SEEKS, POWER) < level
+        low, high = (low, middle) if found else (middle, high)
+    return high
 
 
 def _scale_test(residuals: Sequence[Residual]) -> ScaleTest:
@@ -321,4 +414,4 @@ def _reused(residuals: Sequence[Residual]) -> Test | None:
 
 
 def _place(r: Residual) -> str:
-    return f"{r.part} of client {r.client} in round {r.round}"
+    return f"{r.part} of {r.when}"

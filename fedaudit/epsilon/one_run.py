@@ -16,7 +16,8 @@ Where the pairs come from:
   more than neighbours may tell: the attack must not.
 
 A guess says which record of a pair was trained on: the one with the higher score. Guesses are made where the scores
-differ most, half of the pairs unless said otherwise; a tie counts as wrong.
+differ most; a tie counts as wrong. Their number follows from the number of pairs and from the claim (`best_guesses`),
+unless it is given: both are known before any score is.
 
 A pair is replace-one. Add-or-remove and zero-out are two steps of their own relation away, and so are their claims
 (`steps` in fedaudit.epsilon.lower_bounds). The bound is about the whole view: it refutes a claim for the run, not one
@@ -37,7 +38,7 @@ from fedaudit.attack.attack_run import made
 from fedaudit.attack.claims import Claims
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.epsilon.audit_result import AuditedClaim, held
-from fedaudit.epsilon.lower_bounds import Bound, one_run_fdp, one_run_steinke
+from fedaudit.epsilon.lower_bounds import Bound, best_guesses, one_run_fdp, one_run_steinke
 from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger
 from fedaudit.progress import Watch, unwatched
@@ -77,27 +78,29 @@ def audit_run(
     name, attacker = made(attack)
     gaps, attacked = _gaps(run, name, attacker, parsed, clients, watch or unwatched)
     m = len(gaps)
-    r = guesses if guesses is not None else math.ceil(m / 2)
-    if not 1 <= r <= m:
-        raise SettingError(f"--guesses {r}: there are {m} pairs, so give a number from 1 to {m}.")
-    guessed = gaps[gaps.abs().argsort(descending=True, stable=True)[:r]]
-    v = int((guessed > 0).sum())
+    if guesses is not None and not 1 <= guesses <= m:
+        raise SettingError(f"--guesses {guesses}: there are {m} pairs, so give a number from 1 to {m}.")
     ledger = [row for row in run.record.ledger if row.client in attacked]
-    how = f"{v} of {r} guesses right on {m} pairs of {pairs_are(run.world)}, of {len(attacked)} clients"
-    audits = [
-        _verdict(
-            f"one run, {name} by the {parsed}, {short}",
-            parsed,
-            bound(m, r, v, *_terms(claim, ledger, confidence)),
-            bound(m, r, r, *_terms(claim, ledger, confidence)),
-            claim,
-            ledger,
-            how,
-            Guesses(bound=short, pairs=m, made=r, right=v, steps=_terms(claim, ledger, confidence)[2]),
-        )
-        for claim in _claims(ledger, run.record.models_covered)
-        for short, bound in BOUNDS.items()
-    ]
+    surest = gaps[gaps.abs().argsort(descending=True, stable=True)]
+    audits = []
+    for claim in _claims(ledger, run.record.models_covered):
+        terms = _terms(claim, ledger, confidence)
+        r = guesses or best_guesses(m, claim[1], *terms)
+        v = int((surest[:r] > 0).sum())
+        how = f"{v} of {r} guesses right on {m} pairs of {pairs_are(run.world)}, of {len(attacked)} clients"
+        audits += [
+            _verdict(
+                f"one run, {name} by the {parsed}, {short}",
+                parsed,
+                bound(m, r, v, *terms),
+                bound(m, r, r, *terms),
+                claim,
+                ledger,
+                how,
+                Guesses(bound=short, pairs=m, made=r, right=v, steps=terms[2]),
+            )
+            for short, bound in BOUNDS.items()
+        ]
     save_audits(run.folder, run.record.transcript_digest, audits, time.perf_counter() - begun)
     return audits
 

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.finished_run import closed_run
-from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
+from fedaudit.epsilon.lower_bounds import Bound, from_scores, from_scores_exactly, gdp_mean_shift
 from fedaudit.errors import SettingError
 from fedaudit.privacy.mechanism import prepare, protect_field
 from fedaudit.privacy.mechanisms.base import Mechanism, Prepared, mechanism_of
@@ -200,7 +200,7 @@ def _audit_kind(
         )
         return [_not_tried(run, kind, "training", reason, confidence)]
     by_field: dict[str, list[Tried]] = {}
-    for release in _releases(run, kind, clients):
+    for release in released_fields(run, kind, clients):
         by_field.setdefault(release.where, []).append(release)
     if by_field and (reason_why := mechanism_of(run.world.policies[kind]).path) is not None:
         return [_not_tried(run, kind, where, reason_why, confidence) for where in by_field]
@@ -232,7 +232,7 @@ def _audit_field(
         f"{worst.words}; client {worst.client}, round {worst.release.sent.round}; noise-free releases "
         f"{worst.distance:.3g} standard deviations of the noise apart"
     )
-    tests: dict[str, Callable[..., Bound]] = {TEST: from_scores}
+    tests: dict[str, Callable[..., Bound]] = {TEST: from_scores_exactly}
     if worst.release.how.normal and worst.release.declared.dtype != "uint8":
         tests[GAUSSIAN] = gdp_mean_shift
     ledger = next(c for c in run.record.ledger if c.client == worst.client)
@@ -255,6 +255,7 @@ def _audit_field(
             confidence,
             how,
             worst.release.how.quantiles,
+            from_scores if bound is from_scores_exactly else None,
         )
         for test, bound in tests.items()
     ]
@@ -281,7 +282,7 @@ def _not_tried(run: RunFolder, kind: str, what: str, reason: str, confidence: fl
     )
 
 
-def _releases(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Tried]:
+def released_fields(run: RunFolder, kind: str, clients: Sequence[int] | None) -> Iterator[Tried]:
     """Each client's last release of each field of a kind, by ascending client."""
     entries = list(run.transcript.entries())
     downs = {(e.client, e.round, e.ask): e for e in entries if e.direction == "down"}

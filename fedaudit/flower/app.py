@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,9 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedaudit.errors import FedauditError, SettingError, last_frame
+from fedaudit._torchvision import torchvision
+from fedaudit.errors import FedauditError, RunError, SettingError, last_frame
+from fedaudit.errors import place_of as raised_at
 from fedaudit.flower.claims import local_claims
 from fedaudit.flower.client import AuditedClientApp, AuditMod, Terms
 from fedaudit.flower.in_process_runtime import run_here
@@ -37,6 +40,7 @@ from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Setting, read_toml
 
 METHOD = "fedaudit.flower.method:FlowerApp"
+ERRORS = "errors.log"  # in the run folder: what nodes' and servers' exceptions said
 
 
 @dataclass(frozen=True)
@@ -99,19 +103,35 @@ def imported(place: str, cls: type) -> Any:
     module, _, name = place.partition(":")
     check_trusted(place)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise SettingError(f"{place!r} cannot be imported: {e}. Write package.module:attribute.") from e
+        code = _module(module)
     except FedauditError:
         raise
     except Exception as e:  # a user's file, which may do anything while it is imported
-        at = last_frame(e)
-        where = f" ({at.filename}, line {at.lineno})" if at else ""
-        raise SettingError(f"{place!r} fails while it is imported: {type(e).__name__}: {e}{where}.") from e
+        missing = isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module}.".startswith(f"{e.name}.")
+        if missing or (isinstance(e, ValueError | TypeError) and not module):
+            raise SettingError(f"{place!r} cannot be imported: {e}. Write package.module:attribute.") from e
+        at = last_frame(e, libraries=False)
+        where = f" ({at.filename}, line {at.lineno}: {at.line})" if at else ""
+        advice = " Install what it needs." if isinstance(e, ImportError) else ""
+        raise SettingError(f"{place!r} fails while it is imported: {type(e).__name__}: {e}{where}.{advice}") from e
+    found: Any = getattr(code, name, None) if name else None
+    if found is None:
+        raise SettingError(f"{module} has no {name!r}, which {place!r} names. Write package.module:attribute.")
     fits = isinstance(found, type) and issubclass(found, cls) if cls is Records else isinstance(found, cls)
     if not fits:
         raise SettingError(f"{place!r} is a {type(found).__name__}, but should be a {cls.__name__}.")
     return found
+
+
+def _module(name: str) -> Any:
+    """Return a module of an app. Beside a torch without CUDA, lend it the repair of torchvision that it may need."""
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as e:
+        if "operator torchvision::" not in str(e):
+            raise
+        torchvision()
+        return importlib.import_module(name)
 
 
 def place_of(records: type[Records]) -> str:
@@ -172,11 +192,13 @@ def audited(
     name: str = "app",
     client_at: str | None = None,
     watch: Watch | None = None,
+    resume: bool = False,
 ) -> Audited:
     """Return an unchanged app whose messages are all recorded in `out`, metered, and protected by our policies.
 
     `kinds` names its records (`record_kinds`). `adapter` tells its members (fedaudit.flower.records). `config`
-    is the run's config, if the runtime has none.
+    is the run's config, if the runtime has none. With `resume`, `out` may hold an unfinished run of an app that goes on
+    from a state of its own.
     """
     if canaries and adapter is None:
         raise SettingError("Canaries are planted among a node's records, which only an adapter knows. Give an adapter.")
@@ -188,8 +210,9 @@ def audited(
     mod = AuditMod(terms)
 
     def recorder() -> Recorder:
-        made = Recorder(folder, setting, terms, watch or unwatched)
-        for claim in local_claims(client_app):
+        made = Recorder(folder, setting, terms, watch or unwatched, resume)
+        made.local = local_claims(client_app)
+        for claim in made.local:
             made.note(claim.text)
         return made
 
@@ -214,6 +237,7 @@ def run_app(
     keep_weights: int = 10,
     ray: bool = False,
     watch: Watch | None = None,
+    resume: bool = False,
 ) -> RunRecord:
     """Run an app with all its messages recorded: in this process, or in Flower's own simulation on Ray."""
     if unknown_keys := (config or {}).keys() - app.config.keys():
@@ -236,13 +260,27 @@ def run_app(
         name=app.name,
         client_at=app.client_at,
         watch=watch,
+        resume=resume,
     )
     with locked(pair.folder):
-        if ray:
-            in_simulation(pair, nodes)
-        else:
-            run_here(pair.server, pair.client, nodes, seed, pair.folder / "errors.log")
-    return pair.record()
+        try:
+            if ray:
+                in_simulation(pair, nodes)
+            else:
+                run_here(pair.server, pair.client, nodes, seed, pair.folder / ERRORS)
+        except FedauditError:
+            raise
+        except Exception as e:  # the app's own server, which may raise anything
+            if pair.server.failure is not None:  # a runtime may raise an error of its own for it
+                raise pair.server.failure from e
+            with open(pair.folder / ERRORS, "a") as log:
+                log.write(f"server: {''.join(traceback.format_exception(e))}\n")
+            raise RunError(
+                f"The app's server failed: {type(e).__name__}: {e}{raised_at(e)}. {pair.folder / ERRORS} has the rest."
+            ) from e
+    if (record := pair.record()).status != "done":
+        raise RunError("The runtime ended before the app's server had: its run is not complete. Run the app again.")
+    return record
 
 
 def in_simulation(pair: Audited, nodes: int) -> None:

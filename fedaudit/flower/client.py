@@ -21,10 +21,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from pydantic import Field as Of
 from torch import Tensor
 
-from fedaudit.errors import PrivacyError
+from fedaudit.errors import FedauditError, PrivacyError, RunError, place_of
 from fedaudit.flower.messages import AUDIT, Field, fields_of, replaced, tensor_of, ups
 from fedaudit.flower.record_kinds import Names, app_policies
 from fedaudit.flower.records import Records
+from fedaudit.flower.secure_sums import typed
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.sensitivity import Context as Release
@@ -35,6 +36,7 @@ from fedaudit.wire.release import Protection
 RUN_ID = 1  # the id of a run in this process
 ROLL_CALL = "query.fedaudit_roll_call"  # asks a node for its number; the mod answers it, and the app never sees it
 PARTITION = "partition-id"
+FAILED = "failed"  # the text of an error of the audit itself, with which the server's side ends the run
 Next = Callable[[Message, Context], Message]
 
 
@@ -87,6 +89,7 @@ class AuditMod:
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
         k = partition_of(context)
         asked = message.content
+        kind = typed(message.metadata.message_type, asked)  # read now: the app's mods take entries out of the request
         before = {r: _state(v) for r, v in asked.items() if isinstance(v, ArrayRecord)} if self._updates else {}
         begun = time.perf_counter()
         with self._planted(k):
@@ -94,10 +97,21 @@ class AuditMod:
         if reply.has_error():
             return reply
         wall = time.perf_counter() - begun
+        try:
+            return self._told(kind, reply, before, k, wall, context)
+        except FedauditError:
+            raise
+        except Exception as e:  # an adapter's error or our own: neither may look like a failure of the app
+            raise RunError(f"the audit of its reply failed: {type(e).__name__}: {e}{place_of(e)}") from e
+
+    def _told(
+        self, kind: str, reply: Message, before: Mapping[str, State], k: int, wall: float, context: Context
+    ) -> Message:
+        """Protect the reply in place, and return it with the facts for the auditor in it."""
         content = RecordDict(dict(reply.content))  # a copy: the reply may be the request itself, which others hold
         reply.content = content
         n = self.terms.count(k)
-        protection, entries = self._protect(content, before, message.metadata.message_type, k, n, context)
+        protection, entries = self._protect(content, before, kind, k, n, context)
         told = Told(wall_s=wall, n=n, protection=protection, entries=entries)
         content[AUDIT] = ConfigRecord({"told": told.model_dump_json()})
         return reply
@@ -143,7 +157,8 @@ class AuditMod:
         changed = {name: getattr(out, name) for name in fields if getattr(out, name) is not getattr(reply, name)}
         for name, value in changed.items():
             if (named := fields[name].named) is not None and named.update:
-                start = before[fields[name].record]
+                start = _before(fields[name].record, before)
+                assert start is not None  # checked where the update was made
                 changed[name] = value.like({key: start[key] + t for key, t in value.items()})
         replaced(content, fields, changed)
         context.state[AUDIT] = ConfigRecord({"asked": asked + 1, "spent": json.dumps(told.spent)})
@@ -165,7 +180,7 @@ def _as_updates(fields: Mapping[str, Field], before: Mapping[str, State]) -> dic
     for name, field_ in fields.items():
         if field_.named is None or not field_.named.update:
             continue
-        start = before.get(field_.record)
+        start = _before(field_.record, before)
         if start is None or list(start) != list(field_.value):
             raise PrivacyError(
                 f"{field_.record}: update = true is for an array record that the request has, too, with the same "
@@ -179,6 +194,14 @@ def _as_updates(fields: Mapping[str, Field], before: Mapping[str, State]) -> dic
         difference = field_.value.like({key: t - start[key] for key, t in field_.value.items()})
         made[name] = _Update(field_.record, field_.key, difference, field_.named, field_.wire)
     return made
+
+
+def _before(record: str, before: Mapping[str, State]) -> State | None:
+    """Return the arrays of the request that a record of the reply is an update of: by its name, or the only ones.
+
+    Flower's older API calls them `fitins.parameters` in the request and `fitres.parameters` in the reply.
+    """
+    return before.get(record, next(iter(before.values())) if len(before) == 1 else None)
 
 
 class _Update(Field):
@@ -221,10 +244,13 @@ class AuditedClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         if message.metadata.message_type == ROLL_CALL:
             return Message(RecordDict({AUDIT: ConfigRecord({PARTITION: partition_of(context)})}), reply_to=message)
-        if self.config is None:
-            return self.audit_mod(message, context, self.inner)
-        own = copy.copy(context)
-        own.run_config = dict(self.config)
-        reply = self.audit_mod(message, own, self.inner)
+        own = context if self.config is None else copy.copy(context)
+        if self.config is not None:
+            own.run_config = dict(self.config)
+        try:
+            reply = self.audit_mod(message, own, self.inner)
+        except FedauditError as e:  # ours: an error reply would let the app go on without this node
+            said = {FAILED: f"node {partition_of(context)}, {message.metadata.message_type}: {e}"}
+            return Message(RecordDict({AUDIT: ConfigRecord(said)}), reply_to=message)
         context.state = own.state
         return reply

@@ -22,11 +22,13 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from fedaudit.epsilon.audit_result import AuditedClaim, held_path
 from fedaudit.epsilon.lower_bounds import Bound, from_scores, gdp_mean_shift
 from fedaudit.errors import RunError, SettingError
-from fedaudit.flower.claims import LocalClaim, local_claims, training_mods
+from fedaudit.flower.claims import TRIED_AS, LocalClaim, local_claims, training_mods
 from fedaudit.flower.client import identify
 from fedaudit.flower.messages import array_of, contents_of, tensor_of
 from fedaudit.progress import Watch, unwatched
@@ -35,7 +37,7 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import EpsilonAudit, save_audits
 from fedaudit.wire.transcript import TranscriptEntry
 
-TESTS: dict[str, Callable[..., Bound]] = {"Flower mods": from_scores, "Flower mods, Gaussian": gdp_mean_shift}
+TESTS: dict[str, Callable[..., Bound]] = {TRIED_AS: from_scores, f"{TRIED_AS}, Gaussian": gdp_mean_shift}
 FAR = 100.0  # length, in clipping norms, of an update that is to be clipped
 
 
@@ -115,6 +117,10 @@ def _reply_of(name: str, start: ArrayRecord, before: dict[str, torch.Tensor], up
     }
 
     def reply(message: Message, _: Context) -> Message:
+        if name == "fitins.parameters":  # the older API: its mods read the reply as what `fit` returned
+            made = ndarrays_to_parameters([tensor_of(array).numpy() for array in arrays.values()])
+            result = FitRes(Status(Code.OK, ""), made, 1, {})
+            return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
         return Message(RecordDict({name: ArrayRecord(arrays)}), reply_to=message)
 
     return reply

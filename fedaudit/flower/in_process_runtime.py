@@ -7,6 +7,7 @@ the same messages. They are copied into new memory, so that no node can write in
 from __future__ import annotations
 
 import itertools
+import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,6 +44,7 @@ class LocalGrid(Grid):
         self._numbers = itertools.count(1)
         self._asked = dict.fromkeys(self.contexts, 0)
         self._replies: dict[str, Message] = {}
+        self._lock = threading.RLock()  # one node at a time: each has this process's generators for itself
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -61,14 +63,16 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
-        for message in sent:
-            message.metadata.__dict__["_message_id"] = f"{next(self._numbers):036d}"  # has the length of a UUID
-        for message in sorted(sent, key=lambda m: m.metadata.dst_node_id):
-            self._replies[message.metadata.message_id] = self._answer(message)
+        with self._lock:
+            for message in sent:
+                message.metadata.__dict__["_message_id"] = f"{next(self._numbers):036d}"  # has the length of a UUID
+            for message in sorted(sent, key=lambda m: m.metadata.dst_node_id):
+                self._replies[message.metadata.message_id] = self._answer(message)
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found = [self._replies.pop(id_) for id_ in message_ids if id_ in self._replies]
+        with self._lock:
+            found = [self._replies.pop(id_) for id_ in message_ids if id_ in self._replies]
         return sorted(
             found, key=lambda m: m.metadata.src_node_id
         )  # sorted, so that sums do not depend on the order of drawing

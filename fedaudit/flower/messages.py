@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
 from torch import Tensor
 
 from fedaudit.errors import WireError
 from fedaudit.flower.record_kinds import UNMAPPED, Named, Names
+from fedaudit.flower.secure_sums import protocol_fields
 from fedaudit.wire.message import Declared, Down, Record, State, Up, class_named
 
 LONG = 1000  # a text with more characters is sent as bytes
@@ -34,9 +36,12 @@ class Field:
     value: Any
     named: Named | None
     wire: int  # bytes as Flower sends them
+    protocol: Declared | None = None  # its declaration, if it belongs to secure aggregation and not to the app
 
     @property
     def declared(self) -> Declared:
+        if self.named is None and self.protocol is not None:
+            return self.protocol
         if self.named is None:
             return Declared("private", UNMAPPED, via="data", unit="client", finite=False)
         return dataclasses.replace(self.named.declared(), kind=self.named.kind)
@@ -48,8 +53,23 @@ def field_name(record: str, key: str | None = None) -> str:
     return f"_{name}" if name[:1].isdigit() else name
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The arrays of an app's model in their order: shapes by name, and which of them are no parameters."""
+
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+
+    def named(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return arrays that came as a list, numbered 0, 1, ..., under the model's names if they have its shapes."""
+        numbered = list(tensors) == [str(i) for i in range(len(tensors))]
+        if numbered and [tuple(t.shape) for t in tensors.values()] == list(self.shapes.values()):
+            return dict(zip(self.shapes, tensors.values(), strict=True))
+        return tensors
+
+
 def fields_of(
-    content: RecordDict, names: Names, message_type: str, buffers: Iterable[str] = ()
+    content: RecordDict, names: Names, message_type: str, layout: Layout | None = None
 ) -> tuple[dict[str, Field], int]:
     """Return the fields of a message's content, and how many of Flower's bytes belong to no field."""
     found: dict[str, Field] = {}
@@ -58,17 +78,20 @@ def fields_of(
     for record, value in content.items():
         size = _bytes(value, sent)
         split = [] if isinstance(value, ArrayRecord) else names.entries(message_type, record, value)
+        of_protocol = protocol_fields(record)
+        split += [key for key in of_protocol if key is not None and key in value and key not in split]
         for key in split:
             part = len(type(value)({key: value[key]}).deflate()) - len(type(value)({}).deflate())
             size -= part
-            _put(found, Field(record, key, _plain(value[key]), names.of(message_type, record, key), part))
+            said = names.of(message_type, record, key)
+            _put(found, Field(record, key, _plain(value[key]), said, part, of_protocol.get(key)))
         rest = None if isinstance(value, ArrayRecord) else {k: _plain(v) for k, v in value.items() if k not in split}
         if rest == {} and split:
             frame += size
             continue
         named = names.of(message_type, record)
-        shown = _arrays(value, named, buffers) if isinstance(value, ArrayRecord) else rest
-        _put(found, Field(record, None, shown, named, size))
+        shown = _arrays(value, named, layout or Layout()) if isinstance(value, ArrayRecord) else rest
+        _put(found, Field(record, None, shown, named, size, of_protocol.get(None)))
     return found, frame
 
 
@@ -92,15 +115,17 @@ def frame_bytes(message: Any) -> int:
     return len(message.deflate()) + len(message.content.deflate())
 
 
-def _arrays(record: ArrayRecord, named: Named | None, buffers: Iterable[str]) -> Any:
+def _arrays(record: ArrayRecord, named: Named | None, layout: Layout) -> Any:
     tensors = {name: tensor_of(array) for name, array in record.items()}
     if named is not None and named.unit == "record":
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors
-    return State(tensors, buffers)
+    return State(layout.named(tensors), layout.buffers)
 
 
 def tensor_of(array: Array) -> Tensor:
-    """Return a copy of the array as a tensor in its own memory."""
+    """Return a copy of the array as a tensor in its own memory; its bytes if it holds something else, such as trees."""
+    if array.stype != SType.NUMPY or not array.data:
+        return torch.from_numpy(np.frombuffer(array.data, dtype=np.uint8).copy())
     return torch.from_numpy(np.array(array.numpy(), order="C"))
 
 
@@ -116,6 +141,8 @@ def _plain(value: Any) -> Any:
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return str(value)  # a node's id, for example, has 64 bits and no sign: more than the codec's numbers
     for plain in (bool, int, float, str):  # np.float64 is a float, but the codec refuses it
         if isinstance(value, plain):
             return plain(value)

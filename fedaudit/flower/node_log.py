@@ -20,13 +20,15 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as Proto
 from google.protobuf.message import DecodeError
 
-from fedaudit.errors import RunError
+from fedaudit.errors import FedauditError, RunError
 from fedaudit.flower.app import imported, place_of, setting_of
 from fedaudit.flower.client import AuditMod, Next, Terms, Told, partition_of
 from fedaudit.flower.messages import AUDIT, fields_of, frame_bytes
 from fedaudit.flower.record_kinds import Names
-from fedaudit.flower.recorder import Exchange, Recorder
+from fedaudit.flower.recorder import Answer, Exchange, Recorder
 from fedaudit.flower.records import Records
+from fedaudit.flower.round_number import round_number
+from fedaudit.flower.secure_sums import typed
 from fedaudit.progress import unwatched
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.folder import locked
@@ -51,7 +53,11 @@ class RecordingMod:
         k = partition_of(context)
         stem = f"{k:06d}-{len(list(self.folder.glob(f'{k:06d}-*.asked'))):06d}"
         write_atomic(self.folder / f"{stem}.asked", message_to_proto(message).SerializeToString())
-        reply = self.mod(message, context, call_next)
+        try:
+            reply = self.mod(message, context, call_next)
+        except FedauditError as e:  # the server cannot be told, but whoever collects the logs is
+            write_atomic(self.folder / f"{stem}.failed", str(e).encode())
+            raise
         if reply.has_error():
             return reply
         note: Any = reply.content.pop(AUDIT)
@@ -73,8 +79,8 @@ class Page:
     @property
     def round(self) -> int:
         """Return the round that the request names; if it names none, the message's number on its node."""
-        said = [r["server-round"] for r in self.asked.content.config_records.values() if "server-round" in r]
-        return int(said[0]) if said else self.n
+        said = round_number(self.asked)
+        return self.n if said is None else said
 
 
 def _pages(folder: Path) -> Iterator[Page]:
@@ -101,15 +107,20 @@ def collect(folder: Path | str, *, out: Path | str, nodes: int, name: str = "app
     said = json.loads((folder / TERMS).read_text())
     records = None if said["adapter"] is None else imported(said["adapter"], Records)
     terms = Terms(said["kinds"], said["privacy"], records, said["seed"], said["partitions"] or nodes, said["canaries"])
-    groups: dict[tuple[int, int, str], list[Page]] = {}
+    if failed := sorted(folder.glob("*.failed")):
+        raise RunError(
+            f"node {int(failed[0].stem.split('-')[0])}: {failed[0].read_text()} The app went on without {len(failed)} "
+            "answers like this one, so its run is not audited. Mend the cause, and run the app again."
+        )
+    groups: dict[tuple[int, str], list[Page]] = {}
     for page in _pages(folder):
-        kind = page.asked.metadata.message_type
-        groups.setdefault((page.round, 0 if kind.startswith("train") else 1, kind), []).append(page)
+        kind = typed(page.asked.metadata.message_type, page.asked.content)
+        groups.setdefault((page.round, kind), []).append(page)
     with locked(out):
         recorder = Recorder(out, setting_of(terms, name=name, nodes=nodes), terms, unwatched)
         try:
-            for (_, _, kind), pages in sorted(groups.items(), key=lambda item: item[0]):
-                recorder.ask(kind, [_exchange(page, recorder) for page in pages])
+            for (_, kind), pages in sorted(groups.items(), key=lambda item: (item[0][0], min(p.n for p in item[1]))):
+                recorder.ask(kind, [_exchange(page, recorder) for page in pages], round_number(pages[0].asked))
             recorder.note("this run was collected from what the nodes kept; it lacks what no node saw")
             return recorder.finish()
         finally:
@@ -117,10 +128,10 @@ def collect(folder: Path | str, *, out: Path | str, nodes: int, name: str = "app
 
 
 def _exchange(page: Page, recorder: Recorder) -> Exchange:
-    kind = page.asked.metadata.message_type
-    fields, frame = fields_of(page.asked.content, Names(), kind, recorder.buffers)
+    kind = typed(page.asked.metadata.message_type, page.asked.content)
+    fields, frame = fields_of(page.asked.content, Names(), kind, recorder.layout)
     asked = fields, frame + frame_bytes(page.asked)
     if page.reply is None:
-        return Exchange(page.k, asked, error="the node gave no answer")
-    fields, frame = fields_of(page.reply.content, recorder.names, kind, recorder.buffers)
-    return Exchange(page.k, asked, (fields, frame + frame_bytes(page.reply)), page.told)
+        return Exchange(page.k, asked, Answer(error="the node gave no answer"))
+    fields, frame = fields_of(page.reply.content, recorder.names, kind, recorder.layout)
+    return Exchange(page.k, asked, Answer((fields, frame + frame_bytes(page.reply)), page.told))

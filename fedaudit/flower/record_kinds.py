@@ -12,7 +12,7 @@ key names has the kind `unmapped`: no policy can protect it, and every release o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedaudit.errors import PrivacyError, SettingError, unknown
@@ -55,6 +55,11 @@ class Names:
         category = message_type.partition(".")[0]
         return next((self.said[k] for k in (f"{message_type}.{place}", f"{category}.{place}", place) if k in self.said),
                     None)  # fmt: skip
+
+    def unmatched(self, seen: Iterable[tuple[str, str]]) -> list[str]:
+        """Return the keys that name nothing in these replies, given as message types and places in them."""
+        names = {key for kind, place in seen for key in (f"{kind}.{place}", f"{kind.partition('.')[0]}.{place}", place)}
+        return [key for key in self.said if key not in names]
 
     def entries(self, message_type: str, record: str, keys: Any) -> list[str]:
         """Return the entries of a metric or config record that have a kind. They become fields of their own."""

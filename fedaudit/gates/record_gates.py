@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.attack.attack_run import attack_run
+from fedaudit.epsilon.clipping import audit_clipping
 from fedaudit.epsilon.joint_verdict import refuting
 from fedaudit.epsilon.joint_verdict import told as told_of
 from fedaudit.epsilon.release_path import audit_releases
@@ -208,4 +209,5 @@ def make_attack(folder: Path, *, attack: str, threat: str = "server", set: Mappi
 def audit_claims(folder: Path, trials: int = TRIALS) -> None:
     """Test the claims of a run for `claims`, and keep the results in its folder."""
     audit_residuals(folder)
+    audit_clipping(folder)
     audit_releases(folder, trials=trials)

@@ -29,6 +29,11 @@ _REMEDY = (
     "ModuleValidator.fix). If you compare with a run without privacy, use --norm group there, too."
 )
 
+_RECURRENT = (
+    "Use a layer that opacus can look into: its own DPLSTM, DPGRU or DPRNN (opacus.layers) in the place of torch's, or "
+    "a transformer."
+)
+
 
 class _Caller(nn.Module):
     """Lets `functional_call`, which only calls `forward`, call every method of a model."""
@@ -147,8 +152,9 @@ def _keeps_statistics(model: nn.Module) -> dict[str, str]:
 def _refuse(layers: Mapping[str, str]) -> None:
     if layers:
         named = "; ".join(f"{name or 'the model itself'}: {why}" for name, why in layers.items())
+        remedy = _REMEDY if any("Norm" in why for why in layers.values()) else _RECURRENT
         raise PrivacyError(
-            f"DP-SGD needs gradients of single records, which these layers do not have. {named}. {_REMEDY}"
+            f"DP-SGD needs gradients of single records, which these layers do not have. {named}. {remedy}"
         )
 
 

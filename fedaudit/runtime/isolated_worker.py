@@ -109,7 +109,7 @@ class Apart(World):
         self.policies = read_policies(setting.privacy, KINDS)
         self.guarantee = guarantee_of(setting)
         self.compression = stage_of(setting.compress)
-        self._templates = {}
+        self._templates, self._bases = {}, {}
         self._facts, self._given = facts, {name: self._to_device((x, y)) for name, (x, y) in rows.items()}
 
     def take(self, rows: Mapping[str, Any]) -> None:

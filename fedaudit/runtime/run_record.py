@@ -155,7 +155,8 @@ class Guesses(StoredModel):
 
 
 # Tests of the noise on what was sent. All others are attacks: they guess about planted records.
-NOISE_CHECKS = ("residuals", "noise on sums", "masks")
+NOISE_CHECKS = ("residuals", "clipping", "noise on sums", "masks")
+CERTAIN = "exact bounds"  # the method of an audit that is not random: it holds or it does not
 
 
 class EpsilonAudit(StoredModel):
@@ -187,6 +188,11 @@ class EpsilonAudit(StoredModel):
     def of_noise(self) -> bool:
         """Say if the bound is what the accounting gives for the noise that was found, and no attack showed it."""
         return self.test in NOISE_CHECKS
+
+    @property
+    def certain(self) -> bool:
+        """Say if this audit is not random, so that no correction for several tests is due to it."""
+        return self.method == CERTAIN
 
     @model_validator(mode="after")
     def _is_possible(self) -> EpsilonAudit:

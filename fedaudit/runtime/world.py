@@ -29,7 +29,18 @@ from fedaudit.setting import Setting
 from fedaudit.training import models
 from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.wire.compression import stage_of
-from fedaudit.wire.message import KINDS, Part, Size, State, Up, as_size, message_classes, model_size
+from fedaudit.wire.message import (
+    KINDS,
+    Part,
+    Size,
+    State,
+    Up,
+    as_size,
+    fixed,
+    message_classes,
+    model_size,
+    state_of,
+)
 from fedaudit.wire.message import load as put
 from fedaudit.wire.traffic import Plan
 
@@ -74,6 +85,7 @@ class World:
         check_sums(setting, self.method)
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
+        self._bases: dict[str, dict[str, torch.Tensor]] = {}  # by architecture: the parameters that are not trained
         self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)
 
     def misfit(self) -> str | None:
@@ -81,7 +93,19 @@ class World:
         return self.method.cannot_take(self.shape)
 
     def build(self, arch: str) -> models.Net:
-        """Return a freshly initialised model on this run's device, in evaluation mode."""
+        """Return a freshly initialised model on this run's device, in evaluation mode.
+
+        Parameters that are not trained are the same in all models of an architecture: nobody has to send them.
+        """
+        model = self._build(arch)
+        if names := fixed(model):
+            if arch not in self._bases:
+                with seeded(self.setting.seed, "model", arch, "not trained"):
+                    self._bases[arch] = {name: t for name, t in state_of(self._build(arch)).items() if name in names}
+            model.load_state_dict(self._bases[arch], strict=False)
+        return model
+
+    def _build(self, arch: str) -> models.Net:
         brought = self.method.build(arch)
         if brought is not None:
             return cast(models.Net, brought.to(self.device).eval())

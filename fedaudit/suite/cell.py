@@ -231,6 +231,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
     """Test each claimed epsilon on its release path, and a claim for the whole run by canaries. Return errors."""
     if not untried(cell, read_record(cell.folder)):
         return []
+    from fedaudit.epsilon.clipping import audit_clipping
     from fedaudit.epsilon.gradient_canaries import Canaries, keep_canaries
     from fedaudit.epsilon.one_run import audit_run
     from fedaudit.epsilon.release_path import audit_releases
@@ -242,6 +243,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
         with contextlib.suppress(DataError):  # nothing was sent from which a record's loss could be computed
             audit_run(cell.folder)
         audit_releases(cell.folder, trials=cell.trials)
+        audit_clipping(cell.folder)
         canaries = Canaries() if TRAINING in cell.setting.privacy else None
         audit_residuals(cell.folder, beside=canaries.of if canaries else None)
         if canaries:

@@ -35,6 +35,7 @@ from fedaudit.suite.time_left import TimeLeft
 PATIENCE = 10.0  # seconds to wait until the processes of a killed audit are gone
 MOST = 8  # seeds of a row side by side: each has its records, states and messages in memory
 TICK = 1.0  # seconds without news from a cell after which the time left is shown again
+QUIET = 20  # after telling how far the audit is, wait so many times as long as that took: many cells take long to count
 Where = Literal["here", "ray"]
 
 
@@ -178,6 +179,7 @@ class _Progress:
         self.rounds: dict[str, float] = {}  # by folder, for cells under way: rounds done
         self.open: dict[str, Cell] = {}  # by folder: cells that have not ended
         self.what = ""
+        self.quiet_until = 0.0  # seconds of the clock before which news of a step is kept back
 
     def plan(self, records: Mapping[str, RunRecord | None]) -> list[Cell]:
         """Return the cells that are to be carried out, in order, given what earlier audits left of them."""
@@ -202,7 +204,9 @@ class _Progress:
         share = t / rounds if stage == "rounds" and rounds else 0.0
         self.left.progress(key, stage, share, time.monotonic())
         self.rounds[key] = t
-        self.tell(f"{cell.setting.method}: {what}")
+        self.what = f"{cell.setting.method}: {what}"
+        if time.monotonic() >= self.quiet_until:
+            self.tell()
 
     def end(self) -> None:
         """Note that all cells are done. A report comes next, if the caller writes one."""
@@ -223,6 +227,7 @@ class _Progress:
         finished = sum(cell.status != "to do" for cell in self.cells)
         text = f"{finished} of {len(self.cells)} cells" + (f", {self.what}" if self.what else "")
         self.watch(done, len(self.cells), text, self.left.left(now))
+        self.quiet_until = time.monotonic() + QUIET * (time.monotonic() - now)
 
     def _share(self, cell: Cell) -> float:
         if cell.status != "to do":

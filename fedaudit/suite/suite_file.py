@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from fedaudit.errors import FedauditError, SettingError, did_you_mean
+from fedaudit.errors import FedauditError, SettingError, did_you_mean, unknown
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.code_digest import outside_code
+from fedaudit.runtime.folder import setting_key
 from fedaudit.setting import Frozen, Setting, read_json, read_toml, validated
 from fedaudit.suite.budgets import Budget, parse_budgets, read_budgets
+from fedaudit.suite.protections import CHOSEN, RELEASES, UNDER, Protection, variants
 
-QUICKSTART = Path(__file__).parents[1] / "suites" / "quickstart.toml"
+SUITES = Path(__file__).parents[1] / "suites"
+QUICKSTART = SUITES / "quickstart.toml"
+SHIPPED = ("quickstart", "all")  # suites of this package, by name
+KEY = 12  # characters of a setting's key that tell it from all others of a suite
 TITLES = {"base": "[base]", "grid": "[grid]", "methods": "[[methods]]"}
+OF_ROW = ("attacks", CHOSEN, UNDER, RELEASES)  # keys of a table [[methods]] that are no settings
+
+
+class Extra(Frozen):
+    """More attacks, on cells whose settings have one of the listed values each."""
+
+    attacks: list[str | dict[str, Any]]
+    on: dict[str, list[Any]] = Field(default_factory=dict)
+
+    def is_for(self, setting: Setting) -> bool:
+        return all(getattr(setting, key) in values for key, values in self.on.items())
 
 
 class Suite(Frozen):
@@ -31,23 +48,35 @@ class Suite(Frozen):
     trials: int = Field(0, ge=0)  # number of trials of each protected release, to test its claimed epsilon; 0: no test
     trials_on: list[int] | None = None  # seeds of the runs whose claims are tested; None: all seeds
     budgets: list[Budget] = Field(default_factory=list)
+    protections: list[Protection] = Field(default_factory=list)  # none: as the settings say
+    extra: list[Extra] = Field(default_factory=list)  # attacks on some of the cells
+    left_out: list[str] = Field(default_factory=list)  # keys of settings (their beginnings) that are no cells
 
     def tries(self, setting: Setting) -> int:
         """Return how many trials the claims of a cell get."""
         return self.trials if self.trials_on is None or setting.seed in self.trials_on else 0
 
     def cells(self) -> list[Setting]:
-        """Return every setting, methods outermost. A method's keys win over the grid, and the grid over the base."""
+        """Return every setting, methods outermost. A method's keys win over the grid, and the grid over the base.
+
+        A protection's privacy wins over all of them.
+        """
         axes = [[(key, value) for value in values] for key, values in self.grid.items()]
-        cells = []
+        cells: dict[str, Setting] = {}
         for method in self.methods or [{}]:
             for point in itertools.product(*axes):
-                setting = Setting.make(**{**self.base, **dict(point), **_of_setting(method)})
-                if setting not in cells:  # if a method fixes a key of the grid, several points are equal
-                    cells.append(setting)
+                values = {**self.base, **dict(point), **_of_setting(method)}
+                setting = Setting.make(**values)
+                for change in variants(method, setting, self.protections) if self.protections else [{}]:
+                    varied = Setting.make(**{**values, **change})
+                    if self.left_out and setting_key(varied)[:KEY] in self.left_out:
+                        continue
+                    cells.setdefault(varied.model_dump_json(), varied)  # points are equal if a method fixes their key
+        if not cells and self.left_out:
+            raise SettingError("Every cell of the suite has a kept record by today's code. There is nothing to run.")
         if not cells:
             raise SettingError("The suite has no cell, because a list in [grid] is empty. Fill the list or remove it.")
-        return cells
+        return list(cells.values())
 
     def wanted(self, setting: Setting | None = None) -> list[str | dict[str, Any]]:
         """Return the attacks: names, or tables of a name and settings. With a cell's setting, also those of its row."""
@@ -55,19 +84,31 @@ class Suite(Frozen):
             from fedaudit.registry import names
 
             return list(names("attacks"))
-        rows = [row for row in self.methods if setting is not None and _is_of(setting, row)]
-        more = [spec for row in rows for spec in row.get("attacks", []) if spec not in self.attacks]
-        return [*self.attacks, *more]
+        rows = [row for row in self.methods if "attacks" in row and setting is not None and _is_of(setting, row)]
+        more = [spec for row in rows for spec in row["attacks"]]
+        more += [
+            spec for extra in self.extra if setting is not None and extra.is_for(setting) for spec in extra.attacks
+        ]
+        return [*self.attacks, *(spec for spec in more if spec not in self.attacks)]
 
 
 def _of_setting(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a table [[methods]] that belong to the setting: all but its own attacks."""
-    return {key: value for key, value in row.items() if key != "attacks"}
+    """Return the keys of a table [[methods]] that belong to the setting."""
+    return {key: value for key, value in row.items() if key not in OF_ROW}
 
 
 def _is_of(setting: Setting, row: dict[str, Any]) -> bool:
-    """Say if a cell comes from this table [[methods]]."""
-    return all(getattr(setting, key, None) == value for key, value in _of_setting(row).items())
+    """Say if a cell comes from this table [[methods]], plain or as it is under DP-SGD."""
+    plain = _of_setting(row)
+    ways = [plain, {**plain, **row.get(UNDER, {})}]
+    return any(all(getattr(setting, key, None) == value for key, value in way.items()) for way in ways)
+
+
+def shipped(name: str) -> Path:
+    """Return the file of a suite that comes with fedaudit."""
+    if name not in SHIPPED:
+        raise SettingError(unknown("suite", name, SHIPPED))
+    return SUITES / f"{name}.toml"
 
 
 def read_suite(path: Path | str | None) -> Suite:
@@ -78,7 +119,7 @@ def read_suite(path: Path | str | None) -> Suite:
         if "budgets" in raw:
             raw["budgets"] = _budgets(raw["budgets"], path)
         suite = validated(Suite, raw, "key of the suite")
-        _check(suite)
+        check_suite(suite)
     except FedauditError as e:
         raise type(e)(f"{path}: {e}") from None
     return suite
@@ -112,7 +153,7 @@ def saved_suite(folder: Path) -> Suite:
         for setting in suite.cells():
             for code in outside_code(setting.model_dump()):
                 check_trusted(code)
-        _check(suite)
+        check_suite(suite)
     except FedauditError as e:
         raise type(e)(f"{path}: {e}") from None
     return suite
@@ -131,7 +172,7 @@ def _budgets(value: Any, path: Path) -> list[Budget]:
     ]
 
 
-def _check(suite: Suite) -> None:
+def check_suite(suite: Suite) -> None:
     """Raise an error for wrong names and policies. An error that only a run can find (missing data) fails its cell."""
     from fedaudit.attack.attack_run import made
     from fedaudit.data import describe
@@ -142,26 +183,33 @@ def _check(suite: Suite) -> None:
 
     for part, tables in (("base", [suite.base]), ("grid", [suite.grid]), ("methods", suite.methods)):
         for key in (key for table in tables for key in table):
-            if key == "attacks" and part == "methods":
+            if key in OF_ROW and part == "methods":
                 continue
             if key not in Setting.model_fields:
                 raise SettingError(
                     f"Unknown setting {key!r} in {TITLES[part]}.{did_you_mean(key, Setting.model_fields)}"
                 )
+    for extra in suite.extra:
+        for key in extra.on:
+            if key not in Setting.model_fields:
+                raise SettingError(f"Unknown setting {key!r} in [[extra]].{did_you_mean(key, Setting.model_fields)}")
+    for row in suite.methods if suite.protections else ():  # their policies depend on what a method declares
+        find(row.get("method", suite.base.get("method", Setting.model_fields["method"].default)))
     cells = suite.cells()
     for name in dict.fromkeys(cell.method for cell in cells):
         find(name)
     for name in dict.fromkeys(cell.dataset for cell in cells):
         describe(name)
-    for cell in cells:
-        read_policies(cell.privacy, KINDS)
+    for privacy in {json.dumps(cell.privacy): cell.privacy for cell in cells}.values():  # each once: there may be many
+        read_policies(privacy, KINDS)
     if strangers := set(suite.trials_on or ()) - {cell.seed for cell in cells}:
         raise SettingError(f"trials_on = {suite.trials_on}: no cell has the seed {min(strangers)}. Remove it.")
     for row in suite.methods:
         if not isinstance(row.get("attacks", []), list):
             raise SettingError(f"attacks = {row['attacks']!r} in [[methods]] is not a list. Write one.")
-    for cell in cells:
-        _once("attack", [made(spec)[0] for spec in suite.wanted(cell)])
+    wanted = [suite.wanted(cell) for cell in cells]
+    for specs in {json.dumps(specs): specs for specs in wanted}.values():
+        _once("attack", [made(spec)[0] for spec in specs])
     for threat in suite.threats:
         Threat.parse(threat)
     _once("threat", suite.threats)

@@ -86,6 +86,16 @@ class LowRank(State):
 Part = Callable[[nn.Module], Collection[str]]  # gives the names of a model's tensors that travel
 
 
+def trained(model: nn.Module) -> set[str]:
+    """Return the names of a model's tensors without the parameters that are not trained (`requires_grad = False`)."""
+    return set(model.state_dict()) - fixed(model)
+
+
+def fixed(model: nn.Module) -> set[str]:
+    """Return the names of the parameters that are not trained."""
+    return {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+
+
 def state_of(model: nn.Module, part: Part | None = None) -> State:
     """Return a copy of the model's state, or of a part of it. Later training does not change it."""
     state = live_state(model)
@@ -125,11 +135,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def load(model: M, state: Mapping[str, Tensor], part: Part | None = None) -> M:
-    """Copy `state` into `model`, or into a part of it, and return the model. The two never share memory."""
+    """Copy `state` into `model`, or into a part of it, and return the model. The two never share memory.
+
+    A state without the parameters that are not trained fits, too: all models of an architecture have the same ones.
+    """
     try:
         if part is not None and (wrong := set(part(model)) ^ state.keys()):
             raise RuntimeError(f"{', '.join(sorted(wrong))}: in the state or in the part, but not in both")
-        model.load_state_dict({**model.state_dict(), **state} if part is not None else state, strict=True)
+        left_out = part is None and bool(lacks := model.state_dict().keys() - state.keys()) and lacks <= fixed(model)
+        model.load_state_dict({**model.state_dict(), **state} if part or left_out else state, strict=True)
     except RuntimeError as e:
         raise ContractError(
             f"A state does not fit the model {getattr(model, 'arch', type(model).__name__)!r}: {e}. "

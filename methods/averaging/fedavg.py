@@ -31,6 +31,7 @@ from fedaudit import (
 )
 from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._travelling import SendsTrained
 
 
 class Global(Down):
@@ -47,7 +48,7 @@ class Averaged(Record):
 
 
 @register("fedavg", tables="FedAF FedFree FedZGE DFRD")
-class FedAvg(WithOptimiser):
+class FedAvg(SendsTrained, WithOptimiser):
     """Average the models that clients train. A client sends its weights and how many records it has."""
 
     E: int = 1  # local epochs
@@ -60,23 +61,23 @@ class FedAvg(WithOptimiser):
     }
 
     def init(self, server: Server) -> Record:
-        return Averaged(state_of(server.model()))  # w_0
+        return Averaged(state_of(server.model(), self.part))  # w_0
 
     def round(self, s: Any, server: Server, cohort: Cohort) -> Record:  # on the server
         mean: Any = cohort.mean(self.client_update, Global(s.w), by="n")  # k in S_t, in parallel
         return Averaged(mean.value.w)  # w_{t+1} = sum_k n_k / n w^k_{t+1}
 
     def client_update(self, client: Client, msg: Any) -> Up:  # on client k
-        load(client.model, msg.w)
+        load(client.model, msg.w, self.part)
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))  # w <- w - eta grad l(w; b)
-        return Local(state_of(client.model), len(client))
+        return Local(state_of(client.model, self.part), len(client))
 
     def predictor(self, s: Any, server: Server) -> nn.Module | None:
-        return load(server.model(), s.w)
+        return load(server.model(), s.w, self.part)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int] | None:
         return {
-            ("down", "Global.w"): plan.state() * len(plan.asked(0)),
-            ("up", "Local.w"): plan.state() * len(plan.replied(0)),
+            ("down", "Global.w"): plan.state(part=self.part) * len(plan.asked(0)),
+            ("up", "Local.w"): plan.state(part=self.part) * len(plan.replied(0)),
             ("up", "Local.n"): NUMBER * len(plan.replied(0)),
         }

@@ -43,7 +43,7 @@ class FedAvgM(FedAvg):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def init(self, server: Server) -> Moving:
-        w = state_of(server.model())
+        w = state_of(server.model(), self.part)
         return Moving(w, State({name: torch.zeros_like(t) for name, t in w.parameters.items()}))
 
     def round(self, s: Moving, server: Server, cohort: Cohort) -> Moving:

@@ -26,6 +26,7 @@ from fedaudit import (
     Client,
     Cohort,
     Down,
+    Part,
     Plan,
     Record,
     Server,
@@ -37,6 +38,7 @@ from fedaudit import (
     private,
     register,
     state_of,
+    trained,
 )
 from fedaudit.methods.averaging.fedavg import FedAvg
 
@@ -63,6 +65,10 @@ def travels(model: nn.Module) -> set[str]:
     return names
 
 
+def trained_without_norms(model: nn.Module) -> set[str]:
+    return travels(model) & trained(model)
+
+
 @register("fedbn", tables="FedAF")
 class FedBN(FedAvg):
     """Average models, but keep each client's batch norms with it.
@@ -72,23 +78,27 @@ class FedBN(FedAvg):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9}}
 
+    @property
+    def part(self) -> Part:
+        return travels if self.send == "all" else trained_without_norms
+
     def init(self, server: Server) -> Averaged:
-        return Averaged(state_of(server.model(), travels))
+        return Averaged(state_of(server.model(), self.part))
 
     def round(self, s: Averaged, server: Server, cohort: Cohort) -> Averaged:
         return Averaged(cohort.mean(self.client_update, Shared(s.w), by="n").value.w)
 
     def client_update(self, client: Client, msg: Shared) -> Trained:  # on client k
-        load(client.model, msg.w, travels)
+        load(client.model, msg.w, self.part)
         client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
-        return Trained(state_of(client.model, travels), len(client))
+        return Trained(state_of(client.model, self.part), len(client))
 
     def predictor(self, s: Averaged, server: Server) -> nn.Module | None:
         model = server.model()
         return load(model, s.w) if travels(model) == set(model.state_dict()) else None
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
-        w = plan.state(part=travels)
+        w = plan.state(part=self.part)
         return {
             ("down", "Shared.w"): w * len(plan.asked(0)),
             ("up", "Trained.w"): w * len(plan.replied(0)),

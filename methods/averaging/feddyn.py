@@ -46,6 +46,7 @@ from fedaudit import (
 )
 from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._travelling import SendsTrained
 
 
 class Global(Down):
@@ -65,13 +66,13 @@ def regularised(
     f: Any, x: Tensor, y: Tensor, g: Mapping[str, Tensor], theta_t: Mapping[str, Tensor], alpha: float
 ) -> Tensor:
     """Return the loss of line 6, one value per record: the regulariser is the same for all of them."""
-    linear = sum((g[name] * theta).sum() for name, theta in f.params.items())
-    apart = sum(((theta - theta_t[name]) ** 2).sum() for name, theta in f.params.items())
+    linear = sum((g[name] * theta).sum() for name, theta in f.params.items() if name in g)
+    apart = sum(((theta - theta_t[name]) ** 2).sum() for name, theta in f.params.items() if name in theta_t)
     return ce(f, x, y) - linear + alpha / 2 * apart
 
 
 @register("feddyn", tables="FedAF")
-class FedDyn(WithOptimiser):
+class FedDyn(SendsTrained, WithOptimiser):
     """Average models that a moving penalty pulls together. A client sends its weights."""
 
     E: int = 1  # local epochs
@@ -85,7 +86,7 @@ class FedDyn(WithOptimiser):
     }
 
     def init(self, server: Server) -> Dynamic:
-        theta = state_of(server.model())
+        theta = state_of(server.model(), self.part)
         return Dynamic(theta, zeros(theta))
 
     def round(self, s: Dynamic, server: Server, cohort: Cohort) -> Dynamic:
@@ -99,21 +100,21 @@ class FedDyn(WithOptimiser):
         return Dynamic(State({**theta, **corrected}, theta.buffers), h)
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k
-        load(client.model, msg.theta)
+        load(client.model, msg.theta, self.part)
         g = client.memory.get("g") or zeros(msg.theta)
         given = {"g": dict(g), "theta_t": msg.theta.parameters, "alpha": self.alpha}
         client.fit(regularised, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)  # line 6
-        theta = state_of(client.model)
+        theta = state_of(client.model, self.part)
         client.memory["g"] = State({name: g[name] - self.alpha * (theta[name] - msg.theta[name]) for name in g})  # 7
         return Local(theta)
 
     def predictor(self, s: Dynamic, server: Server) -> torch.nn.Module:
-        return load(server.model(), s.theta)
+        return load(server.model(), s.theta, self.part)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
-            ("down", "Global.theta"): plan.state() * len(plan.asked(0)),
-            ("up", "Local.theta"): plan.state() * len(plan.replied(0)),
+            ("down", "Global.theta"): plan.state(part=self.part) * len(plan.asked(0)),
+            ("up", "Local.theta"): plan.state(part=self.part) * len(plan.replied(0)),
         }
 
 

@@ -51,6 +51,7 @@ from fedaudit import (
 )
 from fedaudit.methods.averaging.fedprox import proximal
 from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._travelling import SendsTrained
 
 
 class Global(Down):
@@ -68,7 +69,7 @@ class Normalised(Record):
 
 
 @register("fednova")
-class FedNova(WithOptimiser):
+class FedNova(SendsTrained, WithOptimiser):
     """Average normalised updates of unequal length. A client sends its update and how many steps it took."""
 
     single_replies: ClassVar[str] = "an update is divided by its own client's number of steps"
@@ -89,7 +90,7 @@ class FedNova(WithOptimiser):
         return self
 
     def init(self, server: Server) -> Normalised:
-        return Normalised(state_of(server.model()))
+        return Normalised(state_of(server.model(), self.part))
 
     def round(self, s: Normalised, server: Server, cohort: Cohort) -> Normalised:
         replies = cohort.ask(self.client_update, Global(s.x))
@@ -113,21 +114,21 @@ class FedNova(WithOptimiser):
         return float((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho))
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client i
-        load(client.model, msg.x)
+        load(client.model, msg.x, self.part)
         options: dict[str, Any] = {"epochs": self.E, "batch": self.B, "opt": self.optimiser(self.eta)}
         if self.mu:
             fitted = client.fit(proximal, given={"w_t": msg.x.parameters, "mu": self.mu}, **options)
         else:
             fitted = client.fit(ce, **options)
-        return Local(state_of(client.model), fitted.steps, len(client))
+        return Local(state_of(client.model, self.part), fitted.steps, len(client))
 
     def predictor(self, s: Normalised, server: Server) -> nn.Module:
-        return load(server.model(), s.x)
+        return load(server.model(), s.x, self.part)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
-            ("down", "Global.x"): plan.state() * len(plan.asked(0)),
-            ("up", "Local.y"): plan.state() * len(plan.replied(0)),
+            ("down", "Global.x"): plan.state(part=self.part) * len(plan.asked(0)),
+            ("up", "Local.y"): plan.state(part=self.part) * len(plan.replied(0)),
             ("up", "Local.tau"): NUMBER * len(plan.replied(0)),
             ("up", "Local.n"): NUMBER * len(plan.replied(0)),
         }

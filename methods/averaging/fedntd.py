@@ -53,8 +53,8 @@ class FedNTD(FedAvg):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pflib": {**PFLIB, "tau": 1.0}}
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k
-        w_g = load(copy.deepcopy(client.model), msg.w).eval()
-        load(client.model, msg.w)
+        w_g = load(copy.deepcopy(client.model), msg.w, self.part).eval()
+        load(client.model, msg.w, self.part)
         opt, given = self.optimiser(self.eta), {"beta": self.beta, "tau": self.tau}
         client.fit(not_true_distillation, beside=(w_g.forward,), epochs=self.E, batch=self.B, opt=opt, given=given)
-        return Local(state_of(client.model), len(client))
+        return Local(state_of(client.model, self.part), len(client))

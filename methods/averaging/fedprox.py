@@ -29,7 +29,7 @@ from fedaudit.methods.shared._libraries import PFLIB
 
 def proximal(f: Any, x: Tensor, y: Tensor, w_t: Mapping[str, Tensor], mu: float) -> Tensor:
     """Return Eq. 2, one value per record: the second term is the same for all of them."""
-    apart = sum(((w - w_t[name]) ** 2).sum() for name, w in f.params.items())
+    apart = sum(((w - w_t[name]) ** 2).sum() for name, w in f.params.items() if name in w_t)
     return ce(f, x, y) + mu / 2 * apart
 
 
@@ -49,7 +49,7 @@ class FedProx(FedAvg):
     }
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k
-        load(client.model, msg.w)
+        load(client.model, msg.w, self.part)
         given = {"w_t": msg.w.parameters, "mu": self.mu}
         client.fit(proximal, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)  # Eq. 2
-        return Local(state_of(client.model), len(client))
+        return Local(state_of(client.model, self.part), len(client))

@@ -60,11 +60,11 @@ class MOON(FedAvg):
     }
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k
-        w_glob = load(copy.deepcopy(client.model), msg.w).eval()
+        w_glob = load(copy.deepcopy(client.model), msg.w, self.part).eval()
         w_prev = copy.deepcopy(client.model).eval() if client.memory.get("trained") else w_glob
-        load(client.model, msg.w)
+        load(client.model, msg.w, self.part)
         opt, given = self.optimiser(self.eta), {"mu": self.mu, "tau": self.tau}
         fixed = (w_glob.encode, w_prev.encode)
         client.fit(contrastive, beside=fixed, epochs=self.E, batch=self.B, opt=opt, given=given)  # Eq. 4
         client.memory["trained"] = True
-        return Local(state_of(client.model), len(client))
+        return Local(state_of(client.model, self.part), len(client))

@@ -33,7 +33,6 @@ from fedaudit import (
     Client,
     Cohort,
     Down,
-    Method,
     Opt,
     Plan,
     Record,
@@ -48,6 +47,7 @@ from fedaudit import (
     sgd,
     state_of,
 )
+from fedaudit.methods.shared._travelling import SendsTrained
 
 Gradient = dict[str, Tensor]
 
@@ -104,7 +104,7 @@ def hessian_free(
 
 
 @register("perfedavg", tables="FedFree")
-class PerFedAvg(Method):
+class PerFedAvg(SendsTrained):
     """Learn a model that a client adapts with a step or two. A client sends its weights."""
 
     on_digits: ClassVar = {"E": 5, "B": 16, "alpha": 0.05, "beta": 0.1}
@@ -125,13 +125,13 @@ class PerFedAvg(Method):
     adapt: int = 1  # steps of rate alpha from w to what a client deploys
 
     def init(self, server: Server) -> Averaged:
-        return Averaged(state_of(server.model()))  # w_0
+        return Averaged(state_of(server.model(), self.part))  # w_0
 
     def round(self, s: Averaged, server: Server, cohort: Cohort) -> Averaged:
         return Averaged(cohort.mean(self.client_update, Initial(s.w)).value.w)  # i in A_k
 
     def client_update(self, client: Client, msg: Initial) -> Updated:  # on client i
-        load(client.model, msg.w)
+        load(client.model, msg.w, self.part)
         w = copy.deepcopy(client.model)
         if self.variant == "FO":
             opt = Opt(FirstOrder, {"alpha": self.alpha, "beta": self.beta})
@@ -140,13 +140,13 @@ class PerFedAvg(Method):
             self.fit_hessian_free(client, w)
         if self.adapt:
             client.fit(ce, steps=self.adapt, batch=self.B, opt=sgd(self.alpha))
-        return Updated(state_of(w))  # w_{k+1,tau}^i
+        return Updated(state_of(w, self.part))  # w_{k+1,tau}^i
 
     def meta_steps(self, client: Client) -> int:
         return self.tau if self.E is None else self.E * -(-len(client) // self.B)
 
     def fit_hessian_free(self, client: Client, model: nn.Module) -> None:
-        w = dict(model.named_parameters())
+        w = {name: p for name, p in model.named_parameters() if p.requires_grad}
         x, y, rng = client.x, client.y, client.rng("meta batches")
         model.train()
 
@@ -164,10 +164,10 @@ class PerFedAvg(Method):
         model.eval()
 
     def predictor(self, s: Averaged, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return load(server.model(), s.w, self.part)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
-            ("down", "Initial.w"): plan.state() * len(plan.asked(0)),
-            ("up", "Updated.w"): plan.state() * len(plan.replied(0)),
+            ("down", "Initial.w"): plan.state(part=self.part) * len(plan.asked(0)),
+            ("up", "Updated.w"): plan.state(part=self.part) * len(plan.replied(0)),
         }

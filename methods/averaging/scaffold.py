@@ -33,7 +33,6 @@ from fedaudit import (
     Client,
     Cohort,
     Down,
-    Method,
     Plan,
     Record,
     Server,
@@ -47,6 +46,7 @@ from fedaudit import (
     sgd,
     state_of,
 )
+from fedaudit.methods.shared._travelling import SendsTrained
 
 
 class Global(Down):
@@ -66,12 +66,12 @@ class Controlled(Record):
 
 def controlled(f: Any, x: Tensor, y: Tensor, c: Mapping[str, Tensor], c_i: Mapping[str, Tensor]) -> Tensor:
     """Return a loss whose gradient is that of Eq. 3, one value per record: the second term is the same for all."""
-    correction = sum(((c[name] - c_i[name]) * w).sum() for name, w in f.params.items())
+    correction = sum(((c[name] - c_i[name]) * w).sum() for name, w in f.params.items() if name in c)
     return ce(f, x, y) + correction
 
 
 @register("scaffold")
-class SCAFFOLD(Method):
+class SCAFFOLD(SendsTrained):
     """Correct local steps by control variates. A client sends its weights and its control variate."""
 
     E: int = Field(default=1, ge=1)  # local epochs
@@ -85,7 +85,7 @@ class SCAFFOLD(Method):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"pflib": {"E": 1, "B": 10, "eta_l": 0.005, "eta_g": 1.0}}
 
     def init(self, server: Server) -> Controlled:
-        x = state_of(server.model())
+        x = state_of(server.model(), self.part)
         return Controlled(x, zeros(x))
 
     def round(self, s: Controlled, server: Server, cohort: Cohort) -> Controlled:
@@ -96,26 +96,26 @@ class SCAFFOLD(Method):
         return Controlled(x, State(c))
 
     def client_update(self, client: Client, msg: Global) -> Local:  # on client i
-        load(client.model, msg.x)
+        load(client.model, msg.x, self.part)
         c = dict(zip(sorted(msg.x.parameters), msg.c, strict=True))
         c_i = client.memory.get("c_i") or zeros(msg.x)
         given = {"c": c, "c_i": dict(c_i)}
         opt = sgd(self.eta_l, weight_decay=self.weight_decay)
         K = client.fit(controlled, epochs=self.E, batch=self.B, opt=opt, given=given).steps  # Eq. 3
-        y = state_of(client.model)
+        y = state_of(client.model, self.part)
         delta_c = State({n: (msg.x[n] - y[n]) / (K * self.eta_l) - c[n] for n in c})  # Eq. 4, option II
         client.memory["c_i"] = State({n: c_i[n] + delta_c[n] for n in delta_c})
         return Local(y, delta_c)
 
     def predictor(self, s: Controlled, server: Server) -> torch.nn.Module:
-        return load(server.model(), s.x)
+        return load(server.model(), s.x, self.part)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {
-            ("down", "Global.x"): plan.state() * len(plan.asked(0)),
-            ("down", "Global.c"): plan.state().without_buffers() * len(plan.asked(0)),
-            ("up", "Local.y"): plan.state() * len(plan.replied(0)),
-            ("up", "Local.delta_c"): plan.state().without_buffers() * len(plan.replied(0)),
+            ("down", "Global.x"): plan.state(part=self.part) * len(plan.asked(0)),
+            ("down", "Global.c"): plan.state(part=self.part).without_buffers() * len(plan.asked(0)),
+            ("up", "Local.y"): plan.state(part=self.part) * len(plan.replied(0)),
+            ("up", "Local.delta_c"): plan.state(part=self.part).without_buffers() * len(plan.replied(0)),
         }
 
 

@@ -326,7 +326,7 @@ class DataFree(Method):
         f = load(server.model(), after.w)
         teachers = Many(self.normed(frozen(host.teacher(server, k, r.w))) for k, r in uploaded.items())
         nets, seen = self.distil(server, f, teachers, n, s.nets)
-        w = state_of(f)
+        w = state_of(f, lambda _: after.w.keys())  # what the host sends of a model
         if self._recalibrates(w):
             w = settled(w, cohort.ask(self.measure, Query(State(w.parameters))))
         if self.guard and not self._better(cohort, after.w, w):

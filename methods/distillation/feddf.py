@@ -92,7 +92,7 @@ class FedDF(Method):
         given = {"tau": self.tau}
         server.fit(f, avg_logits, (d, e), steps=self.N, batch=self.B, opt=make(self.eta), given=given)  # x_{t,N}
         agreement = float((predict(f, d).argmax(1) == e.argmax(1)).double().mean())
-        tuned = dataclasses.replace(cast(Any, after), w=state_of(f))
+        tuned = dataclasses.replace(cast(Any, after), w=state_of(f, lambda _: after.w.keys()))
         return Fused(host.settle(tuned, server, cohort), after.w, agreement)
 
     def predictor(self, s: Fused, server: Server) -> nn.Module | None:

@@ -41,6 +41,8 @@ def saved(tmp_path_factory):
         of.to_parquet(str(folder / "files" / f"{split}.parquet"))
     rows = {"a": np.arange(N) / N, "b": list(range(N)), "kind": ["x", "y"] * 10}
     save("rows", rows, {"a": "float32", "b": "int64", "kind": "string"}, ("train",))
+    numbered = {"idx": list(range(N)), "text": ["good film", "a bad film"] * 10, "label": Y}
+    save("numbered", numbered, {"idx": "int64", "text": "string", "label": label}, ("train",))
     ids = {"input_ids": [[5, 6, 7][: 1 + i % 3] for i in range(N)], "label": Y}
     save("ids", ids, {"input_ids": datasets.List(datasets.Value("int32")), "label": label}, ("train",))
     pictures = [Image.fromarray(np.full((6, 5), i, np.uint8)) for i in range(N)]
@@ -99,6 +101,11 @@ def test_rows_ids_and_images(saved):
     assert images.x[:, 0, 0, 0].tolist() == [i for i in range(N) if i not in (4, 5, 14, 15)]
 
 
+def test_a_column_that_numbers_the_records_is_no_choice(saved):
+    """Texts with an index beside them are texts; texts with numbers beside them are nobody's guess."""
+    assert load(f"hf:{saved / 'numbered'}").shape.kind == "tokens"
+
+
 def test_hidden_labels_make_no_test_set(saved):
     data = load(f"hf:{saved / 'contest'}?length=2")
     assert data.test_y.tolist() == Y
@@ -113,7 +120,8 @@ def test_hidden_labels_make_no_test_set(saved):
         ("texts?z=1", "unknown option 'z'"),
         ("texts?length=none", "length = 'none'; give a whole number"),
         ("rows", r"clearly the label\. Write hf:.*y=COLUMN, with one of a \(number\), b \(number\), kind \(text\)"),
-        ("rows?y=a", "array y is float64"),
+        ("rows?y=a&x=b", "array y is float64"),
+        ("rows?y=b", r"clearly holds the records\. Write hf:.*x=COLUMN, with one of a \(number\), .* kind \(text\)"),
         ("nowhere", r"cannot be read \(.*save_to_disk wrote, or fetch it once"),
     ],
 )

@@ -75,7 +75,7 @@ def common(rng, k):
 @pytest.mark.parametrize(
     ("noise", "by"),
     [
-        (lambda rng, k: honest(rng, k) + 0.2, {"mean"}),
+        (lambda rng, k: honest(rng, k) + 0.2, {"mean", "distribution"}),
         (lambda rng, k: rng.laplace(size=(10, 10)) / np.sqrt(2), {"shape"}),
         (lambda rng, k: rng.choice([-1.0, 1.0], size=(10, 10)), {"shape"}),
         (lambda rng, k: np.repeat(rng.normal(size=(10, 1)), 10, axis=1), {"rows"}),

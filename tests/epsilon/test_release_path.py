@@ -14,7 +14,15 @@ from torch import Tensor
 from fedaudit import Down, Method, Record, Up, ce, private, run, sgd
 from fedaudit.cli.listing import summary
 from fedaudit.epsilon import release_path
-from fedaudit.epsilon.release_path import Pair, Rehearsal, _audit_field, _releases, _swap, audit_releases, worst_pair
+from fedaudit.epsilon.release_path import (
+    Pair,
+    Rehearsal,
+    _audit_field,
+    _swap,
+    audit_releases,
+    released_fields,
+    worst_pair,
+)
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.mechanisms import gaussian as gaussian_mechanism
@@ -85,7 +93,7 @@ def gaussian(audits):
 
 def pair_of(folder, kind):
     found = RunFolder(folder)
-    return worst_pair(found, next(_releases(found, kind, [0])))
+    return worst_pair(found, next(released_fields(found, kind, [0])))
 
 
 # -- the published heuristic, and clipping ------------------------------------------------------------------------
@@ -189,13 +197,13 @@ def test_how_far_apart_neighbours_are(clipped):
         assert pair_of(clipped, kind).distance * m == pytest.approx(1, rel=1e-5)
     run, state = RunFolder(clipped), RunFolder(clipped).client_state(0)
     for kind, depends, most in (("embeddings", "record", 1.0), ("logits", "class", 1 / math.sqrt(2))):
-        natural = _swap(run.world, next(_releases(run, kind, [0])), state, depends)
+        natural = _swap(run.world, next(released_fields(run, kind, [0])), state, depends)
         assert 0.1 < natural.distance * m <= most
 
 
 def test_the_pair_differs_in_one_record_and_in_no_training(clipped):
     found = RunFolder(clipped)
-    pair = _swap(found.world, next(_releases(found, "embeddings", [0])), found.client_state(0), "record")
+    pair = _swap(found.world, next(released_fields(found, "embeddings", [0])), found.client_state(0), "record")
     (a, b), members = (side.client for side in pair.sides), RunFolder(clipped).world.members(0)
     changed = [i for i in range(len(a)) if not torch.equal(a.x[i], b.x[i])]
     assert len(changed) == 1
@@ -295,7 +303,7 @@ def folder(tmp_path_factory):
 def test_neighbours_with_other_class_counts_are_left_out(folder):
     """The claim for class means is "given the classes and their counts": a changed label is no neighbour here."""
     found = RunFolder(folder)
-    release = next(_releases(found, "logits", [0]))
+    release = next(released_fields(found, "logits", [0]))
     real = release_path._candidates
 
     def only_itself_and_another_label(world, k):
@@ -312,7 +320,7 @@ def test_neighbours_with_other_class_counts_are_left_out(folder):
 @mock.patch.object(release_path, "_clipped_ends", return_value=None)  # which are equally far apart everywhere
 def test_of_unequal_clients_the_worst_pair_is_tried(ends, folder):
     found = RunFolder(folder)
-    releases = list(_releases(found, "embeddings", None))
+    releases = list(released_fields(found, "embeddings", None))
     distances = [worst_pair(found, release).distance for release in releases]
     assert distances[0] != distances[1]
     worst = distances.index(max(distances))
@@ -322,7 +330,7 @@ def test_of_unequal_clients_the_worst_pair_is_tried(ends, folder):
 
 
 def test_the_two_sides_draw_their_own_noise(folder):
-    pair = worst_pair(RunFolder(folder), next(_releases(RunFolder(folder), "embeddings", [0])))
+    pair = worst_pair(RunFolder(folder), next(released_fields(RunFolder(folder), "embeddings", [0])))
     one, other = (np.array([pair.outcome(side, j) for j in range(30)]) for side in (0, 1))
     assert np.std(one - other) > 0.5 * np.std(one)
     assert len(set(one)) == 30

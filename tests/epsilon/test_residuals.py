@@ -6,10 +6,9 @@ import dataclasses
 import math
 
 import pytest
-import torch
-from torch import Tensor
+from protected import ALL, ONE, SMALL, Everything, everything, fedavg
 
-from fedaudit import Down, Method, Record, Up, ce, private, public, run, sgd
+from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import RunError, SettingError
@@ -21,56 +20,6 @@ from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
-
-
-class Ask(Down):
-    pass
-
-
-class Sent(Up):
-    e: Tensor = private("embeddings", via="data", unit="record")
-    V: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")
-    n: Tensor = private("label_counts", via="data", unit="client")
-    z: Tensor = private("soft_labels", via="model", unit="client", depends="all")
-    S: Tensor = private("synthetic_images", via="data", unit="client", dtype="uint8")
-    t: int = public()
-
-
-class Nothing(Record):
-    pass
-
-
-class Everything(Method):
-    """One field for each way in which a release can depend on records; the model goes on from round to round."""
-
-    def init(self, server):
-        return Nothing()
-
-    def round(self, s, server, cohort):
-        cohort.ask(self.send, Ask())
-        return s
-
-    def send(self, client, msg):
-        client.fit(ce, epochs=1, batch=64, opt=sgd(0.1))
-        with torch.no_grad():
-            e, z = client.model.encode(client.x), client.model(torch.zeros(3, *client.shape))
-        counts = torch.bincount(client.y, minlength=client.classes).float()
-        V = client.protect(Sent, "V", client.class_means(e, "logits"))
-        client.memory["V"] = V
-        return Sent(e, V, counts, z, client.x[:12], client.t)
-
-
-SMALL = {"dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.5, "aux": 0.4, "eval_clients": False}
-ONE = {"epsilon": 1.0, "delta": 1e-2}
-ALL = ("embeddings", "label_counts", "logits", "soft_labels", "synthetic_images")
-# Images: noise of deviation 0.5 lets half of the pixels lie inside the range. At epsilon = 1 it is 20 times the range.
-POLICIES = {**dict.fromkeys(ALL, ONE), "synthetic_images": {"noise_multiplier": 0.009, "delta": 1e-2}}
-PRIVATE = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:0.5", "delta": 1e-2}}
-
-
-def everything(folder, **privacy):
-    run(method=f"{__name__}:Everything", rounds=2, clients=2, privacy=privacy or POLICIES, out=folder, **SMALL)
-    return folder
 
 
 def scaled(monkeypatch, factor):
@@ -189,11 +138,6 @@ def test_a_repetition_that_goes_astray_accuses_nobody(honest, monkeypatch):
 
 
 # -- DP-SGD --------------------------------------------------------------------------------------------------------
-
-
-def fedavg(folder, **more):
-    run(method="fedavg", rounds=2, clients=2, set={"E": 1, "B": 64}, privacy=PRIVATE, out=folder, **SMALL, **more)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -68,3 +71,86 @@ def test_a_run_imports_no_code_that_nobody_trusts(gone, sk_run, monkeypatch):
     with pytest.raises(SettingError, match="--trust"):
         _ = RunFolder(sk_run).world
     world_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("array=weights", r"--kind array: Unknown record of a reply 'array'. Did you mean 'arrays'\? There is: arrays"),
+        ("train.embedding=embeddings", "--kind train.embedding: .* metrics.num-examples"),
+    ],
+)
+def test_a_kind_that_matches_nothing_is_an_error(kind, words, tmp_path):
+    """One that looks mistyped after the first round, any other at the end."""
+    words_of = ["flower", "run", str(APP), "--out", str(tmp_path / "run"), "--nodes", "2", "--kind", kind]
+    result = CliRunner().invoke(cli, [*words_of, "--run-config", "num-server-rounds=2"])
+    assert isinstance(result.exception, SettingError), result.output
+    assert re.search(words, str(result.exception)), str(result.exception)
+    record = read_record(tmp_path / "run")
+    assert record.status == "running"
+    assert len(record.rounds) == (1 if kind.startswith("array=") else 2)
+
+
+def test_an_import_error_shows_the_apps_own_line(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.flwr.app.components]\nclientapp = 'lackingapp:app'\nserverapp = 'lackingapp:app'\n"
+    )
+    (tmp_path / "lackingapp.py").write_text("import json\nimport no_such_library\n")
+    with pytest.raises(
+        SettingError, match=r"No module named 'no_such_library' \(.*line 2: import no_such_library\)"
+    ) as e:
+        read_app(tmp_path)
+    assert "package.module" not in str(e.value)
+    (tmp_path / "lackingapp.py").write_text("app = 1\n")
+    sys.modules.pop("lackingapp", None)
+    importlib.invalidate_caches()
+    with pytest.raises(SettingError, match="is a int, but should be a ClientApp"):
+        read_app(tmp_path)
+
+
+def test_the_torchvision_repair_is_lent_to_apps(tmp_path, monkeypatch):
+    """An app that fails as torchvision's own import does is imported again after the repair."""
+    from fedaudit.flower import app as module
+
+    tried = []
+    monkeypatch.setattr(module, "torchvision", lambda: tried.append("repair"))
+    (tmp_path / "visionapp.py").write_text(
+        "import builtins\n"
+        "if not getattr(builtins, 'mended', False):\n"
+        "    builtins.mended = True\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "from flwr.clientapp import ClientApp\n"
+        "app = ClientApp()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from flwr.clientapp import ClientApp
+
+    assert isinstance(module.imported("visionapp:app", ClientApp), ClientApp)
+    assert tried == ["repair"]
+
+
+CHECKOUT = os.environ.get("FEDAUDIT_FLOWER_CHECKOUT", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECKOUT, reason="FEDAUDIT_FLOWER_CHECKOUT names no checkout of Flower's repository")
+@pytest.mark.parametrize(
+    "name",
+    ["quickstart-numpy", "quickstart-sklearn", "quickstart-pytorch", "quickstart-xgboost", "opacus",
+     "flower-secure-aggregation", "fl-dp-sa", "federated-analytics"],
+)  # fmt: skip
+def test_flowers_own_examples_run_as_they_are(name, tmp_path, monkeypatch):
+    """From a checkout; an example whose libraries or data are not here is skipped, with the line that says so."""
+    monkeypatch.chdir(tmp_path)  # some examples write files
+    folder = Path(CHECKOUT) / "examples" / name
+    result = CliRunner().invoke(cli, ["flower", "run", str(folder), "--out", "run", "--nodes", "5"])
+    log = tmp_path / "run" / "errors.log"
+    said = f"{result.exception} {log.read_text() if log.exists() else ''}"
+    if result.exit_code and (lacks := re.search("No module named .*|.*(Hub|[Cc]onnection|No such file).*", said)):
+        pytest.skip(lacks[0][:200])
+    assert result.exit_code == 0, result.output + str(result.exception)
+    record = read_record(tmp_path / "run")
+    assert record.status == "done"
+    assert RunFolder(tmp_path / "run").transcript.digest(len(record.rounds)) == record.transcript_digest
+    wanted = record.setting.set["config"].get("num-server-rounds")
+    assert wanted is None or len(record.rounds) == wanted

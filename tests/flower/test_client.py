@@ -265,3 +265,17 @@ def test_a_node_remembers_what_it_has_released():
     assert _remembered(context) == (0, {})
     context.state[AUDIT] = ConfigRecord({"asked": 3, "spent": '{"weights": 2, "logits": 1}'})
     assert _remembered(context) == (3, {"weights": 2, "logits": 1})
+
+
+def test_an_update_of_the_older_api_is_the_change_from_its_request():
+    """Flower calls the arrays `fitins.parameters` in the request and `fitres.parameters` in the reply."""
+    identify()
+    content = RecordDict({"fitins.parameters": ArrayRecord(START)})
+    context = Context(1, 1001, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
+    request = Message(content, dst_node_id=1001, message_type="train")
+    mod = AuditMod(Terms({"fitres.parameters": UPDATE}, {"gradients": {"noise_multiplier": 1e-9, "delta": 1e-5}}))
+    reply = mod(request, context, replying(**{"fitres.parameters": ArrayRecord(moved())}))
+    sent = arrays_of(reply, "fitres.parameters")
+    for start, end, got in zip(START, moved(), sent.values(), strict=True):
+        assert np.allclose(got.numpy() - start, (end - start) / NORM, atol=1e-5)  # clipped to 1, as the default is
+    assert told(reply).protection["fitres_parameters"].mechanism == "gaussian"

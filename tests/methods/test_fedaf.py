@@ -700,7 +700,7 @@ def test_feddm_clips_the_gradient_of_the_images(tiny):
     message = feddm.Global(state_of(client.model))
     D = Records(client.x, client.y, 256)
     moves = []
-    for clip in (2.0, 1e-3):
+    for clip in (2.0, 1e-3, 1e3, 1e6):
         torch.manual_seed(0)
         begun = D.start("average", 4, 10)
         torch.manual_seed(0)
@@ -708,6 +708,7 @@ def test_feddm_clips_the_gradient_of_the_images(tiny):
         moves.append((torch.stack(list(S.values())) - begun).norm().item())
     assert 5e-3 < moves[0] <= 2
     assert 0.5e-3 < moves[1] <= 1.001e-3  # less than the norm, because pixels stop at the edge of [-1, 1]
+    assert moves[2] == moves[3], "a gradient that is shorter stays as it is"
 
 
 def test_images_may_go_on_where_the_last_round_ended(tiny, tmp_path):

@@ -267,6 +267,37 @@ def test_the_scaler_divides_what_hidden_layers_put_out():
     assert not torch.allclose(scaled, logits)
 
 
+@pytest.mark.parametrize("ratio", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_teacher_and_a_deployed_model_are_scaled_as_in_training(scaled, ratio):
+    """An upload of a narrow client is run with its hidden layers divided by R, and without the scaler as it is."""
+    torch.manual_seed(0)
+    net = models.build("mlp" if ratio == 1 else f"mlp@{ratio}", shape=(1, 2, 2), classes=3)
+    x = torch.randn(5, 1, 2, 2)
+    with scaler(net, ratio if scaled else 1.0):
+        wanted = net(x)
+    method = HeteroFL(scaled=scaled)
+    server = SimpleNamespace(arch=lambda k: net.arch, model=lambda arch: models.build(arch, shape=(1, 2, 2), classes=3))
+    assert torch.allclose(method.teacher(server, 4, state_of(net))(x), wanted)
+    before = copy.deepcopy(net.state_dict())
+    assert torch.allclose(method.personal(SimpleNamespace(model=net))(x), wanted)
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items()), "the client's model stays"
+
+
+def test_a_teacher_without_statistics_normalises_its_own_batch():
+    """With `sbn` no running statistics travel; without it they are those of the upload."""
+    torch.manual_seed(0)
+    net = models.build("cnn_bn@0.5", shape=(1, 4, 4), classes=3)
+    for m in net.modules():
+        if isinstance(m, torch.nn.BatchNorm2d):
+            m.running_mean.fill_(3.0)
+    server = SimpleNamespace(arch=lambda k: net.arch, model=lambda arch: models.build(arch, shape=(1, 4, 4), classes=3))
+    x = torch.randn(6, 1, 4, 4)
+    kept, own = (HeteroFL(sbn=sbn, scaled=False).teacher(server, 0, state_of(net)).eval() for sbn in (False, True))
+    assert torch.allclose(kept(x), net.eval()(x))
+    assert torch.allclose(own(x), copy.deepcopy(net).train()(x), atol=1e-5)
+
+
 def test_static_batch_norm_asks_for_statistics_of_the_global_model(tiny, tmp_path):
     """One client whose records are one batch: the first batch norm's mean and (unbiased) variance are those of what the
     global model's first convolution makes of the records. Nothing but parameters travels before that."""

@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import math
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,13 +140,16 @@ def test_tensorboard_shows_the_curves(folder, tmp_path):
 
 def test_mlflow_holds_each_run_once(folder, tmp_path):
     mlflow = pytest.importorskip("mlflow")
-    assert "12 runs in the experiment mine" in export(folder, "mlflow", tmp_path / "store", project="mine")
-    assert "0 runs" in (said := export(folder, "mlflow", tmp_path / "store", project="mine"))
-    assert "12 were there" in said
-    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "store").as_uri())
+    two = tmp_path / "two"
+    for name in ("fedavg-0", "fedavg-dp-2"):
+        shutil.copytree(folder / "runs" / name, two / name)
+    assert "2 runs in the experiment mine" in export(two, "mlflow", tmp_path / "store", project="mine")
+    assert "0 runs" in (said := export(two, "mlflow", tmp_path / "store", project="mine"))
+    assert "2 were there" in said
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("mine")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert len(runs) == 12
+    assert len(runs) == 2
     run = runs["fedavg-dp-2"]
     assert run.data.params["method"] == "fedavg"
     assert run.data.params["privacy.training.noise_multiplier"] == "1.0"
@@ -154,9 +158,20 @@ def test_mlflow_holds_each_run_once(folder, tmp_path):
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "clients_mean")
     assert [(m.step, m.value) for m in history] == [(1, pytest.approx(0.62)), (2, pytest.approx(0.63))]
+    for name in run.data.metrics:
+        steps = [m.step for m in client.get_metric_history(run.info.run_id, name)]
+        assert len(steps) == len(set(steps)), f"{name} has two values of one step"
     assert "epsilon" not in runs["fedavg-0"].data.metrics
     assert runs["fedavg-0"].data.tags["fedaudit.epsilon"] == "inf"
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["record.json"]
+
+
+def test_a_store_of_files_is_refused_before_mlflow_does(folder, tmp_path):
+    pytest.importorskip("mlflow")
+    (tmp_path / "store" / "0").mkdir(parents=True)
+    (tmp_path / "store" / "0" / "meta.yaml").write_text("name: Default\n")
+    with pytest.raises(RunError, match="store of files"):
+        export(folder, "mlflow", tmp_path / "store")
 
 
 def test_wandb_offline_holds_history_config_and_summary(folder, tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+
 import pytest
 from pages import script
 from scipy import stats
@@ -23,7 +26,7 @@ def test_the_page_is_made_from_the_kept_figures(table):
 
 def test_no_bound_is_wrong_more_often_than_it_may_be(table):
     rows = [*table.kept("bounds"), *table.kept("one_run")]
-    assert len(rows) == 60, "six bounds, two deltas, the null and four epsilons"
+    assert len(rows) == 84, "seven bounds, two deltas, the null and five epsilons"
     assert all(row["of"] == 400 and row["low"] <= 0.05 for row in rows)
 
 
@@ -103,7 +106,7 @@ def test_what_is_true_is_refuted_in_one_of_a_thousand_at_most(table):
         mine = [row for row in rows if row["test"] == name]
         for word, most in (("refuted", LEVEL), ("suspicious", 0.05)):
             wrong, of = (sum(row[word][key] for row in mine) for key in ("wrong", "of"))
-            assert of >= (3000 if "uint8" in name else 20_000)
+            assert of >= (500 if "uint8" in name else 20_000)
             assert clopper_pearson(wrong, of)[0] <= most, name
 
 
@@ -136,18 +139,112 @@ def test_audits_on_whole_runs_keep_their_level(table):
         assert case != "true claim" or row["refuted"]["wrong"] <= 2
 
 
-def test_more_uploads_tell_more(table):
-    """In the mean over seeds, for both attacks: as the page says."""
+def test_all_rounds_tell_more_than_the_last(table):
+    """In the mean over seeds, for every attack that looks at several rounds."""
     rows = table.kept("rounds")
-    assert {row["attack"] for row in rows} == {"lira", "rmia"}
-    assert len({row["seed"] for row in rows}) >= 3
-    for attack in ("lira", "rmia"):
-        aucs = [[r["auc"] for r in rows if (r["attack"], r["rounds"]) == (attack, n)] for n in (1, 3, 5)]
-        one, three, five = (sum(of) / len(of) for of in aucs)
-        assert one < three < five
+    assert {row["seed"] for row in rows} == {3, 4, 5}
+    means = {}
+    for attack in {row["attack"] for row in rows}:
+        mine = [row for row in rows if row["attack"] == attack]
+        means[attack] = sum(row["auc"] for row in mine) / 3
+        assert means[attack] > sum(row["last"] for row in mine) / 3, attack
+    assert means["lira"] >= 0.82
+    assert means["rmia"] >= 0.83
+    assert means["update_alignment"] >= 0.74
+
+
+def test_every_forged_release_is_refuted_or_said_to_be_untold(table):
+    """Of each way and each kind of release the same seeds; none that the audits could have told is silent."""
+    rows = [row for row in table.kept("forged") if row["way"] != "honest"]
+    seeds = {tuple(row["seeds"]) for row in rows}
+    assert len(seeds) == 1
+    assert len(seeds.pop()) >= 10
+    assert len({row["way"] for row in rows}) >= 25 > len(table.REVIEWED) == 15
+    assert set(table.REVIEWED) <= {row["way"] for row in rows}
+    assert {row["kind"] for row in rows} == set(table.KINDS)
+    for row in rows:
+        assert "not refuted" not in row["told"], (row["way"], row["kind"])
+        if row["kind"] in ("embeddings", "logits") or "training" in row["kind"]:
+            assert set(row["told"]) == {"refuted"}, (row["way"], row["kind"])
+
+
+def test_honest_runs_beside_them_are_refuted_in_one_of_two_hundred_at_most(table):
+    rows = [row for row in table.kept("forged") if row["way"] == "honest"]
+    runs = {(row["kind"] if "training" in row["kind"] else "fields", seed) for row in rows for seed in row["seeds"]}
+    assert len(runs) == 400
+    assert sum(row["told"].get("refuted", 0) for row in rows) <= 2
+    suspicious, all_of_them = (
+        sum(row["told"].get("suspicious", 0) for row in rows),
+        sum(len(r["seeds"]) for r in rows),
+    )
+    assert stats.binomtest(suspicious, all_of_them, 0.05, "greater").pvalue > 0.001
+
+
+def test_an_exact_test_of_counts_covers(table):
+    rows = table.kept("exact")
+    assert {(row["n"], row["epsilon"]) for row in rows} == {(n, e) for n in (50, 200, 1000) for e in (0.5, 1.0, 4.0)}
+    assert {row["case"].split(",")[0] for row in rows} == {"edge", "corner", "Gaussian"}
+    for row in rows:
+        assert row["of"] == 20_000
+        assert row["exact"]["low"] <= 0.05
+    found = [row for row in rows if row["case"] == "Gaussian"]
+    assert all(row["exact_finds"] >= row["limits_find"] for row in found)
+    assert sum(row["exact_finds"] > 1.05 * row["limits_find"] for row in found) >= 4
+
+
+def test_the_shift_of_means_is_wrong_in_five_percent_at_most(table):
+    rows = table.kept("shift")
+    wrong, of = sum(row["wrong"] for row in rows), sum(row["of"] for row in rows)
+    assert of == 1_800_000
+    assert clopper_pearson(wrong, of)[1] <= 0.05
+
+
+def test_power_grows_with_the_numbers_and_honest_noise_is_let_be(table):
+    rows = table.kept("power")
+    by = {(row["way"], row["how"], row["numbers"]): row["rate"] for row in rows}
+    assert all(rate <= 0.03 for (way, _, _), rate in by.items() if way == "honest")
+    for way, how in {(row["way"], row["how"]) for row in rows} - {("honest", "")}:
+        assert by[way, how, 60_000] == 1.0, (way, how)
+        rates = [by[way, how, n] for n in (60, 600, 6000, 60_000)]
+        assert all(later >= earlier - 0.05 for earlier, later in pairwise(rates))
+
+
+def test_every_field_of_every_method_has_an_attack_or_a_reason(table):
+    """A method that sends something new has to be in the table: run epsilon_attacked.py for it."""
+    from fedaudit.registry import names
+
+    rows = table.kept("attacked")
+    assert {row["method"] for row in rows} | {"constant", "local"} == set(names("methods")), "these two send nothing"
+    for row in rows:
+        assert row["attacks"] or row["kind"] in table.REASONS, (row["method"], row["field"])
+    for method in names("methods"):
+        if "+" not in method:
+            listed = {row["field"] for row in rows if row["method"] == method}
+            assert listed <= declared_fields(method), method
+
+
+def declared_fields(method):
+    from fedaudit.registry import find
+    from fedaudit.wire.message import Up, message_classes
+
+    modules = {base.__module__ for base in find(method).__mro__ if "methods" in base.__module__}
+    classes = [cls for module in modules for cls in message_classes(module) if issubclass(cls, Up)]
+    return {f"{cls.__name__}.{name}" for cls in classes for name, d in cls.declared().items() if d and d.kind}
+
+
+def test_what_an_attack_reads_is_seen_again(table):
+    """The rows of one method, made anew."""
+    made = list(script("epsilon_attacked").rows("dsfl"))
+    assert made == [row for row in table.kept("attacked") if row["method"] == "dsfl"]
 
 
 def test_the_scripts_run_in_small(tmp_path):
     calibration = script("epsilon_calibration")
     calibration.main([str(tmp_path / "a.json"), "--repetitions", "2", "--table", "bounds", "--table", "one_run"])
     assert (tmp_path / "a.json").exists()
+    forged = script("epsilon_forged")
+    forged.main([str(tmp_path), "--shard", "0/1", "--seeds", "1", "--honest", "0", "--only", "sensitivity halved"])
+    forged.main([str(tmp_path), "--keep", str(tmp_path / "kept.json")])
+    kept = json.loads((tmp_path / "kept.json").read_text())["forged"]
+    assert {row["kind"] for row in kept} == set(forged.KINDS)
+    assert all(row["told"] == {"refuted": 1} and row["by"] == {"calibration": 1} for row in kept)

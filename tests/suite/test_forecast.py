@@ -8,10 +8,12 @@ import pytest
 import reported
 import unequal
 
+from fedaudit.attack.attack_run import made
+from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell
-from fedaudit.suite.forecast import Forecast, Pace, _keys, _seconds, by_row, duration, total
+from fedaudit.suite.forecast import Forecast, Pace, _keys, _seconds, by_row, duration, total, work_of
 
 # --- unequal rounds
 
@@ -128,3 +130,40 @@ def test_rows_of_a_forecast_add_up_their_seeds():
 )
 def test_durations_in_words(seconds, words):
     assert duration(seconds) == words
+
+
+def test_work_that_is_behind_and_work_that_is_left(learnt):
+    """Two rounds of four are half; a longer record than the setting is whole; without rounds nothing is behind."""
+    done = read_record(learnt[0] / "runs" / "digits-0")
+    asked = {"attacks": ["loss", "entropy"], "threats": ["server", "outsider"]}
+    whole = cell(done.setting, **asked)
+    half = done.model_copy(update={"rounds": done.rounds[:2], "status": "running"})
+    assert (work_of(whole, None).behind, work_of(whole, half).behind, work_of(whole, done).behind) == (0.0, 0.5, 1.0)
+    shorter = cell(done.setting.model_copy(update={"rounds": 3}), **asked)
+    assert work_of(shorter, done).behind == 1.0
+    none = cell(done.setting.model_copy(update={"rounds": 0}), **asked)
+    assert work_of(none, done).behind == 0.0
+    data = 1438 * 64
+    assert work_of(whole, None).units["attacks"] == work_of(whole, half).units["attacks"] == 4 * data
+    settings = made("loss")[1].model_dump(mode="json")
+    told = {**reported._membership("loss", "server", 0.6), "settings": settings, "clients": [0, 1, 2, 3]}
+    ran = results.validate_python([told])
+    partly = done.model_copy(update={"attacks": ran})
+    whole.keep_stale = True  # whichever code made that result
+    assert work_of(whole, partly).units["attacks"] == 3 * data
+    assert work_of(whole, partly.model_copy(update={"status": "running"})).units["attacks"] == 4 * data
+
+
+def test_kinds_of_work_are_from_this_cell_to_any():
+    """The amount is told apart by the kinds that are protected, not by how strongly."""
+
+    def kinds(**values):
+        return work_of(cell(Setting.make(**values)), None)
+
+    plain, weak, strong = kinds(), *(kinds(privacy={"logits": {"epsilon": e}}) for e in (1.0, 9.0))
+    assert weak.kinds[3:] == strong.kinds[3:]
+    assert weak.kinds[0] != strong.kinds[0]
+    assert plain.kinds[3] != weak.kinds[3]
+    assert plain.kinds[5] == weak.kinds[5]
+    assert plain.kinds[7] == kinds(method="local").kinds[7]
+    assert plain.near == 6, "six of its kinds are of the method itself"

@@ -22,6 +22,7 @@ from fedaudit.suite.cell import Cell, carry_out, look, missing
 from fedaudit.suite.forecast import Pace, duration, forecast, total
 from fedaudit.suite.scheduler import audit, make_cells
 from fedaudit.suite.suite_file import Suite, read_suite
+from fedaudit.suite.time_left import TimeLeft
 
 SMALL = {"clients": 3, "rounds": 1, "set": {"E": 1}, "model": "mlp", "aux": 0.6}
 
@@ -541,3 +542,25 @@ def test_a_cell_half_done_says_so(tmp_path):
     (found,) = forecast([cell])
     assert found.state == "2 of 3 rounds done"
     assert found.note == "time from this cell's own rounds"
+
+
+def test_counting_many_cells_does_not_keep_the_workers_waiting(monkeypatch):
+    """Telling took 1 s, so the next steps are kept back for 20; then the last of them is told."""
+    clock, told = [100.0], []
+    monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
+
+    def watch(done, whole, what, left):
+        told.append(what)
+        clock[0] += 1.0
+
+    cell = Cell(Path("one"), Setting.make(), [], [])
+    progress = auditing._Progress([cell], watch, TimeLeft(1, 0.0))
+    progress.plan({})
+    progress.begin(cell)
+    for step in range(5):
+        progress.step(cell, step, 10, f"round {step}")
+        clock[0] += 1.0
+    assert [what.partition("round ")[2] for what in told] == ["0"]
+    clock[0] += 20.0
+    progress.step(cell, 6, 10, "round 6")
+    assert told[-1].endswith("round 6")

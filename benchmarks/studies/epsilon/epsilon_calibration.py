@@ -5,13 +5,15 @@
 
 Every bound: 400 repetitions without any leak (null) and 400 of a mechanism that is exactly as private as it claims.
 A bound above the truth is an error; 5 % are allowed. Every test of noise: 400 repetitions of honest noise. The table
-`level` says how often a true claim is refuted, at one in a thousand: give it 20,000 repetitions.
+`level` says how often a true claim is refuted, at one in a thousand: give it 20,000 repetitions, as `exact` and
+`shift`; `power` says what is found of noise that only looks like noise.
 Numpy and SciPy only, one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -23,12 +25,13 @@ import numpy as np
 
 from fedaudit.attack.membership import _tpr_interval
 from fedaudit.epsilon import lower_bounds as eps
+from fedaudit.epsilon.exact_counts import claim_p
 from fedaudit.epsilon.noise_tests import Residual, _shape, examine, residual
 from fedaudit.significance import LEVEL
 from fedaudit.stats import clopper_pearson
 
 TRIALS = 1000  # of each of the two neighbours
-EPSILONS, DELTAS = (0.5, 1.0, 2.0, 8.0), (1e-5, 1e-2)
+EPSILONS, DELTAS = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-5, 1e-2)
 SCALES = (1.0, 0.9, 0.5, 0.25, 0.0)
 LEVELS = np.arange(256) / 127.5 - 1
 Bounds = dict[str, Callable[[np.ndarray, np.ndarray, float], float]]
@@ -62,9 +65,20 @@ def _guessed(bound: Callable[..., eps.Bound]) -> Callable[[np.ndarray, np.ndarra
     return p
 
 
+_mu = functools.cache(eps._mu_of)
+
+
+def _shifted(scores: np.ndarray, member: np.ndarray, delta: float) -> float:
+    """Return what `gdp_mean_shift(...).p_value(1.0)` does, without looking for the bound."""
+    inside, outside = scores[member], scores[~member]
+    shift, deviation = eps._shift_of(inside, outside)
+    t = shift / deviation / math.sqrt(1 / len(inside) + 1 / len(outside))
+    return eps._spared_p(_mu(1.0, delta), t, len(inside), len(outside))
+
+
 CLAIMS: Bounds = {  # the p-value of epsilon = 1
     "Clopper-Pearson, ranks": lambda s, m, d: eps.from_scores(s, m, d).p_value(1.0),
-    "mu-GDP, mean shift": lambda s, m, d: eps.gdp_mean_shift(s, m, d).p_value(1.0),
+    "mu-GDP, mean shift": _shifted,
     "one run, Steinke": _guessed(eps.one_run_steinke),
     "one run, f-DP": _guessed(eps.one_run_fdp),
 }
@@ -95,7 +109,8 @@ def bounds(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def one_run(repetitions: int, seed: int, canaries: int = 1000) -> Iterator[dict[str, Any]]:
-    """Canaries, each guessed by the sign of a Gaussian score mu apart; every one is guessed."""
+    """Canaries, guessed by the sign of a Gaussian score mu apart: every one, or as many of the surest as is best for a
+    claim of that epsilon (`best_guesses`, f-DP)."""
     for delta in DELTAS:
         for epsilon in (0.0, *EPSILONS):
             mu = eps._mu_of(epsilon, delta) if epsilon else 0.0
@@ -108,6 +123,128 @@ def one_run(repetitions: int, seed: int, canaries: int = 1000) -> Iterator[dict[
                 wrong = rate(sum(v > epsilon for v in values), repetitions)
                 row = {"bound": name, "epsilon": epsilon, "delta": delta, "median": float(np.median(values))}
                 yield {**row, "found_over_true": over, **wrong}
+            yield _surest(repetitions, canaries, epsilon, delta, mu, rng)
+
+
+def _surest(
+    repetitions: int, canaries: int, epsilon: float, delta: float, mu: float, rng: np.random.Generator
+) -> dict[str, Any]:
+    made = eps.best_guesses(canaries, epsilon or 1.0, delta)
+    known: dict[int, float] = {}
+    values = []
+    for _ in range(repetitions):
+        inside = rng.random(canaries) < 0.5
+        scores = rng.normal(size=canaries) + mu * (inside - 0.5)
+        right = int(((scores > 0) == inside)[np.argsort(-np.abs(scores))[:made]].sum())
+        if right not in known:
+            known[right] = eps.one_run_fdp(canaries, made, right, delta).epsilon
+        values.append(known[right])
+    over = float(np.median(values)) / epsilon if epsilon else None
+    row = {"bound": "one run, f-DP, surest", "epsilon": epsilon, "delta": delta, "median": float(np.median(values))}
+    return {**row, "found_over_true": over, **rate(sum(v > epsilon for v in values), repetitions), "guesses": made}
+
+
+def exact(repetitions: int, seed: int, only: str = "") -> Iterator[dict[str, Any]]:
+    """The exact test of two counts: how often a true claim is refuted at 5 %, beside two limits, and what each finds.
+
+    `edge`: rates that lie exactly at the edge of the claim, where an error is likeliest; `corner`: where both demands
+    are just met. `Gaussian`: the counts of two Gaussians as far apart as the claim allows, at a
+    threshold 1.2 above the lower one.
+    """
+    delta = 1e-5
+    for n in (50, 200, 1000):
+        for epsilon in (0.5, 1.0, 4.0):
+            mu, top = eps._mu_of(epsilon, delta), (1 - delta) / math.exp(epsilon)
+            cases = {
+                f"edge, FPR {share * top:.3g}": (share * top * math.exp(epsilon) + delta, share * top)
+                for share in (0.1, 0.5)
+            }
+            corner = (1 - delta) / (1 + math.exp(epsilon))
+            cases |= {"corner": (1 - corner, corner), "Gaussian": (1 - _phi(1.2 - mu), 1 - _phi(1.2))}
+            cases = {name: rates for name, rates in cases.items() if only in name}
+            for case, (tpr, fpr) in cases.items():
+                rng = np.random.default_rng([seed, 7, n, int(10 * epsilon), int(1e6 * fpr)])
+                pairs = np.stack([rng.binomial(n, tpr, repetitions), rng.binomial(n, fpr, repetitions)])
+                kinds, times = np.unique(pairs, axis=1, return_counts=True)
+                wrong = {"exact": 0, "limits": 0}
+                for (tp, fp), count in zip(kinds.T.tolist(), times.tolist(), strict=True):
+                    wrong["limits"] += count * bool(eps.box_epsilon(tp, fp, n, n, delta, 0.05) > epsilon)
+                    wrong["exact"] += count * bool(claim_p(tp, fp, n, n, epsilon, delta) < 0.05)
+                row: dict[str, Any] = {"n": n, "epsilon": epsilon, "case": case, "of": repetitions}
+                row |= {name: rate(count, repetitions) for name, count in wrong.items()}
+                if case == "Gaussian":
+                    tp, fp = (int(v) for v in np.median(pairs, axis=1))
+                    row["limits_find"] = max(0.0, float(eps.box_epsilon(tp, fp, n, n, delta, 0.05)))
+                    row["exact_finds"] = eps._edge(lambda e: claim_p(tp, fp, n, n, e, delta) < 0.05, 1e-3)  # noqa: B023
+                yield row
+
+
+def shift(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The shift of the means: how often the bound lies above the truth, of ten times as many repetitions."""
+    many, delta = 10 * repetitions, 1e-5
+    for n in (100, 1000, 10_000):
+        for epsilon in (0.0, 1.0, 4.0):
+            mu = eps._mu_of(epsilon, delta) if epsilon else 0.0
+            rng = np.random.default_rng([seed, 8, n, int(10 * epsilon)])
+            apart = rng.normal(mu, math.sqrt(2 / n), many)
+            deviation = np.sqrt(rng.chisquare(2 * n - 2, many) / (2 * n - 2))
+            t = np.sort(apart / deviation / math.sqrt(2 / n))
+            low, high = 0, many  # the least t whose p-value at the truth is below 5 %
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if eps._spared_p(mu, float(t[middle]), n, n) < 0.05 else (middle + 1, high)
+            yield {"n": n, "epsilon": epsilon, **rate(many - low, many)}
+
+
+def power(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """How often noise that is none is refuted, by how many numbers there are: two clients, two rounds, as floats."""
+    tape = np.random.default_rng([seed, 9]).normal(size=1_000_000)
+    ways: dict[tuple[str, str], Callable[[np.random.Generator, int], np.ndarray]] = {("honest", ""): _normal}
+    ways |= {("scale", f"x {s:g}"): lambda g, n, s=s: s * _normal(g, n) for s in (0.98, 0.95, 0.9, 0.8, 0.5)}
+    ways |= {
+        ("pool", f"{size:,} numbers"): lambda g, n, size=size: tape[g.integers(size, size=n)]
+        for size in (100, 1000, 10_000, 100_000, 1_000_000)
+    }
+    ways |= {
+        ("grid", f"{step:g} sigma"): lambda g, n, step=step: np.round(_normal(g, n) / step) * step
+        for step in (0.1, 0.01, 1e-3, 1e-4)
+    }
+    ways |= {
+        ("without noise", f"1 in {every}"): lambda g, n, every=every: np.where(
+            g.random(n) < 1 / every, 0.0, _normal(g, n) * math.sqrt(every / (every - 1))
+        )
+        for every in (1000, 200, 50, 10)
+    }
+    ways |= {("period", f"{at}"): lambda g, n, at=at: np.resize(_normal(g, at), n) for at in (10, 50, 1000)}
+    ways |= {
+        ("tails", f"t, {df} degrees"): lambda g, n, df=df: g.standard_t(df, n) / math.sqrt(df / (df - 2))
+        for df in (3, 5, 10, 30)
+    }
+    for numbers in (60, 600, 6000, 60_000):
+        many = max(10, repetitions if numbers < 60_000 else repetitions // 2)
+        for (way, how), draw in ways.items():
+            rng = np.random.default_rng([seed, 10, numbers])
+            found = sum(examine(_floats(rng, draw, numbers), exact=True).p < LEVEL for _ in range(many))
+            yield {"way": way, "how": how, "numbers": numbers, **rate(found, many)}
+
+
+def _normal(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.normal(size=n)
+
+
+def _floats(
+    rng: np.random.Generator, draw: Callable[[np.random.Generator, int], np.ndarray], numbers: int
+) -> list[Residual]:
+    """Four releases of single precision, which resolve what such a format does."""
+    found = []
+    for i in range(4):
+        n = numbers // 4
+        clean = rng.normal(size=n).astype(np.float32)
+        sent = (clean + draw(rng, n).astype(np.float32)).astype(np.float32)
+        z = (sent.astype(np.float64) - clean).reshape(1, -1)
+        grain = 2 * np.spacing(np.abs(sent)).astype(np.float64).reshape(1, -1)
+        found.append(Residual(i % 2, i // 2, "E", z, clean.astype(np.float64).reshape(1, -1), grain=grain))
+    return found
 
 
 def _phi(x: float) -> float:
@@ -220,6 +357,9 @@ TABLES: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "coverage": coverage,
     "level": level,
     "shape": shape,
+    "exact": exact,
+    "shift": shift,
+    "power": power,
 }
 
 
@@ -242,7 +382,7 @@ def main(arguments: list[str]) -> None:
     }
     tables = {
         name: list(TABLES[name](chosen.repetitions, chosen.seed, **some.get(name, {})))
-        for name in chosen.table or (name for name in TABLES if name not in ("level", "shape"))
+        for name in chosen.table or (name for name in TABLES if name in ("bounds", "one_run", "noise", "coverage"))
     }
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps({"repetitions": chosen.repetitions, "seed": chosen.seed, **tables}, indent=1))

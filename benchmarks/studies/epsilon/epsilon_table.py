@@ -3,13 +3,14 @@
     python benchmarks/studies/epsilon/epsilon_table.py            # print the page
     python benchmarks/studies/epsilon/epsilon_table.py --write    # write it
 
-The figures come from epsilon_calibration.py and epsilon_sabotage.py, which write those files.
+The figures come from the other scripts here, which write those files.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -199,21 +200,161 @@ def coverage() -> str:
 
 
 def rounds() -> str:
-    """AUC by attack and number of uploads: the mean over seeds, and the least and the largest."""
+    """AUC by attack, over all rounds and in the last: the mean over seeds, and the least and the largest."""
     rows = kept("rounds")
-    if not rows:
-        return "Not run yet."
-    numbers = sorted({row["rounds"] for row in rows})
     found = []
-    for attack in sorted({row["attack"] for row in rows}):
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        mine = [row for row in rows if row["attack"] == attack]
         cells = []
-        for many in numbers:
-            values = [row["auc"] for row in rows if (row["attack"], row["rounds"]) == (attack, many)]
-            cells.append(f"{sum(values) / len(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+        for values in ([row["auc"] for row in mine], [row["last"] for row in mine if row["last"] is not None]):
+            cells.append(f"{sum(values) / len(values):.3f} ({min(values):.3f} to {max(values):.3f})" if values else "")
         found.append([attack, *cells])
-    seeds, shadows = len({row["seed"] for row in rows}), sorted({row["shadows"] for row in rows})
-    head = markdown(["attack", *(f"last {n} uploads" if n > 1 else "last upload" for n in numbers)], found)
-    return f"{head}\n\nAUC, the mean of {seeds} seeds (least to largest); {shadows[0]} shadows of each client."
+    seeds, shadows = sorted({row["seed"] for row in rows}), sorted({row["shadows"] for row in rows})
+    head = markdown(["attack", "all five rounds", "last round alone"], found)
+    return (
+        f"{head}\n\nAUC, the mean of the seeds {', '.join(map(str, seeds))} (least to largest); {shadows[0]} shadows "
+        "of each client."
+    )
+
+
+KINDS = {
+    "embeddings": "rows", "logits": "class means", "label_counts": "counts", "soft_labels": "rows of all",
+    "synthetic_images": "images", "training, serial": "DP-SGD", "training, stacked": "DP-SGD, stacked",
+}  # fmt: skip
+REVIEWED = (
+    "clipping removed", "run only: no noise", "run only: noise x 0.5", "run only: clipping removed",
+    "run only: all records in each step", "all noise in the last step", "every second step x sqrt 2",
+    "steps halved in the ledger", "sample rate halved in the ledger", "grid of 0.1 sigma", "bfloat16",
+    "pool of 1,000 numbers", "period of 50", "one number in 50 without", "batches of fixed size",
+)  # fmt: skip
+
+
+def forged() -> str:
+    """What was found, by way and kind of release; of the others, what was said instead."""
+    by = {(row["way"], row["kind"]): row for row in kept("forged")}
+    ways = [way for way in dict.fromkeys(way for way, _ in by) if way != "honest"]
+    ways.sort(key=lambda way: (REVIEWED.index(way) if way in REVIEWED else len(REVIEWED), way))
+    found = []
+    for way in ways:
+        cells = []
+        for kind in KINDS:
+            row = by.get((way, kind))
+            if row is None:
+                cells.append("")
+                continue
+            many, refuted = len(row["seeds"]), row["told"].get("refuted", 0)
+            rest = ", ".join(f"{n} {word}" for word, n in row["told"].items() if word != "refuted")
+            cells.append(f"{refuted} of {many}" + (f" ({rest})" if rest else ""))
+        tests = Counter(name for kind in KINDS if (way, kind) in by for name in by[way, kind]["by"])
+        names = ", ".join(name for name, _ in tests.most_common(3))
+        found.append([way, *cells, names])
+    return markdown(["way", *KINDS.values(), "mostly by"], found)
+
+
+def forged_in_short() -> str:
+    """How many runs were found, and what was said of the others, in a sentence."""
+    rows = [row for row in kept("forged") if row["way"] != "honest"]
+    honest = [row for row in kept("forged") if row["way"] == "honest"]
+    words = Counter(word for row in rows for word, n in row["told"].items() for _ in range(n))
+    said = Counter(word for row in honest for word, n in row["told"].items() for _ in range(n))
+    runs = len(
+        {(row["kind"] if "training" in row["kind"] else "fields", seed) for row in honest for seed in row["seeds"]}
+    )
+    seeds = sorted({seed for row in rows for seed in row["seeds"]})
+    return (
+        f"Releases of forged runs: {sum(words.values())} (seeds {seeds[0]} to {seeds[-1]}), of which refuted: "
+        f"{words['refuted']}, suspicious: {words['suspicious']}, cannot tell: {words['cannot tell']}, silent: "
+        f"{words['not refuted']}. Honest runs: {runs}, with {sum(said.values())} releases, of which refuted: "
+        f"{said['refuted']}, suspicious: {said['suspicious']} "
+        f"({100 * said['suspicious'] / max(1, sum(said.values())):.1f} %, where 5 % are allowed)."
+    )
+
+
+def costs() -> str:
+    """Median seconds of one core: a run, and its audits."""
+    rows = [row for row in kept("forged") if row["way"] == "honest"]
+    found = [
+        [KINDS[row["kind"]], f"{row['numbers']:,}", f"{row['run_s']:.2f}", f"{row['audit_s']:.2f}"]
+        for row in rows
+        if "training" in row["kind"] or row["kind"] == "embeddings"
+    ]
+    for row in found:
+        row[0] = "all five fields" if row[0] == "rows" else row[0]
+    return markdown(["release", "numbers", "run, s", "audits, s"], found)
+
+
+def power() -> str:
+    """Share refuted, by how many numbers there are."""
+    rows = kept("power")
+    sizes = sorted({row["numbers"] for row in rows})
+    by = {(row["way"], row["how"], row["numbers"]): row for row in rows}
+    found = []
+    for way, how in dict.fromkeys((row["way"], row["how"]) for row in rows):
+        found.append([way, how, *(f"{100 * by[way, how, n]['rate']:.0f}" for n in sizes)])
+    return markdown(["noise", "", *(f"{n:,}" for n in sizes)], found)
+
+
+def exact() -> str:
+    rows = kept("exact")
+    by = {
+        (row["n"], row["epsilon"], row["case"].split(",")[0]): row
+        for row in rows
+        if row["case"] in ("corner", "Gaussian")
+    }
+    found = []
+    for n, epsilon in dict.fromkeys((row["n"], row["epsilon"]) for row in rows):
+        edges = [row for row in rows if (row["n"], row["epsilon"]) == (n, epsilon) and row["case"].startswith("edge")]
+        cells = [f"{100 * max(row[of]['rate'] for row in edges):.2f}" for of in ("exact", "limits")]
+        corner = by.get((n, epsilon, "corner"))
+        cells += [f"{100 * corner[of]['rate']:.2f}" if corner else "" for of in ("exact", "limits")]
+        gaussian = by[n, epsilon, "Gaussian"]
+        cells += [f"{gaussian[of] / epsilon:.2f}" for of in ("exact_finds", "limits_find")]
+        found.append([n, f"{epsilon:g}", *cells])
+    head = ["n", "epsilon", "edge: exact, %", "limits, %", "corner: exact, %", "limits, %", "finds: exact", "limits"]
+    return markdown(head, found)
+
+
+def shift() -> str:
+    rows = kept("shift")
+    wrong, of = sum(row["wrong"] for row in rows), sum(row["of"] for row in rows)
+    from fedaudit.stats import clopper_pearson
+
+    low, high = clopper_pearson(wrong, of)
+    cells = (
+        [r["n"], f"{r['epsilon']:g}", f"{100 * r['rate']:.2f} [{100 * r['low']:.2f}, {100 * r['high']:.2f}]"]
+        for r in rows
+    )
+    table = markdown(["n of each", "epsilon", "above the truth, %"], cells)
+    return f"{table}\n\nAll together: {100 * wrong / of:.3f} [{100 * low:.3f}, {100 * high:.3f}] % of {of:,}."
+
+
+REASONS = {  # of fields that no attack reads, and why
+    "count": "a number of records (or of steps, which follow from it): all neighbours have the same one, so that it "
+    "tells nothing of a record. Attacks with shadows read it, to train shadows of the same size.",
+}
+REMARKS = {
+    "Critical.layers": "the gradients of a record run through layers that never leave the client, so that only its "
+    "label shares can be read off a last layer",
+    "Critical.types": "the names of the layers above",
+    "Answered.Y": "on the images that the client's own embeddings decode to; the server has the model that answered, "
+    "and with it what these answers say. A peer has not, and compares the rows",
+}
+
+
+def attacked() -> str:
+    """Each field of each method, and the attacks that read it."""
+    found: dict[tuple[str, str, str], tuple[set[str], list[str]]] = {}
+    for row in kept("attacked"):
+        attacks, methods = found.setdefault((row["field"], row["kind"], " ".join(row["attacks"])), (set(), []))
+        attacks.update(row["attacks"])
+        methods.append(row["method"])
+    cells = []
+    for (field, kind, _), (attacks, methods) in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+        many = f"{methods[0]} and {len(methods) - 1} more" if len(methods) > 2 else ", ".join(methods)
+        names = ", ".join(sorted(attacks)) or f"none: {REASONS[kind]}"
+        remark = f" ({REMARKS[field]})" if field in REMARKS else ""
+        cells.append([kind, field, many, names + remark])
+    return markdown(["kind", "field", "methods", "attacks"], cells)
 
 
 def silent(of: str = "present") -> str:
@@ -236,7 +377,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tightness": tightness, "worst": worst, "noise": noise, "sabotage": sabotage, "by_test": by_test,
     "coverage": coverage, "whole_runs": whole_runs, "silent": silent, "rounds": rounds, "spread": spread,
     "levels": levels, "shape": shape, "second": lambda: sabotage("second"), "silent_first": lambda: silent("first"),
-    "silent_second": lambda: silent("second"),
+    "silent_second": lambda: silent("second"), "forged": forged, "forged_in_short": forged_in_short, "costs": costs,
+    "power": power, "exact": exact, "shift": shift, "attacked": attacked,
 }  # fmt: skip
 
 TEXT = """# Measured epsilon: how tight, how often wrong, what it finds
@@ -249,10 +391,22 @@ Two Gaussians, as far apart as (epsilon, delta) allows, 1,000 draws of each; one
 sign of such a score. In each cell the median bound over the true epsilon, and how often the bound was above the truth
 (5 % are allowed), of 400 repetitions. "mu-GDP" bounds take scores for Gaussian with one variance, as a Gaussian
 mechanism's are; the others take nothing for granted. One-run bounds pay for every canary being in the same run.
+"Surest": guesses on as many canaries as is best for a claim of that epsilon, by their number and the claim alone.
 
 {tightness}
 
 {worst}
+
+Two counts at a fixed threshold, by an exact test of both at once (fedaudit/epsilon/exact_counts.py), beside a limit on
+each. How often a true claim is refuted at 5 %, of 20,000 draws: at the edge of the claim (the worse of two rates), and
+in the corner where its demands on TPR and on TNR are both just met. "Finds": the bound at the median counts of two
+Gaussians, as a share of the true epsilon; delta is 1e-5.
+
+{exact}
+
+The shift of means, at its own claim, of 200,000 draws each. Its p-values are exact, and 2 % are added to them:
+
+{shift}
 
 ## Tests of noise
 
@@ -285,6 +439,31 @@ whose approximation fails far out. Now it is Geary's ratio of the mean absolute 
 moments are exact, and the signs against the squares. Normal numbers with p < 0.0001, where 0.01 % are to have it:
 
 {shape}
+
+## Every way to forget noise
+
+One field of each kind, two clients and two rounds; FedAvg with DP-SGD, each client alone or both as a stack
+(epsilon_forged.py). The code was tampered with in the run; what is wrong in the release's own code is wrong in its
+audit, too, and "run only" says that the audit of private training was honest. In each cell how many releases were
+refuted at one in 1,000, by the residuals and the clipping of the run together. Empty: the way does not apply there. The
+first {reviewed} rows are ways that earlier audits did not find.
+
+{forged}
+
+{forged_in_short}
+
+Where nothing was found: 40 counts are few for noise x 0.9, for tails and for a period longer than their ten numbers.
+Images travel as 256 levels, so that a grid, a format or a pool finer than a level leaves no trace in what is sent, and
+half of the pixels are clamped. Of these releases an audit says that it cannot tell.
+
+What single values and their order tell (fedaudit/epsilon/noise_values.py), by how many numbers there are: share refuted
+in %, of 100 repetitions (50 for 60,000 numbers), as single-precision numbers of two clients in two rounds.
+
+{power}
+
+What audits cost, in seconds of one core (median of the honest runs):
+
+{costs}
 
 ## Sabotage
 
@@ -334,14 +513,21 @@ above the threshold (100, 1 %) the interval is wider than it would have to be.
 ## Membership over rounds
 
 A server sees a client's model in every round. FedAvg on digits, three clients of some 50 records, ten epochs a round,
-five rounds; each upload has shadows of its own, and scores of several are added up (epsilon_rounds.py).
+five rounds, all attacks as they are by default; each upload has shadows of its own (epsilon_rounds.py).
 
 {rounds}
+
+## Fields and attacks
+
+Each field that clients send, and the attacks that can read it, as the server, an active server or a peer
+(epsilon_attacked.py, on two rounds of every method).
+
+{attacked}
 """
 
 
 def page() -> str:
-    return TEXT.format(**{name: make() for name, make in TABLES.items()})
+    return TEXT.format(reviewed=len(REVIEWED), **{name: make() for name, make in TABLES.items()})
 
 
 if __name__ == "__main__":

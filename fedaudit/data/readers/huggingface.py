@@ -3,8 +3,9 @@
 `hf:NAME` is read from the local cache, `hf:PATH` from a data set that was saved on disk or a folder with its files.
 Options follow a question mark: `hf:imdb?x=text&y=label&length=64`. By default, the label is the column of class labels,
 or a column with a name such as "label". A column "person", or `person=COLUMN`, says whose record each one is. The
-records are the column of images, of texts or of token ids, or all columns of numbers together. A text becomes token ids
-by a hash of its words. A vocabulary taken from the data would be a release. Id 0 is padding.
+records are the column of images, of texts or of token ids, or all columns of numbers together. Between a column of
+texts and columns of numbers beside it nobody guesses: name one with `x=`. A text becomes token ids by a hash of its
+words. A vocabulary taken from the data would be a release. Id 0 is padding.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fedaudit.errors import DataError, SettingError, did_you_mean
 from fedaudit.extras import install
 
 LABELS = ("label", "labels", "target", "class")  # usual names of a column of labels
+NUMBERING = ("id", "idx", "index")  # names of columns that number the records: nobody learns from them
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "dev")  # usual names of splits, best first
 
 
@@ -164,10 +166,12 @@ def _records(name: str, choice: Choice, columns: Any, y: str, person: str | None
         if strange := [key for key in wanted if key not in rest]:
             raise DataError(f"Data set {name!r} has no column {strange[0]!r}.{did_you_mean(strange[0], rest)}")
         return wanted
-    for kind in ("image", "tokens", "text"):
-        if len(of := [key for key in rest if _kind(columns[key]) == kind]) == 1:
-            return of
+    rest = [key for key in rest if key.lower() not in NUMBERING]
     numbers = [key for key in rest if _kind(columns[key]) == "number"]
+    for kind in ("image", "tokens", "text"):
+        of = [key for key in rest if _kind(columns[key]) == kind]
+        if len(of) == 1 and not (kind == "text" and numbers):
+            return of
     if numbers and len(numbers) == len(rest):
         return numbers
     raise DataError(

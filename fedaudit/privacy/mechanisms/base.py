@@ -74,6 +74,7 @@ class Noise:
 
     z: Floats  # (rows, columns): independent standard normal numbers, if the noise is as promised
     sizes: Sizes | None = None  # None: the squares of z tell the scale
+    free: bool = True  # each value can be any number; False: the noise takes certain values only
 
 
 class Mechanism:

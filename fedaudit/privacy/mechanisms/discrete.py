@@ -163,7 +163,7 @@ class WholeNoise(AddsNoise):
         above = np.concatenate([[0.0], np.cumsum(chances[::-1])])[::-1]
         rest = above[at + 1] + (1 - u) * chances[at]
         z = np.where(at < reach, ndtri(np.maximum(share, 1e-300)), -ndtri(np.maximum(rest, 1e-300)))
-        return Noise(z, WholeSizes(k, sigma, self.chances))
+        return Noise(z, WholeSizes(k, sigma, self.chances), free=False)
 
     # --- words ---
 

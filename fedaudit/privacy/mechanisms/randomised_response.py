@@ -250,7 +250,7 @@ def _noise_of_labels(sent: Floats, clean: Floats, k: int, p: float, rng: np.rand
     r, u = (1 - p) / (k - 1), rng.random(went.shape)
     share = np.where(went == 0, (1 - p) + u * p, (went - 1 + u) * r)
     z = ndtri(np.clip(share, 1e-300, 1 - 1e-16))
-    return Noise(z.reshape(1, -1), Flips(int((went > 0).sum()), went.size, 1 - p))
+    return Noise(z.reshape(1, -1), Flips(int((went > 0).sum()), went.size, 1 - p), free=False)
 
 
 @dataclass(frozen=True)
@@ -311,13 +311,14 @@ def _noise_of_counts(sent: Floats, clean: Floats, k: int, p: float, rng: np.rand
     found = sent * (p - r) + n * r
     made = np.round(found)
     if np.abs(found - made).max() > WHOLE * max(n, 1000) / 1000:
-        return Noise(np.array([[FAR_OUT]]), CountSizes(clean, np.clip(made, 0, n), p))
+        return Noise(np.array([[FAR_OUT]]), CountSizes(clean, np.clip(made, 0, n), p), free=False)
     top = int(clean.argmax())
     N = round(clean[top])
     chances = np.convolve(binom.pmf(np.arange(N + 1), N, p), binom.pmf(np.arange(n - N + 1), n - N, r))
     at = int(np.clip(made[top], 0, n))
     share = chances[:at].sum() + rng.random() * chances[at]
-    return Noise(np.array([[float(ndtri(np.clip(share, 1e-300, 1 - 1e-16)))]]), CountSizes(clean, made, p))
+    z = float(ndtri(np.clip(share, 1e-300, 1 - 1e-16)))
+    return Noise(np.array([[z]]), CountSizes(clean, made, p), free=False)
 
 
 @dataclass(frozen=True)

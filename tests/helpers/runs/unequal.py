@@ -123,8 +123,8 @@ def _spent(k: int, seed: int, sends: bool) -> ClientLedger:
     entries = [
         LedgerEntry(
             field="training", kind="training", mechanism="dp-sgd", noise_multiplier=1.5 - 0.25 * k,
-            sigma=1.5 - 0.25 * k, sensitivity=1.0, clip=1.0, relation="add-or-remove", sample_rate=0.1 * (k + 1), steps=10 * (k + 2),
-            rounds=[t for t, who in enumerate(PARTICIPANTS, 1) if k in who], delta=DELTAS[k],
+            sigma=1.5 - 0.25 * k, sensitivity=1.0, clip=1.0, relation="add-or-remove", sample_rate=0.1 * (k + 1),
+            steps=10 * (k + 2), rounds=[t for t, who in enumerate(PARTICIPANTS, 1) if k in who], delta=DELTAS[k],
         )
     ]  # fmt: skip
     total = Total(epsilon=epsilon, accountant="prv", by_accountant={"prv": epsilon, "rdp": epsilon + 1.5})

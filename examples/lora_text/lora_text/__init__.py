@@ -1,0 +1,1 @@
+"""lora_text: adapters on a small frozen transformer, trained on text that every Python installation has."""

@@ -1,0 +1,65 @@
+"""The exact test of two counts: it keeps its level where a claim is just true, and finds more than two limits do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from fedaudit.epsilon.exact_counts import claim_p, excess_p
+from fedaudit.epsilon.lower_bounds import box_epsilon, from_scores, from_scores_exactly
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.7])
+def test_a_claim_that_is_just_true_is_refuted_no_more_often_than_it_may_be(share):
+    """All pairs of counts of 20 and 25, weighted by their exact probability at the edge of the claim. The largest share
+    is next to the corner where the demand on TNR and FNR is just met, too."""
+    n1, n0, epsilon, delta = 20, 25, 1.0, 0.01
+    fpr = share * (1 - delta) / math.e
+    tpr = math.e * fpr + delta
+    wrong = sum(
+        binom.pmf(x, n1, tpr) * binom.pmf(y, n0, fpr)
+        for x, y in itertools.product(range(n1 + 1), range(n0 + 1))
+        if binom.pmf(x, n1, tpr) * binom.pmf(y, n0, fpr) > 1e-9 and claim_p(x, y, n1, n0, epsilon, delta) < 0.05
+    )
+    assert wrong <= 0.05
+    assert share < 0.1 or wrong > 0.005, "not so careful that it says nothing"
+
+
+def test_the_p_value_is_the_sum_over_all_pairs_with_such_a_score():
+    """By hand for 5 of 6 against 0 of 6: the pairs are listed, and the worst rate is searched on a fine grid."""
+    from fedaudit.epsilon import exact_counts
+
+    n, ratio, delta = 6, math.e, 0.01
+    score = lambda x, y: exact_counts._score(np.array([float(x)]), np.array([float(y)]), n, n, ratio, delta)[0]  # noqa: E731
+    pairs = [(x, y) for x in range(n + 1) for y in range(n + 1) if score(x, y) >= score(5, 0) - 1e-12]
+    rates = np.linspace(0, (1 - delta) / ratio, 4001)
+    total = sum(binom.pmf(x, n, ratio * rates + delta) * binom.pmf(y, n, rates) for x, y in pairs)
+    assert excess_p(5, 0, n, n, 1.0, delta) == pytest.approx(float(total.max()), rel=2e-3)
+
+
+def test_both_demands_count():
+    """Members and non-members change places: TNR and FNR decide, and the p-value is the same."""
+    assert claim_p(80, 5, 100, 200, 1.0, 1e-5) == pytest.approx(claim_p(195, 20, 200, 100, 1.0, 1e-5), rel=1e-9)
+    assert claim_p(50, 50, 100, 100, 0.0, 0.0) == 1
+    assert claim_p(0, 9, 10, 10, 1.0, 1e-5) == 1
+
+
+def test_more_is_found_than_by_two_limits():
+    for n, tp, fp in ((50, 25, 9), (200, 44, 9), (1000, 264, 184)):
+        box = max(0.0, float(box_epsilon(tp, fp, n, n, 1e-5, 0.05)))
+        assert claim_p(tp, fp, n, n, box + 0.03, 1e-5) < 0.05
+
+
+def test_over_thresholds_it_is_at_most_as_sure_as_it_says():
+    rng = np.random.default_rng(0)
+    member = np.arange(400) < 200
+    null = [from_scores_exactly(rng.normal(size=400), member, 1e-5).epsilon for _ in range(20)]
+    assert sum(found > 0 for found in null) <= 4
+    scores = rng.normal(size=400) + 2 * member
+    exact, limits = from_scores_exactly(scores, member, 1e-5), from_scores(scores, member, 1e-5)
+    assert exact.epsilon > limits.epsilon > 0
+    assert exact.p_value(exact.epsilon * 0.99) < 0.05 < exact.p_value(exact.epsilon * 1.01)

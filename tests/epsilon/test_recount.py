@@ -1,0 +1,71 @@
+"""The ledger of private training, counted again: what was done, and each number that says less."""
+
+from __future__ import annotations
+
+import pytest
+from protected import few_steps
+
+from fedaudit.epsilon.client_replay import noise_of, repeat
+from fedaudit.epsilon.recount import counted_again
+from fedaudit.epsilon.residuals import audit_residuals
+from fedaudit.privacy.dpsgd import Planned
+from fedaudit.progress import unwatched
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.task import compute
+
+REAL = Planned.entry
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A run, and its trainings as they are seen when they are repeated."""
+    run = RunFolder(few_steps(tmp_path_factory.mktemp("recount") / "run"))
+    with compute(run.world):
+        return run, [made for k in range(2) for made in repeat(run, k, unwatched, noise_of).made]
+
+
+def test_an_honest_ledger_says_what_was_done(done):
+    run, trainings = done
+    assert counted_again(run, trainings) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "words"),
+    [
+        ("steps", lambda s: s // 2, "steps, and"),
+        ("sample_rate", lambda q: q / 2, "a sample rate of"),
+        ("clip", lambda C: C / 2, "a clipping norm of"),
+        ("noise_multiplier", lambda m: 2 * m, "a noise multiplier of"),
+        ("delta", lambda d: 10 * d, "delta ="),
+    ],
+)
+def test_each_number_of_the_ledger_is_counted_again(done, monkeypatch, number, change, words):
+    run, trainings = done
+    for entry in run.record.ledger[1].entries:
+        if entry.kind == "training":
+            monkeypatch.setattr(entry, number, change(getattr(entry, number)))
+    found = counted_again(run, trainings)
+    assert found is not None
+    assert found.words.startswith("the ledger of client 1 says")
+    assert words in found.words
+
+
+def test_an_epsilon_that_is_too_small_for_its_own_entries_is_found(done, monkeypatch):
+    run, trainings = done
+    row = run.record.ledger[0]
+    true = row.by_kind["training"]
+    monkeypatch.setitem(row.by_kind, "training", 0.9 * true)
+    found = counted_again(run, trainings)
+    assert found is not None
+    assert found.epsilon == pytest.approx(true, rel=1e-6)
+    assert "and what was done costs" in found.words
+
+
+def test_a_ledger_with_half_of_the_steps_refutes_its_run(tmp_path, monkeypatch):
+    with monkeypatch.context() as m:
+        m.setattr(Planned, "entry", lambda self, made=None: REAL(self, (made or self.steps) // 2))
+        folder = few_steps(tmp_path / "a")
+    (found,) = audit_residuals(folder)
+    assert found.verdict == "refuted"
+    assert found.lower_bound > read_record(folder).ledger[0].by_kind["training"]

@@ -1,0 +1,253 @@
+"""Apps of many shapes: each message, round and byte against a count of its own, and no error of the audit is hidden."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import flower_apps
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from fedaudit.cli.listing import summary
+from fedaudit.errors import FedauditError, RunError, WireError
+from fedaudit.flower import App, run_app
+from fedaudit.runtime.folder import RunFolder
+
+NODES = 3
+ROUND = {"Train": 3, "TrainReply": 3}
+BOTH = {**ROUND, "Evaluate": 3, "EvaluateReply": 3}
+STAGES = ("Setup", "ShareKeys", "CollectMaskedVectors", "Unmask")
+SECURE = {f"Train{stage}{reply}": 3 for stage in STAGES for reply in ("", "Reply")}
+FIRST = {"GetParameters": 1, "GetParametersReply": 1}  # one node is asked for the first model, before round 1
+
+SHAPES = {  # the messages of each round; the first model's besides
+    "strategy": BOTH, "own_start": BOTH, "loop": BOTH, "polling": ROUND, "opacus": ROUND, "xgboost": ROUND,
+    "analytics": {"Query": 3, "QueryReply": 3}, "threads": BOTH, "components": ROUND, "local_dp": BOTH,
+    "workflow": BOTH, "secure": SECURE, "secure_with_dp": SECURE,
+    "vertical": {"QueryEmbeddings": 3, "QueryEmbeddingsReply": 3, "TrainGradients": 3, "TrainGradientsReply": 3},
+}  # fmt: skip
+
+
+class CountingGrid(Grid):
+    """Weighs every message that the app sends and gets, by Flower's own walk over its objects."""
+
+    def __init__(self, inner):
+        self.inner, self.lock, self.sizes = inner, threading.Lock(), {"down": [], "up": []}
+
+    def _weighed(self, direction, messages):
+        messages = list(messages)
+        with self.lock:
+            self.sizes[direction] += [
+                sum(len(part.deflate()) for part in get_all_nested_objects(m).values()) for m in messages
+            ]
+        return messages
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = list(self.inner.push_messages(messages))
+        self._weighed("down", messages)
+        return ids
+
+    def pull_messages(self, message_ids):
+        return self._weighed("up", self.inner.pull_messages(message_ids))
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = self.inner.send_and_receive(messages, timeout=timeout)
+        self._weighed("down", messages)
+        return self._weighed("up", replies)
+
+    def set_run(self, run):
+        self.inner.set_run(run)
+
+    run = property(lambda self: self.inner.run)
+
+    def create_message(self, *args, **options):
+        return self.inner.create_message(*args, **options)
+
+    def get_node_ids(self):
+        return self.inner.get_node_ids()
+
+
+class Counted(ServerApp):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.sizes = inner, None
+
+    def __call__(self, grid, context):
+        counting = CountingGrid(grid)
+        self.sizes = counting.sizes
+        self.inner(counting, context)
+
+
+def ran(name, folder, ray=False, **more):
+    client, server = getattr(flower_apps, name)()
+    counted = Counted(server)
+    record = run_app(App(name, client, counted), out=folder, nodes=NODES, ray=ray, **more)
+    return record, counted.sizes
+
+
+def check(name, folder, record, sizes):
+    """The rounds are the app's, every message is there once, and the bytes are those of the other count."""
+    run = RunFolder(folder)
+    rows = list(run.transcript.entries())
+    assert [row.participants for row in record.rounds] == [[0, 1, 2]] * flower_apps.ROUNDS
+    for t in (1, 2):
+        first = FIRST if t == 1 and name in ("threads", "local_dp") else {}
+        assert Counter(e.message for e in rows if e.round == t) == {**SHAPES[name], **first}, (name, t)
+    for direction in ("down", "up"):
+        recorded = sorted(e.row["bytes"] for e in rows if e.direction == direction)
+        expected = sorted(sizes[direction])
+        if name == "vertical" and direction == "up":  # the app never sees the six answers to its gradients
+            recorded = [e.row["bytes"] for e in rows if e.message == "QueryEmbeddingsReply"]
+        assert sorted(recorded) == expected
+        if name != "vertical":
+            assert record.bytes(direction, "wire") == sum(expected)
+    assert run.transcript.digest(len(record.rounds)) == record.transcript_digest
+    order = [(e.round, e.ask, e.client, e.direction == "up") for e in rows]
+    assert order == sorted(order)  # by node, whichever thread came first
+    assert "(done)" in summary(record)[0]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_of_an_app_is_recorded_whole(name, tmp_path):
+    record, sizes = ran(name, tmp_path / "run")
+    check(name, tmp_path / "run", record, sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["strategy", "threads", "secure", "vertical"])
+def test_every_shape_under_ray(name, tmp_path):
+    record, sizes = ran(name, tmp_path / "run", ray=True)
+    if name == "vertical":  # answers that come after the server has ended are not waited for
+        assert [row.participants for row in record.rounds] == [[0, 1, 2]] * 2
+    else:
+        check(name, tmp_path / "run", record, sizes)
+
+
+# --- errors of the audit itself --------------------------------------------------------------------------------------
+
+POLICY = {"privacy": {"gradients": {"epsilon": 4, "sensitivity": "clip:1", "delta": 1e-5}}}
+WEIGHTS = {"kind": "weights", "update": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [("strategy", "metrics"), ("threads", "fitres.metrics"), ("xgboost", "arrays"), ("vertical", "arrays")],
+)
+def test_an_error_of_the_protection_ends_the_run(name, record, tmp_path):
+    """Also in a thread of an older server, which takes it for a client that failed, and where nobody waits."""
+    before = threading.enumerate()
+    with pytest.raises(FedauditError, match=r"node \d, \w+"):
+        ran(name, tmp_path / "run", kinds={record: WEIGHTS}, **POLICY)
+    assert "running" in summary(RunFolder(tmp_path / "run").record)[0]
+    left = [t for t in threading.enumerate() if t not in before and not t.name.startswith("checkpoint")]
+    assert not left, left
+
+
+@pytest.mark.parametrize("name", ["strategy", "threads"])
+def test_an_error_of_the_recording_ends_the_run(name, tmp_path, monkeypatch):
+    from fedaudit.flower import recorder
+
+    def failing(*_):
+        raise WireError("the second message is damaged")
+
+    monkeypatch.setattr(recorder, "ups", failing)
+    with pytest.raises(WireError, match="second message"):
+        ran(name, tmp_path / "run")
+
+
+def test_an_error_of_the_apps_server_has_a_place(tmp_path):
+    client, _ = flower_apps.strategy()
+
+    def main(grid, context):
+        raise KeyError("no-such-config")
+
+    with pytest.raises(RunError, match=r"The app's server failed: KeyError: 'no-such-config' \(main, test_server\.py:"):
+        run_app(App("x", client, flower_apps.served_by(main)), out=tmp_path / "run", nodes=2)
+    assert "no-such-config" in (tmp_path / "run" / "errors.log").read_text()
+
+
+def test_missing_answers_stand_on_the_line_that_says_done(tmp_path):
+    """Node 1 fails in both rounds, in training and in evaluation."""
+    client, server = flower_apps.strategy()
+    train = client._registered_funcs
+
+    def failing(own):
+        def call(message, context):
+            if context.node_config["partition-id"] == 1:
+                raise ValueError("its disk is full")
+            return own(message, context)
+
+        return call
+
+    client._registered_funcs = {name: failing(own) for name, own in train.items()}
+    record = run_app(App("x", client, server), out=tmp_path / "run", nodes=3)
+    assert "(done, 4 answers missing" in summary(record)[0]
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_the_error(tmp_path):
+    """In a process of its own, with an app whose policy cannot be kept: one line, exit code 2, no abort."""
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(
+        "[tool.flwr.app.components]\nclientapp = 'halves:client'\nserverapp = 'halves:server'\n"
+    )
+    (app / "halves.py").write_text("import flower_apps\n\nclient, server = flower_apps.threads()\n")
+    words = ["flower", "run", str(app), "--out", str(tmp_path / "run"), "--kind", "fitres.metrics=weights:update"]
+    code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from fedaudit.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, ":".join(sys.path), *words, "--privacy", "gradients:eps=4,clip=1,delta=1e-5"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "error: node" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "(done" not in done.stdout
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_of_a_round_is_the_whole_rounds(tmp_path):
+    """Training sleeps 0.1 s on each of three nodes; our own scoring is left out."""
+    import time
+
+    client, server = flower_apps.strategy()
+    own = client._registered_funcs["train.default"]
+
+    def slow(message, context):
+        time.sleep(0.1)
+        return own(message, context)
+
+    client._registered_funcs["train.default"] = slow
+    record = run_app(App("x", client, server), out=tmp_path / "run", nodes=3)
+    assert all(row.wall_s >= 0.3 for row in record.rounds)
+
+
+def test_rounds_are_told_by_the_apps_number_and_not_by_arrival(tmp_path):
+    """Six messages of two rounds, from six threads, in an order that changes; those of round 1 are all sent first."""
+    client, _ = flower_apps.strategy()
+
+    def main(grid, context):
+        nodes = list(grid.get_node_ids())
+        for t in (7, 9):
+            content = RecordDict({"arrays": ArrayRecord([np.zeros(2, dtype=np.float32)])})
+            sent = [Message(content, n, "train", group_id=str(t)) for n in reversed(nodes)]
+            threads = [threading.Thread(target=grid.send_and_receive, args=([m],)) for m in sent]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    record = run_app(App("x", client, flower_apps.served_by(main)), out=tmp_path / "run", nodes=3)
+    assert [row.participants for row in record.rounds] == [[0, 1, 2], [0, 1, 2]]
+    rows = [(e.round, e.client, e.direction) for e in RunFolder(tmp_path / "run").transcript.entries()]
+    assert rows == [(t, k, way) for t in (1, 2) for k in range(3) for way in ("down", "up")]

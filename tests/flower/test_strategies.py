@@ -1,0 +1,38 @@
+"""What strategies show while they run unchanged: their names, and the global model after each round."""
+
+from __future__ import annotations
+
+import flower_apps
+import numpy as np
+import pytest
+
+from fedaudit.flower import App, run_app
+from fedaudit.flower.recorder import Recorder
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("strategy", "FedAvg"), ("own_start", "OwnStart"), ("threads", "FedAvg"), ("workflow", "FedAvg"),
+     ("secure", "FedAvg")],
+)  # fmt: skip
+def test_the_model_after_each_round_is_known(name, said, tmp_path, monkeypatch):
+    """Nodes add 1, 2 and 3 to every parameter: the mean grows by 2 in each round.
+
+    SecAgg+ rounds what it sums to steps of 16 / 2**22, after it has scaled it by 10 / 1000: the error of the mean stays
+    below 0.01.
+    """
+    models = []
+    end = Recorder.end_round
+
+    def noting(self):
+        models.append(None if self.wire is None or not self.fresh else [t.numpy() for t in self.arrays.values()])
+        end(self)
+
+    monkeypatch.setattr(Recorder, "end_round", noting)
+    client, server = getattr(flower_apps, name)()
+    record = run_app(App(name, client, server), out=tmp_path / "run", nodes=3)
+    assert f"server strategy: {said}" in record.notes
+    assert len(models) == flower_apps.ROUNDS
+    for t, model in enumerate(models, 1):
+        for array, start in zip(model, flower_apps.START, strict=True):
+            assert np.allclose(array, start + 2 * t, atol=0.01 if name == "secure" else 1e-6)

@@ -1,0 +1,161 @@
+"""Run folders: their names, who may write into them, what is removed, and which rounds must be there."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import reported
+
+from fedaudit.errors import RunError
+from fedaudit.runtime.folder import (
+    MARKER,
+    claim,
+    claim_for_attacks,
+    clear_unfinished,
+    default_folder,
+    folder_name,
+    kept_rounds,
+    locked,
+    rounding,
+    setting_key,
+)
+from fedaudit.setting import Setting
+
+
+def key(**values):
+    return setting_key(Setting.make(device="cpu", **values))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"label": "mine"}, {"data_dir": "elsewhere"}, {"engine": "serial"}, {"isolate": True}, {"twins": "all"},
+        {"together": 3}, {"workers": 2}, {"gpu_fraction": 0.5}, {"step": "eager"}, {"precision": "float32"},
+        {"threshold": 0.9}, {"update_bound": 2.0}, {"compress": None}, {"sampling": "fixed"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_how_a_run_is_carried_out_is_not_in_its_key(same):
+    """Bounds of secure sums are nothing where sums are plain."""
+    assert key(**same) == key()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 1}, {"rounds": 3}, {"method": "local"}, {"compress": "int8"}, {"aggregate": "secure"},
+        {"sampling": "poisson"}, {"precision": "bf16"}, {"step": "compiled"}, {"channels_last": True},
+        {"engine": "stacked"}, {"privacy": {"logits": {"epsilon": 1.0}}}, {"keep_weights": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_changes_a_result_is_in_its_key(other):
+    assert key(**other) != key()
+
+
+def test_parts_of_the_key_count_where_they_matter():
+    assert key(aggregate="secure", threshold=0.9) != key(aggregate="secure")
+    assert key(aggregate="secure", threshold=0.6) == key(aggregate="secure"), "as usual"
+    assert key(engine="stacked", together=3) != key(engine="stacked")
+    assert rounding(Setting.make(engine="stacked", together=3, device="cpu")) == {"engine": "stacked", "together": 3}
+    assert rounding(Setting.make(engine="serial", device="cpu")) == {}
+
+
+def test_names_of_folders():
+    setting = Setting.make(method="my.mod:M", dataset="npz:a/b.npz", device="cpu")
+    assert folder_name(setting) == f"my.mod_M-{setting_key(setting)[:12]}"
+    assert default_folder(setting).as_posix() == f"runs/my.mod_M-npz_a_b.npz-{setting_key(setting)[:8]}"
+
+
+def test_a_folder_becomes_ours_unless_it_is_somebody_elses(tmp_path):
+    claim(tmp_path / "new" / "run", "run")
+    assert (tmp_path / "new" / "run" / MARKER).read_text() == "fedaudit run 1\n"
+    claim(tmp_path / "new" / "run", "run")
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(RunError, match="is a file, and a folder is needed"):
+        claim(tmp_path / "a file", "run")
+    theirs = tmp_path / "theirs"
+    (theirs / "models").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"holds models, which no run of fedaudit left there"):
+        claim(theirs, "run")
+    assert not (theirs / MARKER).exists()
+    claim(theirs, "audit")  # an audit writes no models: nothing of theirs is in the way
+
+
+def test_a_folder_of_the_first_version_is_ours(tmp_path):
+    (tmp_path / "setting.json").write_text(json.dumps({"method": "fedavg", "dataset": "digits", "partition": "iid"}))
+    claim(tmp_path, "run")
+    assert (tmp_path / MARKER).exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "setting.json").write_text(json.dumps({"method": "fedavg", "dataset": "digits", "partition": "", "x": 1}))
+    with pytest.raises(RunError, match="no run of fedaudit left there"):
+        claim(other, "run")
+    audit = tmp_path / "audit"
+    (audit / "runs" / "a").mkdir(parents=True)
+    (audit / "runs" / "a" / "setting.json").write_text((tmp_path / "setting.json").read_text())
+    claim(audit, "audit")
+    mixed = tmp_path / "mixed"
+    (mixed / "runs" / "b").mkdir(parents=True)
+    with pytest.raises(RunError, match="no audit of fedaudit left there"):
+        claim(mixed, "audit")
+
+
+@pytest.mark.parametrize(("name", "folder", "word"), [("record.json", True, "folder"), ("models", False, "file")])
+def test_what_is_of_the_wrong_kind_was_not_left_by_us(name, folder, word, tmp_path):
+    claim(tmp_path, "run")
+    (tmp_path / name).mkdir() if folder else (tmp_path / name).write_text("")
+    with pytest.raises(RunError, match=f"is a {word}, which no run"):
+        claim(tmp_path, "run")
+
+
+def test_links_are_not_followed(tmp_path):
+    claim(tmp_path / "run", "run")
+    (tmp_path / "run" / "scores").mkdir()
+    claim_for_attacks(tmp_path / "run")
+    (tmp_path / "run" / "scores" / "a").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="is a symbolic link"):
+        claim_for_attacks(tmp_path / "run")
+    (tmp_path / "run" / "models").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="is a symbolic link"):
+        claim(tmp_path / "run", "run")
+
+
+def test_only_an_unfinished_run_is_cleared_and_only_what_is_ours(tmp_path):
+    record = reported._record("fedavg", 0, 0.8)
+    clear_unfinished(tmp_path)  # nothing is there
+    record.save(tmp_path)
+    with pytest.raises(RunError, match="holds a finished run"):
+        clear_unfinished(tmp_path)
+    record.status = "running"
+    record.save(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a").write_text("")
+    (tmp_path / "scores").mkdir()
+    (tmp_path / "mine.txt").write_text("")
+    clear_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with locked(tmp_path), pytest.raises(RunError, match="Another process is running in"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keep", "rounds", "notes", "kept"),
+    [
+        (10, 20, [], 10), (0, 20, [], 0), (10, 20, ["keep_weights was raised after round 15"], 5),
+        (10, 20, ["keep_weights was raised after round 3"], 10), (3, 0, [], 3),
+        (9, 20, ["other", "keep_weights was raised after round 12", "keep_weights was raised after round 18"], 2),
+    ],
+)  # fmt: skip
+def test_rounds_whose_models_must_be_there(keep, rounds, notes, kept):
+    """A run that keeps more from round 15 of 20 on has those of the last five."""
+    rows = [SimpleNamespace(round=t) for t in range(1, rounds + 1)]
+    record = SimpleNamespace(setting=SimpleNamespace(keep_weights=keep), rounds=rows, notes=notes)
+    assert kept_rounds(record) == kept
