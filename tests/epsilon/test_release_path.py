@@ -14,7 +14,15 @@ from torch import Tensor
 from fedaudit import Down, Method, Record, Up, ce, private, run, sgd
 from fedaudit.cli.listing import summary
 from fedaudit.epsilon import release_path
-from fedaudit.epsilon.release_path import Pair, Rehearsal, _audit_field, released_fields, _swap, audit_releases, worst_pair
+from fedaudit.epsilon.release_path import (
+    Pair,
+    Rehearsal,
+    _audit_field,
+    _swap,
+    audit_releases,
+    released_fields,
+    worst_pair,
+)
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.mechanisms import gaussian as gaussian_mechanism
