@@ -377,7 +377,7 @@ def test_a_shift_has_a_little_to_spare():
 
 @pytest.mark.parametrize(("canaries", "claim"), [(100, 4.0), (1000, 4.0), (1000, 1.0), (10_000, 4.0)])
 def test_the_number_of_guesses_is_known_before_the_scores_and_gives_more_than_half_of_them(canaries, claim):
-    """Of Gaussian scores as far apart as the claim allows: the median bound of 20 runs, against half of the canaries."""
+    """Of Gaussian scores as far apart as the claim allows: the median bound of 20 runs, against half of them."""
     made, mu = eps.best_guesses(canaries, claim, DELTA), eps._mu_of(claim, DELTA)
     assert 1 <= made <= canaries
     rng, found = np.random.default_rng(0), {made: [], (canaries + 1) // 2: []}
