@@ -243,9 +243,7 @@ def _audit_training(
 ) -> EpsilonAudit:
     trainings = [made for found in repeated for made in found.made]
     exact = all(found.exact for found in repeated)
-    span = Span()
-    for made in trainings:
-        span.add(made.span)
+    span = sum((made.span for made in trainings), Span())
     more = [Test("members", span.p), Test("outside", span.p_outside)] if span.dimensions else []
     # A step is held against the same step, made here: it is known to the bit but for rounding.
     finding = examine(noise[TRAINING], confidence, exact=True, others=_others(noise, TRAINING), more=more)
