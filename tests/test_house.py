@@ -344,7 +344,6 @@ FILLED_IN = {
     "fedaudit/attack/reconstruction.py": {"_Client"},
     "fedaudit/epsilon/client_replay.py": {"Repeated"},
     "fedaudit/epsilon/gradient_canaries.py": {"Canaries", "Scores"},
-    "fedaudit/epsilon/private_steps.py": {"Span"},
     "fedaudit/flower/recorder.py": {"Ask", "Sending"},
     "fedaudit/gates/in_turns.py": {"Pairs", "Turns"},
     "fedaudit/privacy/dpsgd.py": {"Progress"},
