@@ -161,8 +161,8 @@ class StepWatch(Training):
             with torch.no_grad():
                 for mine, theirs in zip(self._exact.parameters(), self._model.parameters(), strict=True):
                     mine.copy_(theirs)
-                for mine, theirs in zip(self._exact.buffers(), self._model.buffers(), strict=True):
-                    mine.copy_(theirs)
+                for kept, now in zip(self._exact.buffers(), self._model.buffers(), strict=True):
+                    kept.copy_(now)
             self._look(t, gradient, rows, drawn)
         for name, p in self._parameters.items():
             p.grad = gradient[name].detach().clone()

@@ -261,7 +261,7 @@ def _audit_training(
     if wrong_count := counted_again(run, trainings):
         wrong, bound = "; ".join(filter(None, [wrong, wrong_count.words])), max(bound, wrong_count.epsilon)
     said = {e.sigma for row in run.record.ledger for e in row.entries if e.kind == TRAINING and e.sigma is not None}
-    sigmas = [s.sigma for found in repeated for s in (*found.trained, *found.made)]
+    sigmas = [step.sigma for found in repeated for step in found.trained] + [made.sigma for made in trainings]
     foreign = [sigma for sigma in sigmas if not any(math.isclose(sigma, other, rel_tol=1e-6) for other in said)]
     if foreign:
         wrong = f"the ledger has no training with sigma = {foreign[0]:.4g}, which comes out"

@@ -262,7 +262,8 @@ REAL_INIT = dpsgd_stack._Training.__init__
 
 
 def _per_layer(grads: Any, C: float) -> Any:
-    sums, norms = {}, None
+    sums: dict[str, Tensor] = {}
+    norms = None
     for name, g in grads.items():
         one, norms = REAL_SUM({name: g}, C)
         sums |= one
