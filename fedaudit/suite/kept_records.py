@@ -28,6 +28,7 @@ from fedaudit.suite.suite_file import KEY
 VERSION = 1
 OPEN, DP_SGD, MESSAGES, BOTH = "none", "DP-SGD", "messages", "both"
 MEASURES = {"membership": "auc", "participation": "auc", "histogram": "gain", "reconstruction": "mse"}
+PACKAGE = "fedaudit."
 DIGITS = 5  # significant digits of a kept figure
 
 
@@ -159,7 +160,15 @@ def unprotected(record: RunRecord) -> dict[str, str]:
 
 
 def code_digest(code: dict[str, dict[str, str]] | None) -> str:
-    """Return one digest of the method's modules and values that make a run."""
+    """Return one digest of the method's modules and values that make a run.
+
+    For a method of this package only modules of this package count. Libraries that lie in the same folder as a checkout
+    count as a method's own code elsewhere.
+    """
+    modules = (code or {}).get("modules", {})
+    if any(name.startswith(PACKAGE) for name in modules):
+        modules = {name: digest for name, digest in modules.items() if name.startswith(PACKAGE)}
+        code = {**(code or {}), "modules": modules}
     return hashlib.blake2b(json.dumps(code, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

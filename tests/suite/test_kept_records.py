@@ -92,3 +92,11 @@ def test_defaults_are_not_written():
     cell = CellFigures(key="k", partition="iid", seed=0, protection="none", status="done")
     records = MethodRecords(method="fedavg", cells=(cell,))
     assert "global_test" not in json.dumps(kept_records._plain(records))
+
+
+def test_libraries_beside_a_checkout_are_not_a_methods_code():
+    own = {"modules": {"fedaudit.methods.fedavg": "3:a"}, "values": {"E": "2"}}
+    beside = {"modules": {"fedaudit.methods.fedavg": "3:a", "pydantic.main": "3:b"}, "values": {"E": "2"}}
+    assert kept_records.code_digest(beside) == kept_records.code_digest(own)
+    other = {"modules": {"fedaudit.methods.fedavg": "3:c"}, "values": {"E": "2"}}
+    assert kept_records.code_digest(other) != kept_records.code_digest(own)
