@@ -218,7 +218,7 @@ class Witness(Client):
         ]
         if any(len(of) != sum(n.size for n in noise.values()) for of in flat):
             return
-        self.repeated.lacking.append(aligned(*flat, np.concatenate([n.ravel() for n in noise.values()])))
+        self.repeated.lacking.append(aligned(flat[0], flat[1], np.concatenate([n.ravel() for n in noise.values()])))
 
     def _fit_private(
         self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], until: Until | None, separable: bool,
@@ -320,7 +320,7 @@ class PrivateFit:
             noise_generator(self.key[:-1], f"{what} {self.key[-1]}", device=self.device)
             for what in ("sample", "dp-sgd")
         )
-        options = {
+        options: dict[str, Any] = {
             "opt": sgd(STEP), "batch": self.batch, "epochs": self.epochs, "steps": self.steps, "given": self.given,
             "augment": self.augment,
         }  # fmt: skip
@@ -348,7 +348,7 @@ def clipped_lengths(fit: PrivateFit) -> float:
     some = names[:: -(-len(names) // TENSORS)]
     row = tuple(r[:1] for r in fit.rows)
 
-    def total(*records: tuple[tuple[tuple[str, float], ...], ...]) -> dict[str, Tensor]:
+    def total(*records: tuple[tuple[str, float], ...]) -> dict[str, Tensor]:
         marks = torch.arange(len(records), device=fit.device)
         made = replace(
             fit, rows=(marks, *(torch.cat([r] * len(records)) for r in row)), batch=len(records), epochs=None, steps=1,

@@ -81,8 +81,9 @@ def audit_clipping(
 
 
 def _audit_field(run: RunFolder, releases: list[Tried], confidence: float) -> EpsilonAudit:
-    first, reasons = releases[0], []
-    tried, broken = 0, []
+    first, tried = releases[0], 0
+    reasons: list[str] = []
+    broken: list[Broken] = []
     for release in releases:
         try:
             test = FieldTest(run, release)

@@ -177,8 +177,8 @@ def examine(
     each, strict = level / 2, level_of(confidence) / 2
     low, high = of_scale.limits(level, each)
     finds, tells_at = of_scale.finds(strict, POWER), of_scale.level(SEEKS, POWER)
-    others = min(test.p for test in tests[1:]) * (len(tests) - 1)
-    p = min(1.0, 2 * tests[0].p, 2 * others)
+    rest = min(test.p for test in tests[1:]) * (len(tests) - 1)
+    p = min(1.0, 2 * tests[0].p, 2 * rest)
     return Finding(
         len(z), of_scale.scale, low, high, confidence, p, float(p_more), tuple(tests), finds, min(1.0, 2 * tells_at)
     )  # fmt: skip

@@ -56,7 +56,7 @@ class MadeStep:
     drawn: int  # records of the step
 
 
-@dataclass
+@dataclass(frozen=True)
 class Span:
     """The part of the noise that lies in the span of the records' clipped gradients, over several steps."""
 
@@ -65,9 +65,11 @@ class Span:
     outside: float = 0.0  # along the records that were not to be drawn
     steps: int = 0
 
-    def add(self, other: Span) -> None:
-        self.squares, self.dimensions = self.squares + other.squares, self.dimensions + other.dimensions
-        self.outside, self.steps = self.outside + other.outside, self.steps + other.steps
+    def __add__(self, other: Span) -> Span:
+        return Span(
+            self.squares + other.squares, self.dimensions + other.dimensions, self.outside + other.outside,
+            self.steps + other.steps,
+        )  # fmt: skip
 
     @property
     def p_outside(self) -> float:
@@ -159,8 +161,8 @@ class StepWatch(Training):
             with torch.no_grad():
                 for mine, theirs in zip(self._exact.parameters(), self._model.parameters(), strict=True):
                     mine.copy_(theirs)
-                for mine, theirs in zip(self._exact.buffers(), self._model.buffers(), strict=True):
-                    mine.copy_(theirs)
+                for kept, now in zip(self._exact.buffers(), self._model.buffers(), strict=True):
+                    kept.copy_(now)
             self._look(t, gradient, rows, drawn)
         for name, p in self._parameters.items():
             p.grad = gradient[name].detach().clone()
@@ -185,7 +187,7 @@ class StepWatch(Training):
             grain[name] = 2 * expected / told.sigma * size  # rounded after the noise, and after the division
         self.found.append(MadeStep(t, noise, clean, grain, len(rows[0])))
         if t in self._spans and told.augment is None:
-            self.span.add(self._spanned(noise, drawn))
+            self.span += self._spanned(noise, drawn)
 
     def _spanned(self, noise: Mapping[str, Floats], drawn: Tensor) -> Span:
         told = self.told

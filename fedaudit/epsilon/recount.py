@@ -1,4 +1,4 @@
-"""What private training costs, counted again from what was done, and held against the ledger.
+"""The cost of private training, counted again from what was done, and held against the ledger.
 
 A ledger is a list of numbers that the run wrote about itself: sample rates, steps, clipping norms, noise multipliers
 and deltas. All of them follow from the calls that a repetition sees: how many records a client has, the batch size, the

@@ -243,9 +243,7 @@ def _audit_training(
 ) -> EpsilonAudit:
     trainings = [made for found in repeated for made in found.made]
     exact = all(found.exact for found in repeated)
-    span = Span()
-    for made in trainings:
-        span.add(made.span)
+    span = sum((made.span for made in trainings), Span())
     more = [Test("members", span.p), Test("outside", span.p_outside)] if span.dimensions else []
     # A step is held against the same step, made here: it is known to the bit but for rounding.
     finding = examine(noise[TRAINING], confidence, exact=True, others=_others(noise, TRAINING), more=more)
@@ -263,7 +261,7 @@ def _audit_training(
     if wrong_count := counted_again(run, trainings):
         wrong, bound = "; ".join(filter(None, [wrong, wrong_count.words])), max(bound, wrong_count.epsilon)
     said = {e.sigma for row in run.record.ledger for e in row.entries if e.kind == TRAINING and e.sigma is not None}
-    sigmas = [s.sigma for found in repeated for s in (*found.trained, *found.made)]
+    sigmas = [step.sigma for found in repeated for step in found.trained] + [made.sigma for made in trainings]
     foreign = [sigma for sigma in sigmas if not any(math.isclose(sigma, other, rel_tol=1e-6) for other in said)]
     if foreign:
         wrong = f"the ledger has no training with sigma = {foreign[0]:.4g}, which comes out"

@@ -172,9 +172,7 @@ def test_what_is_missing_of_noise_has_its_direction():
 
 
 def test_a_span_adds_up():
-    span = Span()
-    span.add(Span(10.0, 12, 2.0, 1))
-    span.add(Span(60.0, 12, 4.0, 1))
+    span = Span() + Span(10.0, 12, 2.0, 1) + Span(60.0, 12, 4.0, 1)
     assert (span.squares, span.dimensions) == (70.0, 24)
     assert span.p < 1e-5
     assert span.p_outside == pytest.approx(2 * norm.sf(6 / math.sqrt(2)))

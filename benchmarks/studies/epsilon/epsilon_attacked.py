@@ -74,9 +74,9 @@ def rows(method: str) -> Iterator[dict[str, Any]]:
         with compute(opened.world):
             for attack in names("attacks"):
                 for threat in THREATS:
-                    for field in _read(opened, attack, threat):
+                    for read in _read(opened, attack, threat):
                         for where, row in fields.items():
-                            if field in (where, f"relayed {row['kind']}"):
+                            if read in (where, f"relayed {row['kind']}"):
                                 row["attacks"].add(attack)
     for where, row in sorted(fields.items()):
         yield {"method": method, "field": where, "kind": row["kind"], "attacks": sorted(row["attacks"])}

@@ -199,7 +199,7 @@ def shift(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
 def power(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
     """How often noise that is none is refuted, by how many numbers there are: two clients, two rounds, as floats."""
     tape = np.random.default_rng([seed, 9]).normal(size=1_000_000)
-    ways: dict[tuple[str, str], Callable[[np.random.Generator, int], np.ndarray]] = {("honest", ""): _normal}
+    ways: dict[tuple[str, str], Any] = {("honest", ""): _normal}  # each draws so many numbers from a generator
     ways |= {("scale", f"x {s:g}"): lambda g, n, s=s: s * _normal(g, n) for s in (0.98, 0.95, 0.9, 0.8, 0.5)}
     ways |= {
         ("pool", f"{size:,} numbers"): lambda g, n, size=size: tape[g.integers(size, size=n)]

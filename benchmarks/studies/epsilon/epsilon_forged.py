@@ -262,7 +262,8 @@ REAL_INIT = dpsgd_stack._Training.__init__
 
 
 def _per_layer(grads: Any, C: float) -> Any:
-    sums, norms = {}, None
+    sums: dict[str, Tensor] = {}
+    norms = None
     for name, g in grads.items():
         one, norms = REAL_SUM({name: g}, C)
         sums |= one
@@ -469,9 +470,9 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     if chosen.keep is not None:
         shards = [json.loads(path.read_text())["forged"] for path in sorted(chosen.out.glob("forged-*.json"))]
-        chosen.keep.write_text(
-            json.dumps({"forged": kept([row for shard in shards for row in shard])}, indent=1) + "\n"
-        )
+        # A run that was made again replaces the earlier one.
+        last = {(row["job"], row["way"], row["kind"], row["seed"]): row for shard in shards for row in shard}
+        chosen.keep.write_text(json.dumps({"forged": kept(list(last.values()))}, indent=1) + "\n")
         return
     torch.set_num_threads(1)
     k, n = (int(part) for part in chosen.shard.split("/"))

@@ -35,12 +35,12 @@ def rows(seed: int, shadows: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         run(out=out, seed=seed, **SETTING)
-        specs = [{"attack": name} for name in QUERIES]
+        specs: list[dict[str, Any]] = [{"attack": name} for name in QUERIES]
         specs += [{"attack": name, "shadows": shadows} for name in SHADOWS]
         for result in attack_run(out, attacks=specs):
             if isinstance(result, MembershipResult) and not result.blind:
                 value, last = result.pooled.auc, result.last_round
-                found = {"auc": value.value, "low": value.low, "high": value.high}
+                found: dict[str, Any] = {"auc": value.value, "low": value.low, "high": value.high}
                 found["last"] = None if last is None else last.value
                 yield {"attack": result.attack, "seed": seed, "shadows": shadows, **found}
 

@@ -1,0 +1,67 @@
+"""What a plan makes of a method's declared traffic: sums in place of replies, and compressed fields."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from fedaudit import registry
+from fedaudit.runtime.plan import arch_on_server, as_sent, declared_of, planned_sum, summed_fields
+from fedaudit.setting import Setting
+from fedaudit.wire.message import Size
+
+METHOD = registry.find("fedavg")()
+# Three clients: a model of ten numbers each, sent up and down, and how many records each has.
+DECLARED = {
+    ("up", "Local.w"): Size(120, numbers=30, tensors={(10,): 3}),
+    ("up", "Local.n"): 24,
+    ("down", "Global.w"): Size(120, numbers=30, tensors={(10,): 3}),
+}
+
+
+def test_private_uploads_travel_inside_of_sums():
+    assert summed_fields(METHOD, DECLARED) == {("up", "Local.w"), ("up", "Local.n")}
+
+
+def test_a_planned_sum_is_of_one_clients_numbers():
+    """Ten numbers of the model and one of the count; where no shape is known, eight bytes are a number."""
+    facts = planned_sum(METHOD, DECLARED, SimpleNamespace(participants=[4, 7, 9]), 0.6)
+    assert facts.length == 11
+    assert facts.invited == facts.shared == facts.masked == facts.helped == [4, 7, 9]
+    assert sorted(facts.neighbours) == [4, 7, 9]
+    shapeless = {**DECLARED, ("up", "Local.w"): 240}
+    assert planned_sum(METHOD, shapeless, SimpleNamespace(participants=[4, 7, 9]), 0.6).length == 11
+
+
+def test_declarations_are_found_for_uploads_alone():
+    assert declared_of(METHOD, "Local.w").kind == "weights"
+    assert declared_of(METHOD, "Local.n").kind == "count"
+    assert declared_of(METHOD, "Local.v") is None
+    assert declared_of(METHOD, "Global.w") is None
+    assert declared_of(METHOD, "Other.w") is None
+
+
+def test_without_compression_sizes_are_as_declared():
+    sizes, unknown = as_sent(METHOD, None, DECLARED)
+    assert unknown == frozenset()
+    assert sizes == {**DECLARED, ("up", "Local.n"): Size(24)}
+
+
+def test_compression_is_of_uploads_and_unknown_where_shapes_are():
+    """Three models of 100 x 10 float32 numbers."""
+    whole = Size(12_000, numbers=3000, tensors={(100, 10): 3})
+    declared = {("up", "Local.w"): whole, ("up", "Local.n"): 24, ("down", "Global.w"): whole}
+    sizes, unknown = as_sent(METHOD, "int8", declared)
+    assert sizes["down", "Global.w"] == whole
+    assert sizes["up", "Local.n"] == Size(24), "a count is no tensor"
+    assert 3000 <= sizes["up", "Local.w"].payload < 4000, "a byte a number, and its scale"
+    assert unknown == frozenset()
+    assert as_sent(METHOD, "svd:0.9", declared)[1] == {("up", "Local.w")}, "the rank follows from the numbers"
+    assert as_sent(METHOD, "int8", {**declared, ("up", "Local.w"): 12_000})[1] == {("up", "Local.w")}
+
+
+def test_whose_architecture_is_the_servers():
+    plain = SimpleNamespace(server_arch=lambda model: None)
+    named = SimpleNamespace(server_arch=lambda model: f"of {model}")
+    assert arch_on_server(Setting.make(server_model="mlp"), named, ["cnn", "resnet18"]) == "mlp"
+    assert arch_on_server(Setting.make(model="HtFE-5"), named, ["cnn", "resnet18"]) == "of HtFE-5"
+    assert arch_on_server(Setting.make(), plain, ["cnn", "resnet18"]) == "cnn"
