@@ -128,9 +128,9 @@ def test_every_page_is_in_the_menu():
 
 
 def test_docs_hold_prose_and_pictures():
-    other = [
-        p.name for p in (ROOT / "docs").rglob("*") if p.is_file() and p.suffix not in (".md", ".png", ".css", ".js")
-    ]
+    kinds = (".md", ".png", ".css", ".js")
+    other = [p.name for p in (ROOT / "docs").rglob("*") if p.is_file() and p.suffix not in kinds]
+    other.remove("methods.html")  # the tables of methods.md, to be sorted and filtered
     assert not other, "suites, scripts and records belong into benchmarks/studies"
 
 

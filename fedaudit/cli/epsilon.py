@@ -83,7 +83,7 @@ def from_scores(
     fail_if_refuted: Fail = False,
     as_json: Json = False,
 ) -> None:
-    """Bound epsilon by a membership attack's scores: Clopper-Pearson over thresholds, corrected for their choice."""
+    """Bound epsilon by a membership attack's scores, over thresholds, corrected for their choice."""
     from fedaudit.epsilon.lower_bounds import from_scores as bound_from
 
     scores: ArrayLike

@@ -153,7 +153,7 @@ def waves(blocks: Iterable[Floats]) -> float:
         power = (np.abs(np.fft.rfft(np.stack(group), axis=1)) ** 2 / n)[:, 1 : (n + 1) // 2].sum(0)
         lowest = min(lowest, float(gammaincc(len(group), power.max())), float(gammainc(len(group), power.min())))
         tried += 2 * len(power)
-    return min(1.0, lowest * tried)
+    return min(1.0, lowest * tried) if tried else 1.0  # releases too short to have waves
 
 
 def coordinate(blocks: Sequence[tuple[str, Floats]]) -> tuple[float, str]:

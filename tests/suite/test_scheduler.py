@@ -357,7 +357,7 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
     carry_out(cell := Cell(tmp_path / "a", setting, [], ["server"], trials=20))
     assert cell.status == "done", cell.reason
     tried = {audit.test: audit for audit in read_record(tmp_path / "a").audits if audit.kind == "embeddings"}
-    assert set(tried) == {"release path", "release path, Gaussian", "residuals"}
+    assert set(tried) == {"release path", "release path, Gaussian", "residuals", "clipping"}
     assert tried["residuals"].verdict == "not refuted"
     assert all(audit.trials >= 20 and audit.verdict != "refuted" for audit in tried.values())
     monkeypatch.setattr(

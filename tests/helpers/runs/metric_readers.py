@@ -132,7 +132,7 @@ def _tensorboard(folder: Path, metric: Metric, scratch: Path) -> float:
 def _mlflow(folder: Path, metric: Metric, scratch: Path) -> float:
     mlflow = pytest.importorskip("mlflow")
     export(folder, "mlflow", scratch / "store", project="mine")
-    client = mlflow.MlflowClient(tracking_uri=(scratch / "store").as_uri())
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{scratch / 'store' / 'mlflow.db'}")
     [run] = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     if metric.in_table in run.data.metrics:
         return run.data.metrics[metric.in_table]
