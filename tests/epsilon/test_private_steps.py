@@ -38,7 +38,7 @@ def test_each_step_of_the_run_is_made_again(trained):
     steps = sum(e.steps * len(e.rounds) for e in run.record.ledger[0].entries if e.kind == "training")
     assert sum(made.steps for made in found.made) == sum(len(made.found) for made in found.made) == steps
     assert all(made.longest <= 1 + 1e-9 for made in found.made)
-    assert all(made.span.dimensions > 20 and made.span.p > 1e-4 for made in found.made)
+    assert all(made.span.dimensions > 20 and made.span.p > 1e-4 and made.span.p_outside > 1e-4 for made in found.made)
     squares = sum(float((z**2).sum()) for made in found.made for step in made.found for z in step.noise.values())
     numbers = sum(z.size for made in found.made for step in made.found for z in step.noise.values())
     assert squares == pytest.approx(numbers, rel=6 * math.sqrt(2 / numbers))
