@@ -175,9 +175,11 @@ def left_out(suite: Suite, records: Mapping[str, MethodRecords]) -> str:
     seconds = _seconds_of_cell(records)
     missing = cells_missing(suite, records)
     if missing:
-        forecast = f"about {sum(missing.values()) * seconds / 60:.0f} minutes of one core" if seconds else "no forecast"
+        most = sum(missing.values()) * seconds / 60
+        forecast = f"{most:.0f} to {2 * most:.0f} minutes of one core" if seconds else "no forecast"
         lines.append(
-            f"- {sum(missing.values())} cells were not run ({forecast}, by the {seconds:.0f} s that a cell took here). "
+            f"- {sum(missing.values())} cells were not run ({forecast}, by the {seconds:.0f} s of rounds and attacks "
+            "that a cell took here; imports and files come on top). "
             "`fedaudit audit --suite all --missing` runs them alone. Cells of each method: "
             + ", ".join(f"{method} {number}" for method, number in sorted(missing.items()))
             + "."
