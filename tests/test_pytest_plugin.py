@@ -317,6 +317,7 @@ def test_a_method_made_slower_fails_and_another_passes_20_times_each(suite):
     result.assert_outcomes(passed=20, failed=20)
 
 
+@pytest.mark.slow
 def test_exact_ratios_need_no_luck(suite):
     """Twice the epochs are twice the training: FLOPs and nothing else. Messages of two trees are 1.5 times the bytes:
     up 2 of 1, down 1 of 1. A reference may be any change of the setting."""

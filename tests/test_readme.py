@@ -172,6 +172,7 @@ def test_the_workflow_is_what_init_writes(name, text):
     assert (ROOT / "examples" / "ci" / name).read_text() == text
 
 
+@pytest.mark.slow
 def test_the_own_method_is_a_method_and_its_tests_pass(imported, pytester, monkeypatch):
     folder = ROOT / "examples" / "own_method"
     monkeypatch.syspath_prepend(str(folder))

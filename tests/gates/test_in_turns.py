@@ -86,6 +86,7 @@ def test_wrong_verdicts_over_all_looks_are_rarer_than_5_percent():
     assert wrong / 400 <= 0.05 + 2 * 0.011
 
 
+@pytest.mark.slow
 def test_every_other_pair_begins_with_theirs_and_every_turn_with_rest():
     order = []
     turns = Turns(lambda: order.append("ours"), lambda: order.append("theirs"), lambda: order.append("rest"))

@@ -41,6 +41,7 @@ def digest(tiny, tmp_path):
     return run(tiny("outside:Averages", model="mlp"), out=tmp_path / "serial").transcript_digest
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(dying, digest, ray_engine, tmp_path):
     setting, died = dying
     record = run(setting(), out=tmp_path / "ray", engine=ray_engine)

@@ -37,7 +37,7 @@ def test_declarations_are_found_for_uploads_alone():
     assert declared_of(METHOD, "Local.n").kind == "count"
     assert declared_of(METHOD, "Local.v") is None
     assert declared_of(METHOD, "Global.w") is None
-    assert declared_of(METHOD, "Other.w") is None
+    assert declared_of(METHOD, "SentByNobody.w") is None
 
 
 def test_without_compression_sizes_are_as_declared():

@@ -99,6 +99,7 @@ def rounds_of(out: Path) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "times"), [(1, 4), pytest.param(2, 16, marks=pytest.mark.slow)])
 def test_killed_at_random_instants_and_gone_on(whole, nursery_at, tmp_path, jobs, times):
     """20 kills in all. One folder is shot again and again until it is through, then the

@@ -226,6 +226,7 @@ def test_two_audits_of_one_folder_do_not_clash(quick, tmp_path, monkeypatch):
     assert audit(suite, tmp_path)[0].status == "done"
 
 
+@pytest.mark.slow
 def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(auditing, "make_engine", lambda setting: ray_engine)
     monkeypatch.setattr(ray_engine, "close", lambda: None)
