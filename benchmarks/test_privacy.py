@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import statistics
 import time
 
 import torch
@@ -14,7 +13,7 @@ from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.policy import Policy
 from fedaudit.privacy.sensitivity import Context
 
-ROWS, WIDTH, PAIRS = 50_000, 512, 5
+ROWS, WIDTH, PAIRS = 50_000, 512, 7
 # Random numbers cost less on x86, and what is held against them more.
 BOUND = 3.0 if platform.machine() in ("aarch64", "arm64") else 4.5
 
@@ -34,14 +33,16 @@ def test_clip_and_noise_cost_a_few_times_the_random_numbers(benchmark):
         images=lambda: torch.empty(0),
         encode=lambda x: x,
     )
-    ratios = []
+    drawing, protecting = [], []
     protect(reply, context), torch.randn(ROWS, WIDTH)  # warm up
     for _ in range(PAIRS):
         start = time.perf_counter()
         torch.randn(ROWS, WIDTH)
         middle = time.perf_counter()
         protect(reply, context)
-        ratios.append((time.perf_counter() - middle) / (middle - start))
+        drawing.append(middle - start)
+        protecting.append(time.perf_counter() - middle)
     benchmark.pedantic(protect, args=(reply, context), rounds=1)
-    benchmark.extra_info["ratio"] = statistics.median(ratios)
-    assert statistics.median(ratios) <= BOUND, ratios
+    # The fastest of each: other work on the machine slows what moves memory more than what draws numbers.
+    benchmark.extra_info["ratio"] = ratio = min(protecting) / min(drawing)
+    assert ratio <= BOUND, (drawing, protecting)
