@@ -1,15 +1,13 @@
-"""What a repeated client is compared by, and in which precision it is repeated."""
+"""What a repeated client is compared by."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 
 import pytest
 import torch
-from torch import nn
 
-from fedaudit.epsilon.client_replay import _double, apart
+from fedaudit.epsilon.client_replay import apart
 
 
 def test_the_largest_difference_counts_relative_to_the_largest_number_sent():
@@ -38,15 +36,3 @@ def test_differences_from_zeros_are_taken_as_they_are():
 )
 def test_what_differs_in_anything_else_is_infinitely_far(a, b):
     assert apart(a, b) == math.inf
-
-
-def test_everything_that_trains_is_in_double_precision():
-    layer = nn.Linear(2, 1)
-    found = _double({"m": layer, "t": (torch.zeros(1), [torch.ones(1, dtype=torch.long)]), "n": 3})
-    assert found["m"].weight.dtype == torch.float64
-    assert layer.weight.dtype == torch.float32, "the method's own model stays"
-    assert type(found["t"]) is tuple
-    assert found["t"][0].dtype == torch.float64
-    assert found["t"][1][0].dtype == torch.long
-    assert found["n"] == 3
-    assert type(_double(OrderedDict(a=torch.zeros(1)))) is OrderedDict
