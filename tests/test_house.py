@@ -145,6 +145,7 @@ def test_tests_mirror_the_rooms():
 
 # Files of a room that no single module fits, and why.
 NOT_A_MODULE = {
+    "attack/test_what_tells_nothing": "what no attack may go by, under each threat",
     "attacks/test_releases": "attacks of several questions on the releases of one run",
     "attacks/test_stated_settings": "every attack's settings against a table",
     "epsilon/test_new_mechanisms": "each mechanism through both audits of a run",
