@@ -358,6 +358,7 @@ def final(folder):
     return load_file(folder / "models" / "global.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["fedavg", "fedrolex"])
 def test_without_steps_a_distillation_leaves_its_host_bit_for_bit(host, tiny, tmp_path):
     local = {"B": 32, "eta": 0.05}
@@ -392,6 +393,7 @@ def test_heterofl_settles_after_the_distillation(tiny, tmp_path):
     assert all(torch.equal(end[n], t) for n, t in asked.items())
 
 
+@pytest.mark.long
 def test_data_free_clients_go_on_from_their_own_models(tiny, tmp_path):
     """start = local: nothing goes down but a word, and L.acc is that of clients who train alone."""
     local = {"B": 32, "eta": 0.05}

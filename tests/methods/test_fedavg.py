@@ -112,6 +112,7 @@ def same_as_fedavg(ran, method, **values):
     return a.keys() == b.keys() and all(equal(a[file], b[file]) for file in a)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0}), ("fedntd", {"beta": 0.0})]
 )

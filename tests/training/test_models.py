@@ -18,7 +18,17 @@ from fedaudit import _torchvision
 from fedaudit.errors import SettingError
 from fedaudit.training import models
 
-BIG = ("resnet34", "resnet101", "resnet152", "resnet34_cifar", "resnet50_cifar", "resnet101_cifar", "resnet152_cifar")
+BIG = (
+    "efficientnet_v2_s",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnet34_cifar",
+    "resnet50_cifar",
+    "resnet101_cifar",
+    "resnet152_cifar",
+)
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in BIG else name for name in models.names("images")]
 SCALABLE = [name for name in ALL if name != "vit_tiny"]
 

@@ -252,9 +252,14 @@ def kept(study: str) -> list[dict[str, Any]]:
 
 
 @functools.cache
+def tables() -> dict[str, published.Table]:
+    return {table.name: table for table in published.tables()}
+
+
+@functools.cache
 def columns_of(paper: str, table: str) -> dict[str, int]:
     """Return how many columns of a table `fedaudit reproduce` runs on each data set."""
-    found = published.find_table(paper, table)
+    found = tables()[f"{paper} {table}"]
     return dict(
         Counter(
             cell.settings[0].dataset for cell in {c.column.name: c for c in published.wanted(found, "gpu")}.values()
@@ -265,7 +270,7 @@ def columns_of(paper: str, table: str) -> dict[str, int]:
 def reproduced(item: dict[str, Any], data: str) -> list[str]:
     """Return the commands that run this item on a data set."""
     paper = item["paper"].lower()
-    known = {table.name for table in published.tables()}
+    known = tables()
     said = item.get("reproduce") or ", ".join(re.findall(r"(?<=Table )\d+", item["item"]))
     numbers = [number for number in said.split(", ") if f"{paper} {number}" in known]
     return [f"reproduce {n} ({c})" for n in numbers if (c := columns_of(paper, n).get(data))]
