@@ -161,7 +161,7 @@ def test_a_secure_run_is_the_same_in_processes_of_its_own(runs, tmp_path):
     assert record.transcript_digest == read_record(runs("secure")).transcript_digest
 
 
-@pytest.mark.parametrize("name", ["fedgh", "pfedla", "dense"])
+@pytest.mark.parametrize("name", ["feddropout", "pfedla", "dense"])
 def test_a_method_that_needs_single_replies_is_refused_with_its_reason(name, tmp_path):
     with pytest.raises(NotApplicable, match=registry.find(name).single_replies):
         ran(tmp_path / "run", method=name, set={}, aggregate="secure")
