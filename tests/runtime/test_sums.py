@@ -414,6 +414,8 @@ def test_replies_of_several_shapes_have_no_sum():
     replies = {k: Summed(torch.ones(3 if k == 2 else 2)) for k in range(3)}
     guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0, quantile=None), vote_sigma=None)
     so_far = SimpleNamespace(t=4, entries=[], wire=SimpleNamespace(traffic=SimpleNamespace(asks=[])))
-    summing = Summing(SimpleNamespace(), so_far, lambda *words: replies, b"", guarantee, 10)
+    hub = SimpleNamespace(archs=("mlp",) * 3, shape=None, classes=2)
+    world = SimpleNamespace(hub=hub, method=registry.find("fedavg")())
+    summing = Summing(SimpleNamespace(world=world), so_far, lambda *words: replies, b"", guarantee, 10)
     with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):
-        summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", {}, None)
+        summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", dict.fromkeys(range(3)), None)
