@@ -321,7 +321,7 @@ class DataFree(Method):
         return Tuned(s, Generators(state_of(self.generator(server))), cast(Any, s).w, None)
 
     def round(self, s: Tuned, server: Server, cohort: Cohort) -> Tuned:
-        heard, host = Overheard(cohort), self._host
+        heard, host = Overheard(cohort, server), self._host
         after = host.train(s.host, server, heard)
         uploaded = heard.replies[0]
         n = torch.ones(len(uploaded), server.classes, device=server.device)
@@ -334,7 +334,7 @@ class DataFree(Method):
         nets, seen = self.distil(server, f, teachers, n, s.nets)
         w = state_of(f, lambda _: after.w.keys())  # what the host sends of a model
         if self._recalibrates(w):
-            w = settled(w, cohort.ask(self.measure, Query(State(w.parameters))))
+            w = settled(w, cohort.mean(self.measure, Query(State(w.parameters)), by="n").value.s)
         if self.guard and not self._better(cohort, after.w, w):
             w, seen = after.w, dataclasses.replace(seen, kept_host=True)
         if not self.feedback:
