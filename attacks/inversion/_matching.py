@@ -244,7 +244,8 @@ class Rates:
         self.lr, self.steps = lr, steps
         self.lengths = [end - begin for begin, end in zip([0, *falls], ends, strict=True)]
         self.phase, self.age, self.idle = [0] * searches, [0] * searches, [0] * searches
-        self.best, self.low, self.made = [math.inf] * searches, None, 0
+        self.best, self.made = [math.inf] * searches, 0
+        self.low: Tensor | None = None  # of each search, the least loss since the losses were looked at
         self._rate: Tensor | None = None
         for k in range(searches):
             self._skip(k)
@@ -259,10 +260,9 @@ class Rates:
     def after(self, losses: Tensor) -> bool:
         """Count one step, with the losses that it began with. Return whether all searches are at their ends."""
         self.made += 1
-        self.low = losses if self.low is None else torch.minimum(self.low, losses)
-        seen = None
-        if self.made % BLOCK == 0:
-            seen, self.low = self.low.tolist(), None
+        low = losses if self.low is None else torch.minimum(self.low, losses)
+        seen = low.tolist() if self.made % BLOCK == 0 else None
+        self.low = low if seen is None else None
         for k in range(len(self.phase)):
             if self.phase[k] == len(self.lengths):
                 continue
