@@ -232,7 +232,7 @@ class Matching:
 
 
 BLOCK = 25  # steps after which the losses are looked at: each look waits for a GPU
-PATIENCE = 4  # blocks without a gain that are a plateau
+PATIENCE = 8  # blocks without a gain that are a plateau
 GAIN = 0.01  # share of the loss that is a gain
 
 

@@ -132,10 +132,11 @@ def test_the_best_of_the_trials_goes_on(monkeypatch):
     assert [steps for steps, *_ in made] == [20], "one start has no rival"
 
 
-def test_a_rate_falls_on_a_plateau_and_the_search_ends_after_the_last():
+def test_a_rate_falls_on_a_plateau_and_the_search_ends_after_the_last(monkeypatch):
     """Losses that fall by 2 % in each block go the whole way, with the falls where they are. A loss that stands still
     from the first step on has a tenth of its rate after five blocks (the first one is a gain) and after each four more.
     """
+    monkeypatch.setattr(_matching, "PATIENCE", 4)
     rates = _matching.Rates(2, 1.0, 800, [300, 500, 700])
     seen = []
     for step in range(800):
