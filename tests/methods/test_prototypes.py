@@ -103,7 +103,7 @@ def test_class_means_over_clients_by_hand():
     assert prototypes.mean_by_class(sent, n)[0].tolist() == [3.25, 2.25]
     assert prototypes.mean_by_class(sent, {0: T([-1.0, 2.0]), 2: T([-3.0, 0.0])})[0].tolist() == [2.5, 1.5]
     replies = {k: fedproto.Counted(C, n[k]) for k, C in sent.items()}
-    literal = fedproto.FedProto(weights="literal").average(replies)
+    literal = fedproto.FedProto(weights="literal").average(replies, 2)
     assert {c: v.tolist() for c, v in literal.items()} == {0: [1.625, 1.125], 1: [5.0, 5.0]}
 
 
