@@ -22,6 +22,7 @@ from flwr.supercore.run import Run, RunNotRunningException
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.errors import place_of as raised_at
 from fedaudit.flower.client import FAILED, PARTITION, ROLL_CALL, Told
+from fedaudit.flower.in_process_runtime import LocalGrid
 from fedaudit.flower.messages import AUDIT, Field, fields_of, frame_bytes
 from fedaudit.flower.record_kinds import Names
 from fedaudit.flower.recorder import Answer, Fields, Recorder, Sending
@@ -35,7 +36,7 @@ class AuditedGrid(Grid):
 
     def __init__(self, inner: Grid, recorder: Recorder):
         self.inner, self.recorder = inner, recorder
-        self.lock = threading.RLock()
+        self.lock = inner.lock if isinstance(inner, LocalGrid) else threading.RLock()
         self.failure: FedauditError | None = None  # the first error of the audit itself
         self._numbers: dict[int, int] = {}  # node id: partition-id
         self._sent: dict[str, Sending] = {}  # by message id: pushed, and not yet pulled
