@@ -146,7 +146,7 @@ def test_nothing_is_recorded_while_a_node_of_this_process_works(tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["strategy", "threads", "secure", "vertical"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_under_ray(name, tmp_path):
     record, sizes = ran(name, tmp_path / "run", ray=True)
     if name == "vertical":  # answers that come after the server has ended are not waited for
