@@ -30,6 +30,8 @@ from fedaudit.flower.round_number import round_number
 from fedaudit.flower.secure_sums import typed
 from fedaudit.flower.strategies import watched_strategies
 
+ROLL_CALL_S = 300  # seconds that nodes have to say their numbers: a process of a simulation may start in a minute
+
 
 class AuditedGrid(Grid):
     """A grid whose every exchange is recorded."""
@@ -190,14 +192,21 @@ class AuditedGrid(Grid):
     def _call_roll(self) -> None:
         nodes = [n for n in self.inner.get_node_ids() if n not in self._numbers]
         calls = [Message(RecordDict(), dst_node_id=n, message_type=ROLL_CALL) for n in nodes]
-        for reply in self.inner.send_and_receive(calls, timeout=60):
+        silent = set(nodes)
+        for reply in self.inner.send_and_receive(calls, timeout=ROLL_CALL_S):
             if not reply.has_error():
+                silent.discard(reply.metadata.src_node_id)
                 said = int(cast(Any, reply.content[AUDIT])[PARTITION])
                 if said >= 0 and said not in self._numbers.values():
                     self._numbers[reply.metadata.src_node_id] = said
         for n in sorted(nodes):  # nodes without a partition-id, or that are gone
             if n not in self._numbers:
                 self._numbers[n] = next(k for k in range(len(nodes) + 1) if k not in self._numbers.values())
+            if n in silent:  # perhaps it only starts slowly, and will take part
+                self.recorder.note(
+                    f"node {n} did not say in time which partition it holds: it counts as client {self._numbers[n]}, "
+                    "and may hold the records of another"
+                )
 
 
 def _answered(reply: Message) -> str:

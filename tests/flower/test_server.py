@@ -145,6 +145,25 @@ def test_nothing_is_recorded_while_a_node_of_this_process_works(tmp_path, monkey
     assert max(most) == 1
 
 
+def test_a_node_that_does_not_say_its_number_is_named(tmp_path, monkeypatch):
+    """Its number is a guess then, and an attack on it would be held against another node's records."""
+    from fedaudit.flower import in_process_runtime
+
+    own = in_process_runtime.LocalGrid.send_and_receive
+
+    def slow(self, messages, *, timeout=None):
+        replies = own(self, messages, timeout=timeout)
+        if timeout == server_side.ROLL_CALL_S:
+            return [reply for reply in replies if reply.metadata.src_node_id != in_process_runtime.FIRST + 1]
+        return replies
+
+    monkeypatch.setattr(in_process_runtime.LocalGrid, "send_and_receive", slow)
+    record, _ = ran("strategy", tmp_path / "run")
+    (said,) = (note for note in record.notes if "did not say in time" in note)
+    assert said.startswith(f"node {in_process_runtime.FIRST + 1} ")
+    assert "counts as client 1" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_under_ray(name, tmp_path):
