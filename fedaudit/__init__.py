@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     M = TypeVar("M", bound=nn.Module)
 
     from fedaudit.aggregation.mean import Mean, weighted_mean
+    from fedaudit.aggregation.sender import Sender
     from fedaudit.attack.claims import Claims, Groups, Histogram, Reconstructions
     from fedaudit.attack.scene import Attack, Scene
     from fedaudit.errors import FedauditError
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "aggregation.mean": "Mean weighted_mean",
+    "aggregation.sender": "Sender",
     "attack.claims": "Claims Groups Histogram Reconstructions",
     "attack.scene": "Attack Scene",
     "errors": "FedauditError",

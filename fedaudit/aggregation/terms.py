@@ -67,7 +67,7 @@ class Entered:
 def entered(reply: Up, message: Down, terms: Terms, k: int, device: torch.device) -> Entered:
     """Return what client k sends instead of its reply."""
     base = message if terms.based else None
-    update, norm = bounded(update_of(reply, base, terms.by), terms)
+    update, norm = bounded(update_of(reply, base, terms.by, counts=terms.noise is None), terms)
     layout = update.layout
     if terms.secret is None:
         return Entered(restored(layout, update.real, update.whole, 1.0, base, device), layout.text(), norm=norm)

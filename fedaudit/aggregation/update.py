@@ -96,8 +96,12 @@ class Update:
         return [*parts, np.array([self.weight])] if self.layout.weighted else parts
 
 
-def update_of(reply: Up, message: Record | None, by: str | None) -> Update:
-    """Return a reply as an update. `message` is what it answers; None: there is none that all clients share."""
+def update_of(reply: Up, message: Record | None, by: str | None, counts: bool = True) -> Update:
+    """Return a reply as an update. `message` is what it answers; None: there is none that all clients share.
+
+    Without `counts` the reply's counts are left out: under a guarantee for clients all weigh the same, and a number of
+    records or steps would take up the clip that is there for the update.
+    """
     slots: list[Slot] = []
     real: list[np.ndarray] = []
     whole: list[np.ndarray] = []
@@ -114,7 +118,7 @@ def update_of(reply: Up, message: Record | None, by: str | None) -> Update:
         value = getattr(reply, field)
         if field == by:
             slots.append(Slot(field, None, (), isinstance(value, int), "weight"))
-        elif value is None:
+        elif value is None or (not counts and _is_count(declared, value)):
             slots.append(Slot(field, None, (), False, "none"))
         elif isinstance(value, State):
             base = _base(declared, value, message)
@@ -135,6 +139,11 @@ def update_of(reply: Up, message: Record | None, by: str | None) -> Update:
                 "tensors and numbers."
             )
     return Update(Layout(tuple(slots), reply.class_id()), _joined(real), _joined(whole), weight)
+
+
+def _is_count(declared: Declared | None, value: object) -> bool:
+    """Return whether a field holds counts that are not whole: whole numbers do not move under a guarantee anyway."""
+    return declared is not None and declared.kind == "count" and not isinstance(value, int)
 
 
 def _numbers(t: Tensor) -> np.ndarray:

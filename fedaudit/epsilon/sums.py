@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from scipy import stats
 
 from fedaudit.aggregation.secure import graph
 from fedaudit.aggregation.secure.messages import words_of
+from fedaudit.aggregation.secure.ring import HALF
+from fedaudit.aggregation.sender import Sender
 from fedaudit.aggregation.terms import Terms, bounded, gaussian, in_ring
 from fedaudit.aggregation.update import Layout, Slot, Update, clipped, update_of
 from fedaudit.epsilon.audit_result import AuditedClaim, held_path
@@ -39,7 +41,7 @@ from fedaudit.runtime.task import Task, compute, run_task
 from fedaudit.setting import Setting
 from fedaudit.significance import level_of, said
 from fedaudit.stats import check_confidence
-from fedaudit.wire.codec import decode, encode
+from fedaudit.wire.codec import decode, encode, read_header
 from fedaudit.wire.message import Down, Up
 from fedaudit.wire.transcript import TranscriptEntry
 
@@ -76,13 +78,16 @@ def audit_sums(
 # --- the noise on sums ----------------------------------------------------------------------------------------------
 
 
-def replies(run: RunFolder, watch: Watch = unwatched) -> dict[tuple[int, int], tuple[Down, Up]]:
-    """Return what each client was sent and answered, by round and client: its tasks are performed again, in order.
+Answers = dict[tuple[int, int, int], tuple[Down, Up]]  # by round, ask and client: what it was sent, its summand
 
-    The answers are those before any clipping, noise and mask.
+
+def replies(run: RunFolder, watch: Watch = unwatched) -> Answers:
+    """Return what each client was sent and answered: its tasks are performed again, in order.
+
+    The answers are those before any clipping, noise and mask, in the form in which they are added up.
     """
     json, world = run.record.setting.model_dump_json(), run.world
-    found: dict[tuple[int, int], tuple[Down, Up]] = {}
+    found: Answers = {}
     states: dict[int, Any] = {}
     sent = [e for e in run.transcript.entries() if e.direction == "down" and not e.fn.startswith("(sum)")]
     answered = {(e.round, e.ask, e.client) for e in run.transcript.entries() if e.direction == "up"}
@@ -98,7 +103,10 @@ def replies(run: RunFolder, watch: Watch = unwatched) -> dict[tuple[int, int], t
             if done.reply is None or done.state is None:
                 raise RunError(f"Round {entry.round}, client {entry.client}: {done.error}. It cannot be repeated.")
             states[entry.client] = done.state
-            found[entry.round, entry.client] = message, decode(done.reply, Up, device=world.device)
+            reply = decode(done.reply, Up, device=world.device)
+            sender = Sender(entry.client, entry.round, tuple(world.archs), world.shape, world.classes)
+            at = entry.round, entry.ask, entry.client
+            found[at] = message, world.method.summand(sender, reply, message)
             watch(i, len(sent), f"repeating round {entry.round}")
     return found
 
@@ -111,19 +119,22 @@ def _noise(run: RunFolder, guarantee: Guarantee, confidence: float, watch: Watch
     for entry in run.transcript.sums():
         one = sums[entry.round, entry.ask]
         now = guarantee if one.clip is None or guarantee.vote_sigma is None else guarantee.at(one.clip)
-        ids = sorted(k for t, k in again if t == entry.round)
+        ids = sorted(k for t, ask, k in again if (t, ask) == (entry.round, entry.ask))
         if guarantee.policy.where == "client" and not one.secure:
-            found += _of_updates(run, guarantee, entry.round, again)
+            found += _of_updates(run, guarantee, entry.round, entry.ask, again)
             continue
-        message = again[entry.round, ids[0]][0]
-        both = [clipped(_update(again[entry.round, k][1], message), now.policy.clip) for k in ids]
+        sent = [again[entry.round, entry.ask, k] for k in ids]
+        # A state is counted from the message that all were sent, if all were sent the same.
+        message = sent[0][0] if one_message(sent) else None
+        both = [clipped(_update(reply, message), now.policy.clip) for _, reply in sent]
         clean = np.sum([u.real for u, _ in both], axis=0)
         if now.vote_sigma is not None and one.within is not None:
             cast_votes = sum(vote(norm, now.policy.clip) for _, norm in both)
             votes.append(((one.within - 0.5) * one.divisor - cast_votes) / now.vote_sigma)
         made = _update(entry.record(), message).real * one.divisor
         sigma = deviation(now, one, run.record.setting)
-        found.append(Residual(-1, entry.round, "sum", ((made - clean) / sigma)[None], (clean / sigma)[None]))
+        z = ((made - clean) / sigma)[None]
+        found.append(Residual(-1, entry.round, "sum", z, (clean / sigma)[None], grain=grid(one) / sigma))
     if not found:
         raise RunError(f"{run.folder} has no sums to examine.")
     if votes:
@@ -167,19 +178,33 @@ def _noise(run: RunFolder, guarantee: Guarantee, confidence: float, watch: Watch
     )
 
 
-def _update(reply: Up, message: Down) -> Update:
-    by = next((name for name, d in reply.declared().items() if d is not None and d.kind == "count"), None)
-    return update_of(reply, message, by)
+def grid(one: SumRecord) -> float:
+    """Return the distance between two values that the noise of a sum can have; 0: it is continuous.
+
+    Where a sum has no update in it, or the same one many times, whole steps of noise repeat without any fault.
+    """
+    if one.bound is None or one.where == "server":
+        return 0.0
+    return one.bound / (HALF // one.invited)
 
 
-def _of_updates(
-    run: RunFolder, guarantee: Guarantee, t: int, again: dict[tuple[int, int], tuple[Down, Up]]
-) -> list[Residual]:
+def one_message(sent: Sequence[tuple[Down, Up]]) -> bool:
+    """Return whether all of these replies answer the same message."""
+    return len({read_header(encode(message)).digest for message, _ in sent}) == 1
+
+
+def _update(reply: Up, message: Down | None) -> Update:
+    counts = [name for name, d in reply.declared().items() if d is not None and d.kind == "count"]
+    by = next((name for name in counts if isinstance(getattr(reply, name), int)), None)  # the weight
+    return update_of(reply, message, by, counts=False)
+
+
+def _of_updates(run: RunFolder, guarantee: Guarantee, t: int, ask: int, again: Answers) -> list[Residual]:
     """Return the residuals of one round's updates, where each client adds its own noise and sends it openly."""
     found = []
     for entry in run.transcript.entries():
-        if entry.direction == "up" and entry.round == t and (t, entry.client) in again:
-            message, reply = again[t, entry.client]
+        if entry.direction == "up" and (entry.round, entry.ask) == (t, ask) and (t, ask, entry.client) in again:
+            message, reply = again[t, ask, entry.client]
             clean = clipped(_update(reply, message), guarantee.policy.clip)[0].real
             z = (_update(entry.record(), message).real - clean) / guarantee.sigma
             found.append(Residual(entry.client, t, "update", z[None], (clean / guarantee.sigma)[None]))

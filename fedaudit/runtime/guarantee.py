@@ -41,7 +41,7 @@ def guarantee_of(setting: Setting) -> Guarantee | None:
 def single_replies(method: Method) -> str:
     """Return why a method cannot run where the server learns sums only."""
     name = method.registered_name or type(method).__name__
-    reason = method.single_replies or "it uses cohort.ask for replies that hold something private"
+    reason = method.needs_single_replies() or "it uses cohort.ask for replies that hold something private"
     return f"{name} cannot run with --aggregate secure, where the server learns sums only: {reason}. Use plain sums."
 
 
@@ -52,11 +52,18 @@ def check_sums(setting: Setting, method: Method) -> None:
             f"--compress {setting.compress} shrinks single replies, and masked vectors of secure aggregation cannot be "
             "compressed. Leave one of the two out."
         )
-    if setting.aggregate == "secure" and method.single_replies:
+    if setting.aggregate == "secure" and method.needs_single_replies():
         raise NotApplicable(single_replies(method))
-    if method.single_replies and read_updates(setting.privacy) is not None:
+    updates = read_updates(setting.privacy)
+    if updates is not None and updates.where == "client" and type(method).summand is not Method.summand:
         name = method.registered_name or type(method).__name__
         raise NotApplicable(
-            f"privacy.updates protects sums of updates, and {name} needs single replies: {method.single_replies}. "
+            f"privacy.updates: where = 'client' sends single updates with noise, and {name} adds up replies in another "
+            "form than it sends them in. Choose where = 'server' or 'shares'."
+        )
+    if (reason := method.needs_single_replies()) and updates is not None:
+        name = method.registered_name or type(method).__name__
+        raise NotApplicable(
+            f"privacy.updates protects sums of updates, and {name} needs single replies: {reason}. "
             "Protect its releases by their kinds."
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import nn
 
+from fedaudit.aggregation.sender import Sender
 from fedaudit.data import Federation
 from fedaudit.errors import ContractError, SettingError, unknown
 from fedaudit.setting import Frozen, Setting, validated
@@ -38,6 +39,9 @@ class Method(Frozen):
 
     # Why the server must see each client's reply by itself, so that secure aggregation is refused; empty: it does not.
     single_replies: ClassVar[str] = ""
+
+    # In words, whose numbers stand alone in a sum, because other clients add nothing to them; empty: nobody's.
+    alone_in_sums: ClassVar[str] = ""
 
     images_only: ClassVar[str] = ""  # in words, what it does that needs images; empty if it takes any records
 
@@ -106,6 +110,23 @@ class Method(Frozen):
     def diagnostics(self, s: Any) -> dict[str, float]:
         """Return numbers about the round that ended in this state, by name, for its record. No attack sees them."""
         return {}
+
+    def needs_single_replies(self) -> str:
+        """Return why the server must see single replies with these hyper-parameters; empty: it does not."""
+        return self.single_replies
+
+    def summand(self, sender: Sender, reply: Any, message: Any) -> Up:
+        """Return a client's reply in the form in which it enters `cohort.mean`: all clients' have the same shape.
+
+        `message` is what it answers. It runs on the client if the server may learn sums only, and on the server
+        otherwise. Under a guarantee for clients, a field of kind `count` that is not whole comes back as None.
+        """
+        return cast(Up, reply)
+
+    def summed_numbers(self, plan: Plan) -> list[int] | None:
+        """Return how many numbers a client adds to each sum of a round. None: one sum, of all that it declares to
+        send."""
+        return None
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int] | None:
         """Return the bytes of one round over the whole cohort, by ("up" or "down", "Message.field"). None: not

@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor, nn
 
 from fedaudit.aggregation.mean import Mean, mean_of
+from fedaudit.aggregation.sender import Sender
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy.dpsgd import Progress, trained
 from fedaudit.privacy.dpsgd_stack import PrivateJob, Trained
@@ -110,6 +111,10 @@ class Server(Party):
     def arch(self, k: int) -> str:
         """Return the architecture of client k's model, which is public knowledge."""
         return self._hub.archs[k]
+
+    def sender(self, k: int) -> Sender:
+        """Return client k as the sender of a reply that enters a sum."""
+        return Sender(k, self.t, self._hub.archs, self._hub.shape, self._hub.classes)
 
     def model(self, arch: str | None = None) -> models.Net:
         """Return a freshly initialised model, in evaluation mode."""

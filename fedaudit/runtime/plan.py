@@ -77,15 +77,18 @@ def summed_fields(method: Method, declared: Mapping[Key, Size | int]) -> set[Key
     return {key for key in declared if key[0] == "up" and key[1].partition(".")[0] in private}
 
 
-def planned_sum(method: Method, declared: Mapping[Key, Size | int], plan: Plan, threshold: float) -> SumFacts:
-    """Return what a round's secure sum will be if nobody drops out."""
+def planned_sums(method: Method, declared: Mapping[Key, Size | int], plan: Plan, threshold: float) -> list[SumFacts]:
+    """Return what a round's secure sums will be if nobody drops out."""
     ids = list(plan.participants)
     near = neighbours(ids, degree(len(ids), threshold), 0)
-    numbers = 0
-    for key in summed_fields(method, declared):
-        size = as_size(declared[key])
-        numbers += size.numbers or size.payload // NUMBER  # a size without a shape is one of numbers
-    return SumFacts(ids, near, ids, ids, ids, numbers // len(ids))
+    lengths = method.summed_numbers(plan)
+    if lengths is None:
+        numbers = 0
+        for key in summed_fields(method, declared):
+            size = as_size(declared[key])
+            numbers += size.numbers or size.payload // NUMBER  # a size without a shape is one of numbers
+        lengths = [numbers // len(ids)]
+    return [SumFacts(ids, near, ids, ids, ids, length) for length in lengths]
 
 
 # --- with compression ------------------------------------------------------------------------------------------

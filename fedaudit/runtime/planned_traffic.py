@@ -19,7 +19,7 @@ from fedaudit.data import datasets
 from fedaudit.data.partitions import partition
 from fedaudit.errors import NotApplicable, SettingError, unknown
 from fedaudit.runtime.method import Method
-from fedaudit.runtime.plan import as_sent, in_sums, plan_of, planned_sum
+from fedaudit.runtime.plan import as_sent, in_sums, plan_of, planned_sums
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
 from fedaudit.training import models, own_model
@@ -147,7 +147,7 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, 
         sizes, unknown = as_sent(method, setting.compress, declared)
         if setting.aggregate == "secure":
             now = dataclasses.replace(plan, t=t)
-            summed = in_sums(method, declared, [planned_sum(method, declared, now, setting.threshold)])
+            summed = in_sums(method, declared, planned_sums(method, declared, now, setting.threshold))
             sizes = {key: as_size(size) for key, size in summed.items()}
         at_most |= unknown
         for key, size in _counted(sizes, convention, len(plan.participants)).items():

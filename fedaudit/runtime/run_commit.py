@@ -47,9 +47,11 @@ def who_sees(run: RunState) -> list[str]:
     sums = [one for row in run.record.rounds for one in row.sums if one.secure]
     if not sums:
         return []
+    alone = run.method.alone_in_sums
     return [
         f"secure aggregation: the server sees only sums of at least {min(one.stayed for one in sums)} clients, as long "
         f"as fewer than {min(one.threshold or 2 for one in sums)} that share a client's keys tell it what they know"
+        + (f"; but {alone}" if alone else "")
     ]
 
 

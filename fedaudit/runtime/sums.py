@@ -33,9 +33,10 @@ from fedaudit.aggregation.secure.messages import (
 from fedaudit.aggregation.secure.protocol import SEALED, Member, Revealed, total
 from fedaudit.aggregation.secure.ring import HALF
 from fedaudit.aggregation.secure.shamir import BYTES
+from fedaudit.aggregation.sender import Sender
 from fedaudit.aggregation.terms import Noise, Terms, gaussian
 from fedaudit.aggregation.update import Layout, clipped, restored, update_of
-from fedaudit.errors import PrivacyError, RunError
+from fedaudit.errors import NotApplicable, PrivacyError, RunError
 from fedaudit.privacy.adaptive_clip import moved, vote, within
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.noise_key import derived
@@ -45,6 +46,7 @@ from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort
 from fedaudit.runtime.run_record import Absence, RoundRecord, SumRecord
 from fedaudit.runtime.run_state import RunState
+from fedaudit.runtime.task import promised
 from fedaudit.setting import Setting
 from fedaudit.wire.message import Down, Record, Up
 
@@ -73,11 +75,29 @@ class Summing:
     def mean(self, cohort: Cohort, fn: Any, message: Down | Mapping[int, Any], by: str | None) -> Mean[Any]:
         """Return the mean of the replies to a message, by the setting's way of summing."""
         path = function_path(self.run.method, fn)
+        if self.guarantee is not None and self.records:
+            name = self.run.setting.method
+            raise NotApplicable(
+                f"privacy.updates accounts for one sum in a round, and {name} takes another one, {path}. Set {name} so "
+                "that it takes one, or protect its releases by their kinds."
+            )
         if self.run.setting.aggregate == "secure":
             return self._secure(cohort, fn, path, message, by)
         if self.guarantee is None:
-            return mean_of(self.ask(cohort, fn, message), by)
+            return mean_of(self._summands(self.ask(cohort, fn, message), message), by)
         return self._noised(cohort, fn, path, message, by)
+
+    def _summands(self, replies: Mapping[int, Any], message: Down | Mapping[int, Any]) -> dict[int, Up]:
+        """Return the replies in the form in which they are added up."""
+        hub, method = self.run.world.hub, self.run.world.method
+        return {
+            k: method.summand(
+                Sender(k, self.so_far.t, hub.archs, hub.shape, hub.classes),
+                reply,
+                message if isinstance(message, Down) else message[k],
+            )
+            for k, reply in replies.items()
+        }
 
     # --- plain sums under a guarantee for clients ---
 
@@ -97,7 +117,9 @@ class Summing:
         if not replies:
             raise RunError(f"Round {self.so_far.t}, {path}: no client answered, so there is no sum.")
         ids = sorted(replies)
-        updates = [update_of(replies[k], base, by) for k in ids]
+        if not local:  # otherwise the client has brought it into this form, and added noise
+            replies = self._summands(replies, message)
+        updates = [update_of(replies[k], base, by, counts=False) for k in ids]
         share = None
         if not local:
             both = [clipped(update, guarantee.policy.clip) for update in updates]
@@ -110,7 +132,7 @@ class Summing:
             real = real + self._server_noise(number, len(real))
         divisor = self._divisor(len(invited))
         value = restored(updates[0].layout, real / divisor, whole / divisor, divisor, base, self.run.world.device)
-        self._bill(type(value), invited, mark)
+        self._bill(type(value), sent_by(fn), invited, mark)
         self.records.append(
             SumRecord(
                 ask=number,
@@ -158,7 +180,14 @@ class Summing:
         sigma = guarantee.sigma if multiplier is None else multiplier * guarantee.policy.clip
         return {"clip": guarantee.policy.clip, "sigma": sigma, "where": guarantee.policy.where}
 
-    def _bill(self, cls: type[Up], invited: Sequence[int], mark: int, grid: float | None = None) -> None:
+    def _bill(
+        self,
+        cls: type[Up],
+        sent: Sequence[type[Up]],
+        invited: Sequence[int],
+        mark: int,
+        grid: float | None = None,
+    ) -> None:
         """Enter what this sum cost the clients. Where sampling amplifies, every client pays in every round.
 
         The reply by itself was entered as unprotected by its client's task, after `mark`; it is in the sum alone.
@@ -166,16 +195,16 @@ class Summing:
         guarantee = self._guaranteed()
         kinds = sorted({d.kind for d in cls.declared().values() if d is not None and d.kind not in (None, "count")})
         entry = guarantee.entry(f"{cls.__name__} (update)", kinds[0] if kinds else "weights", grid)
-        fields = {f"{cls.__name__}.{name}" for name in cls.declared()}
+        fields = fields_of((cls, *sent))
         for at in range(mark, len(self.so_far.entries)):
             k, of_client = self.so_far.entries[at]
             self.so_far.entries[at] = k, [e for e in of_client if e.field not in fields or e.noise_multiplier > 0]
         who = range(guarantee.clients) if guarantee.amplified else invited
         self.entries += [(k, [entry]) for k in who]
 
-    def _hide(self, cls: type[Up], mark: int) -> None:
+    def _hide(self, classes: Sequence[type[Up]], mark: int) -> None:
         """Say of the releases after `mark` that they are in sums alone. That is no guarantee, and costs as before."""
-        fields = {f"{cls.__name__}.{name}" for name in cls.declared()}
+        fields = fields_of(classes)
         for at in range(mark, len(self.so_far.entries)):
             k, of_client = self.so_far.entries[at]
             self.so_far.entries[at] = (
@@ -306,9 +335,9 @@ class Summing:
         value = restored(layout, real / divisor, parts[1] / divisor, divisor, base, self.run.world.device)
         self.facts.append(SumFacts(invited, near, sorted(sealed), sorted(masked), sorted(revealed), ring.length))
         if self.guarantee is None:
-            self._hide(type(value), mark)
+            self._hide((type(value), *sent_by(fn)), mark)
         else:
-            self._bill(type(value), invited, mark, ring.steps()[0])
+            self._bill(type(value), sent_by(fn), invited, mark, ring.steps()[0])
         self.records.append(
             SumRecord(
                 ask=number, fn=path, invited=len(invited), stayed=len(masked), divisor=divisor, secure=True,
@@ -348,6 +377,16 @@ class Summing:
 
     def _up(self, k: int, message: Record, phase: str, number: int) -> Any:
         return self.so_far.wire.aside("up", k, message, phase, number)
+
+
+def sent_by(fn: Any) -> tuple[type[Up], ...]:
+    """Return the messages that a client's function is annotated to return."""
+    return promised(getattr(fn, "__func__", fn))
+
+
+def fields_of(classes: Sequence[type[Up]]) -> set[str]:
+    """Return all fields of these messages, as the ledger names them."""
+    return {f"{cls.__name__}.{name}" for cls in classes for name in cls.declared()}
 
 
 def summing_of(run: RunState, so_far: RoundSoFar, ask: Asker) -> Summing:

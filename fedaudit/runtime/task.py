@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 import torch
 
 from fedaudit.aggregation.secure.messages import Masked
+from fedaudit.aggregation.sender import Sender
 from fedaudit.aggregation.terms import Terms, entered
 from fedaudit.errors import ContractError, FedauditError, PrivacyError, last_frame, place_of
 from fedaudit.privacy.ledger import LedgerEntry
@@ -157,7 +158,9 @@ def _gated_task(task: Task, gate: Outputs) -> Done:
             layout, cut = "", 0
             if task.terms is not None:
                 with meter.span("sum"):
-                    told = entered(reply, message, task.terms, task.k, world.device)
+                    sender = Sender(task.k, task.t, tuple(world.archs), world.shape, world.classes)
+                    summand = world.method.summand(sender, reply, message)
+                    told = entered(summand, message, task.terms, task.k, world.device)
                 reply, layout, cut = told.reply, told.layout, told.cut
                 protection = {} if isinstance(reply, Masked) else protection
             with meter.span("encode"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from fedaudit.epsilon.one_run import BOUNDS
+from fedaudit.epsilon.sums import KIND
 from fedaudit.errors import FedauditError
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.mechanisms.base import mechanism_of
@@ -25,6 +26,8 @@ def check_epsilon_audits(case: Case) -> None:
     known = _epsilons(case)
     entries = [entry for ledger in case.record.ledger for entry in ledger.entries]
     gaussian = {e.kind: mechanism_of(e).normal or mechanism_of(e).trains for e in entries if e.noise_multiplier > 0}
+    of_sums = [mechanism_of(e).normal for e in entries if e.unit == "client"]
+    gaussian |= {KIND: all(of_sums)} if of_sums else {}
     for i, audit in enumerate(case.record.audits):
         figure, at = f"epsilon of {audit.claim}, {audit.test}", f"audits.{i}"
         # What other noise gives for one release depends on more than the ledger keeps.

@@ -19,6 +19,8 @@ These points are left open, or done otherwise here:
   paper's code takes the mean number of steps instead.
 - Momentum and the proximal term together have other weights a_i, which the paper does not give: refused. So is Adam,
   whose steps are no weighted sum of gradients.
+- The server needs sums alone: of d_i, of ||a_i||_1 and of batch-norm statistics, by n_i. Under a guarantee for clients
+  it does not learn how many steps they made. tau_eff is then a number that you choose (`tau_eff`).
 - The paper's server momentum is not here.
 - Batch-norm statistics are averaged by p_i as in FedAvg.
 """
@@ -38,6 +40,7 @@ from fedaudit import (
     Down,
     Plan,
     Record,
+    Sender,
     Server,
     Size,
     State,
@@ -47,8 +50,8 @@ from fedaudit import (
     private,
     register,
     state_of,
-    weighted_mean,
 )
+from fedaudit.errors import SettingError
 from fedaudit.methods.averaging.fedprox import proximal
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.methods.shared._travelling import SendsTrained
@@ -64,6 +67,14 @@ class Local(Up):
     n: int = private("count", via="data", unit="client")
 
 
+class Step(Up):
+    """A client's part in the server's sums."""
+
+    d: State = private("gradients", via="model", unit="client")  # -d_i, and the change of batch-norm statistics
+    a: float | None = private("count", via="model", unit="client")  # ||a_i||_1 in thousands: sums have a bound
+    n: int = private("count", via="data", unit="client")
+
+
 class Normalised(Record):
     x: State
 
@@ -72,12 +83,11 @@ class Normalised(Record):
 class FedNova(SendsTrained, WithOptimiser):
     """Average normalised updates of unequal length. A client sends its update and how many steps it took."""
 
-    single_replies: ClassVar[str] = "an update is divided by its own client's number of steps"
-
     E: int = Field(default=1, ge=1)  # local epochs
     B: int = 64  # local batch size
     eta: float = Field(default=0.01, gt=0)  # local learning rate
     mu: float = Field(default=0.0, ge=0)  # weight of FedProx's proximal term
+    tau_eff: float | None = Field(default=None, gt=0)  # None: the clients' mean, sum_i p_i ||a_i||_1
 
     quick: ClassVar[Mapping[str, Any]] = {"B": 16, "eta": 0.05}
 
@@ -93,17 +103,23 @@ class FedNova(SendsTrained, WithOptimiser):
         return Normalised(state_of(server.model(), self.part))
 
     def round(self, s: Normalised, server: Server, cohort: Cohort) -> Normalised:
-        replies = cohort.ask(self.client_update, Global(s.x))
-        n = sum(r.n for r in replies.values())
-        p = {i: r.n / n for i, r in replies.items()}
-        norm = {i: self.norm(r.tau) for i, r in replies.items()}  # ||a_i||_1
-        tau_eff = sum(p[i] * norm[i] for i in replies)
-        mean = weighted_mean({i: r.y for i, r in replies.items()}, p)
-        x = {
-            name: t - tau_eff * sum(p[i] / norm[i] * (t - r.y[name]) for i, r in replies.items())
-            for name, t in s.x.parameters.items()
-        }
-        return Normalised(State({**mean, **x}, mean.buffers))
+        found: Any = cohort.mean(self.client_update, Global(s.x), by="n")
+        mean: Step = found.value
+        if mean.a is None and self.tau_eff is None:
+            raise SettingError(
+                "Under a guarantee for clients FedNova's server does not learn how many steps they make, and needs "
+                "tau_eff from you: --set tau_eff=5, about as many steps as a client makes in a round."
+            )
+        tau_eff = self.tau_eff or 1000 * (mean.a or 0.0)  # sum_i p_i ||a_i||_1
+        statistics = {name: s.x[name] + mean.d[name] for name in s.x.buffers}
+        x = {name: t + tau_eff * mean.d[name] for name, t in s.x.parameters.items()}
+        return Normalised(State({**s.x, **statistics, **x}, s.x.buffers))
+
+    def summand(self, sender: Sender, reply: Local, message: Global) -> Step:
+        a = self.norm(reply.tau)
+        change = {name: t - message.x[name] for name, t in reply.y.items()}
+        d = {name: t if name in reply.y.buffers else t / a for name, t in change.items()}
+        return Step(State(d, reply.y.buffers), a / 1000, reply.n)
 
     def norm(self, tau: int) -> float:
         """Return ||a_i||_1 of so many local steps."""

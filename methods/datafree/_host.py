@@ -99,8 +99,8 @@ def host_of(method: Method) -> Host:
 class Overheard(Cohort):
     """A cohort that keeps the answers it got: a host's replies are the distillation's teachers."""
 
-    def __init__(self, cohort: Cohort):
-        self.cohort, self.replies = cohort, list[dict[int, Any]]()
+    def __init__(self, cohort: Cohort, server: Server):
+        self.cohort, self.server, self.replies = cohort, server, list[dict[int, Any]]()
 
     @property
     def ids(self) -> list[int]:  # type: ignore[override]
@@ -111,7 +111,10 @@ class Overheard(Cohort):
         return self.replies[-1]
 
     def mean(self, fn: Callable[[Any, Any], U], message: Down | Mapping[int, Any], *, by: str | None = None) -> Mean[U]:
-        return mean_of(self.ask(fn, message), by)
+        method: Any = getattr(fn, "__self__", None)  # the host, whose function it is
+        sent = {k: message if isinstance(message, Down) else message[k] for k in self.ids}
+        replies = self.ask(fn, message).items()
+        return mean_of({k: method.summand(self.server.sender(k), reply, sent[k]) for k, reply in replies}, by)
 
 
 # --- the host of the data-free mode ---------------------------------------------------------------------------------

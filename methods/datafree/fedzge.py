@@ -163,8 +163,6 @@ class FedZGE(Method):
     A client sends logits on the server's images, and its size.
     """
 
-    single_replies: ClassVar[str] = "each client's answers to a query are weighted and compared with the others'"
-
     E_k: int = Field(10, ge=0)  # local training epochs; 0: the clients stay as they are
     B_k: int = 256  # local batch size
     E_prime: int = Field(10, ge=0)  # E'_k, local distillation epochs; 0: without L'_k
@@ -233,9 +231,14 @@ class FedZGE(Method):
             x = x_hat.detach()
             u = self.drawn_directions(x, server.rng(f"u {i}"))  # line 13
             ask = self.again if i else self.first_openly if self.openly else self.first
-            replies: dict[int, Any] = cohort.ask(ask, Query(x, x + self.epsilon * u))  # lines 4-18
+            query = Query(x, x + self.epsilon * u)
+            replies: dict[int, Any] = cohort.ask(ask, query) if self.openly else {}  # lines 4-18
             N = {k: r.N for k, r in replies.items()}
-            outputs = ensemble({k: r.f for k, r in replies.items()}, N)  # line 20
+            if self.openly:
+                outputs = ensemble({k: r.f for k, r in replies.items()}, N)  # line 20
+            else:
+                mean: Any = cohort.mean(ask, query, by="N")
+                outputs = mean.value.f
             e, e_u = outputs[: self.B], outputs[self.B :].view(self.queried, self.B, server.classes)
             if self.images == "trained":
                 if self.openly:
@@ -258,6 +261,9 @@ class FedZGE(Method):
         kept = (moments, moments_G) if self.moments == "kept" else ({}, {})
         agreement = None if self.images == "real" else (e.argmax(1) == y).double().mean().item()
         return Learned(state_of(f), state_of(G), *kept, agreement, inner)
+
+    def needs_single_replies(self) -> str:
+        return "a true gradient goes through each client's model" if self.openly else ""
 
     def keep_inner(self, inner: dict[int, State], f: nn.Module, step: int) -> None:
         """Keep f as it is after so many inner steps, under the next number."""

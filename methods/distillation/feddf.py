@@ -80,7 +80,7 @@ class FedDF(Method):
         return Fused(s, cast(Any, s).w, -1.0)
 
     def round(self, s: Fused, server: Server, cohort: Cohort) -> Fused:
-        heard, host = Overheard(cohort), host_of(self.host)
+        heard, host = Overheard(cohort, server), host_of(self.host)
         after = host.train(s.host, server, heard)  # x_{t,0}
         if not self.N:
             return Fused(host.settle(after, server, cohort), after.w, -1.0)

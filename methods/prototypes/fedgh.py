@@ -12,6 +12,9 @@ We do not have the paper; this is written from its published description. That l
 - Steps of the header: Algorithm 1 goes once through the representations (`S = 1`), one at a time (`B_s = 1`).
   HtFLlib takes batches of 10: one epoch in `total.sh`, a hundred by default.
 - A header that is random in round 1 replaces the clients' own in it as in every round.
+- The header learns from each client's representations (`rows = "clients"`), so the server must see single replies.
+  `rows = "classes"` is not in the paper: the header learns from the mean of each class over the clients, for which sums
+  are enough. Secure aggregation and guarantees for clients go with it.
 - A client deploys its model after local training. HtFLlib scores it with the new header, before the next training: the
   point "new head" of every evaluated round.
 - As a rival in FedFree: eta_theta = 0.01 (Table A2).
@@ -20,7 +23,7 @@ We do not have the paper; this is written from its published description. That l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +35,7 @@ from fedaudit import (
     Down,
     Plan,
     Record,
+    Sender,
     Server,
     Size,
     State,
@@ -47,7 +51,18 @@ from fedaudit import (
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
 from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
-from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, head, width_of, with_head
+from fedaudit.methods.shared._prototypes import (
+    ONE_HOLDER,
+    ByClass,
+    ClassSums,
+    bill,
+    class_sums,
+    common_width,
+    head,
+    means_of_sums,
+    width_of,
+    with_head,
+)
 
 
 class Header(Down):
@@ -81,7 +96,7 @@ class HeaderNet(nn.Module):
 class FedGH(WithOptimiser):
     """Train a shared head on class means. A client sends one mean embedding for each class."""
 
-    single_replies: ClassVar[str] = "the header is trained on each client's class means, one row each"
+    alone_in_sums: ClassVar[str] = ONE_HOLDER
 
     E: int = 1  # local epochs
     B: int = 64  # local batch size
@@ -89,6 +104,7 @@ class FedGH(WithOptimiser):
     S: int = 1  # epochs of the header in a round
     B_s: int = 1  # representations in a step of the header
     eta_s: float = 0.01  # eta_theta, learning rate of the header
+    rows: Literal["clients", "classes"] = "clients"  # a representation of each client and class, or of each class
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "dffke": DFFKE,
@@ -101,12 +117,29 @@ class FedGH(WithOptimiser):
         return Generalised(state_of(HeaderNet(width, server.classes).to(server.device)))
 
     def round(self, s: Generalised, server: Server, cohort: Cohort) -> Generalised:
-        replies = cohort.ask(self.local_update, Header(s.theta))
-        V = torch.stack([r.V[c] for r in replies.values() for c in sorted(r.V)])
-        labels = torch.tensor([c for r in replies.values() for c in sorted(r.V)], device=server.device)
+        if self.rows == "classes":
+            mean: Any = cohort.mean(self.local_update, Header(s.theta))
+            means = means_of_sums(mean)
+            if not means:
+                return s  # noise has left no class
+            sent = list(means.items())
+        else:
+            replies = cohort.ask(self.local_update, Header(s.theta))
+            sent = [(c, r.V[c]) for r in replies.values() for c in sorted(r.V)]
+        V = torch.stack([of_class for _, of_class in sent])
+        labels = torch.tensor([c for c, _ in sent], device=server.device)
         H = load(HeaderNet(V.shape[1], server.classes).to(server.device), s.theta)
         server.fit(H, header_loss, (V, labels), epochs=self.S, batch=self.B_s, opt=sgd(self.eta_s))
         return Generalised(state_of(H))
+
+    def needs_single_replies(self) -> str:
+        return "the header is trained on each client's class means, one row each" if self.rows == "clients" else ""
+
+    def summand(self, sender: Sender, reply: Representations, message: Header) -> ClassSums:
+        return class_sums(reply.V, sender.classes)
+
+    def summed_numbers(self, plan: Plan) -> list[int]:
+        return [plan.classes * (width_of(plan.archs[plan.participants[0]], plan.shape, plan.classes) + 1)]
 
     def local_update(self, client: Client, msg: Header) -> Representations:  # on client k
         load(client.model, msg.theta, head)

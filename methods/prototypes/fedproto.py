@@ -20,6 +20,8 @@ The paper leaves these points open or contradicts itself, and we chose:
   (`predict`). The first gains nine points on local training in docs/results/baselines.md, the second nothing. Both are
   evaluated in every run.
 - C-^(j) of a class that nobody sent in a round stays as it was.
+- The server needs sums over clients alone, of prototypes and of what they weigh. `literal` also counts the clients that
+  hold a class, and is refused under secure aggregation.
 - As a rival: lambda = 10 in FedFree (Table A2; its "prototype LR" 0.1 has nothing to set here), which says nothing on
   the distance. DFFKE gives no lambda; HtFLlib, which it ran, has 10, the mean square, equal weights and prediction by
   prototypes (preset `htfllib`). It collects prototypes while the model trains, from all epochs' batches; here they are
@@ -35,10 +37,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, in_chunks, private, register, relay
+from fedaudit import (
+    Client,
+    Cohort,
+    Down,
+    Plan,
+    Record,
+    Sender,
+    Server,
+    Size,
+    Up,
+    in_chunks,
+    private,
+    register,
+    relay,
+)
+from fedaudit.aggregation.mean import mean_of
 from fedaudit.methods.shared._libraries import HTFLLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
-from fedaudit.methods.shared._prototypes import ByClass, bill, common_width, mean_by_class, nearest, table, width_of
+from fedaudit.methods.shared._prototypes import (
+    ONE_HOLDER,
+    ByClass,
+    ClassSums,
+    bill,
+    class_sums,
+    common_width,
+    mean_by_class,
+    means_of_sums,
+    nearest,
+    table,
+    width_of,
+)
 
 Distance = Literal["mse", "squared", "norm"]
 DFFKE = {"opt": "adam", "eta": 0.001, "B": 100}  # Section 4.1, for all methods
@@ -79,7 +108,7 @@ def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: floa
 class FedProto(WithOptimiser):
     """Pull embeddings towards common class means. A client sends one mean embedding for each class."""
 
-    single_replies: ClassVar[str] = "a client sends means of the classes it holds only, so replies have unequal keys"
+    alone_in_sums: ClassVar[str] = ONE_HOLDER
 
     E: int = 1  # local epochs
     B: int = 64  # local batch size
@@ -100,15 +129,27 @@ class FedProto(WithOptimiser):
         return Averaged({})
 
     def round(self, s: Any, server: Server, cohort: Cohort) -> Record:
-        replies = cohort.ask(self.local_update, Global(s.C))
-        return Averaged({**s.C, **self.average(replies)})
-
-    def average(self, replies: Mapping[int, Any]) -> ByClass:  # Eq. 6
-        sent = {i: r.C for i, r in replies.items()}
-        C = mean_by_class(sent, None if self.weights == "equal" else {i: r.n for i, r in replies.items()})
         if self.weights == "literal":
-            C = {j: c / sum(j in of_client for of_client in sent.values()) for j, c in C.items()}
-        return C
+            return Averaged({**s.C, **self.average(cohort.ask(self.local_update, Global(s.C)), server.classes)})
+        mean: Any = cohort.mean(self.local_update, Global(s.C), by=None if self.weights == "equal" else "n")
+        return Averaged({**s.C, **means_of_sums(mean)})  # Eq. 6
+
+    def needs_single_replies(self) -> str:
+        literal = "Eq. 6 as written divides by the number of clients that hold a class"
+        return self.single_replies or (literal if self.weights == "literal" else "")
+
+    def summand(self, sender: Sender, reply: Any, message: Any) -> ClassSums:
+        return class_sums(reply.C, sender.classes, None if self.weights == "equal" else reply.n)
+
+    def average(self, replies: Mapping[int, Any], classes: int) -> ByClass:
+        """Return Eq. 6 over single replies."""
+        if self.weights != "literal":
+            counts = {i: None if self.weights == "equal" else r.n for i, r in replies.items()}
+            sums = {i: class_sums(r.C, classes, counts[i]) for i, r in replies.items()}
+            return means_of_sums(mean_of(sums, None if self.weights == "equal" else "n"))
+        sent = {i: r.C for i, r in replies.items()}
+        C = mean_by_class(sent, {i: r.n for i, r in replies.items()})
+        return {j: c / sum(j in of_client for of_client in sent.values()) for j, c in C.items()}
 
     def local_update(self, client: Client, msg: Global) -> Prototypes:  # on client i
         client.memory["C"] = msg.C
@@ -130,6 +171,10 @@ class FedProto(WithOptimiser):
 
     def personal(self, client: Client) -> nn.Module:
         return self.points(client)[self.predict]
+
+    def summed_numbers(self, plan: Plan) -> list[int]:
+        width = width_of(plan.archs[plan.participants[0]], plan.shape, plan.classes)
+        return [plan.classes * (width + 1) + (self.weights != "equal")]
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         width = width_of(plan.archs[plan.participants[0]], plan.shape, plan.classes)

@@ -79,6 +79,8 @@ def adaptive_margin(Q: ByClass, tau: float, margin: str) -> Tensor:
 class FedTGP(FedProto):
     """Train class centres with a margin on the server. A client sends one mean embedding for each class."""
 
+    single_replies: ClassVar[str] = "the centres are trained on each client's class means, one row each"
+
     S: int = 100  # epochs of the prototypes in a round
     B_s: int = 10  # prototypes in a batch
     eta_s: float = 0.01  # their learning rate
@@ -106,7 +108,7 @@ class FedTGP(FedProto):
 
     def round(self, s: Trained, server: Server, cohort: Cohort) -> Trained:
         replies = cohort.ask(self.local_update, Global(s.C))
-        Q = self.average(replies)
+        Q = self.average(replies, server.classes)
         P_i = torch.stack([r.C[c] for r in replies.values() for c in sorted(r.C)])
         c = torch.tensor([c for r in replies.values() for c in sorted(r.C)], device=server.device)
         net = load(self.net(server, P_i.shape[1]), s.net)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from fedaudit import NUMBER, Plan, Server, Size, load
+from fedaudit import NUMBER, Mean, Plan, Server, Size, Up, load, private
 from fedaudit.errors import SettingError
 from fedaudit.shape import Shape
 from fedaudit.training import models
@@ -57,6 +57,40 @@ def mean_by_class(sent: Mapping[int, ByClass], n: Mapping[int, Tensor] | None = 
         even = weights is None or not bool(weights.sum() > 0)  # noise could have made the counts nothing
         means[c] = vectors.mean(0) if even or weights is None else weights / weights.sum() @ vectors
     return means
+
+
+class ClassSums(Up):
+    """A client's class means as they are added up: rows of zeros for classes that it does not hold."""
+
+    S: Tensor = private("prototypes", via="data", unit="client")  # a row for each class, times what it weighs
+    held: Tensor = private("label_counts", via="data", unit="client")  # what each class weighs
+    n: int | None = private("count", via="data", unit="client")  # the client's weight; None: all weigh the same
+
+
+ONE_HOLDER = "the mean of a class that one client alone holds is that client's"
+
+
+def class_sums(vectors: ByClass, classes: int, counts: Tensor | None = None) -> ClassSums:
+    """Return class means in the form in which they are added up, alike or by counts (one number a class).
+
+    With counts, the sums are weighted by n, the counts' total, and each mean thereby by its count.
+    """
+    like = next(iter(vectors.values()))
+    rows, held = table(vectors, classes, like)
+    if counts is None:
+        return ClassSums(rows, held, None)
+    counts = counts.to(like).clamp_min(0) * held  # noise could have made a count negative
+    n = round(float(counts.sum()))
+    share = counts / max(n, 1)
+    return ClassSums(rows * share[:, None], share, n)
+
+
+def means_of_sums(mean: Mean[ClassSums]) -> ByClass:
+    """Return the mean of each class that anybody holds."""
+    sums = mean.value
+    weight = sums.held * (mean.count if sums.n is None else sums.n)
+    # Less than half a record, or half a client where all weigh the same, is rounding or noise.
+    return {c: sums.S[c] / sums.held[c] for c in torch.nonzero(weight > 0.5).flatten().tolist()}
 
 
 def table(vectors: ByClass, classes: int, like: Tensor) -> tuple[Tensor, Tensor]:

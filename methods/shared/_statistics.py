@@ -5,13 +5,12 @@ HeteroFL's static batch norm asks for them in each round; a distillation asks wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
 from torch import nn
 
-from fedaudit import NUMBER, Client, Down, Plan, Size, State, Up, private, state_of, weighted_mean
+from fedaudit import NUMBER, Client, Down, Plan, Size, State, Up, private, state_of
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.fit import batches
@@ -44,9 +43,8 @@ def measured(client: Client, net: nn.Module, B: int) -> Statistics:
     return Statistics(State({name: after[name] for name in names}), len(client))
 
 
-def settled(w: State, replies: Mapping[int, Statistics]) -> State:
-    """Return w with the clients' statistics, averaged by their records."""
-    means = weighted_mean({k: r.s for k, r in replies.items()}, {k: r.n for k, r in replies.items()})
+def settled(w: State, means: State) -> State:
+    """Return w with the mean of the clients' statistics."""
     fresh = {name: t.clamp_min(0) if name.endswith("running_var") else t for name, t in means.items()}
     return State({**w, **fresh}, w.buffers)  # clamped: noise could have made a variance negative
 

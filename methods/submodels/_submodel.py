@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -40,6 +40,7 @@ from fedaudit import (
     Down,
     Plan,
     Record,
+    Sender,
     Server,
     Size,
     State,
@@ -222,31 +223,39 @@ def extract(w: Mapping[str, Tensor], where: Where, buffers: frozenset[str] = fro
     return State({name: t[where[name]].clone() for name, t in w.items()}, buffers)
 
 
-def average(w: State, parts: Mapping[int, State], where: Mapping[int, Where], p: Mapping[int, float]) -> State:
-    """Return Eq. 1: each entry is the mean over the clients that trained it, weighted by p; the others stay as they
-    are.
+@lru_cache
+def full_shapes(arch: str, shape: Shape, classes: int) -> dict[str, torch.Size]:
+    """Return the shape of each tensor of a network."""
+    return {name: t.shape for name, t in models.structure(arch, shape=shape, classes=classes).state_dict().items()}
 
-    The sum is FedAvg's over zero-filled parts, divided by the share of the weights that an entry had. If everybody
-    trained it, that share is exactly 1, and the bits are FedAvg's.
+
+def placed(
+    change: Mapping[str, Tensor], where: Where, shapes: Mapping[str, torch.Size], buffers: frozenset[str]
+) -> State:
+    """Return a sub-model's change as one of the full model: 0 for entries that the client did not train."""
+    filled = {}
+    for name, t in change.items():
+        whole = t.new_zeros(shapes[name])
+        whole[where[name]] = t
+        filled[name] = whole
+    return State(filled, buffers)
+
+
+def average(w: State, change: Mapping[str, Tensor], share: Mapping[int, float], where: Mapping[int, Where]) -> State:
+    """Return Eq. 1: each entry moves by the mean change over the clients that trained it; the others stay as they are.
+
+    `change` is the mean over all clients of their changes, 0 for entries that a client did not train. Clients of one
+    group have trained the same entries, `where` says which. `share` is a group's part of the weights. Whole numbers
+    are in every sub-model.
     """
-    ids = sorted(parts)
-    n = sum(p[k] for k in ids)
-    mean = {}
-    for name, old in w.items():
-        if name not in parts[ids[0]]:  # does not travel
-            mean[name] = old
-            continue
-        exact = old.dtype if old.is_floating_point() else torch.float64
-        total = torch.zeros_like(old, dtype=exact)
+    mean = dict(w)
+    for name, moved in change.items():
+        old = w[name]
         held = torch.zeros_like(old, dtype=torch.float64)
-        for k in ids:
-            filled = torch.zeros_like(total)
-            filled[where[k][name]] = parts[k][name].to(exact)
-            total.add_(filled, alpha=p[k] / n)
-            held[where[k][name]] += p[k]
-        new = total / (held / n).to(exact)
-        new = new if old.is_floating_point() else new.nan_to_num().round().to(old.dtype)
-        mean[name] = torch.where(held > 0, new, old)
+        for group, part in share.items():
+            held[where[group][name]] += part
+        by = moved / held.to(moved.dtype) if old.is_floating_point() else moved
+        mean[name] = torch.where(held > 0, old + by, old)
     return State(mean, buffers=w.buffers)
 
 
@@ -278,6 +287,14 @@ class TrainedPart(Up):
     n: int = private("count", via="data", unit="client")
 
 
+class Placed(Up):
+    """A client's part in Eq. 1."""
+
+    change: State = private("gradients", via="model", unit="client")  # theta_i less what it was sent, placed in theta
+    group: Tensor | None = private("count", via="model", unit="client")  # 1 for the client's group, else 0
+    n: int = private("count", via="data", unit="client")
+
+
 class Whole(Record):
     w: State  # theta
     trained: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # which entries anybody has trained so far
@@ -286,7 +303,7 @@ class Whole(Record):
 class SubModels(WithOptimiser):
     """Partial training: extract, train, average. A method says in `units` which units a client trains."""
 
-    single_replies: ClassVar[str] = "clients hold sub-models of unequal shape, which the server places one by one"
+    alone_in_sums: ClassVar[str] = "entries of the model that one client alone trains are that client's"
 
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.1}
     quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
@@ -329,12 +346,48 @@ class SubModels(WithOptimiser):
             units, message = self.units(plan, ratio_of(server.arch(k)), server, k)
             where[k] = positions(plan, units, w)
             messages[k] = message(extract(w, where[k], w.buffers))
-        replies = cohort.ask(self.client_update, messages)
-        p: dict[int, float] = {k: r.n if self.weighted else 1 for k, r in replies.items()}
-        theta = average(s.w, {k: r.w for k, r in replies.items()}, where, p)  # Eq. 1
-        return Whole(theta, marked(s.w, s.trained, {k: where[k] for k in replies}))
+        mean: Any = cohort.mean(self.client_update, messages, by="n" if self.weighted else None).value
+        archs = tuple(map(server.arch, range(server.clients)))
+        groups = self.groups(archs)
+        trained = {groups[k]: where[k] for k in where}
+        if mean.group is None:  # under a guarantee for clients nobody says who is in the sum, and all weigh the same
+            share = {g: groups.count(g) / len(groups) for g in sorted(set(groups))}
+            for g in share.keys() - trained.keys():
+                units, _ = self.units(plan, ratio_of(archs[groups.index(g)]), server, groups.index(g))
+                trained[g] = positions(plan, units, w)
+        else:
+            share = {g: part for g, part in enumerate(mean.group.tolist()) if part > 0}
+        theta = average(s.w, mean.change, share, trained)  # Eq. 1
+        return Whole(theta, marked(s.w, s.trained, {k: where[k] for k in cohort.ids}))
 
-    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
+    def summand(self, sender: Sender, reply: Any, message: Any) -> Up:
+        """Return a sub-model's change, placed in the full model, and the client's group."""
+        if not isinstance(reply, TrainedPart):
+            return cast(Up, reply)
+        family = family_of(sender.arch)
+        plan = layout(family, sender.shape, sender.classes)
+        one = next(iter(reply.w.values()))
+        shapes = full_shapes(family, sender.shape, sender.classes)
+        full = {name: one.new_empty(()).expand(shapes[name]) for name in reply.w}
+        where = positions(plan, self.taken(plan, sender, message), full)
+        change = {name: t - message.w[name] for name, t in reply.w.items()}
+        groups = self.groups(sender.archs)
+        group = torch.zeros(max(groups) + 1, dtype=torch.float64, device=one.device)
+        group[groups[sender.k]] = 1
+        return Placed(placed(change, where, shapes, reply.w.buffers), group, reply.n)
+
+    def groups(self, archs: tuple[str, ...]) -> list[int]:
+        """Return the group of each client. Clients of a group train the same units in a round."""
+        widths = sorted(set(map(ratio_of, archs)))
+        return [widths.index(ratio_of(arch)) for arch in archs]
+
+    def taken(self, plan: Layout, sender: Sender, message: Any) -> Units:
+        """Return which units a client has trained, by what everybody knows of it and by what it was sent."""
+        return self.units(plan, ratio_of(sender.arch), sender, sender.k)[0]
+
+    def units(
+        self, plan: Layout, R: Fraction, server: Server | Sender, k: int
+    ) -> tuple[Units, Callable[[State], Down]]:
         """Return which units client k trains in this round, and the message that brings it its part."""
         raise NotImplementedError
 
@@ -366,6 +419,9 @@ class SubModels(WithOptimiser):
 
     def diagnostics(self, s: Whole) -> dict[str, float]:
         return {"untrained": untrained(s.trained)} if s.trained else {}
+
+    def summed_numbers(self, plan: Plan) -> list[int]:
+        return [plan.state().numbers + len(set(self.groups(tuple(plan.archs.values())))) + 1]
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
-from fedaudit import NUMBER, Down, Plan, Server, Size, State, register
-from fedaudit.methods.submodels._submodel import Layout, Pick, SubModels, Units, choose
+from fedaudit import NUMBER, Down, Plan, Sender, Size, State, register
+from fedaudit.methods.submodels._submodel import Layout, Pick, SubModels, Units, choose, ratio_of
 
 
 class RandomPart(Down):
@@ -46,7 +47,15 @@ def drawn(seed: int) -> Pick:
 class FederatedDropout(SubModels):
     """Average random sub-models. A client sends the weights of its sub-model."""
 
-    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, Callable[[State], Down]]:
+    single_replies: ClassVar[str] = "each client trains units of its own, so a sum tells whose entries are whose"
+
+    def groups(self, archs: tuple[str, ...]) -> list[int]:
+        return list(range(len(archs)))
+
+    def taken(self, plan: Layout, sender: Sender, message: RandomPart) -> Units:
+        return choose(plan, ratio_of(sender.arch), drawn(message.seed))
+
+    def units(self, plan: Layout, R: Fraction, server: Any, k: int) -> tuple[Units, Callable[[State], Down]]:
         seed = server.rng(f"units of client {k}").initial_seed() % 2**62
         return choose(plan, R, drawn(seed)), partial(RandomPart, seed)
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import torch
 
-from fedaudit import Server, register
+from fedaudit import Sender, Server, register
 from fedaudit.methods.submodels._submodel import Layout, Part, SubModels, Units, choose
 
 
@@ -25,7 +25,7 @@ from fedaudit.methods.submodels._submodel import Layout, Part, SubModels, Units,
 class FedRolex(SubModels):
     """Average sub-models whose window rolls on in each round. A client sends the weights of its sub-model."""
 
-    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, type[Part]]:
+    def units(self, plan: Layout, R: Fraction, server: Server | Sender, k: int) -> tuple[Units, type[Part]]:
         def rolling(width: int, m: int) -> torch.Tensor:
             return ((torch.arange(m) + server.t - 1) % width).sort().values
 

@@ -33,8 +33,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Client, Cohort, Plan, Server, Size, State, ce, load, register, state_of
-from fedaudit.methods.shared._statistics import Query, Statistics, batch_norms, measured, settled, statistics_traffic
+from fedaudit import Client, Cohort, Plan, Sender, Server, Size, State, ce, load, register, state_of
+from fedaudit.methods.shared._statistics import (
+    Query,
+    Statistics,
+    batch_norms,
+    measured,
+    settled,
+    statistics_size,
+    statistics_traffic,
+)
 from fedaudit.methods.submodels._submodel import Layout, Part, SubModels, TrainedPart, Units, Whole, choose, ratio_of
 from fedaudit.training import models
 
@@ -77,7 +85,7 @@ class HeteroFL(SubModels):
     masked: bool = True  # masked cross-entropy
     sbn: bool = True  # static batch norm
 
-    def units(self, plan: Layout, R: Fraction, server: Server, k: int) -> tuple[Units, type[Part]]:
+    def units(self, plan: Layout, R: Fraction, server: Server | Sender, k: int) -> tuple[Units, type[Part]]:
         def static(width: int, m: int) -> Tensor:
             return torch.arange(m)
 
@@ -104,7 +112,9 @@ class HeteroFL(SubModels):
     def settle(self, s: Whole, server: Server, cohort: Cohort) -> Whole:
         if not (self.sbn and s.w.buffers):
             return s
-        return Whole(settled(s.w, cohort.ask(self.statistics, Query(State(s.w.parameters)))), s.trained)
+        return Whole(
+            settled(s.w, cohort.mean(self.statistics, Query(State(s.w.parameters)), by="n").value.s), s.trained
+        )
 
     def statistics(self, client: Client, msg: Query) -> Statistics:
         net = client.server_model()
@@ -123,6 +133,13 @@ class HeteroFL(SubModels):
             for m in batch_norms(net).values():
                 m.track_running_stats, m.running_mean, m.running_var = False, None, None
         return folded(net, self.R(net))
+
+    def summed_numbers(self, plan: Plan) -> list[int]:
+        if not (self.sbn and plan.state().buffers):
+            return super().summed_numbers(plan)
+        statistics = statistics_size(plan.server_arch, plan.shape, plan.classes) // 4
+        groups = len(set(self.groups(tuple(plan.archs.values()))))
+        return [plan.state().payload // 4 + groups + 1, statistics + 1]
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         declared = super().traffic(plan)

@@ -46,6 +46,13 @@ def test_an_honest_run_holds(where, aggregate, tmp_path):
     assert {a.test for a in read_record(tmp_path / "run").audits} == set(found)
 
 
+def test_whole_steps_of_noise_on_nothing_are_no_repeats(tmp_path):
+    """Nobody learns, so a sum in shares is noise of whole steps alone, many of them equal: no fault of the noise."""
+    out = tmp_path / "run"
+    ran(out, "shares", "secure", set={"B": 64, "eta": 1e-30}, clients=3, rounds=1, eval_every=1)
+    assert audit_sums(out, trials=20)[0].verdict == "not refuted"
+
+
 def test_noise_of_the_server_that_is_a_tenth_too_small_is_found(tmp_path, monkeypatch):
     honest = run_sums.gaussian
 

@@ -103,7 +103,7 @@ def test_class_means_over_clients_by_hand():
     assert prototypes.mean_by_class(sent, n)[0].tolist() == [3.25, 2.25]
     assert prototypes.mean_by_class(sent, {0: T([-1.0, 2.0]), 2: T([-3.0, 0.0])})[0].tolist() == [2.5, 1.5]
     replies = {k: fedproto.Counted(C, n[k]) for k, C in sent.items()}
-    literal = fedproto.FedProto(weights="literal").average(replies)
+    literal = fedproto.FedProto(weights="literal").average(replies, 2)
     assert {c: v.tolist() for c, v in literal.items()} == {0: [1.625, 1.125], 1: [5.0, 5.0]}
 
 
@@ -144,6 +144,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[c], b[c]) for c in a)
 
 
+@pytest.mark.long
 def test_frozen_fedtgp_is_fedproto_to_the_bit(tiny, tmp_path):
     both = {"lam": 2.0, "eta": 0.1, "B": 16}
     run(tiny("fedproto", rounds=3, model="cnn_bn", set=both), out=tmp_path / "a")
@@ -156,6 +157,7 @@ def test_frozen_fedtgp_is_fedproto_to_the_bit(tiny, tmp_path):
     assert messages(tmp_path / "a", "Global", "C")[3, 0]
 
 
+@pytest.mark.long
 def test_a_trained_prototype_is_nearer_to_its_own_class_than_to_others(tiny, tmp_path):
     options = {"S": 100, "eta_s": 0.1, "hidden": 32, "eta": 0.1, "B": 16}
     run(tiny("fedtgp", rounds=2, model="mlp", partition="iid", set=options), out=tmp_path / "a")

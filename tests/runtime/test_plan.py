@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from fedaudit import registry
-from fedaudit.runtime.plan import arch_on_server, as_sent, declared_of, planned_sum, summed_fields
+from fedaudit.runtime.plan import arch_on_server, as_sent, declared_of, planned_sums, summed_fields
 from fedaudit.setting import Setting
 from fedaudit.wire.message import Size
 
@@ -24,12 +24,13 @@ def test_private_uploads_travel_inside_of_sums():
 
 def test_a_planned_sum_is_of_one_clients_numbers():
     """Ten numbers of the model and one of the count; where no shape is known, eight bytes are a number."""
-    facts = planned_sum(METHOD, DECLARED, SimpleNamespace(participants=[4, 7, 9]), 0.6)
+    (facts,) = planned_sums(METHOD, DECLARED, SimpleNamespace(participants=[4, 7, 9]), 0.6)
     assert facts.length == 11
     assert facts.invited == facts.shared == facts.masked == facts.helped == [4, 7, 9]
     assert sorted(facts.neighbours) == [4, 7, 9]
     shapeless = {**DECLARED, ("up", "Local.w"): 240}
-    assert planned_sum(METHOD, shapeless, SimpleNamespace(participants=[4, 7, 9]), 0.6).length == 11
+    (one,) = planned_sums(METHOD, shapeless, SimpleNamespace(participants=[4, 7, 9]), 0.6)
+    assert one.length == 11
 
 
 def test_declarations_are_found_for_uploads_alone():

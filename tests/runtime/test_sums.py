@@ -161,7 +161,7 @@ def test_a_secure_run_is_the_same_in_processes_of_its_own(runs, tmp_path):
     assert record.transcript_digest == read_record(runs("secure")).transcript_digest
 
 
-@pytest.mark.parametrize("name", ["fedgh", "pfedla", "dense"])
+@pytest.mark.parametrize("name", ["feddropout", "pfedla", "dense"])
 def test_a_method_that_needs_single_replies_is_refused_with_its_reason(name, tmp_path):
     with pytest.raises(NotApplicable, match=registry.find(name).single_replies):
         ran(tmp_path / "run", method=name, set={}, aggregate="secure")
@@ -414,6 +414,8 @@ def test_replies_of_several_shapes_have_no_sum():
     replies = {k: Summed(torch.ones(3 if k == 2 else 2)) for k in range(3)}
     guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=1.0, quantile=None), vote_sigma=None)
     so_far = SimpleNamespace(t=4, entries=[], wire=SimpleNamespace(traffic=SimpleNamespace(asks=[])))
-    summing = Summing(SimpleNamespace(), so_far, lambda *words: replies, b"", guarantee, 10)
+    hub = SimpleNamespace(archs=("mlp",) * 3, shape=None, classes=2)
+    world = SimpleNamespace(hub=hub, method=registry.find("fedavg")())
+    summing = Summing(SimpleNamespace(world=world), so_far, lambda *words: replies, b"", guarantee, 10)
     with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):
-        summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", {}, None)
+        summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", dict.fromkeys(range(3)), None)
