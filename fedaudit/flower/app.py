@@ -300,12 +300,21 @@ def run_app(
                 raise pair.server.failure from e
             with open(pair.folder / ERRORS, "a") as log:
                 log.write(f"server: {''.join(traceback.format_exception(e))}\n")
+            first = _first_cause(e)  # Flower's simulation puts an error of its own around it
+            who = "The app's server" if pair.server.begun else "Flower's simulation did not begin the app: it"
             raise RunError(
-                f"The app's server failed: {type(e).__name__}: {e}{raised_at(e)}. {pair.folder / ERRORS} has the rest."
+                f"{who} failed: {type(first).__name__}: {first}{raised_at(first)}. {pair.folder / ERRORS} has the rest."
             ) from e
     if (record := pair.record()).status != "done":
         raise RunError("The runtime ended before the app's server had: its run is not complete. Run the app again.")
     return record
+
+
+def _first_cause(e: BaseException) -> BaseException:
+    """Return the error that an error was raised from, and so on to the first."""
+    while e.__cause__ is not None:
+        e = e.__cause__
+    return e
 
 
 def in_simulation(pair: Audited, nodes: int) -> None:

@@ -221,8 +221,10 @@ class AuditedServerApp(ServerApp):
         super().__init__()
         self.inner, self.make_recorder, self.config = inner, recorder, config
         self.failure: FedauditError | None = None  # the error of the audit that ended the run
+        self.begun = False  # whether a runtime has called it
 
     def __call__(self, grid: Grid, context: Context) -> None:
+        self.begun = True
         recorder = self.make_recorder()
         audited = AuditedGrid(grid, recorder)
         if self.config is not None:

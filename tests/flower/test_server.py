@@ -217,6 +217,23 @@ def test_an_error_of_the_apps_server_has_a_place(tmp_path):
     assert "no-such-config" in (tmp_path / "run" / "errors.log").read_text()
 
 
+def test_a_simulation_that_does_not_start_is_told_from_the_app(tmp_path, monkeypatch):
+    """By the first cause, as Flower's simulation raises an error of its own around Ray's."""
+    from fedaudit.flower import app as module
+
+    def failing(pair, nodes):
+        pair.folder.mkdir(exist_ok=True)
+        try:
+            raise OSError("The current node timed out during startup.")
+        except OSError as e:
+            raise RuntimeError("An error was encountered. Ending simulation.") from e
+
+    monkeypatch.setattr(module, "in_simulation", failing)
+    words = r"Flower's simulation did not begin the app: it failed: OSError: The current node timed out"
+    with pytest.raises(RunError, match=words):
+        run_app(App("x", *flower_apps.strategy()), out=tmp_path / "run", nodes=2, ray=True)
+
+
 def test_missing_answers_stand_on_the_line_that_says_done(tmp_path):
     """Node 1 fails in both rounds, in training and in evaluation."""
     client, server = flower_apps.strategy()
